@@ -1,0 +1,98 @@
+"""Configuration of the daemons: one frozen model per process, and one loader: TOML file, then ROQ_* environment, then flags.
+
+Defaults stand here and nowhere else; units are in the names. Not covered: settings of queues (roq/wire) and limits of the
+protocol (roq/wire/limits.py), which are not a matter of one process.
+"""
+
+from __future__ import annotations
+
+import platform
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from roq.errors import InvalidConfiguration
+
+ENVIRONMENT_PREFIX = "ROQ_"
+PORT_MAX = 65535
+
+
+class Config(BaseModel):
+    """What all models share: values never change, unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+M = TypeVar("M", bound=Config)
+
+
+class GcmConfig(Config):
+    """One Global Configuration Manager."""
+
+    zookeeper: str = "127.0.0.1:2181"  # "h1:p,h2:p[/chroot]"; chroot /RoQ if none is given
+    name: str = ""  # in logs and in the election; empty: address and port
+    address: str = "127.0.0.1"  # to bind, and told to clients
+    port: int = Field(default=0, ge=0, le=PORT_MAX)  # requests; 0: any free one
+    broadcast_port: int = Field(default=0, ge=0, le=PORT_MAX)  # topology broadcast
+    control_port: int = Field(default=0, ge=0, le=PORT_MAX)  # Shutdown Monitor
+    session_seconds: float = Field(default=6.0, ge=1.0, le=120.0)  # ZooKeeper session: how soon a dead leader is noticed
+    wait_seconds: float = Field(default=30.0, gt=0)  # longest wait for hosts to do what a request needs
+    broadcast_seconds: float = Field(default=2.0, gt=0)  # between topology broadcasts when nothing changes
+    log_path: Path | None = None  # standard error if not given
+    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
+
+
+class HcmConfig(Config):
+    """One Host Configuration Manager. It keeps pids, ports and logs of its processes in `state_dir`."""
+
+    zookeeper: str = "127.0.0.1:2181"  # "h1:p,h2:p[/chroot]"; chroot /RoQ if none is given
+    host: str = Field(default_factory=platform.node)  # this host's name in the cluster
+    address: str = "127.0.0.1"  # to bind, and told to everybody
+    state_dir: Path = Path("/var/lib/roq")
+    port: int = Field(default=0, ge=0, le=PORT_MAX)  # the HCM's own interface; 0: any free one
+    control_port: int = Field(default=0, ge=0, le=PORT_MAX)  # Shutdown Monitor
+    port_base: int = Field(default=7000, ge=1, le=PORT_MAX)  # first port given to processes
+    port_count: int = Field(default=10_000, ge=16)  # ports given to processes: three per Monitor and Exchange
+    exchanges_max: int = Field(default=8, ge=0)  # Exchanges placed here at most
+    session_seconds: float = Field(default=6.0, ge=1.0, le=120.0)  # ZooKeeper session: how soon a lost host is noticed
+    keep_children: bool = True  # when only the HCM is stopped: its processes run on and the next HCM adopts them
+    process_module: str = "hcm.programs"  # module with PROGRAMS, the main function by process kind
+    log_path: Path | None = None  # standard error if not given
+    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
+
+    @model_validator(mode="after")
+    def _ports_exist(self) -> HcmConfig:
+        if self.port_base + self.port_count - 1 > PORT_MAX:
+            raise ValueError(f"port_base + port_count - 1 is above {PORT_MAX}")
+        return self
+
+
+def load(model: type[M], path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> M:
+    """The configuration: `path` (TOML, keys are field names), then ROQ_<FIELD> variables, then `flags` that are not None.
+
+    Raises InvalidConfiguration for an unreadable file, an unknown key in file or flags, or a value out of range. Other
+    ROQ_* variables are left alone: one environment serves several programs.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        values.update(_file_values(path))
+    for field in model.model_fields:
+        text = environment.get(ENVIRONMENT_PREFIX + field.upper())
+        if text is not None:
+            values[field] = text
+    values.update((key, value) for key, value in flags.items() if value is not None)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        reasons = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors())
+        raise InvalidConfiguration(f"configuration: {reasons}") from None
+
+
+def _file_values(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidConfiguration(f"can't read configuration file {path}: {error}") from error

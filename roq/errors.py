@@ -1,0 +1,173 @@
+"""Every error RoQ raises on purpose. One root, subclasses by what the caller can do; the docstring is the default message.
+
+Not covered here: programming mistakes inside RoQ, which stay ordinary Python exceptions.
+"""
+
+from __future__ import annotations
+
+
+class RoqError(Exception):
+    """Something RoQ was asked to do could not be done."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+
+# --- fix the call -----------------------------------------------------------------------------------------------------
+
+
+class CallError(RoqError):
+    """The call itself is wrong: repeating it unchanged can't help."""
+
+
+class InvalidName(CallError):
+    """The name is empty, too long, or has characters that are not allowed."""
+
+
+class InvalidTopic(CallError):
+    """A topic is 1 to 255 bytes of UTF-8 without NUL."""
+
+
+class PayloadTooLarge(CallError):
+    """The payload is larger than the queue's frame limit."""
+
+
+class InvalidPolicy(CallError):
+    """The scaling policy has unknown, missing or contradictory fields."""
+
+
+class InvalidConfiguration(CallError):
+    """A configuration value is missing, unknown or out of range."""
+
+
+class QueueNotFound(CallError):
+    """No queue of this name exists."""
+
+
+class QueueConflict(CallError):
+    """A queue of this name exists with other settings."""
+
+
+class QueueStopped(CallError):
+    """The queue is stopped: start it first."""
+
+
+class HostNotFound(CallError):
+    """No host of this name is in the cluster."""
+
+
+class HostConflict(CallError):
+    """Another live host is registered under this name."""
+
+
+class ExchangeNotFound(CallError):
+    """The queue has no such Exchange."""
+
+
+class PublisherNotFound(CallError):
+    """The queue has no such publisher."""
+
+
+class LastExchange(CallError):
+    """A queue keeps at least one Exchange."""
+
+
+class PortTaken(CallError):
+    """A port this process must bind is in use by another program."""
+
+
+# --- try again, perhaps elsewhere -------------------------------------------------------------------------------------
+
+
+class TemporaryError(RoqError):
+    """It did not work now; the same call may work later."""
+
+
+class Unavailable(TemporaryError):
+    """The cluster can't be reached: ZooKeeper or every Global Configuration Manager is away."""
+
+
+class ZooKeeperUnavailable(Unavailable):
+    """ZooKeeper can't be reached."""
+
+
+class ClusterNotFound(Unavailable):
+    """ZooKeeper answers, but no RoQ cluster lives under this chroot."""
+
+
+class NotLeader(TemporaryError):
+    """This Global Configuration Manager does not lead; ask the leader."""
+
+    def __init__(self, message: str | None = None, leader: str = "") -> None:
+        super().__init__(message)
+        self.leader = leader  # "host:port" of the leader, empty while none is known
+
+
+class StaleEpoch(TemporaryError):
+    """The order comes from a Global Configuration Manager that no longer leads."""
+
+
+class DeadlineExceeded(TemporaryError):
+    """No answer came in time; whether the request took effect is unknown."""
+
+
+class HostFull(TemporaryError):
+    """No host has a free Exchange slot."""
+
+
+class NoHosts(TemporaryError):
+    """No host is registered in the cluster."""
+
+
+class NotReady(TemporaryError):
+    """What was asked for exists but is not serving yet."""
+
+
+# --- what happened to a stream ----------------------------------------------------------------------------------------
+
+
+class Closed(RoqError):
+    """The object was closed."""
+
+
+class SlowSubscriber(RoqError):
+    """This subscriber stopped reading and was disconnected so that the others could go on."""
+
+
+class MessagesLost(RoqError):
+    """Messages of one publisher on one topic did not arrive and can't be had any more."""
+
+    def __init__(self, publisher: int, topic: str, first: int, last: int, count: int) -> None:
+        super().__init__(f"lost {count} messages within {first}..{last} of publisher {publisher:016x} on topic {topic!r}")
+        self.publisher, self.topic, self.count = publisher, topic, count
+        self.first, self.last = first, last  # sequence numbers; other topics' messages may lie between them
+
+
+class FrameError(RoqError):
+    """Bytes from the network are not a frame of this protocol."""
+
+
+class ProcessFailed(RoqError):
+    """A process of the cluster could not be started or did not stay alive."""
+
+
+_BY_NAME: dict[str, type[RoqError]] = {}
+
+
+def _index(kind: type[RoqError]) -> None:
+    _BY_NAME[kind.__name__] = kind
+    for child in kind.__subclasses__():
+        _index(child)
+
+
+_index(RoqError)
+
+
+def from_wire(name: str, message: str, detail: str = "") -> RoqError:
+    """The error a peer sent as (class name, message, detail). An unknown name becomes a plain RoqError."""
+    kind = _BY_NAME.get(name)
+    if kind is NotLeader:
+        return NotLeader(message, leader=detail)
+    if kind is None or kind is MessagesLost:
+        return RoqError(f"{name}: {message}")
+    return kind(message)

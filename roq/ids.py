@@ -1,0 +1,55 @@
+"""Names and identifiers: what is allowed, and how new ones are drawn.
+
+Randomness comes from the operating system; pure code takes ids as arguments and never calls this module.
+"""
+
+from __future__ import annotations
+
+import secrets
+import unicodedata
+
+from roq.errors import InvalidName, InvalidTopic
+
+NAME_CHARACTERS_MAX = 100  # a name is one ZooKeeper path element and one table cell
+TOPIC_BYTES_MAX = 255  # a topic is matched byte by byte at every Exchange
+
+
+def new_id() -> int:
+    """A random 64-bit identifier, never 0 (publishers, subscribers)."""
+    return secrets.randbits(64) or 1
+
+
+def new_token() -> str:
+    """A random 16-character name (transactions, Exchanges)."""
+    return secrets.token_hex(8)
+
+
+def check_name(name: str, what: str = "queue") -> str:
+    """The name itself if it can name a queue, host or policy.
+
+    Allowed: 1 to 100 printable characters, commas and blanks inside included; not "/", control characters, surrogates or
+    private-use characters (ZooKeeper refuses them), "." or "..", nor blanks at either end.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidName(f"a {what} name must be a non-empty string, got {name!r}")
+    if len(name) > NAME_CHARACTERS_MAX:
+        raise InvalidName(f"a {what} name has at most {NAME_CHARACTERS_MAX} characters, got {len(name)}")
+    if name in (".", "..") or name != name.strip():
+        raise InvalidName(f"{name!r} can't name a {what}: no '.', '..', nor blanks at either end")
+    for character in name:
+        if character == "/" or unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+            raise InvalidName(f"{name!r} can't name a {what}: character {character!r} is not allowed")
+    return name
+
+
+def topic_bytes(topic: str) -> bytes:
+    """The topic as it travels: 1 to 255 bytes of UTF-8 without NUL."""
+    if not isinstance(topic, str):
+        raise InvalidTopic(f"a topic is a string, got {type(topic).__name__}")
+    try:
+        encoded = topic.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidTopic(f"topic {topic!r} is not valid UTF-8") from error
+    if not encoded or len(encoded) > TOPIC_BYTES_MAX or 0 in encoded:
+        raise InvalidTopic(f"topic of {len(encoded)} bytes: a topic is 1 to {TOPIC_BYTES_MAX} bytes of UTF-8 without NUL")
+    return encoded

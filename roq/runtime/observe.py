@@ -1,0 +1,84 @@
+"""Structured logs (one JSON object per line) and counters. Nothing secret goes in either."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+LOG_REPEAT_SECONDS = 5.0  # the same kind of refusal is logged at most this often; all are counted
+LOG_BYTES_MAX = 16 * 1024 * 1024  # a log file is cut in two at this size, one older half is kept
+
+
+class Counters(Counter[str]):
+    """Named totals of one process since its start."""
+
+
+class JsonFormatter(logging.Formatter):
+    """{"t": seconds since 1970, "level", "process", "pid", "message", …extra fields}"""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self.process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of one record."""
+        line = {
+            "t": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "process": self.process,
+            "pid": os.getpid(),
+            "message": record.getMessage(),
+        }
+        line.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _CappedFile(logging.StreamHandler):  # type: ignore[type-arg]
+    """Appends to a file and starts over once it is large; keeps one older half beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(path.open("a", buffering=1))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.stream.tell() > LOG_BYTES_MAX:
+            self.stream.close()
+            self.path.replace(self.path.with_suffix(self.path.suffix + ".1"))
+            self.stream = self.path.open("a", buffering=1)
+        super().emit(record)
+
+
+def set_up_logging(process: str, level: str = "INFO", path: Path | None = None) -> None:
+    """Send this process's records to `path`, or to standard error."""
+    handler = _CappedFile(path) if path else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(process))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level)
+    logging.getLogger("kazoo").setLevel(logging.ERROR)
+
+
+class Refusals:
+    """Counts every refused input by reason and logs each reason at most every LOG_REPEAT_SECONDS."""
+
+    def __init__(self, log: logging.Logger, counters: Counters) -> None:
+        self._log, self._counters = log, counters
+        self._logged: dict[str, float] = {}
+
+    def note(self, reason: str, detail: object) -> None:
+        """One refusal. `reason` is a fixed word, `detail` whatever helps."""
+        self._counters[f"refused_{reason}"] += 1
+        now = time.monotonic()
+        if now - self._logged.get(reason, -LOG_REPEAT_SECONDS) >= LOG_REPEAT_SECONDS:
+            self._logged[reason] = now
+            total = self._counters[f"refused_{reason}"]
+            self._log.warning("refused input", extra={"fields": {"reason": reason, "detail": str(detail), "total": total}})

@@ -1,0 +1,199 @@
+"""Requests with correlation ids and deadlines over DEALER/ROUTER; a time-out never bricks the socket (no REQ/REP here).
+
+The server answers every decodable request, with an error if the handler raises; undecodable input is counted, logged and
+dropped. The client matches replies by id, drops late ones, and hands notices to a callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+
+from roq.errors import Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError
+from roq.runtime import sockets
+from roq.runtime.observe import Counters, Refusals
+from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal, seal_error
+from roq.wire.limits import REQUESTS_IN_FLIGHT
+
+T = TypeVar("T", bound=msgspec.Struct)
+log = logging.getLogger(__name__)
+
+
+class RpcServer:
+    """A bound ROUTER. `handle(peer, request)` returns the reply or raises a RoqError; `notice(peer, body)` returns nothing.
+
+    `requests` and `notices` are the unions of the conversation. `peer` is opaque bytes, valid for `notify`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        requests: Any,
+        handle: Callable[[bytes, Any], Awaitable[msgspec.Struct]],
+        notices: Any = None,
+        notice: Callable[[bytes, Any], None] | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        socket = sockets.control_socket(zmq.ROUTER)
+        try:
+            self.port = sockets.bind(socket, address, port)
+        except RoqError:
+            socket.close()
+            raise
+        self.counters = counters if counters is not None else Counters()
+        self._refusals = Refusals(log, self.counters)
+        self._decode_request = msgspec.msgpack.Decoder(requests).decode
+        self._decode_notice = msgspec.msgpack.Decoder(notices).decode if notices is not None else None
+        self._handle, self._notice = handle, notice
+        self._tasks: dict[asyncio.Task[None], tuple[bytes, int]] = {}
+        self._link = sockets.Link(socket, self._message)
+
+    def _message(self, parts: list[bytes]) -> None:
+        try:
+            if len(parts) != 2:
+                raise FrameError(f"{len(parts)} parts instead of 2")
+            envelope = open_envelope(parts[1])
+        except FrameError as error:
+            self._refusals.note("undecodable", error)
+            return
+        if envelope.kind == EnvelopeKind.NOTICE:
+            self._take_notice(parts[0], envelope.body)
+        elif envelope.kind == EnvelopeKind.REQUEST:
+            self._take_request(parts[0], envelope.id, envelope.body)
+        else:
+            self._refusals.note("unexpected_kind", envelope.kind)
+
+    def _take_notice(self, peer: bytes, body: msgspec.Raw) -> None:
+        if self._decode_notice is None or self._notice is None:
+            self._refusals.note("unexpected_notice", len(body))
+            return
+        try:
+            notice = self._decode_notice(body)
+        except msgspec.MsgspecError as error:
+            self._refusals.note("undecodable_notice", error)
+            return
+        self._notice(peer, notice)
+
+    def _take_request(self, peer: bytes, id: int, body: msgspec.Raw) -> None:
+        try:
+            request = self._decode_request(body)
+        except msgspec.MsgspecError as error:
+            self._refusals.note("undecodable_request", error)
+            self._link.send((peer, seal_error(id, FrameError(f"undecodable request: {error}"))))
+            return
+        if len(self._tasks) >= REQUESTS_IN_FLIGHT:
+            self.counters["refused_busy"] += 1
+            self._link.send((peer, seal_error(id, TemporaryError("too many requests in flight: try again"))))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(peer, id, request))
+        self._tasks[task] = (peer, id)
+        task.add_done_callback(self._tasks.pop)
+
+    async def _answer(self, peer: bytes, id: int, request: msgspec.Struct) -> None:
+        self.counters["requests"] += 1
+        try:
+            answer = seal(EnvelopeKind.REPLY, id, await self._handle(peer, request))
+        except RoqError as error:
+            answer = seal_error(id, error)
+        except Exception as error:  # a defect must not take the server down: it is logged whole and told to the caller
+            log.exception("request failed", extra={"fields": {"request": type(request).__name__}})
+            answer = seal_error(id, RoqError(f"{type(error).__name__}: {error}"))
+        self._link.send((peer, answer))
+
+    def notify(self, peer: bytes, body: msgspec.Struct) -> bool:
+        """Send a notice; False if the peer is gone."""
+        return self._link.send((peer, seal(EnvelopeKind.NOTICE, 0, body)))
+
+    def close(self) -> None:
+        """Refuse what is being answered and close the socket."""
+        for task, (peer, id) in self._tasks.items():
+            task.cancel()
+            self._link.send((peer, seal_error(id, TemporaryError("the process is stopping"))))
+        self._link.close()
+
+
+class RpcClient:
+    """A DEALER connected to one endpoint; ZeroMQ reconnects it for ever.
+
+    `replies` and `notices` are the unions of the conversation; `on_notice` must not block.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replies: Any,
+        notices: Any = None,
+        on_notice: Callable[[Any], None] | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.counters = counters if counters is not None else Counters()
+        self._refusals = Refusals(log, self.counters)
+        self._decode_reply = msgspec.msgpack.Decoder(replies).decode
+        self._decode_notice = msgspec.msgpack.Decoder(notices).decode if notices is not None else None
+        self._on_notice = on_notice
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._closed = False
+        socket = sockets.control_socket(zmq.DEALER)
+        socket.connect(endpoint)
+        self._link = sockets.Link(socket, self._message)
+
+    async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = 10.0) -> T:
+        """The reply, of type `expect`. Raises what the server raised, DeadlineExceeded, or Closed."""
+        if self._closed:
+            raise Closed(f"the connection to {self.endpoint} is closed")
+        id = next(self._ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[id] = future
+        try:
+            if not self._link.send((seal(EnvelopeKind.REQUEST, id, body),)):
+                raise TemporaryError(f"the backlog to {self.endpoint} is full")
+            async with asyncio.timeout(timeout_seconds):
+                reply = await future
+        except TimeoutError:
+            name = type(body).__name__
+            raise DeadlineExceeded(f"no answer to {name} from {self.endpoint} in {timeout_seconds:g} s") from None
+        finally:
+            self._waiting.pop(id, None)
+        if not isinstance(reply, expect):
+            raise FrameError(f"{type(reply).__name__} in reply to {type(body).__name__}")
+        return reply
+
+    def notify(self, body: msgspec.Struct) -> bool:
+        """Send a notice; False if it could not even be queued."""
+        return self._link.send((seal(EnvelopeKind.NOTICE, 0, body),))
+
+    def _message(self, parts: list[bytes]) -> None:
+        try:
+            envelope = open_envelope(parts[-1])
+            if envelope.kind == EnvelopeKind.NOTICE:
+                if self._decode_notice is not None and self._on_notice is not None:
+                    self._on_notice(self._decode_notice(envelope.body))
+                return
+            future = self._waiting.get(envelope.id)
+            if future is None or future.done():
+                self.counters["late_replies"] += 1
+            elif envelope.kind == EnvelopeKind.ERROR:
+                future.set_exception(error_of(envelope.body))
+            else:
+                future.set_result(self._decode_reply(envelope.body))
+        except (FrameError, msgspec.MsgspecError) as error:
+            self._refusals.note("undecodable", error)
+
+    def close(self) -> None:
+        """Fail what is waiting with Closed and close the socket."""
+        if self._closed:
+            return
+        self._closed = True
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(Closed(f"the connection to {self.endpoint} was closed"))
+        self._link.close()

@@ -1,0 +1,68 @@
+"""Running one process: uvloop, signals, exit codes. Nothing of RoQ's protocols here."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from roq.errors import RoqError
+
+log = logging.getLogger(__name__)
+PR_SET_NAME = 15
+
+
+def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+    """Run `main(stop)` to its end; SIGTERM and SIGINT set `stop`. 0: ended by itself or by stop, 1: a RoqError."""
+
+    async def body() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            await main(stop)
+        except RoqError as error:
+            log.error("process gave up", extra={"fields": {"error": type(error).__name__, "reason": str(error)}})
+            return 1
+        return 0
+
+    return uvloop.run(body())
+
+
+def set_process_name(name: str) -> None:
+    """What ps and top show (15 bytes at most)."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+class Tasks:
+    """Background tasks of one process: their failure is never silent, their end is awaited."""
+
+    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._on_failure = on_failure
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work` beside the rest."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background task failed", extra={"fields": {"task": task.get_name()}}, exc_info=error)
+            self._on_failure(error)
+
+    async def stop(self) -> None:
+        """Cancel all and wait for them."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

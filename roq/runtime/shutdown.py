@@ -1,0 +1,63 @@
+"""Shutdown Monitor (thesis §6.4.4): the control endpoint through which a process is stopped cleanly, asked, or reconfigured."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from roq.errors import CallError
+from roq.runtime.observe import Counters
+from roq.runtime.rpc import RpcClient, RpcServer
+from roq.wire import process as wire
+from roq.wire.assignment import ProcessSpec
+
+log = logging.getLogger(__name__)
+
+
+class ShutdownMonitor:
+    """Serves Shutdown, Ping and Configure on `address:port` (0: any free port, see `port`)."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        port: int,
+        stop: asyncio.Event,
+        counters: Counters,
+        configure: Callable[[ProcessSpec], None] | None = None,
+    ) -> None:
+        self._name, self._stop, self._counters, self._configure = name, stop, counters, configure
+        self._server = RpcServer(address, port, wire.Request, self._handle, counters=counters)
+        self.port = self._server.port
+
+    async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.Shutdown(reason):
+                log.info("shutdown requested", extra={"fields": {"reason": reason}})
+                asyncio.get_running_loop().call_soon(self._stop.set)
+                return wire.Done()
+            case wire.Ping():
+                return wire.Pong(self._name, os.getpid(), dict(self._counters))
+            case wire.Configure(spec):
+                if self._configure is None:
+                    raise CallError(f"{self._name} takes no new configuration while it runs")
+                self._configure(spec)
+                return wire.Done()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.close()
+
+
+async def ask(address: str, port: int, request: wire.Request, timeout_seconds: float = 2.0) -> wire.Done | wire.Pong:
+    """Send one request to a process's Shutdown Monitor."""
+    client = RpcClient(f"tcp://{address}:{port}", wire.Reply)
+    try:
+        expect: type[wire.Done] | type[wire.Pong] = wire.Pong if isinstance(request, wire.Ping) else wire.Done
+        return await client.request(request, expect, timeout_seconds)
+    finally:
+        client.close()

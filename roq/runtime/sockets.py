@@ -1,0 +1,198 @@
+"""The only place where ZeroMQ sockets are made, with every limit set, and their link to the asyncio loop.
+
+One context per process, made on first use and never carried across a fork. A Link reads its socket when the socket's
+descriptor fires, so it costs nothing while idle. Sockets are closed with a bounded linger: what must not be lost is
+confirmed by protocol before a close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from roq.errors import PortTaken
+from roq.wire.assignment import Overflow
+from roq.wire.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGES_QUEUED, DATA_FRAMES_QUEUED, SUBSCRIBER_FRAMES_QUEUED
+
+HEARTBEAT_INTERVAL_MS = 1_000  # ZMTP ping: a black-holed peer is noticed
+HEARTBEAT_TIMEOUT_MS = 10_000  # longer than any pause of a healthy program; then the connection is dropped
+HANDSHAKE_MS = 5_000  # a peer that connects and says nothing is dropped
+RECONNECT_MS = 20  # first wait between connection attempts
+RECONNECT_MAX_MS = 1_000
+LINGER_MS = 200  # control messages still on their way at close
+MAX_SOCKETS = 20_000  # per context; a load generator opens many
+DRAIN_AT_ONCE = 200  # messages read from one socket before other work gets a turn
+
+_context: zmq.Context[zmq.Socket[bytes]] | None = None
+_context_pid = 0
+
+
+def context() -> zmq.Context[zmq.Socket[bytes]]:
+    """This process's ZeroMQ context. After a fork the child gets its own."""
+    global _context, _context_pid
+    if _context is None or _context_pid != os.getpid():
+        _context = zmq.Context()
+        _context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        _context.set(zmq.BLOCKY, 0)  # sockets left open never hold up the interpreter's exit
+        _context_pid = os.getpid()
+    return _context
+
+
+def _common(socket: zmq.Socket[bytes]) -> None:
+    socket.set(zmq.LINGER, LINGER_MS)
+    socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    socket.set(zmq.TCP_KEEPALIVE, 1)
+
+
+def control_socket(kind: int) -> zmq.Socket[bytes]:
+    """A socket of kind ROUTER, DEALER, PUB or SUB for control messages."""
+    socket = context().socket(kind)
+    _common(socket)
+    socket.set(zmq.MAXMSGSIZE, CONTROL_BYTES_MAX)
+    socket.set(zmq.SNDHWM, CONTROL_MESSAGES_QUEUED)
+    socket.set(zmq.RCVHWM, CONTROL_MESSAGES_QUEUED)
+    if kind == zmq.ROUTER:
+        socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that left is an error we count, not a silent drop
+    return socket
+
+
+def _data(kind: int, max_frame_bytes: int, queued: int) -> zmq.Socket[bytes]:
+    socket = context().socket(kind)
+    _common(socket)
+    socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
+    socket.set(zmq.SNDHWM, queued)
+    socket.set(zmq.RCVHWM, queued)
+    return socket
+
+
+def exchange_front(max_frame_bytes: int) -> zmq.Socket[bytes]:
+    """XSUB that takes publishers' frames. No ZMTP heartbeat: while a queue blocks, its silence is not death."""
+    socket = _data(zmq.XSUB, max_frame_bytes, DATA_FRAMES_QUEUED)
+    socket.set(zmq.HEARTBEAT_IVL, 0)
+    return socket
+
+
+def exchange_back(overflow: Overflow) -> zmq.Socket[bytes]:
+    """XPUB that feeds subscribers; BLOCK: waits for a full one, DROP: drops for it. Its ZMTP heartbeat ends the
+    connection of one that takes nothing at all for HEARTBEAT_TIMEOUT_MS, so that the others can go on."""
+    socket = _data(zmq.XPUB, CONTROL_BYTES_MAX, DATA_FRAMES_QUEUED)
+    socket.set(zmq.XPUB_NODROP, 1 if overflow is Overflow.BLOCK else 0)
+    return socket
+
+
+def publisher_socket() -> zmq.Socket[bytes]:
+    """XPUB that connects to Exchanges' fronts: a refused send is seen (NODROP), the peer's subscription is its welcome."""
+    socket = _data(zmq.XPUB, CONTROL_BYTES_MAX, DATA_FRAMES_QUEUED)
+    socket.set(zmq.XPUB_NODROP, 1)
+    socket.set(zmq.HEARTBEAT_IVL, 0)
+    return socket
+
+
+def subscriber_socket(max_frame_bytes: int) -> zmq.Socket[bytes]:
+    """SUB that connects to one Exchange's back. Few frames are queued inside: the SDK's own buffer counts bytes."""
+    return _data(zmq.SUB, max_frame_bytes, SUBSCRIBER_FRAMES_QUEUED)
+
+
+def inproc_pair(endpoint: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """Two connected PAIR sockets inside this process: the control line of a proxy. Nothing lingers at close."""
+    near, far = context().socket(zmq.PAIR), context().socket(zmq.PAIR)
+    for end in (near, far):
+        end.set(zmq.LINGER, 0)
+    far.bind(endpoint)
+    near.connect(endpoint)
+    return near, far
+
+
+def zeromq_versions() -> dict[str, str]:
+    """Versions of the C library and of its binding."""
+    return {"libzmq": zmq.zmq_version(), "pyzmq": zmq.__version__}
+
+
+def bind(socket: zmq.Socket[bytes], address: str, port: int) -> int:
+    """Bind to tcp address:port (0: any free port); the port bound. Raises PortTaken."""
+    try:
+        if port == 0:
+            return socket.bind_to_random_port(f"tcp://{address}")
+        socket.bind(f"tcp://{address}:{port}")
+        return port
+    except zmq.ZMQError as error:
+        raise PortTaken(f"can't bind {address}:{port}: {error}") from error
+
+
+class Link:
+    """One socket on the running asyncio loop. `on_message` gets the parts of each message, in order.
+
+    `send` never blocks: what the socket can't take now waits in a backlog (at most CONTROL_MESSAGES_QUEUED messages,
+    beyond which the message is refused) and leaves when the socket can take it.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[list[bytes]], None] | None = None) -> None:
+        self.socket = socket
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._backlog: deque[Sequence[bytes]] = deque()
+        self._fd = int(socket.get(zmq.FD))
+        self._closed = False
+        self._loop.add_reader(self._fd, self._ready)
+        self._loop.call_soon(self._ready)  # the descriptor only tells news; look once at what is there already
+
+    def send(self, parts: Sequence[bytes]) -> bool:
+        """Send or queue one message; False if the peer is gone or the backlog full (the message is dropped)."""
+        if self._closed:
+            return False
+        sent = not self._backlog and self._try_send(parts)
+        if not sent and sent is not None:
+            if len(self._backlog) >= CONTROL_MESSAGES_QUEUED:
+                return False
+            self._backlog.append(parts)
+        self._loop.call_soon(self._ready)  # sending may swallow the descriptor's news of incoming messages
+        return sent is not None
+
+    def _try_send(self, parts: Sequence[bytes]) -> bool | None:
+        """True: sent; False: not now; None: never (unroutable)."""
+        try:
+            self.socket.send_multipart(parts, zmq.NOBLOCK)
+            return True
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return None
+            raise
+
+    def _ready(self) -> None:
+        if self._closed:
+            return
+        events = int(self.socket.get(zmq.EVENTS))
+        while self._backlog and events & zmq.POLLOUT:
+            if self._try_send(self._backlog[0]) is False:
+                break
+            self._backlog.popleft()
+        if not events & zmq.POLLIN:
+            return
+        for _ in range(DRAIN_AT_ONCE):
+            try:
+                parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if self._on_message is not None:
+                self._on_message(parts)
+                if self._closed:
+                    return
+        self._loop.call_soon(self._ready)
+
+    def close(self) -> None:
+        """Stop reading and close the socket. What is queued inside ZeroMQ leaves within LINGER_MS."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._fd)
+        self.socket.close()

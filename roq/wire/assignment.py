@@ -1,0 +1,148 @@
+"""What the GCM wants on a host and what the HCM says runs there: the JSON of two znodes per host.
+
+    hcm-state/<host>/assignment   Assignment, written by the leading GCM only
+    hcm-state/<host>/running      HostReport, written by the host's HCM only
+
+Both are whole states, never orders: reading the newest one is always enough.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+from roq.errors import FrameError
+from roq.wire.policy import Policy
+
+T = TypeVar("T")
+
+
+class ProcessKind(StrEnum):
+    """What a child process is."""
+
+    MONITOR = "monitor"
+    EXCHANGE = "exchange"
+    SCALING = "scaling"
+
+
+class Overflow(StrEnum):
+    """What happens when a subscriber can't keep up."""
+
+    DROP = "drop"  # its frames are dropped, the gap is reported
+    BLOCK = "block"  # publishers wait
+
+
+class QueueSettings(msgspec.Struct, frozen=True):
+    """What a queue is created with; the same for all its processes."""
+
+    replication: int = 1
+    overflow: Overflow = Overflow.DROP
+    max_frame_bytes: int = 1024 * 1024
+
+
+class MonitorAddress(msgspec.Struct, frozen=True):
+    """Where a queue's Monitor serves. `clients`: publishers, subscribers, Exchanges, ScalingProcess; `kpis`: StatMonitor."""
+
+    host: str
+    address: str  # IP address or DNS name
+    clients: int
+    kpis: int
+    term: int = 1
+
+    def clients_endpoint(self) -> str:
+        """ZeroMQ endpoint of the Monitor's request socket."""
+        return f"tcp://{self.address}:{self.clients}"
+
+    def kpis_endpoint(self) -> str:
+        """ZeroMQ endpoint of the StatMonitor's stream."""
+        return f"tcp://{self.address}:{self.kpis}"
+
+
+class ProcessSpec(msgspec.Struct, frozen=True):
+    """One process the host shall run. `monitor` is None where the Monitor is on the same host: the HCM knows its ports."""
+
+    kind: ProcessKind
+    queue: str
+    exchange: str = ""  # id, for kind EXCHANGE
+    term: int = 1
+    settings: QueueSettings = QueueSettings()
+    monitor: MonitorAddress | None = None
+    policy: Policy | None = None  # for kind SCALING
+
+    @property
+    def name(self) -> str:
+        """Unique on the cluster for as long as the process is wanted, e.g. `exchange/orders/3f2a…`."""
+        return f"{self.kind}/{self.queue}/{self.exchange}" if self.exchange else f"{self.kind}/{self.queue}"
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """All processes one host shall run. `epoch`: GCM reign that wrote it; `revision` grows with every write."""
+
+    host: str
+    epoch: int
+    revision: int
+    processes: tuple[ProcessSpec, ...] = ()
+    draining: bool = False  # nothing new is placed here
+
+
+class ProcessState(StrEnum):
+    """How a child process is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FAILED = "failed"  # given up; `error` says why
+
+
+class RunningProcess(msgspec.Struct, frozen=True):
+    """One child process as its HCM sees it. ports: port number by role (monitor: clients, kpis, control; exchange: front,
+    back, control; scaling: control)."""
+
+    name: str
+    kind: ProcessKind
+    queue: str
+    exchange: str
+    state: ProcessState
+    pid: int
+    ports: dict[str, int]
+    restarts: int = 0
+    error: str = ""
+
+
+class HostReport(msgspec.Struct, frozen=True):
+    """What runs on a host, and which assignment it has taken in."""
+
+    host: str
+    address: str
+    incarnation: str  # one life of the HCM
+    epoch: int
+    revision: int
+    processes: tuple[RunningProcess, ...] = ()
+
+
+class QueueRecord(msgspec.Struct, frozen=True):
+    """JSON of `queues/<q>`: a queue's metadata. `exchanges`: host by Exchange id."""
+
+    name: str
+    settings: QueueSettings
+    running: bool
+    monitor_host: str
+    term: int
+    exchanges: dict[str, str]
+    created: float  # seconds since 1970, for people only
+    transaction: str = ""  # id of the request that created it
+
+
+def to_json(value: msgspec.Struct) -> bytes:
+    """Bytes of a znode."""
+    return msgspec.json.encode(value)
+
+
+def from_json(data: bytes, kind: type[T]) -> T:
+    """The value in a znode; raises FrameError with the reason if it can't be read."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"unreadable {kind.__name__}: {error}") from None

@@ -1,0 +1,164 @@
+"""Data frames between publishers, Exchanges and subscribers.
+
+A frame is one ZeroMQ message part. Exchanges forward it undecoded and match subscriptions on its first bytes.
+
+    data     topic 00 header body        topic: 1..255 bytes UTF-8; body: msgpack list of payloads
+    control  FF       header body        body depends on the kind
+
+    header (little endian, 50 bytes)
+      0 version    u8     1
+      1 kind       u8     Kind
+      2 publisher  u64    who sent it (the Monitor's own id for PROBE and RETIRE)
+     10 path       u32    number of the publisher's path, from 1
+     14 sequence   u64    number of the first payload, from 1, counted per publisher over all topics;
+                          for control kinds: the last number sent so far
+     22 previous   u64    number of the last payload before this one on the same topic, 0 if none
+     30 index      u64    how many payloads this publisher sent on this topic before this frame
+     38 count      u32    payloads in the body
+     42 timestamp  u64    nanoseconds since 1970 at which the batch was opened
+
+FF never starts a UTF-8 topic, and it is the *last* byte in the order in which libzmq re-sends subscriptions after a
+reconnect: whoever receives a control frame over a connection has all its subscriptions active on that connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from roq.errors import FrameError
+
+VERSION = 1
+CONTROL_PREFIX = b"\xff"
+HEADER = struct.Struct("<BBQIQQQIQ")
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    DATA = 0
+    PROBE = 1  # from the Monitor: proves a subscriber's attachment; body = the Exchange's token
+    OPEN = 2  # first frame of a path; body = PathOpening
+    FIN = 3  # last frame of a path
+    MARK = 4  # asks the Monitor to confirm that everything before it was forwarded; body = mark number
+    BEACON = 5  # last numbers of recently used topics: reveals a lost tail; body = {topic: (last number, payloads sent)}
+    RETIRE = 6  # from the Monitor: this Exchange will not carry anything after this; body = Exchange token
+
+
+class Header(NamedTuple):
+    """The decoded header, see the module's layout."""
+
+    version: int
+    kind: int
+    publisher: int
+    path: int
+    sequence: int
+    previous: int
+    index: int  # type: ignore[assignment]  # likewise
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants of a header
+    timestamp: int
+
+
+class PathOpening(msgspec.Struct, frozen=True, array_like=True):
+    """Body of OPEN: where the path before this one ran, and whether it was ended with FIN.
+
+    A subscriber attached to `left` waits for the FIN when `finished`; otherwise it goes on at once (the old Exchange is
+    gone and the publisher replays).
+    """
+
+    left: str
+    finished: bool
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_payloads = msgspec.msgpack.Decoder(list[bytes]).decode
+_decode_text = msgspec.msgpack.Decoder(str).decode
+_decode_int = msgspec.msgpack.Decoder(int).decode
+_decode_opening = msgspec.msgpack.Decoder(PathOpening).decode
+_decode_beacon = msgspec.msgpack.Decoder(dict[str, tuple[int, int]]).decode
+_pack = HEADER.pack
+_unpack_from = HEADER.unpack_from
+_make = Header._make
+_SIZE = HEADER.size
+
+
+def encode_data(
+    topic: bytes, publisher: int, path: int, sequence: int, previous: int, index: int, payloads: list[bytes], timestamp: int
+) -> bytes:
+    """One data frame carrying `payloads` numbered sequence, sequence + 1, …"""
+    header = _pack(VERSION, 0, publisher, path, sequence, previous, index, len(payloads), timestamp)
+    return b"%b\0%b%b" % (topic, header, _encode(payloads))
+
+
+def encode_control(
+    kind: Kind,
+    publisher: int,
+    path: int,
+    sequence: int,
+    body: str | int | PathOpening | dict[str, tuple[int, int]] | None,
+    timestamp: int,
+) -> bytes:
+    """One control frame of `kind`."""
+    header = _pack(VERSION, kind, publisher, path, sequence, 0, 0, 0, timestamp)
+    return CONTROL_PREFIX + header + _encode(body)
+
+
+def parse(frame: bytes) -> tuple[bytes, Header, memoryview]:
+    """(topic, header, undecoded body); topic is empty for control frames. Raises FrameError on anything else."""
+    try:
+        at = 0 if frame[0] == 0xFF else frame.index(0)
+        fields = _unpack_from(frame, at + 1)
+    except (ValueError, IndexError, struct.error):
+        raise FrameError(f"{len(frame)} bytes without a readable header") from None
+    header = _make(fields)
+    if header.version != VERSION:
+        raise FrameError(f"frame of protocol version {header.version}, this is {VERSION}")
+    if (header.kind == 0) == (at == 0):
+        raise FrameError(f"frame kind {header.kind} does not fit its topic")
+    return frame[:at], header, memoryview(frame)[at + 1 + _SIZE :]
+
+
+def payloads(header: Header, body: memoryview) -> list[bytes]:
+    """The payloads of a data frame, as many as its header says."""
+    try:
+        found = _decode_payloads(body)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"undecodable body: {error}") from None
+    if len(found) != header.count:
+        raise FrameError(f"header announces {header.count} payloads, body has {len(found)}")
+    return found
+
+
+def text_body(body: memoryview) -> str:
+    """Body of PROBE and RETIRE: the Exchange's token."""
+    try:
+        return _decode_text(body)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"undecodable body: {error}") from None
+
+
+def mark_body(body: memoryview) -> int:
+    """Body of MARK: the publisher's mark number."""
+    try:
+        return _decode_int(body)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"undecodable body: {error}") from None
+
+
+def opening_body(body: memoryview) -> PathOpening:
+    """Body of OPEN."""
+    try:
+        return _decode_opening(body)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"undecodable body: {error}") from None
+
+
+def beacon_body(body: memoryview) -> dict[str, tuple[int, int]]:
+    """Body of BEACON: {topic: (number of its last payload, payloads sent on it)}."""
+    try:
+        return _decode_beacon(body)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"undecodable body: {error}") from None

@@ -1,0 +1,208 @@
+"""Conversation with the Global Configuration Manager (leader's ROUTER ↔ DEALER), and its topology broadcast.
+
+Every request that changes something carries the client's `transaction` id: the same request again (after a lost answer,
+or at the next leader) gets the same answer. A standby answers NotLeader with the leader's address.
+
+The broadcast is a PUB socket at port `broadcast`: parts [b"topology", msgpack ClusterView], every few seconds and on change.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from roq.wire.assignment import HostReport, MonitorAddress, QueueRecord, QueueSettings
+from roq.wire.policy import Policy
+
+BROADCAST_TOPIC = b"topology"
+
+
+class LeaderAddress(msgspec.Struct, frozen=True):
+    """JSON of `gcm/leader`."""
+
+    epoch: int
+    host: str  # IP address or DNS name
+    port: int
+    broadcast: int
+
+
+class CreateQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Create and start; `host` empty: placed by load. Answered when the queue serves."""
+
+    name: str
+    transaction: str
+    settings: QueueSettings = QueueSettings()
+    host: str = ""
+    policy: Policy | None = None
+
+
+class RemoveQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Stop and forget. Answered when no process of it is left."""
+
+    name: str
+    transaction: str
+
+
+class StartQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Run a stopped queue again."""
+
+    name: str
+    transaction: str
+
+
+class StopQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Stop its processes, keep its metadata."""
+
+    name: str
+    transaction: str
+
+
+class QueueExists(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Is there a queue of this name?"""
+
+    name: str
+
+
+class DescribeQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Metadata and addresses of one queue (also how clients find its Monitors)."""
+
+    name: str
+
+
+class ListQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """All queues."""
+
+
+class CreateExchange(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One more Exchange; the transaction id is the client's. `host` empty: the host with most free slots."""
+
+    queue: str
+    transaction: str
+    host: str = ""
+
+
+class RemoveExchange(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Stop an Exchange that its Monitor has drained."""
+
+    queue: str
+    exchange: str
+    transaction: str
+
+
+class ListHosts(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """All hosts."""
+
+
+class DrainHost(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Place nothing new there (draining True), or take part again (False)."""
+
+    host: str
+    draining: bool
+    transaction: str
+
+
+class SetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Scaling policy of a queue from now on; None: back to the default, which never scales by itself."""
+
+    queue: str
+    policy: Policy | None
+    transaction: str
+
+
+class GetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Scaling policy of a queue."""
+
+    queue: str
+
+
+class GetCluster(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The whole cluster, as the broadcast shows it."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """It is so now."""
+
+
+class Exists(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to QueueExists."""
+
+    exists: bool
+
+
+class QueueInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One queue. monitors: the active one first; empty while none serves. ready: Monitor, ScalingProcess and every
+    Exchange run."""
+
+    record: QueueRecord
+    monitors: tuple[MonitorAddress, ...]
+    ready: bool
+    policy: Policy
+
+
+class Queues(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to ListQueues."""
+
+    queues: tuple[QueueInfo, ...]
+
+
+class ExchangeCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The Exchange runs."""
+
+    exchange: str
+    host: str
+
+
+class HostInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One registered host."""
+
+    host: str
+    address: str
+    port: int  # of its HCM's own interface
+    alive: bool
+    draining: bool
+    exchanges: int
+    exchanges_max: int
+    monitors: int
+    cpu_fraction: float
+    memory_fraction: float
+    report: HostReport | None
+
+
+class Hosts(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to ListHosts."""
+
+    hosts: tuple[HostInfo, ...]
+
+
+class PolicyInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to GetPolicy."""
+
+    policy: Policy
+
+
+class ClusterView(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The cluster at one moment. time: seconds since 1970."""
+
+    epoch: int
+    leader: str
+    time: float
+    hosts: tuple[HostInfo, ...]
+    queues: tuple[QueueInfo, ...]
+
+
+Request = (
+    CreateQueue
+    | RemoveQueue
+    | StartQueue
+    | StopQueue
+    | QueueExists
+    | DescribeQueue
+    | ListQueues
+    | CreateExchange
+    | RemoveExchange
+    | ListHosts
+    | DrainHost
+    | SetPolicy
+    | GetPolicy
+    | GetCluster
+)
+Reply = Done | Exists | QueueInfo | Queues | ExchangeCreated | Hosts | PolicyInfo | ClusterView

@@ -1,0 +1,62 @@
+"""Conversation with a Host Configuration Manager's own interface (its ROUTER ↔ DEALER), and its registration payload."""
+
+from __future__ import annotations
+
+import msgspec
+
+from roq.wire.assignment import HostReport
+
+
+class GetProcesses(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What runs here?"""
+
+
+class GetCapacity(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How many Exchanges run here, and how many may?"""
+
+
+class SetDraining(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Refuse (or again accept) anything new on this host, whatever the GCM wants."""
+
+    draining: bool
+
+
+class ShutdownHost(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Stop every process of this host cleanly, then the HCM itself."""
+
+    reason: str = ""
+
+
+class Processes(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to GetProcesses."""
+
+    report: HostReport
+    draining: bool
+
+
+class Capacity(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to GetCapacity. Fractions 0..1."""
+
+    exchanges: int
+    exchanges_max: int
+    cpu_fraction: float
+    memory_fraction: float
+    memory_bytes: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The order was taken."""
+
+
+class HostPayload(msgspec.Struct, frozen=True):
+    """`payload` of the Curator registration in `hcm-list/hcm/<host>`."""
+
+    incarnation: str
+    exchanges_max: int
+    draining: bool = False
+    cpu_fraction: float = 0.0
+    memory_fraction: float = 0.0
+
+
+Request = GetProcesses | GetCapacity | SetDraining | ShutdownHost
+Reply = Processes | Capacity | Done

@@ -1,0 +1,113 @@
+"""Key performance indicators: what StatMonitor publishes once a second, and what `roq policy replay` reads (JSON lines).
+
+Rates are per second over the last interval, fractions 0..1, lags and latencies in seconds, memory in bytes.
+The stream is a PUB socket: parts [queue name UTF-8, msgpack QueueKpi]; anyone may subscribe.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from roq.errors import FrameError
+
+
+class ExchangeKpi(msgspec.Struct, frozen=True):
+    """One Exchange. Messages and bytes *in* come from its publishers' reports, the rest from the Exchange itself."""
+
+    id: str
+    host: str
+    state: str  # starting, active, draining
+    publishers: int
+    messages_per_second: float
+    bytes_per_second: float
+    bytes_out_per_second: float
+    cpu_fraction: float
+    memory_bytes: int
+
+
+class PublisherKpi(msgspec.Struct, frozen=True):
+    """One publisher."""
+
+    id: int
+    exchange: str
+    messages_per_second: float
+    bytes_per_second: float
+    blocked_fraction: float
+    dropped: int  # messages it gave up since it joined
+
+
+class SubscriberKpi(msgspec.Struct, frozen=True):
+    """One subscriber."""
+
+    id: int
+    ready: bool
+    messages_per_second: float
+    bytes_per_second: float
+    lag_seconds: float  # age of the newest message it has delivered, when it delivered it
+    latency_p50_seconds: float
+    latency_p99_seconds: float
+    lost: int  # since it joined
+    duplicated: int  # since it joined, dropped before delivery
+
+
+class HostKpi(msgspec.Struct, frozen=True):
+    """One host that runs an Exchange of the queue."""
+
+    host: str
+    cpu_fraction: float
+    memory_fraction: float
+    exchanges: int
+    exchanges_max: int
+
+
+class QueueKpi(msgspec.Struct, frozen=True):
+    """One second of one queue. time: seconds since 1970."""
+
+    queue: str
+    time: float
+    term: int
+    messages_per_second: float
+    bytes_per_second: float
+    delivered_per_second: float
+    lost: int
+    exchanges: tuple[ExchangeKpi, ...]
+    publishers: tuple[PublisherKpi, ...]
+    subscribers: tuple[SubscriberKpi, ...]
+    hosts: tuple[HostKpi, ...]
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """One scaling decision and its cause, in words people can check against the numbers."""
+
+    time: float
+    action: str  # "scale-out", "rebalance", "scale-in", "hold"
+    cause: str
+    exchange: str = ""  # created or drained
+    host: str = ""
+    moves: tuple[tuple[int, str], ...] = ()  # (publisher, Exchange it goes to)
+    outcome: str = ""  # what became of it, empty while under way
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(QueueKpi).decode
+
+
+def encode(kpi: QueueKpi) -> bytes:
+    """Second part of a message of the KPI stream."""
+    return _encode(kpi)
+
+
+def decode(data: bytes) -> QueueKpi:
+    """The KPIs in a message of the stream; raises FrameError."""
+    try:
+        return _decode(data)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"not a KPI record: {error}") from None
+
+
+def from_json_line(line: str) -> QueueKpi:
+    """One recorded line; raises FrameError."""
+    try:
+        return msgspec.json.decode(line, type=QueueKpi)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"not a KPI record: {error}") from None

@@ -1,0 +1,270 @@
+"""Conversation between a queue's Monitor and everybody who belongs to the queue (Monitor ROUTER ↔ DEALER).
+
+    publisher   REQUEST JoinPublisher → PublisherWelcome    NOTICE PublisherReport (1/s)   ← Heard, Relocate, Forwarded, Rejoin
+    subscriber  REQUEST JoinSubscriber → SubscriberWelcome  NOTICE SubscriberReport (1/s+) ← Heard, Exchanges, Evicted, Rejoin
+    both        REQUEST Leave → Left
+    Exchange    NOTICE ExchangeReport (at start and 1/s)
+    scaling/CLI REQUEST Move | Drain | Record | Describe | Members → Moved | Drained | Recorded | QueueView
+
+All state is sent whole (level-triggered): the newest notice of a kind makes the earlier ones superfluous.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from roq.wire.assignment import Overflow
+from roq.wire.kpi import Decision, QueueKpi
+
+
+class ExchangeAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where an Exchange serves: `front` takes publishers, `back` subscribers."""
+
+    id: str
+    address: str
+    front: int
+    back: int
+    incarnation: int = 0  # one life of the Exchange's process
+
+    @property
+    def token(self) -> str:
+        """Names this life of the Exchange: attachments to an earlier one prove nothing."""
+        return f"{self.id}/{self.incarnation:x}"
+
+    def front_endpoint(self) -> str:
+        """ZeroMQ endpoint for publishers."""
+        return f"tcp://{self.address}:{self.front}"
+
+    def back_endpoint(self) -> str:
+        """ZeroMQ endpoint for subscribers."""
+        return f"tcp://{self.address}:{self.back}"
+
+
+# --- publishers -------------------------------------------------------------------------------------------------------
+
+
+class JoinPublisher(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I want to publish. A publisher that rejoins after silence says where it is: path > 0 and its Exchange."""
+
+    publisher: int
+    path: int = 0
+    exchange: str = ""
+
+
+class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Publish there, on this path. (A rejoining publisher keeps path and Exchange unless the Exchange is gone.)"""
+
+    term: int
+    path: int
+    exchange: ExchangeAddress
+    overflow: Overflow
+    max_frame_bytes: int
+
+
+class PublisherReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Totals since the publisher was made, and where it publishes."""
+
+    publisher: int
+    path: int
+    exchange: str
+    leaving: int  # earlier paths whose FIN is not confirmed
+    messages: int
+    bytes: int
+    dropped: int
+    blocked_seconds: float
+
+
+class Relocate(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Planned move: end your path with FIN, go on with this path on this Exchange."""
+
+    term: int
+    path: int
+    exchange: ExchangeAddress
+
+
+class Forwarded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Everything you sent on `path` up to the FIN (mark 0) or MARK `mark` has passed the Exchange."""
+
+    path: int
+    mark: int
+
+
+# --- subscribers ------------------------------------------------------------------------------------------------------
+
+
+class JoinSubscriber(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I want to subscribe."""
+
+    subscriber: int
+    topics: tuple[str, ...]
+
+
+class SubscriberWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Attach to all of these; you are ready when every one has proved itself."""
+
+    term: int
+    version: int
+    exchanges: tuple[ExchangeAddress, ...]
+    overflow: Overflow
+    max_frame_bytes: int
+
+
+class SubscriberReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Totals since the subscriber was made; `attached`: tokens of Exchanges whose probe came
+    through. Detached ones are left out."""
+
+    subscriber: int
+    version: int  # of the newest Exchanges list seen
+    attached: tuple[str, ...]
+    messages: int
+    bytes: int
+    lost: int
+    duplicated: int
+    lag_seconds: float
+    latency_p50_seconds: float
+    latency_p99_seconds: float
+
+
+class Exchanges(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The queue's Exchanges from now on."""
+
+    term: int
+    version: int
+    exchanges: tuple[ExchangeAddress, ...]
+
+
+class Evicted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """You stopped reading for too long; the others went on without you."""
+
+    silent_seconds: float
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I am closing. member: publisher or subscriber id."""
+
+    member: int
+
+
+class Left(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Good-bye."""
+
+
+class Heard(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to every report: I live. ready (subscribers): every Exchange that carries messages has proved itself to you,
+    and every one added later will before it carries any."""
+
+    term: int
+    ready: bool
+
+
+class Rejoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I don't know you (I was restarted): join again."""
+
+
+# --- Exchanges --------------------------------------------------------------------------------------------------------
+
+
+class ExchangeReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """I am here, and how I am. Totals since the Exchange started; host_* are the host's, from its HCM."""
+
+    exchange: ExchangeAddress
+    host: str
+    frames_in: int
+    bytes_in: int
+    frames_out: int
+    bytes_out: int
+    cpu_seconds: float
+    memory_bytes: int
+    host_cpu_fraction: float
+    host_memory_fraction: float
+    host_exchanges: int
+    host_exchanges_max: int
+
+
+# --- scaling process and command line ---------------------------------------------------------------------------------
+
+
+class Move(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Move these publishers: (publisher, Exchange). Answered when every FIN was seen (or the publisher left)."""
+
+    moves: tuple[tuple[int, str], ...]
+
+
+class Moved(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Done; `refused` tells which were not possible and why."""
+
+    moved: int
+    refused: tuple[str, ...] = ()
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Empty this Exchange: move its publishers, let subscribers finish and detach. Answered when it can be stopped."""
+
+    exchange: str
+
+
+class Drained(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Nothing passes through the Exchange any more."""
+
+
+class AwaitExchange(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answered with Recorded when this Exchange is active: every ready subscriber has proved it."""
+
+    exchange: str
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Remember this scaling decision."""
+
+    decision: Decision
+
+
+class Recorded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Done."""
+
+
+class Describe(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How is the queue?"""
+
+
+class MemberView(msgspec.Struct, frozen=True, array_like=True):
+    """One publisher or subscriber as the Monitor sees it."""
+
+    id: int
+    role: str
+    exchanges: tuple[str, ...]
+    path: int
+    ready: bool
+    silent_seconds: float
+
+
+class ExchangeView(msgspec.Struct, frozen=True, array_like=True):
+    """One Exchange as the Monitor sees it."""
+
+    exchange: ExchangeAddress
+    host: str
+    state: str
+    publishers: int
+    attached: int
+
+
+class QueueView(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The Monitor's whole knowledge, for people."""
+
+    queue: str
+    term: int
+    overflow: Overflow
+    exchanges: tuple[ExchangeView, ...]
+    members: tuple[MemberView, ...]
+    decisions: tuple[Decision, ...]
+    kpi: QueueKpi | None
+    counters: dict[str, int]
+
+
+Request = JoinPublisher | JoinSubscriber | Leave | Move | Drain | AwaitExchange | Record | Describe
+NoticeToMonitor = PublisherReport | SubscriberReport | ExchangeReport
+Reply = PublisherWelcome | SubscriberWelcome | Left | Moved | Drained | Recorded | QueueView
+NoticeToMember = Relocate | Forwarded | Exchanges | Evicted | Rejoin | Heard

@@ -1,0 +1,42 @@
+"""Control endpoint of every RoQ process (its Shutdown Monitor): REQUEST Shutdown | Ping | Configure → Done | Pong.
+
+Bound on the process's own `control` port. Configure replaces the process's ProcessSpec while it runs (a changed policy).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from roq.wire.assignment import ProcessSpec
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Stop cleanly; the reply comes before the process ends."""
+
+    reason: str = ""
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Are you alive, and who are you?"""
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Go on with this specification."""
+
+    spec: ProcessSpec
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The order was taken."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Who answers: process name, pid, and its counters."""
+
+    name: str
+    pid: int
+    counters: dict[str, int]
+
+
+Request = Shutdown | Ping | Configure
+Reply = Done | Pong

@@ -1,0 +1,19 @@
+"""What all tests share: a clean environment and repeatable property tests. Fixtures of one kind of test live beside them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("roq", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("roq")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configuration comes from the test alone: ROQ_* of the person who runs it is hidden."""
+    for name in os.environ:
+        if name.startswith("ROQ_"):
+            monkeypatch.delenv(name)

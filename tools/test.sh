@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Everything `make test` does once .venv is there: the checks, unit and model tests (a minute at most), integration tests.
+# Every section runs even if an earlier one failed; the exit code tells whether all passed.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+QUICK_SECONDS_MAX=60
+failed=()
+
+section() {
+    local name=$1 begun=$SECONDS
+    shift
+    printf '\n=== %s\n' "$name"
+    "$@" || failed+=("$name")
+    seconds=$((SECONDS - begun))
+    printf '=== %s: %s s\n' "$name" "$seconds"
+}
+
+section "checks" tools/check.sh
+section "unit and model tests" .venv/bin/python -m pytest -q tests/unit tests/model
+if [ "$seconds" -gt "$QUICK_SECONDS_MAX" ]; then
+    printf '=== unit and model tests took longer than %s s: make them quicker\n' "$QUICK_SECONDS_MAX"
+fi
+section "integration tests" .venv/bin/python -m pytest -q --durations=10 tests/integration
+
+if [ ${#failed[@]} -gt 0 ]; then
+    printf '\ntest: FAILED: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2
+    exit 1
+fi
+printf '\ntest: all passed\n'

@@ -1,0 +1,329 @@
+"""The only module that imports kazoo: one client, one thread, no retries, no recipes.
+
+Everything kazoo says arrives on the asyncio loop through call_soon_threadsafe, in the order in which the connection thread
+saw it. What the states mean, deadlines and watches is in session.py and watch.py. kazoo's private names used here are those of
+kazoo 2.10 and 2.11; tests/integration/test_coordination.py covers each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+from kazoo import exceptions as kz  # type: ignore[import-untyped]
+from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]
+from kazoo.handlers.threading import SequentialThreadingHandler  # type: ignore[import-untyped]
+from kazoo.protocol.connection import ConnectionHandler  # type: ignore[import-untyped]
+from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
+
+from roq.coordination.address import ZooKeeperAddress
+from roq.coordination.errors import CoordinationError, NodeExists, NodeNotEmpty, NoNode, VersionConflict
+from roq.coordination.operations import Check, Create, CreateEphemeral, Delete, Op, SetData
+from roq.errors import ZooKeeperUnavailable
+
+log = logging.getLogger(__name__)
+
+RECONNECT_FIRST_SECONDS = 0.02
+RECONNECT_MAX_SECONDS = 0.5  # kazoo's default is an hour; a returned ZooKeeper must be seen within the fail-over time
+CLOSE_POLITE_SECONDS = 1.0  # for the server to confirm that the session is closed
+CLOSE_FORCED_SECONDS = 2.0  # for kazoo's thread to end once its socket is shut
+
+_AWAY = (
+    kz.ConnectionLoss,
+    kz.SessionExpiredError,
+    kz.ConnectionClosedError,
+    kz.OperationTimeoutError,
+    kz.AuthFailedError,
+    kz.SessionMovedError,
+    kz.NotReadOnlyCallError,
+)
+_REFUSALS: dict[type[BaseException], type[CoordinationError]] = {
+    kz.BadVersionError: VersionConflict,
+    kz.NodeExistsError: NodeExists,
+    kz.NoNodeError: NoNode,
+    kz.NotEmptyError: NodeNotEmpty,
+}
+
+
+class LinkState(Enum):
+    """What kazoo last said about its connection."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    EXPIRED = "expired"
+    ENDED = "ended"  # kazoo's thread is gone
+
+
+def boottime() -> float:
+    """Seconds on a clock that neither jumps nor stops while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def translate(error: BaseException, path: str) -> BaseException:
+    """The RoqError for what kazoo raised."""
+    if isinstance(error, _AWAY):
+        return ZooKeeperUnavailable(f"the connection to ZooKeeper was lost ({type(error).__name__})")
+    kind = _REFUSALS.get(type(error))
+    if kind is not None:
+        return kind(f"{(kind.__doc__ or '').rstrip('.')}: {path!r}", path)
+    if isinstance(error, kz.KazooException):
+        return CoordinationError(f"ZooKeeper refused {path!r}: {type(error).__name__} {error}".rstrip(), path)
+    return error
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threading without its two worker threads: callbacks run on the connection thread, because ours only post."""
+
+    def __init__(self, host_connect_seconds: float, ended: Callable[[], None]) -> None:
+        super().__init__()
+        self._host_connect_seconds = host_connect_seconds
+        self._ended = ended
+
+    def start(self) -> None:
+        """Nothing to start: AsyncResult calls back directly while no worker runs."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """Call a watcher (it only posts to the loop)."""
+        callback.func(*callback.args)
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """Connect with a bound of our own: kazoo would spend the whole session on one silent host."""
+        kwargs["timeout"] = min(kwargs["timeout"], self._host_connect_seconds)
+        return super().create_connection(*args, **kwargs)
+
+    def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
+        """Run the connection loop and tell when it has ended, however that came."""
+
+        def body() -> None:
+            try:
+                func(*args, **kwargs)
+            except Exception:
+                log.exception("kazoo's connection thread failed")
+            finally:
+                self._ended()
+
+        thread = threading.Thread(target=body, name="roq-zookeeper", daemon=True)
+        thread.start()
+        return thread
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]
+    """Notes when the server was last heard, and the session time-out that was negotiated."""
+
+    last_heard = 0.0  # CLOCK_BOOTTIME seconds
+    session_seconds = 0.0
+
+    def _read_header(self, timeout: float) -> Any:
+        header = super()._read_header(timeout)
+        self.last_heard = boottime()
+        return header
+
+    def _connect(self, *args: Any) -> Any:
+        read_milliseconds, connect_milliseconds = super()._connect(*args)
+        self.session_seconds = read_milliseconds * 1.5 / 1000  # kazoo reads for 2/3 of the session
+        return read_milliseconds, connect_milliseconds
+
+
+class KazooLink:
+    """One kazoo client. Made, used and closed on the loop's thread."""
+
+    def __init__(
+        self,
+        address: ZooKeeperAddress,
+        session_seconds: float,
+        host_connect_seconds: float,
+        on_state: Callable[[LinkState, int], None],
+    ) -> None:
+        self._chroot = address.chroot
+        self._loop = asyncio.get_running_loop()
+        self._on_state = on_state
+        self._closing = False
+        self._thread_ended = asyncio.Event()
+        handler = _Handler(host_connect_seconds, lambda: self._post(self._ended))
+        self._client = KazooClient(
+            hosts=address.hosts,
+            timeout=session_seconds,
+            handler=handler,
+            connection_retry=KazooRetry(
+                max_tries=-1, delay=RECONNECT_FIRST_SECONDS, max_delay=RECONNECT_MAX_SECONDS, ignore_expire=False
+            ),
+            command_retry=KazooRetry(max_tries=1, ignore_expire=False),
+        )
+        self._connection = _Connection(self._client, self._client._conn_retry.copy(), logger=self._client.logger)
+        self._connection.session_seconds = session_seconds
+        self._client._connection = self._connection
+        self._client.add_listener(self._listen)
+
+    # --- connection ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin connecting; the state says when it worked."""
+        self._thread_ended.clear()
+        self._client.start_async()
+
+    def silent_seconds(self) -> float:
+        """How long the server has not been heard, by a clock that runs while this process is stopped."""
+        return boottime() - self._connection.last_heard
+
+    def session_seconds(self) -> float:
+        """The negotiated session time-out."""
+        return float(self._connection.session_seconds)
+
+    def drop(self) -> None:
+        """Cut the current connection; kazoo notices at once and makes a new one."""
+        current = self._connection._socket
+        if current is not None:
+            try:
+                current.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return  # it is gone already
+
+    async def close(self) -> None:
+        """End the session and the thread; bounded also when the server is silent."""
+        if self._closing:
+            return
+        self._closing = True
+        polite = self._client.connected
+        closer = threading.Thread(target=self._stop_client, name="roq-zookeeper-close", daemon=True)
+        closer.start()
+        for seconds in (CLOSE_POLITE_SECONDS if polite else 0.05, *[CLOSE_FORCED_SECONDS / 10] * 10):
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._thread_ended.wait()
+            except TimeoutError:
+                self.drop()
+            else:
+                closer.join()  # its last step was to say so
+                return
+        log.warning("kazoo's thread did not end in time; it is left to end by itself")
+
+    def _stop_client(self) -> None:
+        self._client.stop()
+        self._client.close()
+        self._post(self._thread_ended.set)
+
+    def _listen(self, state: str) -> None:
+        """On the connection thread: only post."""
+        if state == KazooState.CONNECTED:
+            self._connection.last_heard = boottime()
+            self._post(self._on_state, LinkState.CONNECTED, self._client._session_id)
+        elif state == KazooState.SUSPENDED:
+            self._post(self._on_state, LinkState.SUSPENDED, 0)
+        else:
+            self._post(self._on_state, LinkState.EXPIRED, 0)
+
+    def _ended(self) -> None:
+        if not self._closing:
+            self._on_state(LinkState.ENDED, 0)
+
+    def _post(self, call: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            log.debug("the loop is closed; nobody listens to ZooKeeper any more")
+
+    # --- requests: each returns a future, settled on the loop -----------------------------------------------------------
+
+    def get(self, path: str, watcher: Callable[[object], None] | None = None) -> asyncio.Future[Any]:
+        """(data, stat)"""
+        return self._settled(self._client.get_async(self._full(path), watch=watcher), path)
+
+    def exists(self, path: str, watcher: Callable[[object], None] | None = None) -> asyncio.Future[Any]:
+        """stat or None; the watch fires also when the node comes to be."""
+        return self._settled(self._client.exists_async(self._full(path), watch=watcher), path)
+
+    def children(self, path: str, watcher: Callable[[object], None] | None = None) -> asyncio.Future[Any]:
+        """(names, stat)"""
+        return self._settled(self._client.get_children_async(self._full(path), watch=watcher, include_data=True), path)
+
+    def create(self, path: str, data: bytes) -> asyncio.Future[Any]:
+        """(path, stat)"""
+        return self._settled(self._client.create_async(self._full(path), data, include_data=True), path)
+
+    def create_ephemeral(self, path: str, data: bytes) -> asyncio.Future[Any]:
+        """(path, stat)"""
+        return self._settled(self._client.create_async(self._full(path), data, ephemeral=True, include_data=True), path)
+
+    def create_ephemeral_sequential(self, path: str, data: bytes) -> asyncio.Future[Any]:
+        """(path with its number, stat)"""
+        request = self._client.create_async(self._full(path), data, ephemeral=True, sequence=True, include_data=True)
+        return self._settled(request, path)
+
+    def set(self, path: str, data: bytes, version: int) -> asyncio.Future[Any]:
+        """stat"""
+        return self._settled(self._client.set_async(self._full(path), data, version), path)
+
+    def delete(self, path: str, version: int) -> asyncio.Future[Any]:
+        """True"""
+        return self._settled(self._client.delete_async(self._full(path), version), path)
+
+    def multi(self, ops: Sequence[Op]) -> asyncio.Future[Any]:
+        """None, or the error of the first operation that failed by itself."""
+        transaction = self._client.transaction()
+        for op in ops:
+            path = self._full(op.path)
+            match op:
+                case Check():
+                    transaction.check(path, op.version)
+                case Create():
+                    transaction.create(path, op.data)
+                case CreateEphemeral():
+                    transaction.create(path, op.data, ephemeral=True)
+                case SetData():
+                    transaction.set_data(path, op.data, op.version)
+                case Delete():
+                    transaction.delete(path, op.version)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        transaction.commit_async().rawlink(lambda result: self._post(_settle_multi, future, result, ops))
+        return future
+
+    def _full(self, path: str) -> str:
+        if path.startswith("/"):
+            return path  # the chroot itself and what is above it
+        return f"{self._chroot}/{path}" if path else self._chroot or "/"
+
+    def relative(self, full_path: str) -> str:
+        """A path ZooKeeper answered with, below the chroot again."""
+        return full_path[len(self._chroot) + 1 :]
+
+    def _settled(self, request: Any, path: str) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        request.rawlink(lambda result: self._post(_settle, future, result, path))
+        return future
+
+
+def _settle(future: asyncio.Future[Any], result: Any, path: str) -> None:
+    if future.done():
+        return  # the caller gave up
+    if result.exception is not None:
+        future.set_exception(translate(result.exception, path))
+    else:
+        future.set_result(result.value)
+
+
+def _settle_multi(future: asyncio.Future[Any], result: Any, ops: Sequence[Op]) -> None:
+    """kazoo returns failures as values: the operations beside the guilty one are RolledBack or RuntimeInconsistency."""
+    if future.done():
+        return
+    if result.exception is not None:
+        future.set_exception(translate(result.exception, ""))
+        return
+    innocent = (kz.RolledBackError, kz.RuntimeInconsistency)
+    failures = [(op, outcome) for op, outcome in zip(ops, result.value, strict=False) if isinstance(outcome, Exception)]
+    guilty = [(op, outcome) for op, outcome in failures if not isinstance(outcome, innocent)] or failures
+    if guilty:
+        op, outcome = guilty[0]
+        future.set_exception(translate(outcome, op.path))
+    elif len(result.value) != len(ops):
+        future.set_exception(CoordinationError(f"{len(ops)} operations got {len(result.value)} results"))
+    else:
+        future.set_result(None)

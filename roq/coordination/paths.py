@@ -1,0 +1,119 @@
+"""Every znode path, relative to the chroot (DESIGN §4). Names were checked by roq.ids.check_name before they come here."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+GCM = "gcm"
+LATCH = "gcm/latch"  # Curator LeaderLatch layout
+EPOCH = "gcm/epoch"  # its version is the fencing token
+LEADER = "gcm/leader"  # ephemeral, roq.wire.gcm.LeaderAddress
+HOSTS = "hcm-list/hcm"  # Curator service discovery, ephemeral
+HOST_STATES = "hcm-state"
+QUEUES = "queues"
+WORK_QUEUES = "work-queues"
+POLICIES = "policies"
+TRANSACTIONS = "transactions"
+LOGS = "logs"
+SHUFFLES = "shuffles"
+CLOUD = "cloud"
+
+
+class TransactionKind(StrEnum):
+    """What a transaction is about; one folder each."""
+
+    QUEUE = "queue"
+    EXCHANGE = "exchange"
+    HOST = "host"
+
+
+# Persistent folders a new cluster starts with; the leading GCM makes them.
+SKELETON = (
+    GCM,
+    LATCH,
+    EPOCH,
+    HOSTS,
+    HOST_STATES,
+    QUEUES,
+    WORK_QUEUES,
+    POLICIES,
+    *(f"{TRANSACTIONS}/{kind}" for kind in TransactionKind),
+    LOGS,
+    SHUFFLES,
+    CLOUD,
+)
+
+
+def latch() -> str:
+    """Folder of the GCM election."""
+    return LATCH
+
+
+def epoch() -> str:
+    """The GCM's epoch; its version is the fencing token."""
+    return EPOCH
+
+
+def leader() -> str:
+    """The leading GCM's address."""
+    return LEADER
+
+
+def hosts() -> str:
+    """Folder of all registered hosts."""
+    return HOSTS
+
+
+def host(name: str) -> str:
+    """One host's registration (ServiceInstance)."""
+    return f"{HOSTS}/{name}"
+
+
+def host_states() -> str:
+    """Folder of what is wanted and what runs, per host."""
+    return HOST_STATES
+
+
+def host_state(name: str) -> str:
+    """Folder of one host's assignment and report."""
+    return f"{HOST_STATES}/{name}"
+
+
+def assignment(name: str) -> str:
+    """What the GCM wants on a host."""
+    return f"{HOST_STATES}/{name}/assignment"
+
+
+def running(name: str) -> str:
+    """What the HCM says runs on its host."""
+    return f"{HOST_STATES}/{name}/running"
+
+
+def queues() -> str:
+    """Folder of all queues."""
+    return QUEUES
+
+
+def queue(name: str) -> str:
+    """One queue's record."""
+    return f"{QUEUES}/{name}"
+
+
+def policies() -> str:
+    """Folder of all scaling policies."""
+    return POLICIES
+
+
+def policy(name: str) -> str:
+    """One queue's scaling policy."""
+    return f"{POLICIES}/{name}"
+
+
+def transactions(kind: TransactionKind) -> str:
+    """Folder of the unfinished transactions of one kind."""
+    return f"{TRANSACTIONS}/{kind}"
+
+
+def transaction(kind: TransactionKind, id: str) -> str:
+    """One unfinished transaction."""
+    return f"{TRANSACTIONS}/{kind}/{id}"

@@ -1,0 +1,87 @@
+"""A real ZooKeeper for all integration tests, a chroot of its own for each, and the ways to hurt a session."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import roq
+from roq.coordination.session import Session
+from roq.local.zookeeper import LocalZooKeeper
+from tests.integration.faults import Wire, expire
+from tests.integration.running import RunningCluster
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """ "address:port" of a ZooKeeper that lives as long as the test run."""
+    server = LocalZooKeeper()
+    with ThreadPoolExecutor(1) as thread:  # a loop of its own: the tests' loops come and go
+        thread.submit(asyncio.run, server.start(tmp_path_factory.mktemp("zookeeper"))).result()
+        try:
+            yield server.connect_string
+        finally:
+            thread.submit(asyncio.run, server.stop()).result()
+
+
+@pytest.fixture
+def chroot(zookeeper: str) -> str:
+    """ "address:port/unique": a cluster's address nobody else uses; the chroot is not made yet."""
+    return f"{zookeeper}/test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+async def sessions() -> AsyncIterator[Callable[..., Awaitable[Session]]]:
+    """Makes sessions (2 s) that are closed after the test."""
+    made: list[Session] = []
+
+    async def connect(zookeeper: str, session_seconds: float = 2.0, reread_seconds: float = 10.0) -> Session:
+        session = await Session.connect(zookeeper, session_seconds, reread_seconds=reread_seconds)
+        made.append(session)
+        return session
+
+    yield connect
+    await asyncio.gather(*(session.close() for session in made))
+
+
+@pytest.fixture
+def expire_session() -> Callable[[Session], Awaitable[None]]:
+    """ends a session at ZooKeeper, behind the back of its owner"""
+    return expire
+
+
+@pytest.fixture
+async def wire(zookeeper: str) -> AsyncIterator[Wire]:
+    """A cuttable connection to ZooKeeper."""
+    made = Wire(zookeeper)
+    await made.start()
+    yield made
+    await made.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """One cluster (1 GCM, 2 hosts) for the tests that do it no harm."""
+    running = RunningCluster(tmp_path_factory.mktemp("cluster"), gcms=1, hosts=2, exchanges_max=40, session_seconds=4.0)
+    yield running
+    assert running.stop() == []
+
+
+@pytest.fixture
+async def client(cluster: RunningCluster) -> AsyncIterator[roq.Cluster]:
+    """A connection to the shared cluster."""
+    async with roq.connect(cluster.zookeeper) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def queue(client: roq.Cluster) -> AsyncIterator[str]:
+    """A fresh queue with overflow "block", removed after the test."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    await client.create_queue(name, overflow="block")
+    yield name
+    await client.remove_queue(name)

@@ -1,0 +1,324 @@
+"""The same API for plain code, without `await`: one event loop in a thread of its own does the work.
+
+    with roq.blocking.connect("127.0.0.1:2181") as cluster:
+        with cluster.publisher("orders") as publisher:
+            publisher.publish("eu.paris", b"...")
+        with cluster.subscriber("orders") as subscriber:
+            for message in subscriber: ...
+
+Objects may be used from any thread. The thread is a daemon: a program that forgets to close exits at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import uvloop
+
+from roq.client import cluster as asynchronous
+from roq.client.health import PublisherHealth, SubscriberHealth
+from roq.client.message import Message, log_lost
+from roq.client.publisher import Publisher as AsyncPublisher
+from roq.client.subscriber import Subscriber as AsyncSubscriber
+from roq.errors import Closed, MessagesLost, RoqError
+from roq.wire import gcm
+from roq.wire import monitor as wire
+from roq.wire.kpi import QueueKpi
+from roq.wire.policy import Policy
+
+T = TypeVar("T")
+PENDING_BYTES = 4 * 1024 * 1024  # handed over by `publish` and not taken by the loop yet; above this it waits
+END = object()
+
+
+class _Loop:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="roq", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_seconds: float | None = None) -> T:
+        """Run `work` on the loop and wait for its result."""
+        if not self._thread.is_alive():
+            work.close()
+            raise Closed("this cluster connection is closed")
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_seconds)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(2.0)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+
+class Publisher:
+    """See roq.Publisher. `publish` hands over to the loop and returns; what a message met with shows at the next call."""
+
+    def __init__(self, loop: _Loop, publisher: AsyncPublisher) -> None:
+        self._loop, self._publisher = loop, publisher
+        self._pending: deque[tuple[str, bytes]] = deque()
+        self._pending_bytes = 0
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._draining = False
+        self._failure: BaseException | None = None
+
+    @property
+    def id(self) -> int:
+        """The publisher's id."""
+        return self._publisher.id
+
+    def __enter__(self) -> Publisher:
+        self._loop.call(self._publisher.open())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Publish one message; waits only while PENDING_BYTES are on their way. Raises what an earlier message met with."""
+        with self._lock:
+            while self._pending_bytes > PENDING_BYTES and self._failure is None:
+                self._room.wait()
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            self._pending.append((topic, payload))
+            self._pending_bytes += len(payload) + 64
+            start, self._draining = not self._draining, True
+        if start:
+            self._loop.loop.call_soon_threadsafe(self._start)
+
+    def publish_many(self, topic: str, payloads: Iterable[bytes]) -> None:
+        """See roq.Publisher.publish_many; returns when all are handed over."""
+        self._settle()
+        self._loop.call(self._publisher.publish_many(topic, payloads))
+
+    def _start(self) -> None:
+        self._task = self._loop.loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        publish = self._publisher.publish
+        while True:
+            with self._lock:
+                batch, self._pending = self._pending, deque()
+                self._pending_bytes = 0
+                self._room.notify_all()
+                if not batch:
+                    self._draining = False
+                    return
+            for topic, payload in batch:
+                try:
+                    await publish(topic, payload)
+                except (RoqError, TypeError) as error:  # raised in the caller's thread, by its next call
+                    with self._lock:
+                        self._failure = error
+
+    def _settle(self) -> None:
+        with self._lock:
+            while (self._draining or self._pending) and self._failure is None:
+                self._room.wait(0.01)
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+
+    def flush(self, timeout_seconds: float = 10.0) -> None:
+        """Return when everything published so far has passed the Exchange. Raises DeadlineExceeded, or what a message met."""
+        self._settle()
+        self._loop.call(self._publisher.flush(timeout_seconds))
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """See roq.Publisher.close."""
+        try:
+            self._settle()
+        finally:
+            self._loop.call(self._publisher.close(timeout_seconds))
+
+    def health(self) -> PublisherHealth:
+        """What is well and what is not."""
+
+        async def ask() -> PublisherHealth:
+            return self._publisher.health()
+
+        return self._loop.call(ask())
+
+
+class Subscriber:
+    """See roq.Subscriber: iterate over messages, or over `batches()`."""
+
+    def __init__(self, loop: _Loop, subscriber: AsyncSubscriber) -> None:
+        self._loop, self._subscriber = loop, subscriber
+        self._batches = subscriber.batches()
+
+    def __enter__(self) -> Subscriber:
+        self._loop.call(self._subscriber.open())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def batches(self) -> Iterator[list[Message]]:
+        """Lists of messages as they arrive."""
+
+        async def next_batch() -> Any:
+            return await anext(self._batches, END)
+
+        while (batch := self._loop.call(next_batch())) is not END:
+            yield batch
+
+    def __iter__(self) -> Iterator[Message]:
+        for batch in self.batches():
+            yield from batch
+
+    @property
+    def lost(self) -> int:
+        """Messages told as lost so far."""
+        return self._subscriber.lost
+
+    def close(self, timeout_seconds: float = 1.0) -> None:
+        """Leave the queue; iteration ends."""
+        self._loop.call(self._subscriber.close(timeout_seconds))
+
+    def health(self) -> SubscriberHealth:
+        """What is well and what is not."""
+
+        async def ask() -> SubscriberHealth:
+            return self._subscriber.health()
+
+        return self._loop.call(ask())
+
+
+class Cluster:
+    """See roq.Cluster; the same methods, without `await`."""
+
+    def __init__(self, zookeeper: str) -> None:
+        self.zookeeper = zookeeper
+        self._loop = _Loop()
+
+        async def make() -> asynchronous.Cluster:
+            return asynchronous.Cluster(zookeeper)
+
+        self._cluster = self._loop.call(make())
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._loop.call(self._cluster.__aenter__())
+        except BaseException:
+            self._loop.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection and end its thread."""
+        self._loop.call(self._cluster.close())
+        self._loop.stop()
+
+    def create_queue(self, name: str, **settings: Any) -> gcm.QueueInfo:
+        """See roq.Cluster.create_queue."""
+        return self._loop.call(self._cluster.create_queue(name, **settings))
+
+    def remove_queue(self, name: str) -> None:
+        """See roq.Cluster.remove_queue."""
+        self._loop.call(self._cluster.remove_queue(name))
+
+    def start_queue(self, name: str) -> None:
+        """See roq.Cluster.start_queue."""
+        self._loop.call(self._cluster.start_queue(name))
+
+    def stop_queue(self, name: str) -> None:
+        """See roq.Cluster.stop_queue."""
+        self._loop.call(self._cluster.stop_queue(name))
+
+    def queue_exists(self, name: str) -> bool:
+        """See roq.Cluster.queue_exists."""
+        return self._loop.call(self._cluster.queue_exists(name))
+
+    def queues(self) -> list[gcm.QueueInfo]:
+        """See roq.Cluster.queues."""
+        return self._loop.call(self._cluster.queues())
+
+    def queue(self, name: str) -> gcm.QueueInfo:
+        """See roq.Cluster.queue."""
+        return self._loop.call(self._cluster.queue(name))
+
+    def create_exchange(self, queue: str, **options: Any) -> gcm.ExchangeCreated:
+        """See roq.Cluster.create_exchange."""
+        return self._loop.call(self._cluster.create_exchange(queue, **options))
+
+    def remove_exchange(self, queue: str, exchange: str) -> None:
+        """See roq.Cluster.remove_exchange."""
+        self._loop.call(self._cluster.remove_exchange(queue, exchange))
+
+    def hosts(self) -> list[gcm.HostInfo]:
+        """See roq.Cluster.hosts."""
+        return self._loop.call(self._cluster.hosts())
+
+    def drain_host(self, host: str, draining: bool = True) -> None:
+        """See roq.Cluster.drain_host."""
+        self._loop.call(self._cluster.drain_host(host, draining))
+
+    def set_policy(self, queue: str, policy: Policy | None) -> None:
+        """See roq.Cluster.set_policy."""
+        self._loop.call(self._cluster.set_policy(queue, policy))
+
+    def get_policy(self, queue: str) -> Policy:
+        """See roq.Cluster.get_policy."""
+        return self._loop.call(self._cluster.get_policy(queue))
+
+    def view(self) -> gcm.ClusterView:
+        """See roq.Cluster.view."""
+        return self._loop.call(self._cluster.view())
+
+    def inspect(self, queue: str) -> wire.QueueView:
+        """See roq.Cluster.inspect."""
+        return self._loop.call(self._cluster.inspect(queue))
+
+    def move(self, queue: str, moves: Iterable[tuple[int, str]]) -> wire.Moved:
+        """See roq.Cluster.move."""
+        return self._loop.call(self._cluster.move(queue, moves))
+
+    def kpis(self, queue: str) -> Iterator[QueueKpi]:
+        """See roq.Cluster.kpis."""
+        records = self._cluster.kpis(queue)
+
+        async def next_record() -> Any:
+            return await anext(records, END)
+
+        while (record := self._loop.call(next_record())) is not END:
+            yield record
+
+    def publisher(self, queue: str) -> Publisher:
+        """A publisher; use it as a context manager."""
+
+        async def make() -> AsyncPublisher:
+            return self._cluster.publisher(queue)
+
+        return Publisher(self._loop, self._loop.call(make()))
+
+    def subscriber(self, queue: str, *topics: str, on_lost: Callable[[MessagesLost], None] = log_lost) -> Subscriber:
+        """A subscriber; use it as a context manager. `on_lost` is called in the loop's thread."""
+
+        async def make() -> AsyncSubscriber:
+            return self._cluster.subscriber(queue, *topics, on_lost=on_lost)
+
+        return Subscriber(self._loop, self._loop.call(make()))
+
+
+def connect(zookeeper: str) -> Cluster:
+    """The cluster behind these ZooKeeper addresses, for plain code."""
+    return Cluster(zookeeper)

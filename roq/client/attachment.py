@@ -1,0 +1,55 @@
+"""A subscriber's connection to one Exchange: a SUB socket, its subscriptions, and whether they proved to be active."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from roq.runtime.sockets import subscriber_socket
+from roq.wire.monitor import ExchangeAddress
+
+
+class Attachment:
+    """`on_readable(self)` whenever there may be frames; the owner reads `socket` without blocking.
+
+    Subscriptions are set before connecting: ZeroMQ then sends them in byte order, on every (re)connection, and the last of
+    them is the control prefix. A control frame that comes through proves them all.
+    """
+
+    def __init__(
+        self,
+        exchange: ExchangeAddress,
+        prefixes: Sequence[bytes],
+        max_frame_bytes: int,
+        on_readable: Callable[[Attachment], None],
+    ) -> None:
+        self.exchange = exchange
+        self.proved = False
+        self.closed = False
+        self.socket = subscriber_socket(max_frame_bytes)
+        for prefix in prefixes:
+            self.socket.subscribe(prefix)
+        self.socket.connect(exchange.back_endpoint())
+        self._on_readable = on_readable
+        self._loop = asyncio.get_running_loop()
+        self._fd = int(self.socket.get(zmq.FD))
+        self._loop.add_reader(self._fd, self._ready)
+        self.look_soon()
+
+    def look_soon(self) -> None:
+        """Read at the next turn of the loop, whether or not the descriptor tells news."""
+        self._loop.call_soon(self._ready)
+
+    def _ready(self) -> None:
+        if not self.closed:
+            self.socket.get(zmq.EVENTS)  # lets ZeroMQ take in what its descriptor announced
+            self._on_readable(self)
+
+    def close(self) -> None:
+        """Close the socket; frames not read are gone."""
+        if not self.closed:
+            self.closed = True
+            self._loop.remove_reader(self._fd)
+            self.socket.close()

@@ -1,0 +1,209 @@
+"""Cluster: what `roq.connect` gives. Administration, publishers and subscribers, and a look at a queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+
+from roq.client.kpis import kpi_stream
+from roq.client.locate import GcmClient
+from roq.client.message import log_lost
+from roq.client.publisher import Publisher
+from roq.client.subscriber import Subscriber
+from roq.errors import InvalidConfiguration, MessagesLost, NotReady
+from roq.ids import check_name, new_token
+from roq.runtime.rpc import RpcClient
+from roq.wire import gcm
+from roq.wire import monitor as wire
+from roq.wire.assignment import MonitorAddress, Overflow, QueueSettings
+from roq.wire.kpi import QueueKpi
+from roq.wire.limits import FRAME_BYTES_CEILING, FRAME_BYTES_MAX, FRAME_OVERHEAD_BYTES
+from roq.wire.policy import Policy
+
+T = TypeVar("T", bound=msgspec.Struct)
+ADMIN_SECONDS = 15.0  # default deadline of an administrative request
+MOVE_SECONDS = 30.0  # default deadline of a planned move or drain
+
+
+class Cluster:
+    """Use as an async context manager: `async with roq.connect("zk1:2181,zk2:2181") as cluster`.
+
+    Every request that changes something carries a transaction id and is repeated until its deadline, also across a change of
+    leader; it takes effect once.
+    """
+
+    def __init__(self, zookeeper: str, connect_seconds: float = ADMIN_SECONDS) -> None:
+        self.zookeeper = zookeeper
+        self._connect_seconds = connect_seconds
+        self._gcm = GcmClient(zookeeper)
+        self._members: list[Publisher | Subscriber] = []
+
+    async def __aenter__(self) -> Cluster:
+        await self._gcm.request(gcm.QueueExists("?"), gcm.Exists, self._connect_seconds)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection. Publishers and subscribers made from it are closed too."""
+        members, self._members = self._members, []
+        await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
+        self._gcm.close()
+
+    # --- queues -------------------------------------------------------------------------------------------------------
+
+    async def create_queue(
+        self,
+        name: str,
+        *,
+        replication: int = 1,
+        overflow: str = "drop",
+        host: str | None = None,
+        policy: Policy | None = None,
+        max_frame_bytes: int = FRAME_BYTES_MAX,
+        timeout_seconds: float = ADMIN_SECONDS,
+    ) -> gcm.QueueInfo:
+        """Create a queue and wait until it serves. Creating it again with the same settings changes nothing.
+
+        replication: Monitors kept, on distinct hosts. overflow: "drop" or "block". max_frame_bytes: bounds a payload (512
+        bytes less). Raises InvalidName, QueueConflict, HostNotFound, NoHosts, HostFull, InvalidPolicy, Unavailable.
+        """
+        check_name(name)
+        if replication < 1:
+            raise InvalidConfiguration(f"replication is at least 1, got {replication}")
+        if overflow not in tuple(Overflow):
+            raise InvalidConfiguration(f"overflow is 'drop' or 'block', got {overflow!r}")
+        if not 2 * FRAME_OVERHEAD_BYTES <= max_frame_bytes <= FRAME_BYTES_CEILING:
+            raise InvalidConfiguration(f"max_frame_bytes is between {2 * FRAME_OVERHEAD_BYTES} and {FRAME_BYTES_CEILING}")
+        settings = QueueSettings(replication, Overflow(overflow), max_frame_bytes)
+        request = gcm.CreateQueue(name, new_token(), settings, host or "", policy.check() if policy else None)
+        return await self._ask(request, gcm.QueueInfo, timeout_seconds)
+
+    async def remove_queue(self, name: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
+        """Stop and forget a queue. Raises QueueNotFound."""
+        await self._ask(gcm.RemoveQueue(name, new_token()), gcm.Done, timeout_seconds)
+
+    async def start_queue(self, name: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
+        """Run a stopped queue again. Raises QueueNotFound."""
+        await self._ask(gcm.StartQueue(name, new_token()), gcm.Done, timeout_seconds)
+
+    async def stop_queue(self, name: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
+        """Stop a queue's processes, keep its metadata. Raises QueueNotFound."""
+        await self._ask(gcm.StopQueue(name, new_token()), gcm.Done, timeout_seconds)
+
+    async def queue_exists(self, name: str) -> bool:
+        """Whether there is a queue of this name."""
+        return (await self._ask(gcm.QueueExists(name), gcm.Exists, ADMIN_SECONDS)).exists
+
+    async def queues(self) -> list[gcm.QueueInfo]:
+        """All queues, by name."""
+        return sorted((await self._ask(gcm.ListQueues(), gcm.Queues, ADMIN_SECONDS)).queues, key=lambda info: info.record.name)
+
+    async def queue(self, name: str) -> gcm.QueueInfo:
+        """One queue. Raises QueueNotFound."""
+        return await self._ask(gcm.DescribeQueue(name), gcm.QueueInfo, ADMIN_SECONDS)
+
+    async def create_exchange(
+        self, queue: str, *, host: str | None = None, transaction: str | None = None, timeout_seconds: float = ADMIN_SECONDS
+    ) -> gcm.ExchangeCreated:
+        """One more Exchange, on `host` or where most slots are free. The same transaction id again gives the same Exchange.
+        Raises QueueNotFound, QueueStopped, HostNotFound, HostFull."""
+        request = gcm.CreateExchange(queue, transaction or new_token(), host or "")
+        return await self._ask(request, gcm.ExchangeCreated, timeout_seconds)
+
+    async def remove_exchange(self, queue: str, exchange: str, *, timeout_seconds: float = MOVE_SECONDS) -> None:
+        """Drain an Exchange without loss, then stop it. Raises ExchangeNotFound, LastExchange."""
+        await self.drain_exchange(queue, exchange, timeout_seconds=timeout_seconds)
+        await self._ask(gcm.RemoveExchange(queue, exchange, new_token()), gcm.Done, timeout_seconds)
+
+    # --- hosts, policies, the whole -----------------------------------------------------------------------------------
+
+    async def hosts(self) -> list[gcm.HostInfo]:
+        """All hosts, by name."""
+        return sorted((await self._ask(gcm.ListHosts(), gcm.Hosts, ADMIN_SECONDS)).hosts, key=lambda info: info.host)
+
+    async def drain_host(self, host: str, draining: bool = True) -> None:
+        """Place nothing new on a host (or, with False, again). Raises HostNotFound."""
+        await self._ask(gcm.DrainHost(host, draining, new_token()), gcm.Done, ADMIN_SECONDS)
+
+    async def set_policy(self, queue: str, policy: Policy | None) -> None:
+        """Scaling policy of a queue from now on; None: back to the default. Raises QueueNotFound, InvalidPolicy."""
+        await self._ask(gcm.SetPolicy(queue, policy.check() if policy else None, new_token()), gcm.Done, ADMIN_SECONDS)
+
+    async def get_policy(self, queue: str) -> Policy:
+        """Scaling policy of a queue. Raises QueueNotFound."""
+        return (await self._ask(gcm.GetPolicy(queue), gcm.PolicyInfo, ADMIN_SECONDS)).policy
+
+    async def view(self) -> gcm.ClusterView:
+        """The whole cluster at this moment."""
+        return await self._ask(gcm.GetCluster(), gcm.ClusterView, ADMIN_SECONDS)
+
+    async def _ask(self, request: msgspec.Struct, expect: type[T], timeout_seconds: float) -> T:
+        return await self._gcm.request(request, expect, timeout_seconds)
+
+    # --- one queue's Monitor ------------------------------------------------------------------------------------------
+
+    async def inspect(self, queue: str) -> wire.QueueView:
+        """What the queue's Monitor knows: Exchanges, members, decisions, rates. Raises QueueNotFound, NotReady."""
+        return await self._ask_monitor(queue, wire.Describe(), wire.QueueView, ADMIN_SECONDS)
+
+    async def move(self, queue: str, moves: Iterable[tuple[int, str]], *, timeout_seconds: float = MOVE_SECONDS) -> wire.Moved:
+        """Move publishers to Exchanges, without loss: (publisher id, Exchange id). Returns when every one has moved."""
+        return await self._ask_monitor(queue, wire.Move(tuple(moves)), wire.Moved, timeout_seconds)
+
+    async def drain_exchange(self, queue: str, exchange: str, *, timeout_seconds: float = MOVE_SECONDS) -> None:
+        """Empty an Exchange, without loss: nothing passes through it any more. Raises ExchangeNotFound, LastExchange."""
+        await self._ask_monitor(queue, wire.Drain(exchange), wire.Drained, timeout_seconds)
+
+    async def exchange_active(self, queue: str, exchange: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
+        """Return when every ready subscriber has proved its attachment to this Exchange."""
+        await self._ask_monitor(queue, wire.AwaitExchange(exchange), wire.Recorded, timeout_seconds)
+
+    async def _ask_monitor(self, queue: str, request: msgspec.Struct, expect: type[T], timeout_seconds: float) -> T:
+        rpc = RpcClient((await self._monitor(queue)).clients_endpoint(), wire.Reply)
+        try:
+            return await rpc.request(request, expect, timeout_seconds)
+        finally:
+            rpc.close()
+
+    async def _monitor(self, queue: str) -> MonitorAddress:
+        info = await self.queue(queue)
+        if not info.monitors:
+            raise NotReady(f"queue {queue!r} has no serving Monitor")
+        return info.monitors[0]
+
+    async def kpis(self, queue: str) -> AsyncIterator[QueueKpi]:
+        """The queue's KPIs, one record a second, for as long as one iterates. Raises QueueNotFound, NotReady."""
+        address = await self._monitor(queue)
+        async for kpi in kpi_stream(address, queue):
+            yield kpi
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def publisher(self, queue: str) -> Publisher:
+        """A publisher of `queue`; enter it (`async with`) or `await publisher.open()`."""
+        publisher = Publisher(self._gcm, queue)
+        self._members.append(publisher)
+        return publisher
+
+    def subscriber(self, queue: str, *topics: str, on_lost: Callable[[MessagesLost], None] = log_lost) -> Subscriber:
+        """A subscriber of `queue`; enter it (`async with`) or `await subscriber.open()`. It is ready then.
+
+        topics: filters as in roq.client.topics, none means everything. on_lost: called in iteration order for every gap.
+        """
+        subscriber = Subscriber(self._gcm, queue, topics, on_lost)
+        self._members.append(subscriber)
+        return subscriber
+
+
+def connect(zookeeper: str, *, connect_seconds: float = ADMIN_SECONDS) -> Cluster:
+    """The cluster behind these ZooKeeper addresses: "host:port,host:port[/chroot]", chroot /RoQ unless given.
+
+    connect_seconds: how long entering it looks for a leading GCM.
+    """
+    return Cluster(zookeeper, connect_seconds)

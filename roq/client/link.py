@@ -1,0 +1,93 @@
+"""A publisher's link to one Exchange: an XPUB socket whose peer's subscription is the welcome, and a bounded backlog."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from roq.runtime.sockets import publisher_socket
+from roq.wire.frame import CONTROL_PREFIX
+from roq.wire.monitor import ExchangeAddress
+
+BACKLOG_BYTES = 512 * 1024  # frames that ZeroMQ did not take at once; above this `publish` waits or drops
+
+
+class ExchangeLink:
+    """Frames leave in the order in which they were given. `on_welcome(link)` once the Exchange takes our frames;
+    `on_room()` whenever the backlog has emptied."""
+
+    def __init__(
+        self, exchange: ExchangeAddress, path: int, on_welcome: Callable[[ExchangeLink], None], on_room: Callable[[], None]
+    ) -> None:
+        self.exchange, self.path = exchange, path
+        self.welcomed = False
+        self.backlog_bytes = 0
+        self._backlog: deque[bytes] = deque()
+        self._on_welcome, self._on_room = on_welcome, on_room
+        self._socket = publisher_socket()
+        self._socket.connect(exchange.front_endpoint())
+        self._send = self._socket.send
+        self._loop = asyncio.get_running_loop()
+        self._fd = int(self._socket.get(zmq.FD))
+        self._loop.add_reader(self._fd, self._ready)
+        self._loop.call_soon(self._ready)
+        self._closed = False
+
+    def send(self, frame: bytes) -> None:
+        """Send now, or keep for as soon as the socket takes it."""
+        if not self._backlog:
+            try:
+                self._send(frame, zmq.NOBLOCK)
+                return
+            except zmq.Again:
+                # news of room may have come between ZeroMQ's last look and now
+                self._loop.call_soon(self._ready)
+        self._backlog.append(frame)
+        self.backlog_bytes += len(frame)
+
+    def drop_oldest(self, keep_bytes: int) -> list[bytes]:
+        """Take data frames off the backlog until at most `keep_bytes` remain; the frames taken. Control frames stay."""
+        dropped: list[bytes] = []
+        kept: deque[bytes] = deque()
+        while self._backlog and self.backlog_bytes > keep_bytes:
+            frame = self._backlog.popleft()
+            if frame[:1] == CONTROL_PREFIX:
+                kept.append(frame)
+            else:
+                dropped.append(frame)
+                self.backlog_bytes -= len(frame)
+        kept.extend(self._backlog)
+        self._backlog = kept
+        return dropped
+
+    def _ready(self) -> None:
+        if self._closed:
+            return
+        self._socket.get(zmq.EVENTS)  # lets ZeroMQ take in what its descriptor announced
+        try:
+            while True:
+                message = self._socket.recv(zmq.NOBLOCK)
+                if message == b"\x01" and not self.welcomed:
+                    self.welcomed = True
+                    self._on_welcome(self)
+        except zmq.Again:
+            pass
+        if self._closed or not self._backlog:
+            return
+        try:
+            while self._backlog:
+                self._send(self._backlog[0], zmq.NOBLOCK)
+                self.backlog_bytes -= len(self._backlog.popleft())
+        except zmq.Again:
+            return
+        self._on_room()
+
+    def close(self) -> None:
+        """Close the socket; frames in the backlog are given up (and were confirmed or reported by then)."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._fd)
+            self._socket.close()

@@ -1,0 +1,81 @@
+"""Finding and asking the leading GCM. Clients know ZooKeeper's addresses only and keep no session there.
+
+Every request is retried with the same body (and so the same transaction id) until its deadline: after NotLeader at the
+leader it names, after silence at the leader ZooKeeper names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TypeVar
+
+import msgspec
+
+from roq.coordination.leader import read_leader
+from roq.errors import Closed, DeadlineExceeded, NotLeader, RoqError, StaleEpoch, Unavailable
+from roq.runtime.backoff import delays
+from roq.runtime.rpc import RpcClient
+from roq.wire import gcm as wire
+
+T = TypeVar("T", bound=msgspec.Struct)
+TRY_SECONDS = 3.0  # one try; the whole request has its own deadline
+LOOK_UP_SECONDS = 2.0  # one look at ZooKeeper
+
+
+class GcmClient:
+    """`zookeeper`: "host:port,host:port[/chroot]"."""
+
+    def __init__(self, zookeeper: str) -> None:
+        self.zookeeper = zookeeper
+        self._rpc: RpcClient | None = None
+        self._lock = asyncio.Lock()
+        self._closed = False
+
+    async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = 15.0) -> T:
+        """The leader's answer. Raises the leader's refusal, Unavailable or its subclasses, or DeadlineExceeded."""
+        deadline = time.monotonic() + timeout_seconds
+        waits = delays(0.05, 0.5)
+        while True:
+            if self._closed:
+                raise Closed("this cluster connection is closed")
+            left = deadline - time.monotonic()
+            try:
+                rpc = await self._leader(min(left, LOOK_UP_SECONDS))
+                return await rpc.request(body, expect, max(0.05, min(TRY_SECONDS, deadline - time.monotonic())))
+            except NotLeader as error:
+                self._forget(error.leader)
+                failure: RoqError = error
+            except (DeadlineExceeded, Unavailable, StaleEpoch) as error:
+                self._forget("")
+                failure = error
+            wait = next(waits)
+            if time.monotonic() + wait >= deadline:
+                raise (
+                    failure
+                    if isinstance(failure, Unavailable | DeadlineExceeded)
+                    else Unavailable(
+                        f"no leading Global Configuration Manager answered within {timeout_seconds:g} s: {failure}"
+                    )
+                ) from failure
+            await asyncio.sleep(wait)
+
+    async def _leader(self, timeout_seconds: float) -> RpcClient:
+        async with self._lock:
+            if self._rpc is None:
+                leader = await read_leader(self.zookeeper, max(0.1, timeout_seconds))
+                self._rpc = RpcClient(f"tcp://{leader.host}:{leader.port}", wire.Reply)
+            return self._rpc
+
+    def _forget(self, leader: str) -> None:
+        """Drop the connection; the next try goes to `leader` if given, else to whom ZooKeeper names."""
+        if self._rpc is not None:
+            self._rpc.close()
+            self._rpc = None
+        if leader and not self._closed:
+            self._rpc = RpcClient(f"tcp://{leader}", wire.Reply)
+
+    def close(self) -> None:
+        """Close the connection; requests under way fail with Closed."""
+        self._closed = True
+        self._forget("")

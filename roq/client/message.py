@@ -1,0 +1,31 @@
+"""What a subscriber hands out: messages, and what it does with the news of a gap."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from roq.errors import MessagesLost
+
+log = logging.getLogger(__name__)
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One message. timestamp: nanoseconds since 1970 at which the publisher opened the batch that carried it."""
+
+    topic: str
+    payload: bytes
+    publisher: int
+    sequence: int
+    timestamp: int
+
+
+def log_lost(event: MessagesLost) -> None:
+    """Default for `on_lost`: a warning in the log."""
+    log.warning("messages lost", extra={"fields": {"detail": str(event)}})
+
+
+def raise_lost(event: MessagesLost) -> None:
+    """For `on_lost`: end the iteration with the MessagesLost itself."""
+    raise event

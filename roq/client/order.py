@@ -1,0 +1,230 @@
+"""Subscriber's order machine: each publisher's messages in order, once, across moves; gaps are told. Pure: no IO, no clock.
+
+Theory of operation. A publisher sends along numbered *paths*; path k runs through one Exchange and is FIFO. Within a path
+every frame names the number of the payload before it on its topic, so a gap is seen at the next frame of that topic (or at
+a beacon). Paths follow each other in two ways, told by the first frame of the new one (OPEN):
+
+    finished   the old path was ended with FIN: hold the new path's frames until that FIN has come through the old Exchange
+    broken     the old Exchange is gone and the publisher replays: go on at once, drop what was delivered already
+
+A subscriber that is not attached to the old Exchange can't get its FIN and goes on at once. Whoever waits for a FIN longer
+than the shell's bound is told to go on (`expire`); what is then missing shows as a gap and what comes later is dropped as
+late. A publisher first met in the middle is taken from there: its earlier messages were before the subscription.
+
+Invariants (`check`): the current path is at least 1; held paths are all higher than the current one; per topic the delivered
+numbers only grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from roq.errors import MessagesLost
+from roq.wire.frame import Header, Kind, PathOpening
+
+
+class Event(NamedTuple):
+    """One frame on its way through the machine. `extra`: PathOpening for OPEN, {topic: (last, sent)} for BEACON."""
+
+    topic: bytes
+    header: Header
+    body: Any = None
+    extra: Any = None
+
+
+class Deliver(NamedTuple):
+    """Hand the payloads of this frame to the application, without the first `skip`."""
+
+    event: Event
+    skip: int = 0
+
+
+Output = Deliver | MessagesLost
+
+
+class Safeguards(NamedTuple):
+    """The rules that make the machine right. Only the model tests switch one off, to see it fail."""
+
+    hold_for_fin: bool = True
+    drop_repeats: bool = True
+    report_gaps: bool = True
+
+
+class Publisher:
+    """What is known of one publisher. topics: [last number, payloads sent on the topic up to it]."""
+
+    __slots__ = ("baseline", "finished", "held", "openings", "path", "topics", "waiting_since")
+
+    def __init__(self, path: int, baseline: int | None) -> None:
+        self.path = path
+        self.baseline = baseline  # numbers up to this were before our time; None until the first frame tells
+        self.finished = False  # FIN of `path` seen
+        self.topics: dict[bytes, list[int]] = {}
+        self.held: dict[int, list[Event]] = {}
+        self.openings: dict[int, PathOpening] = {}
+        self.waiting_since: float | None = None
+
+
+class OrderMachine:
+    """All publishers of one subscriber.
+
+    attached: the tokens' ids of Exchanges this subscriber is attached to (asked when a path changes).
+    wants: whether the subscriber subscribed to a topic (asked for beacons).
+    """
+
+    def __init__(
+        self,
+        attached: Callable[[str], bool],
+        wants: Callable[[bytes], bool],
+        safeguards: Safeguards = Safeguards(),
+    ) -> None:
+        self.publishers: dict[int, Publisher] = {}
+        self._attached, self._wants, self._safe = attached, wants, safeguards
+        self.duplicated = 0
+        self.late = 0
+        self.waiting: set[int] = set()  # publishers with held frames
+
+    def accept(self, topic: bytes, header: Header) -> bool:
+        """The quick way for an expected data frame: True if it is to be delivered whole, now."""
+        publisher = self.publishers.get(header.publisher)
+        if publisher is None or publisher.path != header.path or publisher.finished:
+            return False
+        known = publisher.topics.get(topic)
+        if known is None or known[0] != header.previous or header.sequence <= known[0]:
+            return False
+        known[0] = header.sequence + header.count - 1
+        known[1] = header.index + header.count
+        return True
+
+    def handle(self, event: Event, now: float) -> list[Output]:
+        """Any frame of a publisher. What to deliver and to tell, in order."""
+        header = event.header
+        publisher = self.publishers.get(header.publisher)
+        if publisher is None:
+            publisher = self.publishers[header.publisher] = self._first_met(event)
+        out: list[Output] = []
+        self._take(publisher, event, out)
+        self._settle(publisher, header.publisher, now, out)
+        return out
+
+    def _first_met(self, event: Event) -> Publisher:
+        header = event.header
+        if header.kind == Kind.OPEN:
+            if event.extra.finished and self._attached(event.extra.left) and self._safe.hold_for_fin:
+                return Publisher(header.path - 1, None)  # the path before may still be on its way to us
+            return Publisher(header.path, header.sequence)
+        if header.kind == Kind.DATA:
+            return Publisher(header.path, header.sequence - 1)
+        return Publisher(header.path, header.sequence)
+
+    def _take(self, publisher: Publisher, event: Event, out: list[Output]) -> None:
+        header = event.header
+        if header.path < publisher.path or (header.path == publisher.path and publisher.finished):
+            self.late += 1
+        elif header.path > publisher.path:
+            if header.kind == Kind.OPEN:
+                publisher.openings[header.path] = event.extra
+            publisher.held.setdefault(header.path, []).append(event)
+        elif header.kind == Kind.DATA:
+            self._data(publisher, event, out)
+        elif header.kind == Kind.FIN:
+            publisher.finished = True
+            if publisher.baseline is None:
+                publisher.baseline = header.sequence
+        elif header.kind == Kind.BEACON:
+            self._beacon(publisher, event, out)
+
+    def _data(self, publisher: Publisher, event: Event, out: list[Output]) -> None:
+        header = event.header
+        if publisher.baseline is None:
+            publisher.baseline = header.sequence - 1
+        known = publisher.topics.get(event.topic)
+        if known is None:
+            # the topic is new to us: what came before our time on it is no gap
+            sent_before = header.index if header.previous <= publisher.baseline else 0
+            known = publisher.topics[event.topic] = [publisher.baseline, sent_before]
+        last = header.sequence + header.count - 1
+        skip = max(0, known[0] + 1 - header.sequence)
+        if skip and self._safe.drop_repeats:
+            self.duplicated += min(skip, header.count)
+        else:
+            skip = 0
+        if header.previous > known[0] and self._safe.report_gaps:
+            first, count = known[0] + 1, max(1, header.index - known[1])
+            out.append(MessagesLost(header.publisher, event.topic.decode(), first, header.previous, count))
+        if skip < header.count:
+            known[0] = max(last, known[0])
+            known[1] = max(header.index + header.count, known[1])
+            out.append(Deliver(event, skip))
+
+    def _beacon(self, publisher: Publisher, event: Event, out: list[Output]) -> None:
+        if publisher.baseline is None:
+            publisher.baseline = event.header.sequence
+        for name, (last, sent) in event.extra.items():
+            topic = name.encode()
+            if last <= publisher.baseline or not self._wants(topic):
+                continue
+            known = publisher.topics.setdefault(topic, [publisher.baseline, 0])
+            if last > known[0]:
+                if self._safe.report_gaps:
+                    lost = MessagesLost(event.header.publisher, name, known[0] + 1, last, max(1, sent - known[1]))
+                    out.append(lost)
+                known[0], known[1] = last, sent
+
+    def _settle(self, publisher: Publisher, id: int, now: float, out: list[Output]) -> None:
+        """Go on to the next path while nothing holds us back."""
+        while publisher.held and self._may_advance(publisher):
+            self._advance(publisher, out)
+        if publisher.held:
+            self.waiting.add(id)
+            if publisher.waiting_since is None:
+                publisher.waiting_since = now
+        else:
+            self.waiting.discard(id)
+            publisher.waiting_since = None
+
+    def _may_advance(self, publisher: Publisher) -> bool:
+        """Whether the lowest held path may become the current one."""
+        lowest = min(publisher.held)
+        if not self._safe.hold_for_fin or (publisher.finished and lowest == publisher.path + 1):
+            return True
+        # a path in between that we have seen nothing of may still be on its way through the Exchange that was left
+        opening = publisher.openings.get(lowest)
+        return opening is not None and (not opening.finished or not self._attached(opening.left))
+
+    def _advance(self, publisher: Publisher, out: list[Output]) -> None:
+        publisher.path = min(publisher.held)
+        publisher.finished = False
+        publisher.waiting_since = None
+        publisher.openings.pop(publisher.path, None)
+        for event in publisher.held.pop(publisher.path):
+            self._take(publisher, event, out)
+
+    def detached(self, now: float) -> list[Output]:
+        """An Exchange was left: whoever waited for a FIN from it goes on."""
+        out: list[Output] = []
+        for id in sorted(self.waiting):
+            self._settle(self.publishers[id], id, now, out)
+        return out
+
+    def expire(self, now: float, hold_seconds: float) -> list[Output]:
+        """Whoever has waited for a FIN longer than `hold_seconds` goes on without it."""
+        out: list[Output] = []
+        for id in sorted(self.waiting):
+            publisher = self.publishers[id]
+            if publisher.waiting_since is not None and now - publisher.waiting_since >= hold_seconds:
+                self._advance(publisher, out)
+                self._settle(publisher, id, now, out)
+        return out
+
+    def held_frames(self) -> int:
+        """How many frames are held back just now."""
+        return sum(len(events) for id in self.waiting for events in self.publishers[id].held.values())
+
+    def check(self) -> None:
+        """The invariants; AssertionError if one is broken."""
+        for id, publisher in self.publishers.items():
+            assert publisher.path >= 1, f"publisher {id}: path {publisher.path}"
+            assert all(path > publisher.path for path in publisher.held), f"publisher {id}: holds a path it has passed"
+            assert bool(publisher.held) == (id in self.waiting), f"publisher {id}: waiting set is wrong"

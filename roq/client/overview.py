@@ -1,0 +1,304 @@
+"""The query layer: what `roq status`, `roq top`, `roq queue ls|show` and later a web console show, as plain structs.
+
+Field names are stable: they are what `--json` prints. Rates are per second, lags and latencies in seconds, memory in
+bytes, fractions 0..1. A queue whose Monitor does not answer is listed with `problem`, never left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from roq.client.cluster import Cluster
+from roq.errors import RoqError
+from roq.wire.assignment import ProcessState
+from roq.wire.gcm import ClusterView, HostInfo, QueueInfo
+from roq.wire.kpi import Decision, QueueKpi
+from roq.wire.monitor import QueueView
+from roq.wire.policy import Policy
+
+MONITORS_ASKED_AT_ONCE = 32
+MONITOR_SECONDS = 2.0  # a Monitor that needs longer is shown as not answering
+
+
+class HostRow(msgspec.Struct, frozen=True):
+    """One host."""
+
+    host: str
+    address: str
+    alive: bool
+    draining: bool
+    exchanges: int
+    exchanges_max: int
+    monitors: int
+    processes: int
+    failed: int
+    restarts: int
+    cpu_fraction: float
+    memory_fraction: float
+
+
+class ExchangeRow(msgspec.Struct, frozen=True):
+    """One Exchange."""
+
+    queue: str
+    exchange: str
+    host: str
+    address: str
+    state: str
+    publishers: int
+    attached: int
+    messages_per_second: float
+    bytes_per_second: float
+    bytes_out_per_second: float
+    cpu_fraction: float
+    memory_bytes: int
+
+
+class MemberRow(msgspec.Struct, frozen=True):
+    """One publisher or subscriber. id: 16 hexadecimal digits."""
+
+    queue: str
+    id: str
+    role: str
+    ready: bool
+    exchanges: tuple[str, ...]
+    path: int
+    silent_seconds: float
+    messages_per_second: float
+    bytes_per_second: float
+    blocked_fraction: float
+    dropped: int
+    lag_seconds: float
+    latency_p99_seconds: float
+    lost: int
+    duplicated: int
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    """One queue. lag_seconds: of its slowest subscriber; lost: told by the subscribers that are there now."""
+
+    queue: str
+    running: bool
+    ready: bool
+    replication: int
+    overflow: str
+    monitor_host: str
+    exchanges: int
+    publishers: int = 0
+    subscribers: int = 0
+    messages_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    delivered_per_second: float = 0.0
+    lag_seconds: float = 0.0
+    lost: int = 0
+    problem: str = ""
+
+
+class FailedProcess(msgspec.Struct, frozen=True):
+    """A process its HCM gave up, and why."""
+
+    host: str
+    process: str
+    restarts: int
+    error: str
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """The cluster at one moment. time: seconds since 1970."""
+
+    time: float
+    leader: str
+    epoch: int
+    hosts: tuple[HostRow, ...]
+    queues: tuple[QueueRow, ...]
+    exchanges: tuple[ExchangeRow, ...]
+    failed: tuple[FailedProcess, ...]
+
+
+class QueueDetail(msgspec.Struct, frozen=True):
+    """Everything about one queue. `policy` as its TOML tables; `decisions` oldest first."""
+
+    summary: QueueRow
+    max_frame_bytes: int
+    created: float
+    term: int
+    monitors: tuple[str, ...]
+    exchanges: tuple[ExchangeRow, ...]
+    members: tuple[MemberRow, ...]
+    decisions: tuple[Decision, ...]
+    policy: dict[str, dict[str, float | None]]
+    counters: dict[str, int]
+
+
+async def read_overview(cluster: Cluster) -> Overview:
+    """The cluster with every running queue's Monitor asked. Raises RoqError only if no GCM answers."""
+    view = await cluster.view()
+    gate = asyncio.Semaphore(MONITORS_ASKED_AT_ONCE)
+    answers = await asyncio.gather(*(_ask_monitor(cluster, info, gate) for info in view.queues))
+    found = list(zip(view.queues, answers, strict=True))
+    return Overview(
+        time=view.time,
+        leader=view.leader,
+        epoch=view.epoch,
+        hosts=host_rows(view.hosts),
+        queues=tuple(sorted((_queue_row(info, answer) for info, answer in found), key=lambda row: row.queue)),
+        exchanges=tuple(row for _, answer in found if isinstance(answer, QueueView) for row in _exchange_rows(answer)),
+        failed=failed_processes(view),
+    )
+
+
+async def read_queue(cluster: Cluster, name: str) -> QueueDetail:
+    """One queue; raises QueueNotFound. A Monitor that does not answer leaves its parts empty and `problem` filled."""
+    info = await cluster.queue(name)
+    answer = await _ask_monitor(cluster, info, asyncio.Semaphore())
+    view = answer if isinstance(answer, QueueView) else None
+    return QueueDetail(
+        summary=_queue_row(info, answer),
+        max_frame_bytes=info.record.settings.max_frame_bytes,
+        created=info.record.created,
+        term=view.term if view else info.record.term,
+        monitors=tuple(f"{monitor.host} {monitor.clients_endpoint()}" for monitor in info.monitors),
+        exchanges=_exchange_rows(view) if view else (),
+        members=_member_rows(view) if view else (),
+        decisions=view.decisions if view else (),
+        policy=policy_tables(info.policy),
+        counters=view.counters if view else {},
+    )
+
+
+def policy_tables(policy: Policy) -> dict[str, dict[str, float | None]]:
+    """A policy as its TOML tables, defaults included; None: the rule is off."""
+    return {name: msgspec.structs.asdict(part) for name, part in msgspec.structs.asdict(policy).items()}
+
+
+async def _ask_monitor(cluster: Cluster, info: QueueInfo, gate: asyncio.Semaphore) -> QueueView | str:
+    """The Monitor's view, or why there is none."""
+    if not info.record.running:
+        return ""
+    if not info.monitors:
+        return "no Monitor serves"
+    async with gate:
+        try:
+            async with asyncio.timeout(MONITOR_SECONDS):
+                return await cluster.inspect(info.record.name)
+        except TimeoutError:
+            return "its Monitor does not answer"
+        except RoqError as error:
+            return str(error)
+
+
+def host_rows(hosts: Iterable[HostInfo]) -> tuple[HostRow, ...]:
+    """Hosts by name."""
+    return tuple(_host_row(info) for info in sorted(hosts, key=lambda info: info.host))
+
+
+def _host_row(info: HostInfo) -> HostRow:
+    processes = info.report.processes if info.report else ()
+    return HostRow(
+        host=info.host,
+        address=info.address,
+        alive=info.alive,
+        draining=info.draining,
+        exchanges=info.exchanges,
+        exchanges_max=info.exchanges_max,
+        monitors=info.monitors,
+        processes=len(processes),
+        failed=sum(process.state == ProcessState.FAILED for process in processes),
+        restarts=sum(process.restarts for process in processes),
+        cpu_fraction=info.cpu_fraction,
+        memory_fraction=info.memory_fraction,
+    )
+
+
+def failed_processes(view: ClusterView) -> tuple[FailedProcess, ...]:
+    """Processes that were given up, on all hosts."""
+    return tuple(
+        FailedProcess(info.host, process.name, process.restarts, process.error)
+        for info in view.hosts
+        for process in (info.report.processes if info.report else ())
+        if process.state == ProcessState.FAILED
+    )
+
+
+def _queue_row(info: QueueInfo, answer: QueueView | str) -> QueueRow:
+    record = info.record
+    row = QueueRow(
+        queue=record.name,
+        running=record.running,
+        ready=info.ready,
+        replication=record.settings.replication,
+        overflow=str(record.settings.overflow),
+        monitor_host=record.monitor_host,
+        exchanges=len(record.exchanges),
+        problem=answer if isinstance(answer, str) else "",
+    )
+    if isinstance(answer, str):
+        return row
+    kpi = answer.kpi
+    return msgspec.structs.replace(
+        row,
+        publishers=sum(member.role == "publisher" for member in answer.members),
+        subscribers=sum(member.role == "subscriber" for member in answer.members),
+        messages_per_second=kpi.messages_per_second if kpi else 0.0,
+        bytes_per_second=kpi.bytes_per_second if kpi else 0.0,
+        delivered_per_second=kpi.delivered_per_second if kpi else 0.0,
+        lag_seconds=max((subscriber.lag_seconds for subscriber in kpi.subscribers), default=0.0) if kpi else 0.0,
+        lost=kpi.lost if kpi else 0,
+    )
+
+
+def _exchange_rows(view: QueueView) -> tuple[ExchangeRow, ...]:
+    kpis = {kpi.id: kpi for kpi in view.kpi.exchanges} if view.kpi else {}
+    rows = []
+    for exchange in view.exchanges:
+        kpi = kpis.get(exchange.exchange.id)
+        rows.append(
+            ExchangeRow(
+                queue=view.queue,
+                exchange=exchange.exchange.id,
+                host=exchange.host,
+                address=exchange.exchange.address,
+                state=exchange.state,
+                publishers=exchange.publishers,
+                attached=exchange.attached,
+                messages_per_second=kpi.messages_per_second if kpi else 0.0,
+                bytes_per_second=kpi.bytes_per_second if kpi else 0.0,
+                bytes_out_per_second=kpi.bytes_out_per_second if kpi else 0.0,
+                cpu_fraction=kpi.cpu_fraction if kpi else 0.0,
+                memory_bytes=kpi.memory_bytes if kpi else 0,
+            )
+        )
+    return tuple(rows)
+
+
+def _member_rows(view: QueueView) -> tuple[MemberRow, ...]:
+    kpi: QueueKpi | None = view.kpi
+    publishers = {one.id: one for one in kpi.publishers} if kpi else {}
+    subscribers = {one.id: one for one in kpi.subscribers} if kpi else {}
+    rows = []
+    for member in sorted(view.members, key=lambda member: (member.role, member.id)):
+        publisher, subscriber = publishers.get(member.id), subscribers.get(member.id)
+        rates = publisher or subscriber
+        rows.append(
+            MemberRow(
+                queue=view.queue,
+                id=f"{member.id:016x}",
+                role=member.role,
+                ready=member.ready,
+                exchanges=tuple(sorted(token.partition("/")[0] for token in member.exchanges)),
+                path=member.path,
+                silent_seconds=member.silent_seconds,
+                messages_per_second=rates.messages_per_second if rates else 0.0,
+                bytes_per_second=rates.bytes_per_second if rates else 0.0,
+                blocked_fraction=publisher.blocked_fraction if publisher else 0.0,
+                dropped=publisher.dropped if publisher else 0,
+                lag_seconds=subscriber.lag_seconds if subscriber else 0.0,
+                latency_p99_seconds=subscriber.latency_p99_seconds if subscriber else 0.0,
+                lost=subscriber.lost if subscriber else 0,
+                duplicated=subscriber.duplicated if subscriber else 0,
+            )
+        )
+    return tuple(rows)

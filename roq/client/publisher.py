@@ -1,0 +1,390 @@
+"""Publisher: natural batching, order kept, planned moves without loss, honest about what it could not do.
+
+`publish` appends to a batch; the batch leaves when the loop turns or when it is full (64 KiB). Within a batch, consecutive
+payloads of one topic form one frame, so order holds across topics too. The decisions about paths are in path.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from roq.client.health import PublisherHealth
+from roq.client.link import BACKLOG_BYTES, ExchangeLink
+from roq.client.locate import GcmClient
+from roq.client.membership import Membership
+from roq.client.path import CloseLink, Connect, Finished, Instruction, PathMachine, SendFin, SendOpen
+from roq.client.topics import TopicRecord
+from roq.errors import Closed, DeadlineExceeded, InvalidTopic, PayloadTooLarge
+from roq.ids import new_id
+from roq.wire import monitor as wire
+from roq.wire.assignment import Overflow
+from roq.wire.frame import Kind, PathOpening, encode_control, encode_data, parse
+from roq.wire.limits import BATCH_BYTES, BEACON_TOPICS_MAX, FRAME_OVERHEAD_BYTES
+
+CHUNK_MESSAGES = 512  # taken from publish_many's iterable at once
+ITEM_BYTES = 6  # what one payload adds to a batch besides itself, about
+DROP_PATIENCE_SECONDS = 0.005  # with overflow "drop": how long a full link is waited for before frames are dropped
+FIN_SECONDS = 10.0  # an old link is kept at most this long for its FIN to be confirmed
+TOPICS_REMEMBERED = 100_000  # per publisher; gaps on topics unused for longer are not told
+OPEN_SECONDS = 15.0
+
+
+class Publisher:
+    """Made by `Cluster.publisher`; use as an async context manager. Not thread-safe (see roq.blocking)."""
+
+    def __init__(self, gcm: GcmClient, queue: str) -> None:
+        self.id = new_id()
+        self.queue = queue
+        self.dropped = 0  # messages given up with overflow "drop"
+        self.messages = 0
+        self.bytes = 0
+        self.blocked_seconds = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._membership = Membership(gcm, queue, self)
+        self._machine = PathMachine()
+        self._links: dict[int, ExchangeLink] = {}  # by path
+        self._link: ExchangeLink | None = None
+        self._topics: dict[str, TopicRecord] = {}
+        self._sequence = 0
+        self._overflow = Overflow.DROP
+        self._payload_max = 0
+        self._batch_bytes = 0
+        # the batch being filled; `_room` is 0 while there is none, which sends `publish` the slow way
+        self._topic: str | None = None
+        self._record: TopicRecord | None = None
+        self._run: list[bytes] = []
+        self._runs: list[tuple[TopicRecord, list[bytes]]] = []
+        self._append = self._run.append
+        self._room = 0
+        self._batch_time = 0
+        self._scheduled = False
+        self._touched: dict[str, TopicRecord] = {}
+        self._beacon_sequence = 0
+        self._marks: dict[int, tuple[int, asyncio.Future[None]]] = {}
+        self._mark = 0
+        self._opened = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._finished = asyncio.Event()
+        self._closed = False
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def open(self, timeout_seconds: float = OPEN_SECONDS) -> Publisher:
+        """Join the queue and attach to an Exchange. Raises QueueNotFound, QueueStopped, Unavailable, DeadlineExceeded."""
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            await self._membership.join(timeout_seconds)
+            async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
+                await self._opened.wait()
+        except TimeoutError:
+            await self.close(0)
+            raise DeadlineExceeded(f"no Exchange of {self.queue!r} took this publisher in {timeout_seconds:g} s") from None
+        except BaseException:
+            await self.close(0)
+            raise
+        return self
+
+    async def __aenter__(self) -> Publisher:
+        return await self.open()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self, timeout_seconds: float = 5.0) -> None:
+        """Send what is batched, end the path, wait until the Exchange has forwarded all of it. Takes at most about
+        `timeout_seconds`; raises DeadlineExceeded if by then the Exchange had not confirmed everything."""
+        if self._closed:
+            return
+        deadline = time.monotonic() + timeout_seconds
+        self._flush()
+        self._send_beacons()
+        self._closed, self._room, self._topic = True, 0, None
+        opened = self._machine.current is not None
+        self._perform(self._machine.close())
+        try:
+            if timeout_seconds > 0:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._finished.wait()
+        except TimeoutError:
+            pass
+        confirmed = self._finished.is_set() or not opened or not self.messages
+        await self._membership.close(self.id, min(1.0, max(0.0, deadline - time.monotonic())))
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+        self._has_room.set()
+        for _, future in self._marks.values():
+            if not future.done():
+                future.set_exception(Closed("the publisher was closed"))
+        if not confirmed and timeout_seconds > 0:
+            raise DeadlineExceeded(f"closed after {timeout_seconds:g} s without confirmation that all messages were forwarded")
+
+    # --- publishing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        """Publish one message. Returns at once unless the queue's overflow is "block" and the way is full.
+
+        topic: 1..255 bytes of UTF-8 without NUL. payload: bytes-like. Raises InvalidTopic, PayloadTooLarge, Closed.
+        """
+        if topic == self._topic and payload.__class__ is bytes and (room := self._room - len(payload)) > 0:
+            self._append(payload)
+            self._room = room - ITEM_BYTES
+        else:
+            await self._publish_slowly(topic, payload)
+
+    async def _publish_slowly(self, topic: str, payload: bytes) -> None:
+        """First of a batch, first of a topic, the one that fills the batch, or one that is refused."""
+        if self._closed:
+            raise Closed("the publisher is closed")
+        payload = self._checked(payload)
+        if topic != self._topic or self._record is None:
+            self._switch(topic)
+        self._make_room(len(payload) + ITEM_BYTES)
+        self._append(payload)
+        self._room -= len(payload) + ITEM_BYTES
+        if self._room <= 0:
+            self._flush()
+            await self._take_breath()
+
+    def _make_room(self, size: int) -> None:
+        """Open a batch unless one is open that can take `size` bytes more within one frame."""
+        batched = self._batch_bytes - self._room if self._run or self._runs else 0
+        if batched + size > self._payload_max:
+            self._flush()
+            batched = 0
+        if not batched:
+            self._room, self._batch_time = self._batch_bytes, time.time_ns()
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._loop_turned)
+
+    async def publish_many(self, topic: str, payloads: Iterable[bytes]) -> None:
+        """Publish several messages on one topic, in order; cheaper than one by one. Errors as `publish`: messages before
+        the offending one are published."""
+        if self._closed:
+            raise Closed("the publisher is closed")
+        source = iter(payloads)
+        while chunk := list(itertools.islice(source, CHUNK_MESSAGES)):
+            plain = set(map(type, chunk)) == {bytes}
+            size = sum(map(len, chunk)) + ITEM_BYTES * len(chunk) if plain else 0
+            if not plain or size > self._batch_bytes:
+                for payload in chunk:
+                    await self._publish_slowly(topic, payload)
+                continue
+            if topic != self._topic:
+                self._switch(topic)
+            self._make_room(size)
+            self._run.extend(chunk)
+            self._room -= size
+            if self._room <= 0:
+                self._flush()
+                await self._take_breath()
+
+    def _checked(self, payload: bytes) -> bytes:
+        if payload.__class__ is not bytes:
+            try:
+                payload = bytes(memoryview(payload))
+            except TypeError:
+                raise TypeError(f"a payload is bytes-like, got {type(payload).__name__}") from None
+        if len(payload) > self._payload_max:
+            raise PayloadTooLarge(f"payload of {len(payload)} bytes; this queue takes at most {self._payload_max}")
+        return payload
+
+    def _switch(self, topic: str) -> None:
+        """The next payloads are of `topic`: the run of the last topic is complete."""
+        record = self._topics.get(topic) if topic.__class__ is str else None
+        if record is None:
+            if topic.__class__ is not str:
+                raise InvalidTopic(f"a topic is a string, got {type(topic).__name__}")
+            if len(self._topics) >= TOPICS_REMEMBERED:
+                for name in list(self._topics)[: TOPICS_REMEMBERED // 2]:
+                    del self._topics[name]
+            record = self._topics[topic] = TopicRecord(topic)
+        if self._run and self._record is not None:
+            self._runs.append((self._record, self._run))
+        self._run = []
+        self._append = self._run.append
+        self._topic, self._record = topic, record
+
+    def _loop_turned(self) -> None:
+        self._scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send the batch as it is."""
+        runs, self._runs = self._runs, []
+        if self._run and self._record is not None:
+            runs.append((self._record, self._run))
+            self._run = []
+            self._append = self._run.append
+        self._room = 0
+        for record, run in runs:
+            self._send_run(record, run, self._batch_time)
+
+    def _send_run(self, record: TopicRecord, run: list[bytes], timestamp: int) -> None:
+        first = self._sequence + 1
+        count = len(run)
+        frame = encode_data(record.encoded, self.id, self._machine.path, first, record.last, record.sent, run, timestamp)
+        self._sequence = record.last = first + count - 1
+        record.sent += count
+        self.messages += count
+        self.bytes += len(frame)
+        self._touched[record.name] = record
+        assert self._link is not None  # `open` returned, and links change only from one to the next
+        self._link.send(frame)
+
+    async def _take_breath(self) -> None:
+        """After a full batch: let the loop turn, and wait or drop if the way is full."""
+        if self._backlog() <= BACKLOG_BYTES:
+            await asyncio.sleep(0)
+            return
+        started = time.monotonic()
+        try:
+            if self._overflow is Overflow.BLOCK:
+                while self._backlog() > BACKLOG_BYTES and not self._closed:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+            else:
+                self._has_room.clear()
+                try:
+                    async with asyncio.timeout(DROP_PATIENCE_SECONDS):
+                        await self._has_room.wait()
+                except TimeoutError:
+                    self._drop()
+        finally:
+            self.blocked_seconds += time.monotonic() - started
+
+    def _backlog(self) -> int:
+        return sum(link.backlog_bytes for link in self._links.values())
+
+    def _drop(self) -> None:
+        for link in self._links.values():
+            for frame in link.drop_oldest(BACKLOG_BYTES // 2):
+                self.dropped += parse(frame)[1].count
+
+    async def flush(self, timeout_seconds: float = 10.0) -> None:
+        """Return when everything published so far has passed the Exchange. Raises DeadlineExceeded, Closed."""
+        if self._closed:
+            raise Closed("the publisher is closed")
+        self._flush()
+        assert self._link is not None
+        self._mark += 1
+        mark = self._mark
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._marks[mark] = (self._machine.path, future)
+        self._send_control(self._link, Kind.MARK, self._machine.path, mark)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await future
+        except TimeoutError:
+            raise DeadlineExceeded(f"the Exchange did not confirm within {timeout_seconds:g} s") from None
+        finally:
+            self._marks.pop(mark, None)
+
+    # --- paths --------------------------------------------------------------------------------------------------------
+
+    def _perform(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Connect(exchange, path):
+                    self._links[path] = ExchangeLink(exchange, path, self._welcomed, self._has_room.set)
+                case SendFin(path):
+                    self._send_control(self._links[path], Kind.FIN, path, None)
+                    self._loop.call_later(FIN_SECONDS, self._forwarded, path, 0)
+                case SendOpen(path, left, finished):
+                    self._link = self._links[path]
+                    self._send_control(self._link, Kind.OPEN, path, PathOpening(left, finished))
+                    self._opened.set()
+                    self._membership.report_now()
+                case CloseLink(path):
+                    if (link := self._links.pop(path, None)) is not None:
+                        link.close()
+                    self._has_room.set()
+                case Finished():
+                    self._finished.set()
+        self._machine.check()
+
+    def _send_control(self, link: ExchangeLink, kind: Kind, path: int, body: Any) -> None:
+        link.send(encode_control(kind, self.id, path, self._sequence, body, time.time_ns()))
+
+    def _welcomed(self, link: ExchangeLink) -> None:
+        self._flush()
+        self._perform(self._machine.attached(link.path))
+
+    def _forwarded(self, path: int, mark: int) -> None:
+        if mark == 0:
+            self._perform(self._machine.forwarded(path))
+        for number, (mark_path, future) in list(self._marks.items()):
+            covered = mark_path <= path if mark == 0 else (mark_path == path and number <= mark)
+            if covered and not future.done():
+                future.set_result(None)
+
+    # --- what the membership asks and tells ---------------------------------------------------------------------------
+
+    def _send_beacons(self) -> None:
+        """Reveal the end of each topic used since the last time: a lost tail would not show otherwise."""
+        topics, self._touched = list(self._touched.values()), {}
+        for start in range(0, len(topics) if self._link is not None else 0, BEACON_TOPICS_MAX):
+            body = {topic.name: (topic.last, topic.sent) for topic in topics[start : start + BEACON_TOPICS_MAX]}
+            assert self._link is not None
+            self._send_control(self._link, Kind.BEACON, self._machine.path, body)
+
+    def join_request(self) -> wire.JoinPublisher:
+        """See membership.Member."""
+        current = self._machine.current
+        return wire.JoinPublisher(self.id, self._machine.path, current.id if current else "")
+
+    def report(self) -> wire.PublisherReport:
+        """See membership.Member. Also the moment for beacons: a quiet publisher tells the last numbers of its topics."""
+        if self._sequence == self._beacon_sequence:
+            self._send_beacons()
+        self._beacon_sequence = self._sequence
+        current = self._machine.current
+        return wire.PublisherReport(
+            self.id,
+            self._machine.path,
+            current.id if current else "",
+            len(self._machine.leaving),
+            self.messages,
+            self.bytes,
+            self.dropped,
+            self.blocked_seconds,
+        )
+
+    def take(self, notice: Any) -> None:
+        """See membership.Member."""
+        match notice:
+            case wire.PublisherWelcome():
+                self._overflow = notice.overflow
+                self._payload_max = notice.max_frame_bytes - FRAME_OVERHEAD_BYTES
+                self._batch_bytes = min(BATCH_BYTES, self._payload_max)
+                self._perform(self._machine.assign(notice.exchange, notice.path))
+            case wire.Relocate():
+                self._perform(self._machine.assign(notice.exchange, notice.path))
+            case wire.Forwarded():
+                self._forwarded(notice.path, notice.mark)
+
+    def health(self) -> PublisherHealth:
+        """What is well and what is not."""
+        silent = self._membership.monitor_silent_seconds()
+        problems = []
+        if self._closed:
+            problems.append("closed")
+        elif self._machine.current is None:
+            problems.append("not attached to an Exchange")
+        if not self._membership.joined or silent > 3:
+            problems.append(f"the Monitor has been silent for {silent:.1f} s")
+        if (backlog := self._backlog()) > BACKLOG_BYTES:
+            problems.append(f"{backlog} bytes wait for the Exchange")
+        if self.dropped:
+            problems.append(f"{self.dropped} messages were dropped")
+        current = self._machine.current
+        name = current.id if current else ""
+        return PublisherHealth(
+            not self._closed and current is not None, name, self._machine.path, silent, backlog, self.dropped, tuple(problems)
+        )

@@ -1,0 +1,374 @@
+"""Subscriber: attached to every Exchange of the queue, each publisher's messages in order, gaps told.
+
+Frames are read into a bounded buffer whether or not the application iterates, so that proofs and hand-overs go on; a full
+buffer stops reading, and ZeroMQ's back-pressure does the rest. The decisions about order are in order.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count, repeat
+from operator import length_hint
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import zmq
+
+from roq.client.attachment import Attachment
+from roq.client.health import SubscriberHealth
+from roq.client.locate import GcmClient
+from roq.client.membership import Membership
+from roq.client.message import Message
+from roq.client.order import Deliver, Event, OrderMachine, Output
+from roq.client.topics import TopicFilter
+from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
+from roq.ids import new_id
+from roq.runtime.observe import Counters, Refusals
+from roq.wire import frame as frames
+from roq.wire import monitor as wire
+from roq.wire.assignment import Overflow
+from roq.wire.frame import Header, Kind
+
+log = logging.getLogger(__name__)
+BUFFER_BYTES = 4 * 1024 * 1024  # payload bytes read ahead of the application
+FRAMES_AT_ONCE = 64  # read from one Exchange before other work gets a turn
+BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however much there is to read
+HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its old one
+SLOW_SECONDS = 10.0  # with overflow "block": no message taken for this long while the buffer is full
+OPEN_SECONDS = 15.0
+LATENCIES_KEPT = 512
+
+
+class _Batch(NamedTuple):
+    topic: bytes
+    header: Header
+    payloads: list[bytes]
+    size: int
+
+
+class Subscriber:
+    """Made by `Cluster.subscriber`; use as an async context manager, then iterate. Not thread-safe (see roq.blocking)."""
+
+    def __init__(self, gcm: GcmClient, queue: str, topics: tuple[str, ...], on_lost: Callable[[MessagesLost], None]) -> None:
+        self.id = new_id()
+        self.queue = queue
+        self.lost = 0
+        self.messages = 0
+        self.bytes = 0
+        self.counters = Counters()
+        self._filter = TopicFilter(topics or (">",))
+        self._on_lost = on_lost
+        self._order = OrderMachine(self._is_attached, self._filter.wants)
+        self._membership = Membership(gcm, queue, self)
+        self._attachments: dict[str, Attachment] = {}
+        self._retired: set[str] = set()
+        self._version = 0
+        self._overflow = Overflow.DROP
+        self._max_frame_bytes = 0
+        self._buffer: deque[_Batch | MessagesLost] = deque()
+        self._buffered = 0
+        self._current: Iterator[Message] = iter(())
+        self._waiter: asyncio.Future[None] | None = None
+        self._ready = asyncio.Event()
+        self._started = False  # ready for the first time: what comes earlier is not ours, and is not kept
+        self._failure: RoqError | None = None
+        self._closed = False
+        self._breath = 0
+        self._latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
+        self._lag_seconds = 0.0
+        self._progress = (0, time.monotonic())
+        self._refusals = Refusals(log, self.counters)
+
+    @property
+    def duplicated(self) -> int:
+        """Messages that arrived again and were dropped before delivery."""
+        return self._order.duplicated
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def open(self, timeout_seconds: float = OPEN_SECONDS) -> Subscriber:
+        """Join the queue and wait until ready. Raises QueueNotFound, QueueStopped, Unavailable, DeadlineExceeded."""
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            await self._membership.join(timeout_seconds)
+            await self.ready(max(0.1, deadline - time.monotonic()))
+        except BaseException:
+            await self.close(0)
+            raise
+        return self
+
+    async def ready(self, timeout_seconds: float = OPEN_SECONDS) -> None:
+        """Return once every subscription is active at every Exchange. Raises DeadlineExceeded naming those missing."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._ready.wait()
+        except TimeoutError:
+            missing = ", ".join(self.health().missing) or "the Monitor's word"
+            raise DeadlineExceeded(f"not ready in {timeout_seconds:g} s: {missing} missing") from None
+
+    async def __aenter__(self) -> Subscriber:
+        return await self.open()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self, timeout_seconds: float = 1.0) -> None:
+        """Leave the queue; iteration ends. Takes at most about `timeout_seconds`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._drop_attachments()
+        self._wake()
+        await self._membership.close(self.id, timeout_seconds)
+
+    def _drop_attachments(self) -> None:
+        for attachment in self._attachments.values():
+            attachment.close()
+        self._attachments.clear()
+
+    def _fail(self, error: RoqError) -> None:
+        """The queue goes on without us; the application is told when it has taken what is buffered."""
+        self._failure = error
+        self._ready.clear()
+        self._drop_attachments()
+        self._wake()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _is_attached(self, exchange: str) -> bool:
+        return any(one.proved and one.exchange.id == exchange for one in self._attachments.values())
+
+    def _read(self, attachment: Attachment) -> None:
+        """Take what the Exchange has for us, up to the bounds."""
+        receive = attachment.socket.recv
+        try:
+            for _ in range(FRAMES_AT_ONCE):
+                if self._buffered >= BUFFER_BYTES:
+                    break
+                self._take_frame(attachment, receive(zmq.NOBLOCK))
+                if attachment.closed:
+                    break
+            else:
+                attachment.look_soon()
+        except zmq.Again:
+            pass
+        if self._buffer:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _take_frame(self, attachment: Attachment, frame: bytes) -> None:
+        try:
+            topic, header, body = frames.parse(frame)
+            if header.kind:
+                self._control(attachment, header, body)
+                return
+            if not self._filter.wants(topic):
+                return
+            payloads = frames.payloads(header, body)
+        except (FrameError, ValueError) as error:
+            self._refusals.note("undecodable", error)
+            return
+        if self._order.accept(topic, header):
+            if self._started:
+                self._buffer.append(_Batch(topic, header, payloads, len(frame)))
+                self._buffered += len(frame)
+        else:
+            self._give(self._order.handle(Event(topic, header, (payloads, len(frame))), time.monotonic()))
+
+    def _control(self, attachment: Attachment, header: Header, body: memoryview) -> None:
+        match header.kind:
+            case Kind.PROBE:
+                if frames.text_body(body) == attachment.exchange.token and not attachment.proved:
+                    attachment.proved = True
+                    self._membership.report_now()
+            case Kind.RETIRE:
+                if frames.text_body(body) == attachment.exchange.token:
+                    self._retire(attachment)
+            case Kind.OPEN:
+                self._give(self._order.handle(Event(b"", header, None, frames.opening_body(body)), time.monotonic()))
+            case Kind.BEACON:
+                self._give(self._order.handle(Event(b"", header, None, frames.beacon_body(body)), time.monotonic()))
+            case Kind.FIN:
+                self._give(self._order.handle(Event(b"", header), time.monotonic()))
+
+    def _give(self, outputs: list[Output]) -> None:
+        for output in outputs if self._started else ():
+            if isinstance(output, Deliver):
+                payloads, size = output.event.body
+                header = output.event.header
+                if output.skip:
+                    header = header._replace(sequence=header.sequence + output.skip, count=header.count - output.skip)
+                self._buffer.append(_Batch(output.event.topic, header, payloads[output.skip :], size))
+                self._buffered += size
+            else:
+                self._buffer.append(output)
+        if outputs:
+            self._wake()
+
+    # --- attachments --------------------------------------------------------------------------------------------------
+
+    def _attach(self, version: int, exchanges: tuple[wire.ExchangeAddress, ...]) -> None:
+        """Be attached to exactly these (those that retired excepted)."""
+        self._version = version
+        wanted = {exchange.token: exchange for exchange in exchanges}
+        self._retired &= wanted.keys()
+        for token in [token for token in self._attachments if token not in wanted]:
+            self._attachments.pop(token).close()
+        for token, exchange in wanted.items():
+            if token not in self._attachments and token not in self._retired and self._failure is None:
+                prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX]
+                self._attachments[token] = Attachment(exchange, prefixes, self._max_frame_bytes, self._read)
+        self._give(self._order.detached(time.monotonic()))
+        self._membership.report_now()
+
+    def _retire(self, attachment: Attachment) -> None:
+        """Nothing comes through this Exchange any more."""
+        token = attachment.exchange.token
+        self._retired.add(token)
+        self._attachments.pop(token, None)
+        attachment.close()
+        self._give(self._order.detached(time.monotonic()))
+        self._membership.report_now()
+
+    # --- handing out --------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Message]:
+        while True:
+            for message in self._current:
+                yield message
+            batch = await self._next_batch()
+            if batch is None:
+                return
+            self._current = iter(batch)
+
+    async def __anext__(self) -> Message:
+        """One message; for `await anext(subscriber)`."""
+        while True:
+            for message in self._current:
+                return message
+            batch = await self._next_batch()
+            if batch is None:
+                raise StopAsyncIteration
+            self._current = iter(batch)
+
+    async def batches(self) -> AsyncIterator[list[Message]]:
+        """The messages in lists as they arrive, each list of one publisher and topic; cheaper than one by one."""
+        rest = list(self._current)
+        if rest:
+            yield rest
+        while (batch := await self._next_batch()) is not None:
+            yield batch
+
+    async def _next_batch(self) -> list[Message] | None:
+        """None once closed. Raises SlowSubscriber, or what `on_lost` raises."""
+        self._breath += 1
+        if self._breath >= BATCHES_WITHOUT_BREATH:
+            self._breath = 0
+            await asyncio.sleep(0)
+        while True:
+            while not self._buffer:
+                if self._closed:
+                    return None
+                if self._failure is not None:
+                    raise self._failure
+                for attachment in list(self._attachments.values()):
+                    self._read(attachment)
+                if not self._buffer:
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    await self._waiter
+            item = self._buffer.popleft()
+            if isinstance(item, MessagesLost):
+                self.lost += item.count
+                self._on_lost(item)
+                continue
+            self._buffered -= item.size
+            if self._buffered + item.size >= BUFFER_BYTES:
+                for attachment in self._attachments.values():
+                    attachment.look_soon()
+            return self._messages(item)
+
+    def _messages(self, batch: _Batch) -> list[Message]:
+        topic, header, payloads, size = batch
+        self.messages += len(payloads)
+        self.bytes += size
+        self._lag_seconds = max(0.0, (time.time_ns() - header.timestamp) / 1e9)
+        self._latencies.append(self._lag_seconds)
+        first, name = header.sequence, topic.decode()
+        return list(map(Message, repeat(name), payloads, repeat(header.publisher), count(first), repeat(header.timestamp)))
+
+    # --- what the membership asks and tells ---------------------------------------------------------------------------
+
+    def join_request(self) -> wire.JoinSubscriber:
+        """See membership.Member."""
+        return wire.JoinSubscriber(self.id, self._filter.patterns)
+
+    def report(self) -> wire.SubscriberReport:
+        """See membership.Member. Also the moment to look after time limits."""
+        now = time.monotonic()
+        self._give(self._order.expire(now, HOLD_SECONDS))
+        taken = self.messages - length_hint(self._current)
+        if self._buffered < BUFFER_BYTES or taken != self._progress[0]:
+            self._progress = (taken, now)
+        elif self._overflow is Overflow.BLOCK and now - self._progress[1] > SLOW_SECONDS and self._failure is None:
+            self._fail(SlowSubscriber(f"no message was taken for {SLOW_SECONDS:g} s while others waited"))
+        ordered = sorted(self._latencies)
+        half = ordered[len(ordered) // 2] if ordered else 0.0
+        most = ordered[int(len(ordered) * 0.99)] if ordered else 0.0
+        attached = tuple(token for token, one in self._attachments.items() if one.proved)
+        return wire.SubscriberReport(
+            self.id,
+            self._version,
+            attached,
+            self.messages,
+            self.bytes,
+            self.lost,
+            self.duplicated,
+            self._lag_seconds,
+            half,
+            most,
+        )
+
+    def take(self, notice: Any) -> None:
+        """See membership.Member."""
+        match notice:
+            case wire.SubscriberWelcome():
+                self._overflow, self._max_frame_bytes = notice.overflow, notice.max_frame_bytes
+                self._attach(notice.version, notice.exchanges)
+            case wire.Exchanges() if notice.version >= self._version:
+                self._attach(notice.version, notice.exchanges)
+            case wire.Heard(ready=ready):
+                self._started = self._started or ready
+                (self._ready.set if ready else self._ready.clear)()
+            case wire.Evicted():
+                self._fail(SlowSubscriber(f"silent for {notice.silent_seconds:.0f} s: disconnected so that others could go on"))
+
+    def health(self) -> SubscriberHealth:
+        """What is well and what is not."""
+        silent = self._membership.monitor_silent_seconds()
+        missing = tuple(one.exchange.id for one in self._attachments.values() if not one.proved)
+        problems = []
+        if self._closed:
+            problems.append(str(Closed("closed")))
+        if self._failure is not None:
+            problems.append(str(self._failure))
+        if missing:
+            problems.append(f"not attached to Exchanges {', '.join(missing)}")
+        if not self._membership.joined or silent > 3:
+            problems.append(f"the Monitor has been silent for {silent:.1f} s")
+        if self._buffered >= BUFFER_BYTES:
+            problems.append("the application does not keep up: the buffer is full")
+        if self.lost:
+            problems.append(f"{self.lost} messages were lost")
+        attached = tuple(one.exchange.id for one in self._attachments.values() if one.proved)
+        ready = self._ready.is_set() and not missing and self._failure is None and not self._closed
+        return SubscriberHealth(ready, attached, missing, silent, self._buffered, self.lost, tuple(problems))

@@ -1,0 +1,84 @@
+"""Topics: what a publisher keeps of each, and the filters of a subscriber (prefixes at the Exchange, wildcards here). Pure.
+
+    eu.paris     literal: every topic that starts with it (ZeroMQ's prefix match)
+    eu.*.rain    `*` stands for exactly one dot-separated token
+    eu.>         `>` at the end stands for one or more tokens; `>` alone for everything
+
+A filter with a wildcard is sent to the Exchanges as its longest literal prefix; the rest is decided in the subscriber.
+"""
+
+from __future__ import annotations
+
+import re
+
+from roq.errors import InvalidTopic
+from roq.ids import topic_bytes
+
+CACHED_TOPICS = 10_000  # decisions remembered per subscriber
+
+
+def _is_wild(pattern: str) -> bool:
+    tokens = pattern.split(".")
+    return "*" in tokens or ">" in tokens
+
+
+def check_filter(pattern: str) -> str:
+    """The filter itself if it is well-formed. Raises InvalidTopic."""
+    topic_bytes(pattern)
+    if ">" in pattern.split(".")[:-1]:
+        raise InvalidTopic(f"{pattern!r}: '>' stands for the rest of a topic and comes last")
+    return pattern
+
+
+def prefix_of(pattern: str) -> bytes:
+    """What the Exchange matches for this filter."""
+    if not _is_wild(pattern):
+        return pattern.encode()
+    literal: list[str] = []
+    for token in pattern.split("."):
+        if token in ("*", ">"):
+            break
+        literal.append(token + ".")
+    return "".join(literal).encode()
+
+
+def _expression(pattern: str) -> str:
+    if not _is_wild(pattern):
+        return re.escape(pattern) + ".*"
+    parts = {"*": r"[^.]+", ">": r".+"}
+    return r"\.".join(parts.get(token) or re.escape(token) for token in pattern.split(".")) + r"\Z"
+
+
+class TopicFilter:
+    """All filters of one subscriber. `wants(topic)` is whether any of them matches."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self.patterns = tuple(check_filter(pattern) for pattern in patterns)
+        prefixes = sorted({prefix_of(pattern) for pattern in self.patterns})
+        # a prefix of another one makes the longer one superfluous
+        self.prefixes = [one for one in prefixes if not any(one != other and one.startswith(other) for other in prefixes)]
+        self._expression = re.compile("|".join(f"(?:{_expression(pattern)})" for pattern in self.patterns), re.DOTALL)
+        self._known: dict[bytes, bool] = {}
+
+    def wants(self, topic: bytes) -> bool:
+        """Whether messages on this topic are delivered; an undecodable topic is not."""
+        known = self._known.get(topic)
+        if known is None:
+            try:
+                known = self._expression.match(topic.decode()) is not None
+            except UnicodeDecodeError:
+                known = False
+            if len(self._known) >= CACHED_TOPICS:
+                self._known.clear()
+            self._known[topic] = known
+        return known
+
+
+class TopicRecord:
+    """What a publisher's frames of one topic say about those before them: number of the last payload, payloads sent."""
+
+    __slots__ = ("encoded", "last", "name", "sent")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.encoded = name, topic_bytes(name)
+        self.last = self.sent = 0

@@ -1,0 +1,355 @@
+"""Who belongs to a queue, who publishes where, and how that changes without loss. Pure: no IO, no clock.
+
+Theory of operation. An Exchange starts as STARTING; it becomes ACTIVE, and so a target for publishers, once every ready
+subscriber has proved its attachment (a probe sent *through* the Exchange came back as a report). A subscriber becomes ready
+once it has proved its attachment to every ACTIVE or DRAINING Exchange; from then on nothing carries messages before it has
+proved it. Moves and joining subscribers exclude each other (for a bounded time), so that nobody who attaches to the
+Exchanges one after the other misses a part of a stream that moves between them. A move tells the publisher where to go; it
+is over when the publisher's FIN came out of the old Exchange. Draining moves every publisher away; then RETIRE is sent
+through the Exchange, behind everything else; when every subscriber has detached after reading it, the Exchange is DRAINED
+and may be stopped.
+
+Invariants (`check`): publishers are on Exchanges that exist; nobody is moved to an Exchange that is not ACTIVE; an Exchange
+that carries messages is proved by every ready subscriber.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+import msgspec
+
+from roq.errors import ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
+from roq.monitor.records import (
+    CARRYING,
+    Answer,
+    Exchange,
+    ExchangeState,
+    Instruction,
+    Notify,
+    Probe,
+    Publisher,
+    Retire,
+    Subscriber,
+    Unwatch,
+    Waiting,
+    Watch,
+)
+from roq.wire import monitor as wire
+
+EXCHANGE_SILENT_SECONDS = 3.5  # an Exchange that has not reported for this long is gone
+PUBLISHER_SILENT_SECONDS = 10.0  # a publisher that has not reported for this long has left without a good-bye
+SUBSCRIBER_SILENT_SECONDS = 30.0  # the user's loop may be busy; then it is evicted so that the others can go on
+JOINING_SECONDS = 2.0  # moves wait at most this long for a subscriber to become ready
+MOVE_SECONDS = 10.0  # a publisher that has not ended its path by then is not counted as moved
+
+
+class Membership:
+    """All of one queue. Every method returns what is to be done, in order."""
+
+    def __init__(self, term: int, terms_of_use: wire.PublisherWelcome) -> None:
+        """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used."""
+        self.term = term
+        self.version = 1
+        self._use = terms_of_use
+        self.exchanges: dict[str, Exchange] = {}
+        self.publishers: dict[int, Publisher] = {}
+        self.subscribers: dict[int, Subscriber] = {}
+        self._waiting: list[Waiting] = []
+
+    # --- Exchanges ----------------------------------------------------------------------------------------------------
+
+    def exchange_report(self, report: wire.ExchangeReport, now: float) -> list[Instruction]:
+        """An Exchange lives. A new one, or a new life of one, has to be proved."""
+        address = report.exchange
+        known = self.exchanges.get(address.id)
+        if known is not None and known.address == address:
+            known.last_report = now
+            return []
+        out: list[Instruction] = []
+        if known is not None:
+            out.append(Unwatch(known.address))
+        fresh = Exchange(address, report.host, now)
+        if known is not None and known.state in CARRYING:
+            fresh.state = known.state  # restarted on the same ports: its publishers are still connected to it
+            for subscriber in self.subscribers.values():
+                subscriber.ready = False
+        self.exchanges[address.id] = fresh
+        self.version += 1
+        out.append(Watch(address))
+        out += self._tell_subscribers()
+        return out + self._settle(now)
+
+    def _tell_subscribers(self) -> list[Instruction]:
+        notice = wire.Exchanges(self.term, self.version, self.visible())
+        return [Notify(subscriber.peer, notice) for subscriber in self.subscribers.values()]
+
+    def visible(self) -> tuple[wire.ExchangeAddress, ...]:
+        """The Exchanges that subscribers shall be attached to."""
+        return tuple(one.address for one in self.exchanges.values() if one.state is not ExchangeState.DRAINED)
+
+    # --- publishers ---------------------------------------------------------------------------------------------------
+
+    def join_publisher(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
+        """Assign an Exchange, or confirm the one a rejoining publisher is on. Raises NotReady while none is active."""
+        here = self.exchanges.get(request.exchange)
+        known = self.publishers.get(request.publisher)
+        if request.path and here is not None and here.state in CARRYING:
+            exchange, path = here, request.path
+        else:
+            exchange = self._least_loaded()
+            path = max(request.path, known.path if known else 0) + 1
+        self.publishers[request.publisher] = Publisher(peer, exchange.address.id, path, now)
+        use = self._use
+        return wire.PublisherWelcome(self.term, path, exchange.address, use.overflow, use.max_frame_bytes)
+
+    def _least_loaded(self, but: str = "") -> Exchange:
+        active = [e for e in self.exchanges.values() if e.state is ExchangeState.ACTIVE and e.address.id != but]
+        if not active:
+            raise NotReady("the queue has no active Exchange yet")
+        return min(active, key=lambda exchange: (self.load(exchange.address.id), exchange.address.id))
+
+    def load(self, exchange: str) -> int:
+        """Publishers on an Exchange or on their way to it."""
+        return sum((publisher.target or publisher.exchange) == exchange for publisher in self.publishers.values())
+
+    def publisher_report(self, report: wire.PublisherReport, peer: bytes, now: float) -> list[Instruction]:
+        """A publisher lives, and says where it is."""
+        publisher = self.publishers.get(report.publisher)
+        if publisher is None:
+            return [Notify(peer, wire.Rejoin())]
+        publisher.peer, publisher.last_report = peer, now
+        out: list[Instruction] = [Notify(peer, wire.Heard(self.term, True))]
+        if report.path > publisher.path and not report.leaving and report.exchange in self.exchanges:
+            # no FIN is under way: it never used its last path, or the FIN was given up on
+            publisher.path, publisher.exchange = report.path, report.exchange
+            if publisher.target == report.exchange:
+                publisher.target, publisher.relocated = "", False
+        if publisher.relocated and report.path == publisher.path:
+            out.append(self._relocate(publisher))  # it may have missed the notice; a repetition changes nothing
+        return out + self._settle(now)
+
+    def _relocate(self, publisher: Publisher) -> Instruction:
+        target = self.exchanges[publisher.target].address
+        return Notify(publisher.peer, wire.Relocate(self.term, publisher.path + 1, target))
+
+    def fin_seen(self, id: int, path: int, exchange: str, now: float) -> list[Instruction]:
+        """A publisher's FIN came out of an Exchange: everything before it has been forwarded."""
+        publisher = self.publishers.get(id)
+        if publisher is None:
+            return []
+        out: list[Instruction] = [Notify(publisher.peer, wire.Forwarded(path, 0))]
+        if publisher.target and publisher.exchange == exchange and path == publisher.path:
+            publisher.exchange, publisher.path = publisher.target, path + 1
+            publisher.target, publisher.relocated = "", False
+        return out + self._settle(now)
+
+    def mark_seen(self, id: int, path: int, mark: int) -> list[Instruction]:
+        """A publisher's MARK came out of an Exchange."""
+        publisher = self.publishers.get(id)
+        return [Notify(publisher.peer, wire.Forwarded(path, mark))] if publisher else []
+
+    # --- subscribers --------------------------------------------------------------------------------------------------
+
+    def join_subscriber(self, request: wire.JoinSubscriber, peer: bytes, now: float) -> wire.SubscriberWelcome:
+        """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move."""
+        if any(publisher.relocated for publisher in self.publishers.values()):
+            raise NotReady("publishers are being moved: try again")
+        self.subscribers[request.subscriber] = Subscriber(peer, now)
+        use = self._use
+        return wire.SubscriberWelcome(self.term, self.version, self.visible(), use.overflow, use.max_frame_bytes)
+
+    def subscriber_report(self, report: wire.SubscriberReport, peer: bytes, now: float) -> list[Instruction]:
+        """A subscriber lives, and says what it has proved."""
+        subscriber = self.subscribers.get(report.subscriber)
+        if subscriber is None:
+            return [Notify(peer, wire.Rejoin())]
+        subscriber.peer, subscriber.last_report = peer, now
+        subscriber.attached = frozenset(report.attached)
+        carrying = {one.address.token for one in self.exchanges.values() if one.state in CARRYING}
+        if carrying and carrying <= subscriber.attached:
+            subscriber.ready = True
+        out: list[Instruction] = [Notify(peer, wire.Heard(self.term, subscriber.ready))]
+        if report.version < self.version:
+            out.append(Notify(peer, wire.Exchanges(self.term, self.version, self.visible())))
+        return out + self._settle(now)
+
+    def leave(self, member: int, now: float) -> list[Instruction]:
+        """A member said good-bye, or is taken for gone."""
+        self.publishers.pop(member, None)
+        self.subscribers.pop(member, None)
+        return self._settle(now)
+
+    # --- orders of the scaling process and of people ------------------------------------------------------------------
+
+    def move(self, moves: Iterable[tuple[int, str]], waiter: Hashable, now: float) -> list[Instruction]:
+        """Move publishers; answered when every one has moved or is given up."""
+        moving: set[tuple[int, str]] = set()
+        refused: list[str] = []
+        for id, target in moves:
+            try:
+                self._start_move(id, target)
+                if self.publishers[id].target:
+                    moving.add((id, target))
+            except RoqError as error:
+                refused.append(f"{id:016x} to {target}: {error}")
+        self._waiting.append(Waiting(waiter, "move", "", frozenset(moving), tuple(refused)))
+        return self._settle(now)
+
+    def _start_move(self, id: int, target: str) -> None:
+        publisher, exchange = self.publishers.get(id), self.exchanges.get(target)
+        if publisher is None:
+            raise PublisherNotFound(f"no publisher {id:016x} in this queue")
+        if exchange is None or exchange.state is not ExchangeState.ACTIVE:
+            raise ExchangeNotFound(f"no active Exchange {target!r} in this queue")
+        if publisher.target:
+            raise NotReady(f"it is already on its way to {publisher.target}")
+        if publisher.exchange != target:
+            publisher.target = target
+
+    def drain(self, id: str, waiter: Hashable, now: float) -> list[Instruction]:
+        """Empty an Exchange. Raises ExchangeNotFound, LastExchange."""
+        exchange = self.exchanges.get(id)
+        if exchange is None:
+            raise ExchangeNotFound(f"no Exchange {id!r} in this queue")
+        others = [one for one in self.exchanges.values() if one is not exchange and one.state is ExchangeState.ACTIVE]
+        if not others and exchange.state in (ExchangeState.ACTIVE, ExchangeState.STARTING):
+            raise LastExchange(f"Exchange {id!r} is the queue's only active one")
+        out: list[Instruction] = []
+        if exchange.state is ExchangeState.ACTIVE:
+            exchange.state = ExchangeState.DRAINING
+        elif exchange.state is ExchangeState.STARTING:
+            exchange.state = ExchangeState.RETIRING  # nothing ever passed through it
+            out.append(Retire(exchange.address))
+        self._waiting.append(Waiting(waiter, "drain", id, frozenset(), ()))
+        return out + self._settle(now)
+
+    def await_active(self, id: str, waiter: Hashable, now: float) -> list[Instruction]:
+        """Answered when the Exchange is active (it may not even have reported yet)."""
+        self._waiting.append(Waiting(waiter, "active", id, frozenset(), ()))
+        return self._settle(now)
+
+    def forget(self, waiter: Hashable) -> None:
+        """Whoever asked is gone."""
+        self._waiting = [one for one in self._waiting if one.waiter != waiter]
+
+    # --- what follows from what ---------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Once a second: who has fallen silent, what has taken too long, which proofs are missing."""
+        out: list[Instruction] = []
+        for id, exchange in list(self.exchanges.items()):
+            if now - exchange.last_report > EXCHANGE_SILENT_SECONDS:
+                del self.exchanges[id]
+                self.version += 1
+                out.append(Unwatch(exchange.address))
+                out += self._tell_subscribers()
+        for member, publisher in list(self.publishers.items()):
+            if now - publisher.last_report > PUBLISHER_SILENT_SECONDS:
+                del self.publishers[member]
+            elif publisher.target not in self.exchanges or (publisher.relocated and now > publisher.deadline):
+                publisher.target, publisher.relocated = "", False
+        for member, subscriber in list(self.subscribers.items()):
+            silent = now - subscriber.last_report
+            if silent > SUBSCRIBER_SILENT_SECONDS:
+                del self.subscribers[member]
+                out.append(Notify(subscriber.peer, wire.Evicted(silent)))
+        return out + self._settle(now) + self.probes()
+
+    def probes(self) -> list[Instruction]:
+        """One probe through every Exchange that some subscriber has yet to prove; RETIRE again for who came late."""
+        retiring: list[Instruction] = [
+            Retire(one.address) for one in self.exchanges.values() if one.state is ExchangeState.RETIRING
+        ]
+        return retiring + [
+            Probe(one.address)
+            for one in self.exchanges.values()
+            if one.state in (*CARRYING, ExchangeState.STARTING)
+            and any(one.address.token not in subscriber.attached for subscriber in self.subscribers.values())
+        ]
+
+    def _settle(self, now: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        for exchange in self.exchanges.values():
+            if exchange.state is ExchangeState.STARTING and self._proved(exchange):
+                exchange.state = ExchangeState.ACTIVE
+        for exchange in self.exchanges.values():
+            if exchange.state is ExchangeState.DRAINING:
+                self._empty(exchange)
+            if exchange.state is ExchangeState.DRAINING and not self._used(exchange.address.id):
+                exchange.state = ExchangeState.RETIRING
+                out.append(Retire(exchange.address))
+            if exchange.state is ExchangeState.RETIRING and self._left(exchange):
+                exchange.state = ExchangeState.DRAINED
+                self.version += 1
+                out.append(Unwatch(exchange.address))
+                out += self._tell_subscribers()
+        return out + self._relocations(now) + self._answers()
+
+    def _relocations(self, now: float) -> list[Instruction]:
+        """Tell those who are to move, unless a subscriber is just joining."""
+        if any(not one.ready and now - one.joined < JOINING_SECONDS for one in self.subscribers.values()):
+            return []
+        out: list[Instruction] = []
+        for publisher in self.publishers.values():
+            if publisher.target in self.exchanges and not publisher.relocated:
+                publisher.relocated, publisher.deadline = True, now + MOVE_SECONDS
+                out.append(self._relocate(publisher))
+        return out
+
+    def _proved(self, exchange: Exchange) -> bool:
+        return all(exchange.address.token in one.attached for one in self.subscribers.values() if one.ready)
+
+    def _used(self, exchange: str) -> bool:
+        """Whether a publisher's FIN may still have to come through this Exchange."""
+        return any(exchange in (publisher.exchange, publisher.target) for publisher in self.publishers.values())
+
+    def _left(self, exchange: Exchange) -> bool:
+        return all(exchange.address.token not in one.attached for one in self.subscribers.values())
+
+    def _empty(self, exchange: Exchange) -> None:
+        for id, publisher in self.publishers.items():
+            if publisher.exchange == exchange.address.id and not publisher.target:
+                try:
+                    self._start_move(id, self._least_loaded(exchange.address.id).address.id)
+                except NotReady:
+                    return  # another Exchange must become active first; asked again then
+
+    def _answers(self) -> list[Instruction]:
+        out: list[Instruction] = []
+        open_ones: list[Waiting] = []
+        for waiting in self._waiting:
+            reply = self._answer(waiting)
+            if reply is None:
+                open_ones.append(waiting)
+            else:
+                out.append(Answer(waiting.waiter, reply))
+        self._waiting = open_ones
+        return out
+
+    def _answer(self, waiting: Waiting) -> msgspec.Struct | RoqError | None:
+        if waiting.kind == "move":
+            members = [(id, target, self.publishers.get(id)) for id, target in sorted(waiting.moves)]
+            if any(publisher is not None and publisher.target for _, _, publisher in members):
+                return None
+            failed = [(id, target) for id, target, publisher in members if publisher is None or publisher.exchange != target]
+            refused = tuple(f"{id:016x} to {target}: it did not move in time or left" for id, target in failed)
+            return wire.Moved(len(members) - len(failed), waiting.refused + refused)
+        exchange = self.exchanges.get(waiting.subject)
+        if waiting.kind == "active":
+            return wire.Recorded() if exchange is not None and exchange.state is ExchangeState.ACTIVE else None
+        if exchange is None or exchange.state is ExchangeState.DRAINED:
+            return wire.Drained()
+        return None
+
+    def check(self) -> None:
+        """The invariants; AssertionError if one is broken."""
+        for id, publisher in self.publishers.items():
+            if publisher.target and publisher.target in self.exchanges:
+                state = self.exchanges[publisher.target].state
+                assert state in CARRYING, f"publisher {id} is moved to an Exchange that is {state}"
+        for subscriber in self.subscribers.values():
+            if subscriber.ready:
+                for exchange in self.exchanges.values():
+                    proved = exchange.address.token in subscriber.attached
+                    assert proved or exchange.state not in CARRYING, f"{exchange.address.id} carries unproved"

@@ -1,0 +1,286 @@
+"""Monitor process: shell around the membership machine and the StatMonitor.
+
+Sockets: `clients` (everybody of the queue), `kpis` (PUB, one record a second), `control` (Shutdown Monitor), and two per
+Exchange (watch.py). Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+import zmq
+
+from roq.errors import FrameError, RoqError
+from roq.monitor.beacons import Beacons
+from roq.monitor.membership import Membership
+from roq.monitor.records import Answer, Instruction, Notify, Probe, Retire, Unwatch, Watch
+from roq.monitor.statistics import Statistics
+from roq.monitor.watch import ExchangeWatch
+from roq.runtime import sockets
+from roq.runtime.backoff import delays
+from roq.runtime.child import announce_ready, open_board
+from roq.runtime.liveness import BEAT_SECONDS
+from roq.runtime.observe import Counters, Refusals
+from roq.runtime.rpc import RpcServer
+from roq.runtime.run import Tasks, run
+from roq.runtime.shutdown import ShutdownMonitor
+from roq.wire import frame as frames
+from roq.wire import kpi as kpi_wire
+from roq.wire import monitor as wire
+from roq.wire.assignment import Overflow
+from roq.wire.child import ChildSpec
+from roq.wire.frame import Header, Kind
+from roq.wire.limits import DECISIONS_KEPT
+
+log = logging.getLogger(__name__)
+MONITOR_ID = 1  # publisher id on probes; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
+PROBE_FIRST_SECONDS = 0.004  # after a change, until every proof is in: first wait between probes
+PROBE_MAX_SECONDS = 0.5
+
+
+class Monitor:
+    """One queue's Monitor, on the running loop."""
+
+    def __init__(self, spec: ChildSpec, stop: asyncio.Event) -> None:
+        self._spec, self._stop = spec, stop
+        process = spec.process
+        self.counters = Counters()
+        self._refusals = Refusals(log, self.counters)
+        self._statistics = Statistics()
+        nowhere = wire.ExchangeAddress("", "", 0, 0)
+        settings = process.settings
+        use = wire.PublisherWelcome(process.term, 0, nowhere, settings.overflow, settings.max_frame_bytes)
+        self._membership = Membership(process.term, use)
+        self._watches: dict[str, ExchangeWatch] = {}
+        self._beacons = Beacons()
+        self._decisions: deque[kpi_wire.Decision] = deque(maxlen=DECISIONS_KEPT)
+        self._kpi: kpi_wire.QueueKpi | None = None
+        self._probe_wanted = asyncio.Event()
+        self._tasks = Tasks(lambda error: stop.set())
+        self._control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, self.counters)
+        kpis = sockets.control_socket(zmq.PUB)
+        sockets.bind(kpis, spec.address, spec.ports["kpis"])
+        self._kpis = sockets.Link(kpis)
+        self._server = RpcServer(
+            spec.address,
+            spec.ports["clients"],
+            wire.Request,
+            self._handle,
+            wire.NoticeToMonitor,
+            self._notice,
+            self.counters,
+        )
+
+    # --- requests and notices -----------------------------------------------------------------------------------------
+
+    async def _handle(self, peer: bytes, request: Any) -> msgspec.Struct:
+        now = time.monotonic()
+        match request:
+            case wire.JoinPublisher():
+                welcome = self._membership.join_publisher(request, peer, now)
+                self._statistics.join_publisher(request.publisher, now, request.path)
+                return welcome
+            case wire.JoinSubscriber():
+                joined = self._membership.join_subscriber(request, peer, now)
+                self._probe_wanted.set()
+                return joined
+            case wire.Leave(member):
+                self._perform(self._membership.leave(member, now))
+                self._statistics.forget(member)
+                return wire.Left()
+            case wire.Record(decision):
+                self._remember(decision)
+                return wire.Recorded()
+            case wire.Describe():
+                return self._describe(now)
+            case _:
+                return await self._order(request, now)
+
+    async def _order(self, request: wire.Move | wire.Drain | wire.AwaitExchange, now: float) -> msgspec.Struct:
+        waiter: asyncio.Future[msgspec.Struct] = asyncio.get_running_loop().create_future()
+        match request:
+            case wire.Move(moves):
+                instructions = self._membership.move(moves, waiter, now)
+            case wire.Drain(exchange):
+                instructions = self._membership.drain(exchange, waiter, now)
+            case wire.AwaitExchange(exchange):
+                instructions = self._membership.await_active(exchange, waiter, now)
+        self._perform(instructions)
+        try:
+            return await waiter
+        finally:
+            self._membership.forget(waiter)
+
+    def _notice(self, peer: bytes, notice: Any) -> None:
+        now = time.monotonic()
+        match notice:
+            case wire.PublisherReport():
+                self._perform(self._membership.publisher_report(notice, peer, now))
+                if notice.publisher in self._membership.publishers:
+                    self._statistics.report_publisher(notice, now)
+            case wire.SubscriberReport():
+                self._perform(self._membership.subscriber_report(notice, peer, now))
+                if (subscriber := self._membership.subscribers.get(notice.subscriber)) is not None:
+                    self._statistics.report_subscriber(notice, now, subscriber.ready)
+            case wire.ExchangeReport():
+                self._perform(self._membership.exchange_report(notice, now))
+                self._statistics.report_exchange(notice, now)
+
+    def _control_frame(self, exchange: str, header: Header, body: memoryview, frame: bytes) -> None:
+        """A publisher's control frame came out of an Exchange."""
+        now = time.monotonic()
+        if header.kind == Kind.FIN:
+            self._perform(self._membership.fin_seen(header.publisher, header.path, exchange, now))
+        elif header.kind == Kind.MARK:
+            try:
+                mark = frames.mark_body(body)
+            except FrameError as error:
+                self._refusals.note("undecodable_frame", error)
+                return
+            self._perform(self._membership.mark_seen(header.publisher, header.path, mark))
+        elif header.kind == Kind.BEACON and self._spec.process.settings.overflow is Overflow.DROP:
+            self._beacons.saw(exchange, header.publisher, frame, now)
+
+    def _remember(self, decision: kpi_wire.Decision) -> None:
+        """A decision, or the outcome of one already remembered (same time and cause)."""
+        for place, known in enumerate(self._decisions):
+            if (known.time, known.cause) == (decision.time, decision.cause):
+                self._decisions[place] = decision
+                return
+        self._decisions.append(decision)
+
+    # --- doing --------------------------------------------------------------------------------------------------------
+
+    def _perform(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Notify(peer, notice):
+                    if not self._server.notify(peer, notice):
+                        self.counters["notices_undelivered"] += 1
+                case Watch(exchange):
+                    watch = ExchangeWatch(exchange, MONITOR_ID, self._refusals, self._control_frame, self._probe_wanted.set)
+                    self._watches[exchange.token] = watch
+                case Unwatch(exchange):
+                    if (old := self._watches.pop(exchange.token, None)) is not None:
+                        old.close()
+                        self._statistics.forget(exchange.id)
+                case Probe(exchange):
+                    self._send(exchange, Kind.PROBE)
+                case Retire(exchange):
+                    self._send(exchange, Kind.RETIRE)
+                case Answer(waiter, reply):
+                    self._answer(waiter, reply)
+        if not self._probe_wanted.is_set() and self._membership.probes():
+            self._probe_wanted.set()
+
+    def _send(self, exchange: wire.ExchangeAddress, kind: Kind) -> None:
+        watch = self._watches.get(exchange.token)
+        if watch is not None:
+            watch.send(kind)
+
+    def _answer(self, waiter: Any, reply: msgspec.Struct | RoqError) -> None:
+        if not waiter.done():
+            if isinstance(reply, RoqError):
+                waiter.set_exception(reply)
+            else:
+                waiter.set_result(reply)
+
+    async def _probe(self) -> None:
+        """Probe often right after a change, then ever more rarely, until every proof is in."""
+        while True:
+            await self._probe_wanted.wait()
+            for wait in delays(PROBE_FIRST_SECONDS, PROBE_MAX_SECONDS):
+                wanted = self._membership.probes()
+                self._probe_wanted.clear()
+                if not wanted:
+                    break
+                for instruction in wanted:
+                    match instruction:
+                        case Probe(exchange):
+                            self._send(exchange, Kind.PROBE)
+                        case Retire(exchange):
+                            self._send(exchange, Kind.RETIRE)
+                await asyncio.sleep(wait)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self._perform(self._membership.tick(now))
+        self._membership.check()
+        for exchange, frame in self._beacons.due(now):
+            for watch in self._watches.values():
+                if watch.exchange.id == exchange:
+                    watch.send_frame(frame)
+        states = {id: str(exchange.state) for id, exchange in self._membership.exchanges.items()}
+        queue, term = self._spec.process.queue, self._spec.process.term
+        self._kpi = self._statistics.snapshot(now, time.time(), queue, term, states)
+        self._kpis.send((queue.encode(), kpi_wire.encode(self._kpi)))
+
+    async def serve(self) -> None:
+        """Until stopped."""
+        board = open_board(self._spec)
+        self._tasks.start(self._probe(), "probe")
+        board.beat(self._spec.slot)
+        announce_ready(self._spec)
+        try:
+            while not self._stop.is_set():
+                board.beat(self._spec.slot)
+                try:
+                    async with asyncio.timeout(BEAT_SECONDS):
+                        await self._stop.wait()
+                except TimeoutError:
+                    self._tick()
+        finally:
+            await self._tasks.stop()
+            for watch in self._watches.values():
+                watch.close()
+            self._server.close()
+            self._kpis.close()
+            self._control.close()
+            board.close()
+
+    def _describe(self, now: float) -> wire.QueueView:
+        membership = self._membership
+        exchanges = tuple(
+            wire.ExchangeView(
+                one.address,
+                one.host,
+                str(one.state),
+                membership.load(one.address.id),
+                sum(one.address.token in subscriber.attached for subscriber in membership.subscribers.values()),
+            )
+            for one in membership.exchanges.values()
+        )
+        publishers = [
+            wire.MemberView(id, "publisher", (one.exchange,), one.path, not one.target, now - one.last_report)
+            for id, one in membership.publishers.items()
+        ]
+        subscribers = [
+            wire.MemberView(id, "subscriber", tuple(sorted(one.attached)), 0, one.ready, now - one.last_report)
+            for id, one in membership.subscribers.items()
+        ]
+        process = self._spec.process
+        return wire.QueueView(
+            process.queue,
+            process.term,
+            process.settings.overflow,
+            exchanges,
+            (*publishers, *subscribers),
+            tuple(self._decisions),
+            self._kpi,
+            dict(self.counters),
+        )
+
+
+async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
+    """Serve until `stop`. Raises PortTaken."""
+    await Monitor(spec, stop).serve()
+
+
+def main(spec: ChildSpec) -> int:
+    """Entry point of the forked child; its exit code."""
+    return run(lambda stop: serve(spec, stop))

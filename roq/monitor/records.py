@@ -1,0 +1,109 @@
+"""What the membership machine knows and what it orders: states, records and instructions. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from roq.errors import RoqError
+from roq.wire import monitor as wire
+
+
+class ExchangeState(StrEnum):
+    """How an Exchange is, see membership.py."""
+
+    STARTING = "starting"
+    ACTIVE = "active"
+    DRAINING = "draining"
+    RETIRING = "retiring"
+    DRAINED = "drained"
+
+
+CARRYING = (ExchangeState.ACTIVE, ExchangeState.DRAINING)
+
+
+class Notify(NamedTuple):
+    """Send a notice to a member."""
+
+    peer: bytes
+    notice: msgspec.Struct
+
+
+class Probe(NamedTuple):
+    """Send a probe through this Exchange."""
+
+    exchange: wire.ExchangeAddress
+
+
+class Retire(NamedTuple):
+    """Send RETIRE through this Exchange."""
+
+    exchange: wire.ExchangeAddress
+
+
+class Watch(NamedTuple):
+    """Connect to this Exchange (probes in, control frames out)."""
+
+    exchange: wire.ExchangeAddress
+
+
+class Unwatch(NamedTuple):
+    """Disconnect from it."""
+
+    exchange: wire.ExchangeAddress
+
+
+class Answer(NamedTuple):
+    """A request that had to wait has its answer."""
+
+    waiter: Hashable
+    reply: msgspec.Struct | RoqError
+
+
+Instruction = Notify | Probe | Retire | Watch | Unwatch | Answer
+
+
+class Exchange:
+    """One Exchange of the queue."""
+
+    __slots__ = ("address", "host", "last_report", "state")
+
+    def __init__(self, address: wire.ExchangeAddress, host: str, now: float) -> None:
+        self.address, self.host, self.last_report = address, host, now
+        self.state = ExchangeState.STARTING
+
+
+class Publisher:
+    """One publisher: where it is, and where it is going (`target`, "" if nowhere)."""
+
+    __slots__ = ("deadline", "exchange", "last_report", "path", "peer", "relocated", "target")
+
+    def __init__(self, peer: bytes, exchange: str, path: int, now: float) -> None:
+        self.peer, self.exchange, self.path, self.last_report = peer, exchange, path, now
+        self.target = ""
+        self.relocated = False  # it has been told
+        self.deadline = 0.0
+
+
+class Subscriber:
+    """One subscriber; `attached` has the tokens of the Exchanges that it proved."""
+
+    __slots__ = ("attached", "joined", "last_report", "peer", "ready")
+
+    def __init__(self, peer: bytes, now: float) -> None:
+        self.peer, self.joined, self.last_report = peer, now, now
+        self.attached: frozenset[str] = frozenset()
+        self.ready = False
+
+
+class Waiting(NamedTuple):
+    """A Move, Drain or AwaitExchange that is not answered yet."""
+
+    waiter: Hashable
+    kind: str  # "move", "drain", "active"
+    subject: str  # Exchange id for drain and active
+    moves: frozenset[tuple[int, str]]  # for move: (publisher, Exchange)
+    refused: tuple[str, ...]

@@ -1,0 +1,70 @@
+"""The Monitor's own two sockets at each Exchange: probes go in at the front, control frames come out of the back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import zmq
+
+from roq.errors import FrameError
+from roq.runtime.observe import Refusals
+from roq.runtime.sockets import Link, publisher_socket, subscriber_socket
+from roq.wire import frame as frames
+from roq.wire.frame import Header, Kind
+from roq.wire.limits import CONTROL_BYTES_MAX
+from roq.wire.monitor import ExchangeAddress
+
+log = logging.getLogger(__name__)
+
+
+class ExchangeWatch:
+    """`on_control(exchange id, header, body, frame)` for a publisher's control frame; `on_connected()` once probes go in."""
+
+    def __init__(
+        self,
+        exchange: ExchangeAddress,
+        monitor_id: int,
+        refusals: Refusals,
+        on_control: Callable[[str, Header, memoryview, bytes], None],
+        on_connected: Callable[[], None],
+    ) -> None:
+        self.exchange = exchange
+        self._id, self._refusals = monitor_id, refusals
+        self._on_control, self._on_connected = on_control, on_connected
+        self._front_socket = publisher_socket()
+        self._front_socket.connect(exchange.front_endpoint())
+        self._front = Link(self._front_socket, self._welcome)
+        back = subscriber_socket(CONTROL_BYTES_MAX)
+        back.subscribe(frames.CONTROL_PREFIX)
+        back.connect(exchange.back_endpoint())
+        self._back = Link(back, self._frame)
+
+    def _welcome(self, parts: list[bytes]) -> None:
+        if parts[0] == b"\x01":
+            self._on_connected()
+
+    def _frame(self, parts: list[bytes]) -> None:
+        try:
+            _, header, body = frames.parse(parts[0])
+            if header.publisher != self._id:
+                self._on_control(self.exchange.id, header, body, parts[0])
+        except FrameError as error:
+            self._refusals.note("undecodable_frame", error)
+
+    def send(self, kind: Kind) -> None:
+        """PROBE or RETIRE, behind everything that passed the Exchange's front before."""
+        self.send_frame(frames.encode_control(kind, self._id, 0, 0, self.exchange.token, time.time_ns()))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Any control frame; not sent if the Exchange takes nothing now (all of ours are repeated)."""
+        try:
+            self._front_socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            log.debug("exchange is full: the frame is repeated later")
+
+    def close(self) -> None:
+        """Close both sockets."""
+        self._front.close()
+        self._back.close()

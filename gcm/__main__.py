@@ -1,0 +1,62 @@
+"""roq-gcm: one Global Configuration Manager. Parses flags, loads the configuration, runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gcm.process import Ready, serve
+from roq.config import GcmConfig, load
+from roq.errors import RoqError
+from roq.runtime.observe import set_up_logging
+from roq.runtime.run import run, set_process_name
+
+EXIT_USAGE = 2
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags; those not given are None."""
+    parser = argparse.ArgumentParser(
+        prog="roq-gcm", description="RoQ Global Configuration Manager.", epilog="Flags win over ROQ_* variables over the file."
+    )
+    parser.add_argument("--config", type=Path, help="TOML file; its keys are the flags' names with underscores")
+    parser.add_argument("--zookeeper", help="h1:port,h2:port[/chroot]; chroot /RoQ if none is given")
+    parser.add_argument("--name", help="in logs and in the election (default: address:port)")
+    parser.add_argument("--address", help="address to bind and to be reached at (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="of requests (default 0: any free one)")
+    parser.add_argument("--broadcast-port", type=int, help="of the topology broadcast (default 0)")
+    parser.add_argument("--control-port", type=int, help="of the Shutdown Monitor (default 0)")
+    parser.add_argument("--session-seconds", type=float, help="ZooKeeper session time-out (default 6)")
+    parser.add_argument("--wait-seconds", type=float, help="longest wait for hosts to do what a request needs (default 30)")
+    parser.add_argument("--broadcast-seconds", type=float, help="between broadcasts when nothing changes (default 2)")
+    parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
+    parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
+    return parser.parse_args(arguments)
+
+
+def announce(ready: Ready) -> None:
+    """One JSON line on standard output: launchers wait for it."""
+    sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run until SIGTERM, SIGINT or Shutdown. 0: stopped, 1: could not run, 2: wrong configuration."""
+    flags = vars(parse())
+    try:
+        config = load(GcmConfig, flags.pop("config"), os.environ, flags)
+    except RoqError as error:
+        sys.stderr.write(f"roq-gcm: {error}\n")
+        return EXIT_USAGE
+    set_process_name("roq-gcm")
+    set_up_logging("gcm", config.log_level, config.log_path)
+    return run(lambda stop: serve(config, stop, announce))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

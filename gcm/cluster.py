@@ -1,0 +1,235 @@
+"""The whole cluster as one frozen value, and questions to it. Every decision of the GCM is made from such a value.
+
+Desired state (queues, policies, transactions, assignments) is the leader's own; reports and registrations come from the
+hosts. Not covered: reading it from ZooKeeper (snapshot.py) and changing it (transactions.py, reconcile.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+
+import msgspec
+
+from roq.coordination.paths import TransactionKind
+from roq.wire.assignment import (
+    Assignment,
+    HostReport,
+    MonitorAddress,
+    ProcessKind,
+    ProcessSpec,
+    ProcessState,
+    QueueRecord,
+    RunningProcess,
+)
+from roq.wire.gcm import ClusterView, HostInfo, QueueInfo
+from roq.wire.hcm import HostPayload
+from roq.wire.policy import Policy
+
+
+class Action(StrEnum):
+    """What a transaction is about."""
+
+    CREATE_QUEUE = "create-queue"
+    REMOVE_QUEUE = "remove-queue"
+    CREATE_EXCHANGE = "create-exchange"
+    REMOVE_EXCHANGE = "remove-exchange"
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """JSON of `transactions/{queue,exchange}/<id>`: a request under way, so that the next leader can finish it.
+
+    hosts: those that must act. A removal stays for a while after it is done: its repetition gets the same answer.
+    """
+
+    id: str
+    action: Action
+    queue: str
+    hosts: tuple[str, ...]
+    created: float  # seconds since 1970
+    exchange: str = ""
+
+    @property
+    def kind(self) -> TransactionKind:
+        """The folder of its znode."""
+        about_exchange = self.action in (Action.CREATE_EXCHANGE, Action.REMOVE_EXCHANGE)
+        return TransactionKind.EXCHANGE if about_exchange else TransactionKind.QUEUE
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a live HCM says of itself."""
+
+    address: str
+    port: int  # of its own interface
+    payload: HostPayload
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host: what it shall run (`assigned`, by process name), whether it lives, and what it says runs.
+
+    revision: of the last assignment written, 0 if none was.
+    """
+
+    name: str
+    registration: Registration | None = None
+    assigned: Mapping[str, ProcessSpec] = field(default_factory=dict)
+    draining_wanted: bool = False
+    revision: int = 0
+    report: HostReport | None = None
+
+    @property
+    def alive(self) -> bool:
+        """An HCM is registered."""
+        return self.registration is not None
+
+    @property
+    def draining(self) -> bool:
+        """Nothing new is placed here."""
+        return self.draining_wanted or (self.registration is not None and self.registration.payload.draining)
+
+    @property
+    def reported_revision(self) -> int:
+        """The assignment the host has taken in, 0 if none."""
+        return self.report.revision if self.report is not None else 0
+
+    @property
+    def exchanges_max(self) -> int:
+        """Exchange slots; 0 while the host is away."""
+        return self.registration.payload.exchanges_max if self.registration is not None else 0
+
+    @cached_property
+    def exchanges(self) -> int:
+        """Exchanges assigned."""
+        return sum(spec.kind is ProcessKind.EXCHANGE for spec in self.assigned.values())
+
+    @cached_property
+    def monitors(self) -> int:
+        """Monitors assigned."""
+        return sum(spec.kind is ProcessKind.MONITOR for spec in self.assigned.values())
+
+    @cached_property
+    def running(self) -> Mapping[str, RunningProcess]:
+        """Processes the host reports, by name, in whatever state."""
+        return {process.name: process for process in self.report.processes} if self.report is not None else {}
+
+    @cached_property
+    def queues_reported(self) -> frozenset[str]:
+        """Queues of which any process is reported."""
+        return frozenset(process.queue for process in self.running.values())
+
+    def assignment(self, epoch: int) -> Assignment:
+        """The znode's value."""
+        return Assignment(self.name, epoch, self.revision, tuple(self.assigned.values()), self.draining_wanted)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Everything the GCM decides from."""
+
+    epoch: int = 0
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    queues: Mapping[str, QueueRecord] = field(default_factory=dict)
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+    transactions: Mapping[str, Transaction] = field(default_factory=dict)
+
+    def host(self, name: str) -> Host:
+        """The host, an unknown one with nothing on it."""
+        return self.hosts.get(name) or Host(name)
+
+    def policy(self, queue: str) -> Policy:
+        """The queue's scaling policy."""
+        return self.policies.get(queue, NO_SCALING)
+
+    def with_host(self, host: Host) -> Cluster:
+        """The same with this host's newest state."""
+        return replace(self, hosts={**self.hosts, host.name: host})
+
+    def hosts_of(self, record: QueueRecord) -> tuple[str, ...]:
+        """Names of the hosts that have a part of the queue, the Monitor's first."""
+        return tuple(dict.fromkeys((record.monitor_host, *record.exchanges.values())))
+
+
+NO_SCALING = Policy()
+
+
+def process_names(record: QueueRecord) -> list[tuple[str, str]]:
+    """(host, process name) of every process of a running queue."""
+    names = [(record.monitor_host, f"{kind}/{record.name}") for kind in (ProcessKind.MONITOR, ProcessKind.SCALING)]
+    names += [(host, exchange_name(record.name, id)) for id, host in record.exchanges.items()]
+    return names
+
+
+def exchange_name(queue: str, exchange: str) -> str:
+    """Process name of an Exchange."""
+    return f"{ProcessKind.EXCHANGE}/{queue}/{exchange}"
+
+
+def monitor_address(cluster: Cluster, record: QueueRecord) -> MonitorAddress | None:
+    """Where the queue's Monitor serves, as its host reports; None while it does not."""
+    host = cluster.host(record.monitor_host)
+    process = host.running.get(f"{ProcessKind.MONITOR}/{record.name}")
+    if process is None or process.state is not ProcessState.RUNNING or host.report is None:
+        return None
+    clients, kpis = process.ports.get("clients"), process.ports.get("kpis")
+    if clients is None or kpis is None:
+        return None
+    return MonitorAddress(host.name, host.report.address, clients, kpis, record.term)
+
+
+def is_running(cluster: Cluster, host_name: str, process_name: str) -> bool:
+    """A live host reports this process RUNNING."""
+    host = cluster.host(host_name)
+    process = host.running.get(process_name)
+    return host.alive and process is not None and process.state is ProcessState.RUNNING
+
+
+def failure(cluster: Cluster, host_name: str, process_name: str) -> str | None:
+    """Why the host gave the process up; None if it did not."""
+    process = cluster.host(host_name).running.get(process_name)
+    if process is None or process.state is not ProcessState.FAILED:
+        return None
+    return f"{process_name} on host {host_name}: {process.error or 'given up'}"
+
+
+def queue_info(cluster: Cluster, record: QueueRecord) -> QueueInfo:
+    """The queue as clients see it."""
+    active = monitor_address(cluster, record)
+    ready = record.running and all(is_running(cluster, host, name) for host, name in process_names(record))
+    return QueueInfo(record, (active,) if active and record.running else (), ready, cluster.policy(record.name))
+
+
+def host_info(host: Host) -> HostInfo:
+    """The host as clients see it."""
+    at = host.registration
+    return HostInfo(
+        host=host.name,
+        address=at.address if at else host.report.address if host.report else "",
+        port=at.port if at else 0,
+        alive=host.alive,
+        draining=host.draining,
+        exchanges=host.exchanges,
+        exchanges_max=host.exchanges_max,
+        monitors=host.monitors,
+        cpu_fraction=at.payload.cpu_fraction if at else 0.0,
+        memory_fraction=at.payload.memory_fraction if at else 0.0,
+        report=host.report,
+    )
+
+
+def host_infos(cluster: Cluster) -> tuple[HostInfo, ...]:
+    """Live hosts, and lost ones that still have something assigned, by name."""
+    return tuple(host_info(cluster.hosts[name]) for name in sorted(cluster.hosts) if _matters(cluster.hosts[name]))
+
+
+def _matters(host: Host) -> bool:
+    return host.alive or bool(host.assigned) or host.draining_wanted
+
+
+def view(cluster: Cluster, leader: str, now: float) -> ClusterView:
+    """What the broadcast shows. now: seconds since 1970."""
+    queues = tuple(queue_info(cluster, cluster.queues[name]) for name in sorted(cluster.queues))
+    return ClusterView(cluster.epoch, leader, now, host_infos(cluster), queues)

@@ -1,0 +1,197 @@
+"""One method per request of roq/wire/gcm.py, named after it: check it, change the cluster, wait until it is so, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from gcm import transactions
+from gcm.cluster import Cluster, host_infos, process_names, queue_info, view
+from gcm.leadership import Leadership, Serving
+from gcm.reign import Reign
+from roq.errors import ExchangeNotFound, NotLeader, NotReady
+from roq.ids import check_name
+from roq.wire import gcm as wire
+from roq.wire.gcm import Done, QueueInfo
+from roq.wire.policy import Policy
+
+
+class Handlers:
+    """Answers requests while we lead; otherwise raises NotLeader with the leader's address.
+
+    wait_seconds: longest wait for hosts. chance: breaks ties between hosts. clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        leader: str,
+        wait_seconds: float,
+        chance: random.Random,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._leadership, self._leader, self._wait_seconds = leadership, leader, wait_seconds
+        self._chance, self._clock = chance, clock
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._clock()
+
+    async def handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
+        """The reply to one request."""
+        serving = self._leadership.serving()
+        try:
+            return await self._change(serving, request)
+        except NotLeader as error:  # it ended while we waited: tell who leads now, if that is known
+            raise NotLeader(str(error), leader=self._leadership.leader) from error
+
+    async def _change(self, serving: Serving, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.CreateQueue():
+                return await self.create_queue(serving, request)
+            case wire.RemoveQueue():
+                return await self.remove_queue(serving, request)
+            case wire.StartQueue():
+                return await self.start_queue(serving, request)
+            case wire.StopQueue():
+                return await self.stop_queue(serving, request)
+            case wire.CreateExchange():
+                return await self.create_exchange(serving, request)
+            case wire.RemoveExchange():
+                return await self.remove_exchange(serving, request)
+            case wire.DrainHost():
+                return await self.drain_host(serving, request)
+            case wire.SetPolicy():
+                return await self.set_policy(serving, request)
+            case _:
+                return self._read(serving.reign.cluster, request)
+
+    def _read(self, cluster: Cluster, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.QueueExists(name):
+                return wire.Exists(check_name(name) in cluster.queues)
+            case wire.DescribeQueue(name):
+                return queue_info(cluster, transactions.record_of(cluster, check_name(name)))
+            case wire.ListQueues():
+                return wire.Queues(tuple(queue_info(cluster, cluster.queues[name]) for name in sorted(cluster.queues)))
+            case wire.ListHosts():
+                return wire.Hosts(host_infos(cluster))
+            case wire.GetPolicy(queue):
+                return wire.PolicyInfo(cluster.policy(transactions.record_of(cluster, check_name(queue)).name))
+            case wire.GetCluster():
+                return view(cluster, self._leader, self._clock())
+        raise NotImplementedError(type(request).__name__)
+
+    # --- queues ------------------------------------------------------------------------------------------------------
+
+    async def create_queue(self, serving: Serving, request: wire.CreateQueue) -> QueueInfo:
+        """Created and serving; the same for a repetition, and for another request of the same name and settings."""
+        name = check_name(request.name)
+        _check(request.transaction, request.host)
+        transactions.check_settings(request.settings)
+        _check_policy(request.policy)
+        reign = serving.reign
+        async with self._bounded(f"queue {name!r} does not serve"):
+            await reign.until(name, lambda cluster: not transactions.leftovers(cluster, name))
+            cluster = await reign.change(lambda now: transactions.create_queue(now, request, self._clock(), self._chance), name)
+            await serving.finisher.settle(transactions.record_of(cluster, name).transaction, self._wait_seconds)
+            await _until_ready(reign, name, {})
+        return queue_info(reign.cluster, transactions.record_of(reign.cluster, name))
+
+    async def remove_queue(self, serving: Serving, request: wire.RemoveQueue) -> Done:
+        """Removed, and none of its processes is left on a live host."""
+        name = check_name(request.name)
+        _check(request.transaction)
+        await serving.reign.change(lambda now: transactions.remove_queue(now, request, self._clock()), name)
+        await serving.finisher.settle(request.transaction, self._wait_seconds)
+        return Done()
+
+    async def start_queue(self, serving: Serving, request: wire.StartQueue) -> Done:
+        """Running and serving."""
+        name = check_name(request.name)
+        async with self._bounded(f"queue {name!r} does not serve"):
+            cluster = await serving.reign.change(lambda now: transactions.start_queue(now, name), name)
+            await _until_ready(serving.reign, name, _revisions(cluster, name))
+        return Done()
+
+    async def stop_queue(self, serving: Serving, request: wire.StopQueue) -> Done:
+        """Stopped: none of its processes is left on a live host."""
+        name = check_name(request.name)
+        async with self._bounded(f"queue {name!r} has not stopped"):
+            cluster = await serving.reign.change(lambda now: transactions.stop_queue(now, name), name)
+            hosts, revisions = cluster.hosts_of(transactions.record_of(cluster, name)), _revisions(cluster, name)
+            await serving.reign.until(name, lambda now: transactions.stopped(now, name, hosts, revisions))
+        return Done()
+
+    async def set_policy(self, serving: Serving, request: wire.SetPolicy) -> Done:
+        """Written, and on its way to the ScalingProcess."""
+        queue = check_name(request.queue)
+        _check_policy(request.policy)
+        await serving.reign.change(lambda now: transactions.set_policy(now, request), queue)
+        return Done()
+
+    # --- Exchanges and hosts -----------------------------------------------------------------------------------------
+
+    async def create_exchange(self, serving: Serving, request: wire.CreateExchange) -> wire.ExchangeCreated:
+        """One more Exchange runs; the same one for a repetition."""
+        queue = check_name(request.queue)
+        _check(request.transaction, request.host)
+        cluster = await serving.reign.change(
+            lambda now: transactions.create_exchange(now, request, self._clock(), self._chance), queue
+        )
+        exchange = transactions.exchange_id(queue, request.transaction)
+        await serving.finisher.settle(request.transaction, self._wait_seconds)
+        host = transactions.record_of(cluster, queue).exchanges.get(exchange)
+        if host is None:
+            raise ExchangeNotFound(f"Exchange {exchange!r} was removed while it was being created")
+        return wire.ExchangeCreated(exchange, host)
+
+    async def remove_exchange(self, serving: Serving, request: wire.RemoveExchange) -> Done:
+        """The Exchange runs no more."""
+        queue = check_name(request.queue)
+        _check(request.transaction)
+        await serving.reign.change(lambda now: transactions.remove_exchange(now, request, self._clock()), queue)
+        await serving.finisher.settle(request.transaction, self._wait_seconds)
+        return Done()
+
+    async def drain_host(self, serving: Serving, request: wire.DrainHost) -> Done:
+        """Nothing new goes there, or again it does."""
+        check_name(request.host, "host")
+        await serving.reign.change(lambda now: transactions.drain_host(now, request))
+        return Done()
+
+    @asynccontextmanager
+    async def _bounded(self, what: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                yield
+        except TimeoutError:
+            raise NotReady(f"{what} after {self._wait_seconds:g} s; repeat the request with the same transaction id") from None
+
+
+def _check(transaction: str, host: str = "") -> None:
+    check_name(transaction, "transaction")
+    if host:
+        check_name(host, "host")
+
+
+def _check_policy(policy: Policy | None) -> None:
+    if policy is not None:
+        policy.check()
+
+
+def _revisions(cluster: Cluster, queue: str) -> transactions.Revisions:
+    return {name: cluster.host(name).revision for name in cluster.hosts_of(transactions.record_of(cluster, queue))}
+
+
+async def _until_ready(reign: Reign, queue: str, revisions: transactions.Revisions) -> None:
+    def ready(cluster: Cluster) -> bool:
+        record = transactions.record_of(cluster, queue)
+        return not record.running or transactions.all_run(cluster, process_names(record), revisions)
+
+    await reign.until(queue, ready)

@@ -1,0 +1,146 @@
+"""Who leads: the latch, the epoch, and one reign after the other. Standbys know the leader's address and say so.
+
+Order (RELIABILITY §2.4): win the latch, bump the epoch, read everything, finish what was begun, publish the address, serve. A
+reign ends when the latch is lost (also while ZooKeeper is out of reach) or a write fails. Deciding is elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gcm.cluster import Cluster
+from gcm.finish import Finisher
+from gcm.reign import Reign
+from roq.coordination import paths
+from roq.coordination.latch import LeaderLatch
+from roq.coordination.multi import CreateEphemeral, Delete, Fence, Op, fenced, take_epoch
+from roq.coordination.session import Node, Session
+from roq.errors import NotLeader, RoqError, StaleEpoch
+from roq.runtime.backoff import delays
+from roq.runtime.observe import Counters
+from roq.wire.gcm import LeaderAddress
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a leader answers from."""
+
+    reign: Reign
+    finisher: Finisher
+
+
+class Leadership:
+    """Takes part in the election for ever. on_change(before, after): after every change of the leader's cluster."""
+
+    def __init__(
+        self,
+        session: Session,
+        participant: str,
+        address: LeaderAddress,
+        counters: Counters,
+        on_change: Callable[[Cluster, Cluster], None],
+    ) -> None:
+        self._session, self._participant, self._address, self._counters = session, participant, address, counters
+        self._on_change = on_change
+        self._serving: Serving | None = None
+        self._leader: LeaderAddress | None = None
+        self._latch = LeaderLatch(session, paths.LATCH, participant)
+
+    def serving(self) -> Serving:
+        """The current reign; raises NotLeader with the leader's address."""
+        if self._serving is None or not self._latch.is_leader or self._serving.reign.ended.done():
+            raise NotLeader("this Global Configuration Manager does not lead", leader=self.leader)
+        return self._serving
+
+    @property
+    def leader(self) -> str:
+        """ "host:port" of another leader, empty while none is known."""
+        known = self._leader
+        if known is None or (known.host, known.port) == (self._address.host, self._address.port):
+            return ""
+        return f"{known.host}:{known.port}"
+
+    async def run(self) -> None:
+        """Lead whenever it is our turn, until cancelled."""
+        watch = self._session.watch_data(paths.LEADER, self._leader_seen)
+        try:
+            self._latch.start()
+            pauses = delays()
+            while True:
+                term = await self._latch.wait_leader()
+                reason = await self._reign(term)
+                if isinstance(reason, StaleEpoch):  # somebody else reigns, whatever the latch says: queue up again
+                    await self._latch.stop()
+                    self._latch = LeaderLatch(self._session, paths.LATCH, self._participant)
+                    self._latch.start()
+                if reason is None:
+                    pauses = delays()
+                else:
+                    await asyncio.sleep(next(pauses))
+        finally:
+            watch.close()
+            await self._latch.stop()
+
+    async def _reign(self, term: int) -> BaseException | None:
+        """One reign, from epoch to end; why it ended, None if the latch was lost."""
+        try:
+            fence = await take_epoch(self._session)
+            reign = await Reign.begin(self._session, fence, self._counters)
+        except RoqError as error:
+            log.warning("could not begin to lead", extra={"fields": {"error": type(error).__name__, "reason": str(error)}})
+            return error
+        reign.on_change.append(self._on_change)
+        finisher = Finisher(reign)
+        lost = asyncio.get_running_loop().create_task(self._latch.wait_lost(term))
+        over: list[asyncio.Future[Any]] = [lost, reign.ended]
+        reason: BaseException | None = None
+        try:
+            await self._publish(fence)
+            self._serving = Serving(reign, finisher)
+            self._counters["reigns"] += 1
+            log.info("leading", extra={"fields": {"epoch": fence.epoch, "queues": len(reign.cluster.queues)}})
+            self._on_change(Cluster(), reign.cluster)
+            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+            reason = reign.ended.result() if reign.ended.done() else None
+        except RoqError as error:
+            reason = error
+        finally:
+            self._serving = None
+            lost.cancel()
+            await reign.end(reason)
+            await finisher.stop()
+            log.warning("not leading any more", extra={"fields": {"epoch": fence.epoch, "reason": str(reason or "")}})
+            await self._withdraw()
+        return reason
+
+    async def _publish(self, fence: Fence) -> None:
+        """Put our address in gcm/leader, in place of whatever is there."""
+        address = msgspec.structs.replace(self._address, epoch=fence.epoch)
+        old = await self._session.get(paths.LEADER)
+        operations: list[Op] = [Delete(paths.LEADER)] if old is not None else []
+        await fenced(self._session, fence, *operations, CreateEphemeral(paths.LEADER, msgspec.json.encode(address)))
+        self._leader = address
+
+    async def _withdraw(self) -> None:
+        """Take our address out of gcm/leader, if it is still ours."""
+        try:
+            node = await self._session.get(paths.LEADER)
+            if node is not None and node.owner == self._session.session_id:
+                await self._session.delete(paths.LEADER, node.version)
+        except RoqError as error:  # it goes with the session
+            log.info("address not withdrawn", extra={"fields": {"reason": str(error)}})
+
+    def _leader_seen(self, node: Node | None) -> None:
+        try:
+            self._leader = msgspec.json.decode(node.data, type=LeaderAddress) if node is not None else None
+        except msgspec.MsgspecError as error:
+            log.error("unreadable leader address", extra={"fields": {"reason": str(error)}})
+            self._leader = None

@@ -1,0 +1,69 @@
+"""Where something new goes: the least loaded live host. Pure; randomness comes in as an argument.
+
+Load is what is *assigned*, not what is reported: a burst of requests spreads although no host has reported yet.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+from gcm.cluster import Cluster, Host
+from roq.errors import HostFull, HostNotFound, NoHosts
+
+PROCESSES_MAX = 3_000  # of one host: its assignment and its report are one znode each, and ZooKeeper takes 1 MB
+
+Load = Callable[[Host], tuple[int, int]]
+
+
+def place(cluster: Cluster, wanted: str, chance: random.Random) -> Host:
+    """The host named `wanted`, or if that is empty the one for a new queue: fewest Monitors, then most free Exchange slots.
+
+    Raises HostNotFound, HostFull or NoHosts.
+    """
+    if wanted:
+        return _named(cluster, wanted)
+    return _least(_with_room(cluster), lambda host: (host.monitors, host.exchanges - host.exchanges_max), chance)
+
+
+def place_exchange(cluster: Cluster, wanted: str, chance: random.Random) -> Host:
+    """The host named `wanted`, or if that is empty the one with most free Exchange slots, then fewest Monitors.
+
+    Raises HostNotFound, HostFull or NoHosts.
+    """
+    if wanted:
+        return _named(cluster, wanted)
+    return _least(_with_room(cluster), lambda host: (host.exchanges - host.exchanges_max, host.monitors), chance)
+
+
+def has_room(host: Host) -> bool:
+    """One more Exchange, or queue, may be placed here."""
+    room = host.exchanges < host.exchanges_max and len(host.assigned) < PROCESSES_MAX
+    return host.alive and not host.draining and room
+
+
+def _named(cluster: Cluster, name: str) -> Host:
+    host = cluster.hosts.get(name)
+    if host is None or not host.alive:
+        raise HostNotFound(f"no live host is named {name!r}")
+    if host.draining:
+        raise HostFull(f"host {name!r} is draining: nothing new is placed there")
+    if not has_room(host):
+        raise HostFull(f"host {name!r} has all its {host.exchanges_max} Exchange slots in use")
+    return host
+
+
+def _with_room(cluster: Cluster) -> list[Host]:
+    alive = [host for host in cluster.hosts.values() if host.alive]
+    if not alive:
+        raise NoHosts
+    free = [host for host in alive if has_room(host)]
+    if not free:
+        raise HostFull(f"all {len(alive)} hosts are full or draining")
+    return free
+
+
+def _least(hosts: Iterable[Host], load: Load, chance: random.Random) -> Host:
+    candidates = sorted(hosts, key=lambda host: host.name)
+    least = min(map(load, candidates))
+    return chance.choice([host for host in candidates if load(host) == least])

@@ -1,0 +1,116 @@
+"""The sockets and loops of one Global Configuration Manager; nothing is decided here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from gcm.cluster import view
+from gcm.handlers import Handlers
+from gcm.leadership import Leadership
+from gcm.topology import Topology
+from roq.config import GcmConfig
+from roq.coordination import paths
+from roq.coordination.session import Session
+from roq.runtime.notify import READY, STOPPING, WATCHDOG, notify, watchdog_seconds
+from roq.runtime.observe import Counters
+from roq.runtime.rpc import RpcServer
+from roq.runtime.run import Tasks
+from roq.runtime.shutdown import ShutdownMonitor
+from roq.wire import gcm as wire
+from roq.wire.gcm import ClusterView, LeaderAddress
+
+log = logging.getLogger(__name__)
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The line a launcher waits for."""
+
+    ready: bool
+    port: int
+    broadcast: int
+    control: int
+    pid: int
+
+
+class Gcm:
+    """Everything one GCM has open. Made by `start`, ended by `close`."""
+
+    def __init__(self, config: GcmConfig, session: Session, stop: asyncio.Event) -> None:
+        self.counters = Counters()
+        self._session = session
+        self._tasks = Tasks(lambda _: stop.set())  # a loop that fails is a defect: end, and let the service manager restart us
+        opened: list[Callable[[], None]] = []
+        try:
+            self.topology = Topology(config.address, config.broadcast_port, config.broadcast_seconds, self._view)
+            opened.append(self.topology.close)
+            self.server = RpcServer(config.address, config.port, wire.Request, self._handle, counters=self.counters)
+            opened.append(self.server.close)
+            address = f"{config.address}:{self.server.port}"
+            name = config.name or address
+            self.control = ShutdownMonitor(f"gcm/{name}", config.address, config.control_port, stop, self.counters)
+            opened.append(self.control.close)
+        except BaseException:
+            for close in opened:
+                close()
+            raise
+        self._opened, self._address = opened, address
+        here = LeaderAddress(0, config.address, self.server.port, self.topology.port)
+        self._leadership = Leadership(session, name, here, self.counters, self.topology.changed)
+        self._handlers = Handlers(self._leadership, address, config.wait_seconds, random.Random())
+
+    @property
+    def ready(self) -> Ready:
+        """Where it serves."""
+        return Ready(True, self.server.port, self.topology.port, self.control.port, os.getpid())
+
+    def start(self) -> None:
+        """Take part in the election."""
+        self._tasks.start(self._leadership.run(), "leadership")
+        self._tasks.start(self.topology.run(), "topology broadcast")
+        self._tasks.start(_watchdog(), "watchdog")
+
+    async def close(self) -> None:
+        """Make room for the next leader at once; what is pending is answered with NotLeader."""
+        await self._tasks.stop()
+        for close in self._opened:
+            close()
+
+    async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
+        return await self._handlers.handle(peer, request)
+
+    def _view(self) -> ClusterView:
+        return view(self._leadership.serving().reign.cluster, self._address, self._handlers.now())
+
+
+async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[Ready], None]) -> None:
+    """Run one GCM until `stop`. Raises ZooKeeperUnavailable or PortTaken if it can't begin."""
+    session = await Session.connect(config.zookeeper, session_seconds=config.session_seconds)
+    try:
+        for path in paths.SKELETON:
+            await session.ensure_path(path)
+        gcm = Gcm(config, session, stop)
+        try:
+            gcm.start()
+            announce(gcm.ready)
+            notify(READY)
+            await stop.wait()
+            log.info("stopping")
+            notify(STOPPING)
+        finally:
+            await gcm.close()
+    finally:
+        await session.close()
+
+
+async def _watchdog() -> None:
+    """Tell systemd that the loop turns, if it asks."""
+    every_seconds = watchdog_seconds()
+    while every_seconds is not None:
+        notify(WATCHDOG)
+        await asyncio.sleep(every_seconds)

@@ -1,0 +1,132 @@
+"""From what is wanted to what is written. Pure.
+
+Three steps: `wanted_processes` says what a queue needs where; `assign` puts that into the hosts' assignments; `changes` is
+the difference of two clusters as ZooKeeper operations. Written state is always whole, so reading the newest is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+
+from gcm.cluster import Cluster, Host, exchange_name, monitor_address
+from roq.coordination import paths
+from roq.coordination.multi import Create, Delete, Op, SetData
+from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec, QueueRecord, to_json
+
+V = TypeVar("V", bound=msgspec.Struct)
+
+
+def wanted_processes(cluster: Cluster, record: QueueRecord) -> dict[str, list[ProcessSpec]]:
+    """What each host shall run for the queue: nothing if it is stopped.
+
+    An Exchange away from its Monitor is wanted once the Monitor's ports are known; they are the last known ones while the
+    Monitor restarts.
+    """
+    if not record.running:
+        return {}
+
+    def spec(kind: ProcessKind, exchange: str = "", monitor: MonitorAddress | None = None) -> ProcessSpec:
+        policy = cluster.policies.get(record.name) if kind is ProcessKind.SCALING else None
+        return ProcessSpec(kind, record.name, exchange, record.term, record.settings, monitor, policy)
+
+    wanted = {record.monitor_host: [spec(ProcessKind.MONITOR), spec(ProcessKind.SCALING)]}
+    for exchange, host in record.exchanges.items():
+        if host == record.monitor_host:
+            wanted[host].append(spec(ProcessKind.EXCHANGE, exchange))
+            continue
+        address = monitor_address(cluster, record) or _last_known(cluster, record, exchange, host)
+        if address is not None:
+            wanted.setdefault(host, []).append(spec(ProcessKind.EXCHANGE, exchange, address))
+    return wanted
+
+
+def _last_known(cluster: Cluster, record: QueueRecord, exchange: str, host: str) -> MonitorAddress | None:
+    assigned = cluster.host(host).assigned.get(exchange_name(record.name, exchange))
+    if assigned is None or assigned.monitor is None:
+        return None
+    same = assigned.monitor.host == record.monitor_host and assigned.monitor.term == record.term
+    return assigned.monitor if same else None
+
+
+def assign(cluster: Cluster, queues: Iterable[str], before: Cluster) -> Cluster:
+    """The cluster with the assignments of these queues made right. before: where their processes may still be assigned."""
+    hosts = dict(cluster.hosts)
+    for queue in queues:
+        record, former = cluster.queues.get(queue), before.queues.get(queue)
+        wanted = wanted_processes(cluster, record) if record is not None else {}
+        touched = {*wanted, *(before.hosts_of(former) if former is not None else ())}
+        for name in touched | ({*cluster.hosts_of(record)} if record is not None else set()):
+            host = hosts.get(name) or Host(name)
+            processes = _without(host.assigned, queue) | {spec.name: spec for spec in wanted.get(name, ())}
+            if processes != host.assigned:
+                hosts[name] = replace(host, assigned=processes)
+    return replace(cluster, hosts=hosts)
+
+
+def assign_all(cluster: Cluster) -> Cluster:
+    """Every assignment made right, whatever stands there now (start of a reign)."""
+    known = {name: record for name, record in cluster.queues.items() if record.running}
+    cleaned = {
+        name: replace(host, assigned={key: spec for key, spec in host.assigned.items() if _belongs(known, name, spec)})
+        for name, host in cluster.hosts.items()
+        if any(not _belongs(known, name, spec) for spec in host.assigned.values())
+    }
+    return assign(replace(cluster, hosts={**cluster.hosts, **cleaned}), known, cluster)
+
+
+def _belongs(queues: Mapping[str, QueueRecord], host: str, spec: ProcessSpec) -> bool:
+    record = queues.get(spec.queue)
+    if record is None:
+        return False
+    return record.exchanges.get(spec.exchange) == host if spec.kind is ProcessKind.EXCHANGE else record.monitor_host == host
+
+
+def _without(assigned: Mapping[str, ProcessSpec], queue: str) -> dict[str, ProcessSpec]:
+    return {name: spec for name, spec in assigned.items() if spec.queue != queue}
+
+
+def stamp(before: Cluster, after: Cluster) -> Cluster:
+    """`after` with the next revision on every assignment that differs."""
+    stamped = {
+        name: replace(host, revision=before.host(name).revision + 1)
+        for name, host in after.hosts.items()
+        if _differs(before.host(name), host)
+    }
+    return replace(after, hosts={**after.hosts, **stamped}) if stamped else after
+
+
+def _differs(before: Host, after: Host) -> bool:
+    return before is not after and (before.assigned != after.assigned or before.draining_wanted != after.draining_wanted)
+
+
+def changed_hosts(before: Cluster, after: Cluster) -> list[Host]:
+    """Hosts whose assignment has another revision."""
+    return [host for name, host in after.hosts.items() if host.revision != before.host(name).revision]
+
+
+def changes(before: Cluster, after: Cluster) -> list[Op]:
+    """The operations that turn the znodes of `before` into those of `after` (stamped)."""
+    operations = _table(before.transactions, after.transactions, lambda _, entry: paths.transaction(entry.kind, entry.id))
+    operations += _table(before.queues, after.queues, lambda name, _: paths.queue(name))
+    operations += _table(before.policies, after.policies, lambda name, _: paths.policy(name))
+    for host in changed_hosts(before, after):
+        data, path = to_json(host.assignment(after.epoch)), paths.assignment(host.name)
+        operations.append(SetData(path, data) if before.host(host.name).revision else Create(path, data))
+    return operations
+
+
+def _table(before: Mapping[str, V], after: Mapping[str, V], path: Callable[[str, V], str]) -> list[Op]:
+    if before is after:
+        return []
+    operations: list[Op] = [Delete(path(key, old)) for key, old in before.items() if key not in after]
+    for key, new in after.items():
+        former = before.get(key)
+        if former is None:
+            operations.append(Create(path(key, new), to_json(new)))
+        elif former is not new and former != new:
+            operations.append(SetData(path(key, new), to_json(new)))
+    return operations

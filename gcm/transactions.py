@@ -1,0 +1,234 @@
+"""What each request changes: pure functions from a cluster to the next one, and how far a transaction has got.
+
+Every function raises a RoqError if the request can't be, and returns the cluster unchanged if it is so already: the same
+request again is harmless. Assignments follow by reconcile.assign. Nothing here waits or writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+
+from gcm.cluster import Action, Cluster, Transaction, exchange_name, failure, is_running
+from gcm.placement import place, place_exchange
+from roq.errors import (
+    ExchangeNotFound,
+    HostNotFound,
+    InvalidConfiguration,
+    LastExchange,
+    NotReady,
+    ProcessFailed,
+    QueueConflict,
+    QueueNotFound,
+    QueueStopped,
+)
+from roq.wire.assignment import QueueRecord, QueueSettings
+from roq.wire.gcm import CreateExchange, CreateQueue, DrainHost, RemoveExchange, RemoveQueue, SetPolicy
+from roq.wire.limits import FRAME_BYTES_CEILING
+
+REPLICATION_MAX = 16  # Monitors of one queue: each backup costs its active one an update
+FRAME_BYTES_MIN = 1024  # smaller ones hold no topic
+REMOVAL_KEPT_SECONDS = 60.0  # a removal repeated within this time is answered as the first one was
+
+V = TypeVar("V")
+Revisions = Mapping[str, int]  # by host: the assignment it must have taken in before its report counts
+
+
+def exchange_id(queue: str, transaction: str) -> str:
+    """The Exchange this transaction creates: derived, so a repetition names the same one even after its record is gone."""
+    return hashlib.sha256(f"{queue}\0{transaction}".encode()).hexdigest()[:16]
+
+
+def record_of(cluster: Cluster, queue: str) -> QueueRecord:
+    """The queue's record; raises QueueNotFound."""
+    record = cluster.queues.get(queue)
+    if record is None:
+        raise QueueNotFound(f"no queue is named {queue!r}")
+    return record
+
+
+def check_settings(settings: QueueSettings) -> None:
+    """Raises InvalidConfiguration. More replicas than hosts are fine: the missing ones run once hosts join."""
+    if not 1 <= settings.replication <= REPLICATION_MAX:
+        raise InvalidConfiguration(f"replication is 1 to {REPLICATION_MAX}, got {settings.replication}")
+    if not FRAME_BYTES_MIN <= settings.max_frame_bytes <= FRAME_BYTES_CEILING:
+        raise InvalidConfiguration(
+            f"max_frame_bytes is {FRAME_BYTES_MIN} to {FRAME_BYTES_CEILING}, got {settings.max_frame_bytes}"
+        )
+
+
+def create_queue(cluster: Cluster, request: CreateQueue, now: float, chance: random.Random) -> Cluster:
+    """The queue with its first Exchange, all on one host."""
+    existing = cluster.queues.get(request.name)
+    if existing is not None:
+        if existing.settings != request.settings:
+            raise QueueConflict(f"queue {request.name!r} exists with other settings: {existing.settings}")
+        return cluster
+    if leftovers(cluster, request.name):
+        raise NotReady(f"processes of a removed queue {request.name!r} are still stopping")
+    host = place(cluster, request.host, chance).name
+    exchange = exchange_id(request.name, request.transaction)
+    record = QueueRecord(request.name, request.settings, True, host, 1, {exchange: host}, now, request.transaction)
+    policies = {**cluster.policies, request.name: request.policy} if request.policy is not None else cluster.policies
+    entry = Transaction(request.transaction, Action.CREATE_QUEUE, request.name, (host,), now)
+    return _begin(replace(cluster, queues={**cluster.queues, record.name: record}, policies=policies), entry)
+
+
+def leftovers(cluster: Cluster, queue: str) -> bool:
+    """Some live host reports processes of a queue that does not exist."""
+    return queue not in cluster.queues and any(host.alive and queue in host.queues_reported for host in cluster.hosts.values())
+
+
+def remove_queue(cluster: Cluster, request: RemoveQueue, now: float) -> Cluster:
+    """Without the queue and all about it."""
+    former = cluster.transactions.get(request.transaction)
+    if former is not None and former.action is Action.REMOVE_QUEUE and former.queue == request.name:
+        return cluster
+    record = record_of(cluster, request.name)
+    entry = Transaction(request.transaction, Action.REMOVE_QUEUE, request.name, cluster.hosts_of(record), now)
+    return _begin(without_queue(cluster, request.name), entry)
+
+
+def without_queue(cluster: Cluster, queue: str) -> Cluster:
+    """Nothing of the queue is wanted any more, nor of what was being created for it."""
+    kept = {
+        id: entry
+        for id, entry in cluster.transactions.items()
+        if entry.queue != queue or entry.action in (Action.REMOVE_QUEUE, Action.REMOVE_EXCHANGE)
+    }
+    return replace(
+        cluster, queues=_without(cluster.queues, queue), policies=_without(cluster.policies, queue), transactions=kept
+    )
+
+
+def start_queue(cluster: Cluster, queue: str) -> Cluster:
+    """Running, under the next term: clients tell its new Monitor from the old one."""
+    record = record_of(cluster, queue)
+    return (
+        cluster
+        if record.running
+        else _with_record(cluster, msgspec.structs.replace(record, running=True, term=record.term + 1))
+    )
+
+
+def stop_queue(cluster: Cluster, queue: str) -> Cluster:
+    """Stopped."""
+    record = record_of(cluster, queue)
+    return _with_record(cluster, msgspec.structs.replace(record, running=False)) if record.running else cluster
+
+
+def create_exchange(cluster: Cluster, request: CreateExchange, now: float, chance: random.Random) -> Cluster:
+    """One more Exchange."""
+    record = record_of(cluster, request.queue)
+    exchange = exchange_id(request.queue, request.transaction)
+    if exchange in record.exchanges:
+        return cluster
+    if not record.running:
+        raise QueueStopped(f"queue {request.queue!r} is stopped: start it first")
+    host = place_exchange(cluster, request.host, chance).name
+    record = msgspec.structs.replace(record, exchanges={**record.exchanges, exchange: host})
+    entry = Transaction(request.transaction, Action.CREATE_EXCHANGE, request.queue, (host,), now, exchange)
+    return _begin(_with_record(cluster, record), entry)
+
+
+def remove_exchange(cluster: Cluster, request: RemoveExchange, now: float) -> Cluster:
+    """One Exchange less."""
+    former = cluster.transactions.get(request.transaction)
+    if former is not None and former.action is Action.REMOVE_EXCHANGE and former.exchange == request.exchange:
+        return cluster
+    record = record_of(cluster, request.queue)
+    host = record.exchanges.get(request.exchange)
+    if host is None:
+        raise ExchangeNotFound(f"queue {request.queue!r} has no Exchange {request.exchange!r}")
+    if not record.running:
+        raise QueueStopped(f"queue {request.queue!r} is stopped: start it first")
+    if len(record.exchanges) == 1:
+        raise LastExchange(f"{request.exchange!r} is the only Exchange of queue {request.queue!r}")
+    entry = Transaction(request.transaction, Action.REMOVE_EXCHANGE, request.queue, (host,), now, request.exchange)
+    return _begin(without_exchange(cluster, request.queue, request.exchange), entry)
+
+
+def without_exchange(cluster: Cluster, queue: str, exchange: str) -> Cluster:
+    """The Exchange is not wanted any more."""
+    record = record_of(cluster, queue)
+    return _with_record(cluster, msgspec.structs.replace(record, exchanges=_without(record.exchanges, exchange)))
+
+
+def drain_host(cluster: Cluster, request: DrainHost) -> Cluster:
+    """The host takes nothing new, or takes part again."""
+    host = cluster.hosts.get(request.host)
+    if host is None:
+        raise HostNotFound(f"no host is named {request.host!r}")
+    return cluster.with_host(replace(host, draining_wanted=request.draining))
+
+
+def set_policy(cluster: Cluster, request: SetPolicy) -> Cluster:
+    """The queue scales by this policy, or never by itself."""
+    record_of(cluster, request.queue)
+    if request.policy is None:
+        return replace(cluster, policies=_without(cluster.policies, request.queue))
+    return replace(cluster, policies={**cluster.policies, request.queue: request.policy})
+
+
+def end(cluster: Cluster, transaction: str) -> Cluster:
+    """Without the record of a finished transaction."""
+    return replace(cluster, transactions=_without(cluster.transactions, transaction))
+
+
+def _begin(cluster: Cluster, entry: Transaction) -> Cluster:
+    return replace(cluster, transactions={**cluster.transactions, entry.id: entry})
+
+
+def _with_record(cluster: Cluster, record: QueueRecord) -> Cluster:
+    return replace(cluster, queues={**cluster.queues, record.name: record})
+
+
+def _without(table: Mapping[str, V], key: str) -> Mapping[str, V]:
+    return {name: value for name, value in table.items() if name != key} if key in table else table
+
+
+# --- how far it has got ------------------------------------------------------------------------------------------------
+
+
+def all_run(cluster: Cluster, processes: Iterable[tuple[str, str]], revisions: Revisions) -> bool:
+    """Every (host, process name) runs, seen by hosts that have taken in these revisions. Raises ProcessFailed."""
+    done = True
+    for host, process in processes:
+        if cluster.host(host).reported_revision < revisions.get(host, 0):
+            done = False
+        elif (reason := failure(cluster, host, process)) is not None:
+            raise ProcessFailed(reason)
+        elif not is_running(cluster, host, process):
+            done = False
+    return done
+
+
+def stopped(cluster: Cluster, queue: str, hosts: Iterable[str], revisions: Revisions) -> bool:
+    """No live host of these reports any process of the queue, or it is wanted again."""
+    record = cluster.queues.get(queue)
+    if record is not None and record.running:
+        return True
+    return all(_gone(cluster, name, queue, "", revisions) for name in hosts)
+
+
+def none_left(cluster: Cluster, entry: Transaction, revisions: Revisions) -> bool:
+    """No live host of a removal reports what was removed. A lost host stops it when it comes back."""
+    if not entry.exchange:
+        return stopped(cluster, entry.queue, entry.hosts, revisions)
+    return all(_gone(cluster, name, entry.queue, entry.exchange, revisions) for name in entry.hosts)
+
+
+def _gone(cluster: Cluster, host_name: str, queue: str, exchange: str, revisions: Revisions) -> bool:
+    host = cluster.host(host_name)
+    if not host.alive:
+        return True
+    if host.reported_revision < revisions.get(host_name, 0):
+        return False
+    if exchange:
+        return exchange_name(queue, exchange) not in host.running
+    return queue not in host.queues_reported

@@ -122,6 +122,10 @@ class OrderMachine:
         header = event.header
         if header.path < publisher.path or (header.path == publisher.path and publisher.finished):
             self.late += 1
+            if header.kind == Kind.DATA and publisher.baseline is not None and header.sequence <= publisher.baseline:
+                # not before our time after all, and too late to be given; what is above the baseline shows as a gap
+                lost = (event.topic.decode(), header.sequence, header.sequence + header.count - 1, header.count)
+                out.append(MessagesLost(header.publisher, *lost))
         elif header.path > publisher.path:
             if header.kind == Kind.OPEN:
                 publisher.openings[header.path] = event.extra
@@ -134,6 +138,8 @@ class OrderMachine:
                 publisher.baseline = header.sequence
         elif header.kind == Kind.BEACON:
             self._beacon(publisher, event, out)
+        elif header.kind == Kind.OPEN and publisher.baseline is None:
+            publisher.baseline = header.sequence
 
     def _data(self, publisher: Publisher, event: Event, out: list[Output]) -> None:
         header = event.header
@@ -184,21 +190,29 @@ class OrderMachine:
             self.waiting.discard(id)
             publisher.waiting_since = None
 
+    def _next_path(self, publisher: Publisher) -> int:
+        """The path to go on with: the newest one that replays all before it, else the lowest held."""
+        replays = [path for path, opening in publisher.openings.items() if not opening.finished]
+        return max(replays, default=min(publisher.held))
+
     def _may_advance(self, publisher: Publisher) -> bool:
-        """Whether the lowest held path may become the current one."""
-        lowest = min(publisher.held)
-        if not self._safe.hold_for_fin or (publisher.finished and lowest == publisher.path + 1):
+        """Whether the next path may become the current one."""
+        path = self._next_path(publisher)
+        if not self._safe.hold_for_fin or (publisher.finished and path == publisher.path + 1):
             return True
         # a path in between that we have seen nothing of may still be on its way through the Exchange that was left
-        opening = publisher.openings.get(lowest)
+        opening = publisher.openings.get(path)
         return opening is not None and (not opening.finished or not self._attached(opening.left))
 
     def _advance(self, publisher: Publisher, out: list[Output]) -> None:
-        publisher.path = min(publisher.held)
+        path = publisher.path = self._next_path(publisher)
         publisher.finished = False
         publisher.waiting_since = None
-        publisher.openings.pop(publisher.path, None)
-        for event in publisher.held.pop(publisher.path):
+        events = publisher.held[path]
+        for passed in [held for held in publisher.held if held <= path]:
+            del publisher.held[passed]
+            publisher.openings.pop(passed, None)
+        for event in events:
             self._take(publisher, event, out)
 
     def detached(self, now: float) -> list[Output]:

@@ -1,0 +1,341 @@
+"""The processes behind the state machines: forks through the template, exits through pidfds, ready datagrams.
+
+Everything is told through one callback, `on_event(name, event)`. What to do about an event is decided in `hcm.supervisor`.
+A child that its template forked has its exit code told by the template; an adopted one ends without a code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hcm.last_words import epitaph
+from hcm.local_state import start_time
+from hcm.supervisor import Event, Exited, Forked, ForkFailed, Ready
+from hcm.template import Died, Hello, NotForked, Report
+from hcm.template import Forked as TemplateForked
+from roq.errors import ProcessFailed
+from roq.runtime.backoff import delays
+from roq.runtime.observe import Counters
+from roq.wire.child import ChildSpec
+
+log = logging.getLogger(__name__)
+
+TEMPLATE_START_SECONDS = 20.0  # imports, on a busy machine
+TEMPLATE_SILENT_SECONDS = 10.0  # with orders under way; then it hangs and is killed
+TEMPLATE_STOP_SECONDS = 2.0
+CODE_WAIT_SECONDS = 0.05  # from a pidfd's news to the template's telling the exit code
+STARTS_AT_ONCE = 32  # forks that are not ready yet: hundreds at once would only make each other late
+START_SETTLED_SECONDS = 2.0  # a start that is not ready by then no longer counts as under way
+READY_BYTES_MAX = 4096
+UNIX_PATH_BYTES_MAX = 100  # the kernel allows 107
+EARLY_READY_MAX = 1000
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_report = msgspec.msgpack.Decoder(Report).decode
+
+
+@dataclass(slots=True)
+class _Process:
+    """One living child."""
+
+    name: str
+    pid: int
+    descriptor: int
+    log_path: Path
+    forked: bool  # by the present template, which will tell the code
+
+
+class Children:
+    """All children of this host. `directory`: for the ready socket; `programs`: module with PROGRAMS."""
+
+    def __init__(self, directory: Path, programs: str, counters: Counters, on_event: Callable[[str, Event], None]) -> None:
+        self.ready_path = _ready_path(directory)
+        self._programs, self._counters, self._on_event = programs, counters, on_event
+        self._processes: dict[int, _Process] = {}
+        self._orders: dict[str, ChildSpec] = {}  # sent to the template, not answered
+        self._pending: deque[ChildSpec] = deque()  # not sent yet
+        self._starting: dict[str, float] = {}
+        self._early_ready: set[int] = set()
+        self._link: socket.socket | None = None
+        self._template: asyncio.subprocess.Process | None = None
+        self._template_heard = 0.0
+        self._hello = asyncio.Event()
+        self._closing = False
+        self._starter: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.ready_path)
+        self._ready_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._ready_socket.bind(self.ready_path)
+        os.chmod(self.ready_path, 0o600)
+        self._loop.add_reader(self._ready_socket.fileno(), self._read_ready)
+
+    # --- the template ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the template. Raises ProcessFailed if it does not come up."""
+        await self._start_template()
+        try:
+            async with asyncio.timeout(TEMPLATE_START_SECONDS):
+                await self._hello.wait()
+        except TimeoutError:
+            raise ProcessFailed(f"the template process said nothing for {TEMPLATE_START_SECONDS:g} s") from None
+        if self._link is None:
+            raise ProcessFailed("the template process ended while it started; its reason is on standard error")
+
+    async def _start_template(self) -> None:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with its:
+            self._template = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "hcm.template", str(its.fileno()), self._programs),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                pass_fds=(its.fileno(),),
+                start_new_session=True,  # Ctrl-C at the terminal is for the HCM, which then ends its children in order
+            )
+        self._link = ours
+        self._template_heard = time.monotonic()
+        self._loop.add_reader(ours.fileno(), self._read_template, ours)
+
+    def _read_template(self, link: socket.socket) -> None:
+        while link is self._link:
+            try:
+                message = link.recv(READY_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                message = b""
+            if not message:
+                self._template_lost()
+                return
+            self._template_heard = time.monotonic()
+            self._take(_decode_report(message))
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Hello(pid):
+                log.info("template ready", extra={"fields": {"template": pid}})
+                self._hello.set()
+                self._send_orders()
+            case TemplateForked(name, pid):
+                self._forked(name, pid)
+            case NotForked(name, reason):
+                self._orders.pop(name, None)
+                self._settled(name)
+                self._on_event(name, ForkFailed(reason))
+            case Died(pid, code):
+                self._ended(pid, code)
+
+    def _template_lost(self) -> None:
+        """It ended: what it forked lives on; what it was asked and did not answer has failed."""
+        self._close_link()
+        self._counters["templates_lost"] += 1
+        if not self._hello.is_set():
+            self._hello.set()  # `start` looks at the link
+            return
+        self._hello.clear()
+        for process in self._processes.values():
+            process.forked = False
+        lost, self._orders = list(self._orders), {}
+        if self._closing:
+            return
+        log.error("the template process ended; starting another one")
+        self._starter = self._loop.create_task(self._restart_template(), name="template")
+        for name in lost:
+            self._settled(name)
+            self._on_event(name, ForkFailed("the template process ended while it forked"))
+
+    async def _restart_template(self) -> None:
+        for delay in delays(0.1, 5.0):
+            try:
+                await self.start()
+                return
+            except (ProcessFailed, OSError) as error:
+                log.error("no template process", extra={"fields": {"reason": str(error)}})
+                await self._end_template()
+                self._hello.clear()
+            await asyncio.sleep(delay)
+
+    def _close_link(self) -> None:
+        if self._link is not None:
+            self._loop.remove_reader(self._link.fileno())
+            self._loop.remove_writer(self._link.fileno())
+            self._link.close()
+            self._link = None
+
+    # --- forks ----------------------------------------------------------------------------------------------------------
+
+    def fork(self, spec: ChildSpec) -> None:
+        """Have a process forked; Forked or ForkFailed follows. At most one order per name at a time."""
+        self._pending.append(spec)
+        self._send_orders()
+
+    def _send_orders(self) -> None:
+        while self._pending and self._link is not None and self._hello.is_set() and len(self._starting) < STARTS_AT_ONCE:
+            spec = self._pending[0]
+            try:
+                self._link.send(_encode(spec))
+            except BlockingIOError:
+                self._loop.add_writer(self._link.fileno(), self._writable, self._link)
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                return  # its end is read in a moment; the order waits for the next template
+            self._pending.popleft()
+            self._orders[spec.process.name] = spec
+            self._starting[spec.process.name] = time.monotonic()
+
+    def _writable(self, link: socket.socket) -> None:
+        if link is self._link:
+            self._loop.remove_writer(link.fileno())
+            self._send_orders()
+
+    def _forked(self, name: str, pid: int) -> None:
+        spec = self._orders.pop(name)
+        self._counters["forks"] += 1
+        self._on_event(name, Forked(pid))
+        if not self._watch(name, pid, Path(spec.log_path), forked=True):
+            self._settled(name)
+            self._on_event(name, Exited(pid, epitaph(None, pid, Path(spec.log_path))))
+        elif pid in self._early_ready:
+            self._ready(pid, name)
+        self._early_ready.discard(pid)
+
+    def _settled(self, name: str) -> None:
+        """It is ready, or has ended: the next may start."""
+        self._starting.pop(name, None)
+        self._send_orders()
+
+    # --- life and death -------------------------------------------------------------------------------------------------
+
+    def adopt(self, name: str, pid: int, started: int, log_path: Path) -> bool:
+        """Watch a living process of an earlier HCM; False if it has just ended. started: clock ticks since boot."""
+        if not self._watch(name, pid, log_path, forked=False):
+            return False
+        if start_time(pid) == started:  # read after the pidfd was opened: this pid, this life
+            return True
+        self._release(self._processes.pop(pid))
+        return False
+
+    def _release(self, process: _Process) -> None:
+        self._loop.remove_reader(process.descriptor)
+        os.close(process.descriptor)
+
+    def _watch(self, name: str, pid: int, log_path: Path, *, forked: bool) -> bool:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        self._processes[pid] = _Process(name, pid, descriptor, log_path, forked)
+        self._loop.add_reader(descriptor, self._seen_dead, pid)
+        return True
+
+    def _seen_dead(self, pid: int) -> None:
+        process = self._processes[pid]
+        self._loop.remove_reader(process.descriptor)
+        if process.forked:
+            self._loop.call_later(CODE_WAIT_SECONDS, self._ended, pid, None)
+        else:
+            self._ended(pid, None)
+
+    def _ended(self, pid: int, code: int | None) -> None:
+        process = self._processes.pop(pid, None)
+        if process is None:
+            return
+        self._release(process)
+        reason = epitaph(code, pid, process.log_path)
+        log.info("process ended", extra={"fields": {"name": process.name, "child": pid, "reason": reason}})
+        self._settled(process.name)
+        self._on_event(process.name, Exited(pid, reason))
+
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal to a watched process; nothing happens if it has ended."""
+        process = self._processes.get(pid)
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process.descriptor, number)
+
+    def _read_ready(self) -> None:
+        while True:
+            try:
+                datagram = self._ready_socket.recv(READY_BYTES_MAX)
+            except BlockingIOError:
+                return
+            words = datagram.decode(errors="replace").split(" ", 2)
+            if len(words) == 3 and words[0] == "ready" and words[1].isdecimal():
+                self._ready(int(words[1]), words[2])
+            else:
+                self._counters["refused_ready"] += 1
+
+    def _ready(self, pid: int, name: str) -> None:
+        if pid in self._processes:
+            self._settled(name)
+            self._on_event(name, Ready(pid))
+        elif len(self._early_ready) < EARLY_READY_MAX:  # faster than the template's word of its fork
+            self._early_ready.add(pid)
+
+    def tick(self, now: float) -> None:
+        """Once a second: a template that hangs is killed; starts that take long no longer hold up others."""
+        for name, since in list(self._starting.items()):
+            if now - since > START_SETTLED_SECONDS and name not in self._orders:
+                self._settled(name)
+        if self._orders and self._template is not None and now - self._template_heard > TEMPLATE_SILENT_SECONDS:
+            log.error("the template process hangs: killing it")
+            self._template_heard = now
+            with contextlib.suppress(ProcessLookupError):
+                self._template.kill()
+        if not self._orders:
+            self._template_heard = now
+
+    async def close(self) -> None:
+        """End the template (its children live on) and stop watching."""
+        self._closing = True
+        if self._starter is not None:
+            self._starter.cancel()
+            await asyncio.gather(self._starter, return_exceptions=True)
+        self._close_link()
+        await self._end_template()
+        for process in self._processes.values():
+            self._release(process)
+        self._processes.clear()
+        self._loop.remove_reader(self._ready_socket.fileno())
+        self._ready_socket.close()
+
+    async def _end_template(self) -> None:
+        """With its link closed it ends by itself; one that does not is killed."""
+        self._close_link()
+        template, self._template = self._template, None
+        if template is None:
+            return
+        try:
+            async with asyncio.timeout(TEMPLATE_STOP_SECONDS):
+                await template.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                template.kill()
+            await template.wait()
+
+
+def _ready_path(directory: Path) -> str:
+    """In the state directory, or in the system's temporary one if that path is too long for a Unix socket."""
+    path = str(directory.absolute() / "ready.sock")
+    if len(path.encode()) <= UNIX_PATH_BYTES_MAX:
+        return path
+    digest = hashlib.sha256(path.encode()).hexdigest()[:16]
+    return str(Path(tempfile.gettempdir()) / f"roq-{digest}.ready.sock")

@@ -1,0 +1,383 @@
+"""All children of this host: takes assignments in, feeds the state machines, performs their instructions, remembers.
+
+Decides nothing itself: what to do comes from `hcm.assignment` (the host) and `hcm.supervisor` (one child). Not covered:
+ZooKeeper and the HCM's own interface (`hcm.process`), forks and deaths (`hcm.children`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from hcm import ports, supervisor
+from hcm.assignment import Keep, Reconfigure, Replace, Start, Stop, admit, plan
+from hcm.children import Children
+from hcm.local_state import ChildRecord, LocalState, StateDirectory, start_time
+from hcm.supervisor import Child, Phase
+from roq.config import HcmConfig
+from roq.errors import PortTaken, RoqError
+from roq.runtime.liveness import HeartbeatBoard
+from roq.runtime.observe import Counters
+from roq.runtime.run import Tasks
+from roq.runtime.shutdown import ask
+from roq.wire import process as process_wire
+from roq.wire.assignment import (
+    Assignment,
+    MonitorAddress,
+    ProcessKind,
+    ProcessSpec,
+    ProcessState,
+    RunningProcess,
+)
+from roq.wire.child import ChildSpec
+
+log = logging.getLogger(__name__)
+
+PING_SECONDS = 1.0  # a living process answers within this, or its heartbeat decides
+ASK_SECONDS = 2.0
+STOP_SECONDS = 15.0  # for all children, SIGKILL included; what survives that hangs in the kernel
+TICK_GAP_SECONDS = 2.0  # if we ourselves stood still for longer (a paused machine), nobody is called late at once
+PRUNE_SECONDS = 60.0
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+STATES = {
+    Phase.WAITING: ProcessState.STARTING,
+    Phase.STARTING: ProcessState.STARTING,
+    Phase.RUNNING: ProcessState.RUNNING,
+    Phase.KILLING: ProcessState.STARTING,
+    Phase.STOPPING: ProcessState.STOPPING,
+    Phase.FAILED: ProcessState.FAILED,
+    Phase.GONE: ProcessState.STOPPING,
+}
+
+
+@dataclass(slots=True)
+class _Managed:
+    """One child: its machine and what is remembered of it. stale: it runs with an older specification than `record`'s."""
+
+    child: Child
+    record: ChildRecord
+    stale: bool = False
+
+
+class Host:
+    """`changed` is called whenever `processes()` would tell something new. `zookeeper`: full address, for the children."""
+
+    def __init__(
+        self,
+        config: HcmConfig,
+        zookeeper: str,
+        directory: StateDirectory,
+        counters: Counters,
+        tasks: Tasks,
+        changed: Callable[[], None],
+    ) -> None:
+        self._config, self._zookeeper, self._directory = config, zookeeper, directory
+        self._counters, self._tasks, self._changed = counters, tasks, changed
+        self.state: LocalState = directory.load(config.host)
+        self.board = HeartbeatBoard(directory.board)
+        self._children = Children(directory.path, config.process_module, counters, self._event)
+        self._managed: dict[str, _Managed] = {}
+        self._dirty = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._stopping = False
+        self._last_tick = time.monotonic()
+        self._last_prune = 0.0
+
+    # --- begin and end --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Adopt what an earlier HCM left running, and get ready to fork. Raises ProcessFailed."""
+        for name, record in self.state.children.items():
+            record.served = True  # its ports may have been told to others just before the earlier HCM ended
+            self._managed[name] = _Managed(Child(name), record)
+        await asyncio.gather(self._children.start(), *(self._adopt(managed) for managed in self._managed.values()))
+        await self._directory.save(self.state)
+        self._tasks.start(self._save_when_dirty(), "save state")
+        self._changed()
+
+    async def _adopt(self, managed: _Managed) -> None:
+        """A living process is known by pid and start time, and answers with its name; one that is forked but not written
+        down yet is found at its control port. What is dead stays so until it is wanted."""
+        record, name = managed.record, managed.child.name
+        pid = record.pid if record.pid and start_time(record.pid) == record.started else 0
+        record.pid = 0
+        control = record.ports.get("control")
+        if control is None or (not pid and ports.is_free(self._config.address, control)):
+            return
+        try:
+            pong = await ask(self._config.address, control, process_wire.Ping(), PING_SECONDS)
+        except RoqError:
+            pong = None  # hung, or busy; its heartbeat tells
+        if isinstance(pong, process_wire.Pong):
+            if pong.name != name:
+                log.warning("port taken", extra={"fields": {"process": name, "port": control, "by": pong.name}})
+                return
+            pid = pong.pid
+        started = start_time(pid) if pid else None
+        if started is None or not self._children.adopt(name, pid, started, self._directory.log_of(name)):
+            return
+        record.pid, record.started = pid, started
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - started / CLOCK_TICKS
+        self._counters["adopted"] += 1
+        log.info("adopted", extra={"fields": {"name": name, "child": pid}})
+        self._event(name, supervisor.Adopted(pid, time.monotonic() - age))
+        self._event(name, supervisor.Tick(self.board.last(record.slot) / 1e9))
+
+    def start_remembered(self) -> None:
+        """Start what the last assignment wanted: ZooKeeper can't be asked, and this host's part shall be up."""
+        for name in list(self._managed):
+            self._event(name, supervisor.Wanted())
+
+    async def stop_children(self) -> None:
+        """Stop every child and wait for all exits; their ports stay remembered."""
+        self._stopping = True
+        for name in list(self._managed):
+            self._event(name, supervisor.Unwanted())
+        try:
+            async with asyncio.timeout(STOP_SECONDS if self._managed else None):
+                while self._managed:
+                    await self._empty.wait()
+        except TimeoutError:
+            log.error("processes that can't be stopped are left", extra={"fields": {"names": sorted(self._managed)}})
+        await self._directory.save(self.state)
+
+    async def close(self) -> None:
+        """Remember everything and let go; living children live on."""
+        await self._directory.save(self.state)
+        await self._children.close()
+        self.board.close()
+
+    async def _save_when_dirty(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            await self._directory.save(self.state)
+
+    # --- assignments ----------------------------------------------------------------------------------------------------
+
+    async def take(self, assignment: Assignment) -> None:
+        """Make the host match. Raises StaleEpoch or CallError if the assignment is refused."""
+        admit(assignment, self._config.host, self.state.epoch)
+        if self._stopping:
+            return
+        starts: list[str] = []
+        same_reign = self.state.epoch == assignment.epoch
+        self.state.epoch, self.state.revision = assignment.epoch, assignment.revision
+        for action in plan(assignment.processes, {name: managed.record.spec for name, managed in self._managed.items()}):
+            match action:
+                case Stop(name):
+                    self._event(name, supervisor.Unwanted())
+                case Keep(spec):
+                    self._event(spec.name, supervisor.Wanted())
+                case Replace(spec):
+                    self._managed[spec.name].record.spec = spec
+                    self._event(spec.name, supervisor.Replaced())
+                case Reconfigure(spec):
+                    self._reconfigure(self._managed[spec.name], spec)
+                case Start(spec):
+                    self._add(spec)
+                    starts.append(spec.name)
+        if starts or not same_reign:
+            await self._directory.save(self.state)  # before the fork: a successor must find what was forked
+        for name in starts:
+            self._event(name, supervisor.Wanted())
+        self._dirty.set()
+        self._changed()
+
+    def _add(self, spec: ProcessSpec) -> None:
+        record = self.state.children.get(spec.name)
+        if record is None:
+            record = self.state.children[spec.name] = ChildRecord(spec, {}, self.state.free_slot())
+        record.spec = spec
+        managed = self._managed[spec.name] = _Managed(Child(spec.name), record)
+        try:
+            self._ensure_ports(managed)
+        except PortTaken as error:
+            log.error("no ports", extra={"fields": {"process": spec.name, "reason": str(error)}})
+
+    def _ensure_ports(self, managed: _Managed) -> None:
+        """Ports that served once are fixed. Before that, taken ones are given up for others. Raises PortTaken."""
+        record, config = managed.record, self._config
+        if record.ports and (record.served or ports.all_free(config.address, record.ports.values())):
+            return
+        used = self.state.ports_in_use() | {config.port, config.control_port}
+        record.ports, self.state.next_port = ports.choose(
+            record.spec.kind, config.address, config.port_base, config.port_count, self.state.next_port, used
+        )
+        self._dirty.set()
+        if record.spec.kind is ProcessKind.MONITOR:
+            told = (Phase.STARTING, Phase.RUNNING)  # the Monitor's old address
+            for name, other in self._managed.items():
+                if other.record.spec.queue == record.spec.queue and other is not managed and other.child.phase in told:
+                    self._event(name, supervisor.Replaced())
+
+    def _reconfigure(self, managed: _Managed, spec: ProcessSpec) -> None:
+        managed.record.spec, managed.stale = spec, True
+        self._dirty.set()
+        self._event(spec.name, supervisor.Wanted())
+        self._refresh(managed)
+
+    def _refresh(self, managed: _Managed) -> None:
+        if managed.stale and managed.child.phase is Phase.RUNNING:
+            managed.stale = False
+            self._tasks.start(self._configure(managed), f"configure {managed.child.name}")
+
+    async def _configure(self, managed: _Managed) -> None:
+        request = process_wire.Configure(self._child_spec(managed.record).process)
+        try:
+            await ask(self._config.address, managed.record.ports["control"], request, ASK_SECONDS)
+            self._counters["reconfigured"] += 1
+        except RoqError as error:
+            log.warning("restarted for its new specification", extra={"fields": {"reason": str(error)}})
+            self._event(managed.child.name, supervisor.Replaced())
+
+    # --- events and instructions ------------------------------------------------------------------------------------------
+
+    def _event(self, name: str, event: supervisor.Event) -> None:
+        managed = self._managed.get(name)
+        if managed is None:
+            return
+        match event:
+            case supervisor.Forked(pid):
+                managed.record.pid, managed.record.started = pid, start_time(pid) or 0
+                self._dirty.set()
+            case supervisor.Exited():
+                managed.record.pid = 0
+                self._dirty.set()
+        for instruction in managed.child.handle(event, time.monotonic()):
+            self._perform(managed, instruction)
+        if managed.child.phase is Phase.RUNNING:
+            if not managed.record.served:
+                managed.record.served = True
+                self._dirty.set()
+            self._refresh(managed)
+
+    def _perform(self, managed: _Managed, instruction: supervisor.Instruction) -> None:
+        name = managed.child.name
+        match instruction:
+            case supervisor.Fork():
+                self._fork(managed)
+            case supervisor.AskShutdown():
+                self._tasks.start(self._ask_shutdown(managed), f"stop {name}")
+            case supervisor.Signal(pid, number):
+                self._children.signal(pid, number)
+            case supervisor.WakeAt(when):
+                wait = max(0.0, when - time.monotonic())
+                asyncio.get_running_loop().call_later(wait, self._event, name, supervisor.Due(when))
+            case supervisor.Changed():
+                self._changed()
+            case supervisor.Forget():
+                self._forget(name)
+
+    def _fork(self, managed: _Managed) -> None:
+        name, record = managed.child.name, managed.record
+        try:
+            self._ensure_ports(managed)
+            spec = self._child_spec(record)
+        except RoqError as error:
+            asyncio.get_running_loop().call_soon(self._event, name, supervisor.ForkFailed(str(error)))
+            return
+        managed.stale = False
+        self.board.clear(record.slot)
+        self._children.fork(spec)
+
+    def _child_spec(self, record: ChildRecord) -> ChildSpec:
+        spec, config = record.spec, self._config
+        monitor = spec.monitor
+        if monitor is None:
+            local = self.state.children.get(f"{ProcessKind.MONITOR}/{spec.queue}")
+            if local is None or not local.ports:
+                raise RoqError(f"{spec.name}: no address of a Monitor is given, and none runs on this host")
+            address = config.address
+            monitor = MonitorAddress(config.host, address, local.ports["clients"], local.ports["kpis"], local.spec.term)
+        return ChildSpec(
+            process=msgspec.structs.replace(spec, monitor=monitor),
+            host=config.host,
+            address=config.address,
+            ports=record.ports,
+            monitor=monitor,
+            board=str(self._directory.board.absolute()),
+            slot=record.slot,
+            ready_socket=self._children.ready_path,
+            zookeeper=self._zookeeper,
+            log_path=str(self._directory.log_of(spec.name).absolute()),
+            log_level=config.log_level,
+        )
+
+    async def _ask_shutdown(self, managed: _Managed) -> None:
+        request = process_wire.Shutdown("not wanted on this host any more")
+        try:
+            await ask(self._config.address, managed.record.ports["control"], request, ASK_SECONDS)
+        except RoqError as error:  # it is stopped by signal then
+            log.info("shutdown request failed", extra={"fields": {"name": managed.child.name, "reason": str(error)}})
+
+    def _forget(self, name: str) -> None:
+        del self._managed[name]
+        if self._stopping:
+            self.state.children[name].pid = 0
+        else:
+            del self.state.children[name]
+        self._dirty.set()
+        if not self._managed:
+            self._empty.set()
+
+    # --- once a second, and what is told ----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """One pass over all heartbeats."""
+        now = time.monotonic()
+        stood_still = now - self._last_tick > TICK_GAP_SECONDS
+        self._last_tick = now
+        self._children.tick(now)
+        if now - self._last_prune > PRUNE_SECONDS:
+            self._last_prune = now
+            self._directory.prune_logs(self._managed)
+        if stood_still:
+            self._counters["stood_still"] += 1
+            return
+        oldest = now - supervisor.LATE_SECONDS
+        for name, managed in list(self._managed.items()):
+            beat = self.board.last(managed.record.slot) / 1e9
+            if beat < oldest or managed.child.phase is not Phase.RUNNING:  # the rest is well
+                self._event(name, supervisor.Tick(beat))
+
+    def set_draining(self, draining: bool) -> None:
+        """Remember whether this host wants nothing new."""
+        self.state.draining = draining
+        self._dirty.set()
+
+    def remember_sessions(self, sessions: list[int]) -> None:
+        """Remember this host's newest ZooKeeper sessions."""
+        self.state.sessions = sessions
+        self._dirty.set()
+
+    def exchanges(self) -> int:
+        """Exchanges here, in whatever state."""
+        return sum(managed.record.spec.kind is ProcessKind.EXCHANGE for managed in self._managed.values())
+
+    def starting(self) -> bool:
+        """Is any process on its way up?"""
+        return any(managed.child.phase is Phase.STARTING for managed in self._managed.values())
+
+    def processes(self) -> tuple[RunningProcess, ...]:
+        """What runs here."""
+        return tuple(
+            RunningProcess(
+                name=name,
+                kind=managed.record.spec.kind,
+                queue=managed.record.spec.queue,
+                exchange=managed.record.spec.exchange,
+                state=STATES[managed.child.phase],
+                pid=managed.child.pid,
+                ports=dict(managed.record.ports),
+                restarts=managed.child.restarts,
+                error=managed.child.error,
+            )
+            for name, managed in self._managed.items()
+        )

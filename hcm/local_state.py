@@ -1,0 +1,166 @@
+"""What an HCM must remember over its own death, in one JSON file of its state directory: the highest epoch it obeyed, and of
+each child its specification, ports, slot, pid and start time. Whoever holds the directory's lock owns it.
+
+    <state-dir>/lock          held (flock) by the one HCM of this directory
+    <state-dir>/state.json    LocalState, replaced atomically and synced
+    <state-dir>/heartbeats    the HeartbeatBoard
+    <state-dir>/logs/         one log per child
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from roq.errors import CallError, InvalidConfiguration
+from roq.runtime.liveness import SLOTS
+from roq.wire.assignment import ProcessSpec
+
+FILE_NAME_BYTES_MAX = 200  # file systems allow 255; a suffix must still fit
+LOGS_KEPT = 200  # of processes that are no more
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+START_TIME_FIELD = 22  # of /proc/<pid>/stat, counted from 1 as proc(5) does
+
+
+class ChildRecord(msgspec.Struct):
+    """One child. pid 0: not forked, or not written yet; started: clock ticks since boot, which with the pid names one life."""
+
+    spec: ProcessSpec
+    ports: dict[str, int]
+    slot: int
+    pid: int = 0
+    started: int = 0
+    served: bool = False  # was ready on these ports once: from then on they are fixed
+
+
+class LocalState(msgspec.Struct):
+    """The file's content. next_port: where the search for free ports goes on (0: at the beginning); sessions: newest
+    ZooKeeper sessions of this host, by which a restarted HCM knows its own registration."""
+
+    host: str
+    boot: str = ""
+    sessions: list[int] = msgspec.field(default_factory=list)
+    epoch: int = 0
+    revision: int = 0
+    draining: bool = False
+    next_port: int = 0
+    children: dict[str, ChildRecord] = msgspec.field(default_factory=dict)
+
+    def free_slot(self) -> int:
+        """A heartbeat slot no child has. Raises CallError when the board is full."""
+        used = {record.slot for record in self.children.values()}
+        for slot in range(SLOTS):
+            if slot not in used:
+                return slot
+        raise CallError(f"this host has {SLOTS} processes: no heartbeat slot is left")
+
+    def ports_in_use(self) -> set[int]:
+        """Every port promised to a child."""
+        return {port for record in self.children.values() for port in record.ports.values()}
+
+
+class StateDirectory:
+    """The directory with its lock, and the state in it. Raises CallError if another HCM holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.logs.mkdir(exist_ok=True)
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise CallError(f"another HCM runs with the state directory {path}") from None
+        self._writing = asyncio.Lock()
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the children's logs."""
+        return self.path / "logs"
+
+    @property
+    def board(self) -> Path:
+        """The heartbeat board."""
+        return self.path / "heartbeats"
+
+    def log_of(self, name: str) -> Path:
+        """Log of the process of this name."""
+        file = name.replace("/", "_")
+        encoded = file.encode()
+        if len(encoded) > FILE_NAME_BYTES_MAX:
+            digest = hashlib.sha256(encoded).hexdigest()[:16]
+            file = encoded[: FILE_NAME_BYTES_MAX - 17].decode(errors="ignore") + "-" + digest
+        return self.logs / f"{file}.log"
+
+    def prune_logs(self, present: Iterable[str]) -> None:
+        """Remove the oldest logs of processes that are not `present`; LOGS_KEPT of them stay for the curious."""
+        kept = {self.log_of(name).name for name in present}
+        former = [file for file in self.logs.iterdir() if file.name.removesuffix(".1") not in kept]
+        if len(former) > LOGS_KEPT:
+            for file in sorted(former, key=lambda file: file.stat().st_mtime)[:-LOGS_KEPT]:
+                file.unlink(missing_ok=True)
+
+    def load(self, host: str) -> LocalState:
+        """The remembered state, a fresh one if there is none. Pids of an earlier boot are forgotten.
+
+        Raises InvalidConfiguration for an unreadable file (processes it knew may still run) or one of another host.
+        """
+        boot = BOOT_ID.read_text().strip()
+        file = self.path / "state.json"
+        try:
+            state = msgspec.json.decode(file.read_bytes(), type=LocalState)
+        except FileNotFoundError:
+            return LocalState(host, boot)
+        except msgspec.MsgspecError as error:
+            raise InvalidConfiguration(f"{file} is damaged ({error}): stop this host's RoQ processes and remove it") from None
+        if state.host != host:
+            raise InvalidConfiguration(f"{file} is the state of host {state.host!r}, this is {host!r}")
+        if state.boot != boot:
+            state.boot = boot
+            for record in state.children.values():
+                record.pid = record.started = 0
+        return state
+
+    async def save(self, state: LocalState) -> None:
+        """Returns when a successor will find what `state` is now.
+
+        After a power cut it may find the state before, whole: the processes are dead then, and ZooKeeper's own fence keeps
+        a deposed GCM from writing. So the folder entry itself is not synced.
+        """
+        write = asyncio.ensure_future(self._write(msgspec.json.encode(state)))
+        await asyncio.shield(write)  # a cancelled caller must not set the next writer free while a thread still writes
+
+    async def _write(self, data: bytes) -> None:
+        async with self._writing:
+            await asyncio.to_thread(self._replace, data)
+
+    def _replace(self, data: bytes) -> None:
+        temporary = self.path / "state.json.new"
+        with temporary.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(self.path / "state.json")
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks since boot at which process `pid` started; None if there is no such process or only its zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()  # the name before may hold anything; field 3 (state) comes next
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[START_TIME_FIELD - 3])

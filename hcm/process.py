@@ -1,0 +1,324 @@
+"""The Host Configuration Manager's sockets and loops: ZooKeeper, its own interface, reports. Nothing is decided here.
+
+Children are supervised from the first moment on, with or without ZooKeeper; assignments are obeyed as soon as it answers.
+Stopping the HCM alone leaves children *and* its registration: a successor within the session time-out takes both over
+without anybody noticing. ShutdownHost (and keep_children = false) stops the children first, then unregisters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import sys
+import time
+
+import msgspec
+
+from hcm.host import Host
+from hcm.host_stats import HostStats, memory_bytes, noticeably_different
+from hcm.local_state import StateDirectory
+from roq.config import HcmConfig
+from roq.coordination import paths
+from roq.coordination.address import parse_address
+from roq.coordination.errors import NodeExists, NoNode
+from roq.coordination.operations import ANY_VERSION, Node
+from roq.coordination.registration import SERVICE_NAME, Registration, ServiceInstance
+from roq.coordination.session import Session, SessionState
+from roq.errors import CallError, FrameError, HostConflict, RoqError, StaleEpoch, ZooKeeperUnavailable
+from roq.ids import new_token
+from roq.runtime import notify
+from roq.runtime.backoff import delays
+from roq.runtime.liveness import BEAT_SECONDS, HostLoad
+from roq.runtime.observe import Counters
+from roq.runtime.rpc import RpcServer
+from roq.runtime.run import Tasks
+from roq.runtime.shutdown import ShutdownMonitor
+from roq.wire import hcm as wire
+from roq.wire.assignment import Assignment, HostReport, from_json, to_json
+
+log = logging.getLogger(__name__)
+
+PAYLOAD_SECONDS = 5.0  # the registration's load figures are renewed at most this often
+REPORT_WAIT_SECONDS = 0.03  # a report is held back this long while a process is just starting, to save a write
+SESSIONS_KEPT = 5
+
+
+async def serve(config: HcmConfig, stop: asyncio.Event) -> None:
+    """Run until `stop`. Raises RoqError when the HCM can't go on, e.g. HostConflict."""
+    _raise_descriptor_limit()
+    manager = HostManager(config, stop)
+    try:
+        await manager.run()
+    finally:
+        manager.release()
+
+
+class HostManager:
+    """One HCM. run() once, then release()."""
+
+    def __init__(self, config: HcmConfig, stop: asyncio.Event) -> None:
+        self._config, self._stop = config, stop
+        self._zookeeper = str(parse_address(config.zookeeper))
+        self._counters = Counters()
+        self._failure: BaseException | None = None
+        self._tasks = Tasks(self._failed)
+        self._incarnation = new_token()
+        self._stop_children = not config.keep_children
+        self._report_due, self._assignment_due = asyncio.Event(), asyncio.Event()
+        self._assigned: Node | None = None
+        self._load = (0.0, 0.0)
+        self._name_held_by = 0  # session in which we are registered
+        self._session: Session | None = None
+        self._registration: Registration | None = None
+        self._directory = StateDirectory(config.state_dir)
+        try:
+            self._host = Host(config, self._zookeeper, self._directory, self._counters, self._tasks, self._report_due.set)
+        except RoqError:
+            self._directory.close()
+            raise
+        self._server: RpcServer | None = None
+        self._control: ShutdownMonitor | None = None
+
+    def release(self) -> None:
+        """Close the endpoints and give the state directory free."""
+        if self._server is not None:
+            self._server.close()
+        if self._control is not None:
+            self._control.close()
+        self._directory.close()
+
+    async def run(self) -> None:
+        """Serve until stopped, then stop in order. Raises the RoqError that ended it."""
+        config = self._config
+        self._server = RpcServer(config.address, config.port, wire.Request, self._handle, counters=self._counters)
+        name = f"hcm/{config.host}"
+        self._control = ShutdownMonitor(name, config.address, config.control_port, self._stop, self._counters)
+        try:
+            await self._host.start()
+            notify.notify(notify.READY)
+            self._tasks.start(self._tick(), "tick")
+            cluster = self._tasks.start(self._join_cluster(), "cluster")
+            await self._stop.wait()
+            notify.notify(notify.STOPPING)
+            cluster.cancel()
+            await self._leave()
+        finally:
+            await self._tasks.stop()
+            await self._host.close()
+        if self._failure is not None:
+            raise self._failure if isinstance(self._failure, RoqError) else RoqError(f"defect: {self._failure!r}")
+
+    def _failed(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._stop.set()
+
+    # --- ZooKeeper ------------------------------------------------------------------------------------------------------
+
+    async def _join_cluster(self) -> None:
+        session = self._session = await self._connect()
+        session.on_state(self._session_changed)
+        payload = self._payload()
+        instance = ServiceInstance(
+            SERVICE_NAME,
+            self._config.host,
+            self._config.address,
+            self._port,
+            payload=payload,
+            registered=time.time_ns() // 1_000_000,
+        )
+        self._registration = Registration(
+            session,
+            paths.host(self._config.host),
+            instance,
+            on_registered=self._registered,
+            on_conflict=self._name_lost,
+            former_sessions=self._host.state.sessions,
+        )
+        await self._register(session, self._registration)
+        self._tasks.start(self._write_reports(session), "reports")
+        self._tasks.start(self._take_assignments(), "assignments")
+        self._tasks.start(self._renew_payload(self._registration, payload), "payload")
+        session.watch_data(paths.assignment(self._config.host), self._assignment_seen)
+        self._say_ready()
+
+    async def _connect(self) -> Session:
+        for attempt, delay in enumerate(delays()):
+            try:
+                return await Session.connect(self._zookeeper, self._config.session_seconds)
+            except ZooKeeperUnavailable as error:
+                log.warning("waiting for ZooKeeper", extra={"fields": {"reason": str(error)}})
+                if attempt == 0:
+                    self._host.start_remembered()
+            await asyncio.sleep(delay)
+        raise AssertionError("delays() never ends")
+
+    @staticmethod
+    async def _register(session: Session, registration: Registration) -> None:
+        while True:
+            await session.wait_connected()
+            try:
+                await registration.start()
+                return
+            except ZooKeeperUnavailable as error:
+                log.warning("not registered yet", extra={"fields": {"reason": str(error)}})
+
+    def _registered(self, generation: int) -> None:
+        session = self._session
+        if session is not None:
+            self._name_held_by = session.session_id
+            sessions = self._host.state.sessions
+            if session.session_id not in sessions:
+                self._host.remember_sessions([*sessions, session.session_id][-SESSIONS_KEPT:])
+            self._report_due.set()
+
+    def _name_lost(self, conflict: HostConflict) -> None:
+        self._name_held_by = 0
+        self._stop_children = True  # what was assigned to this name now runs on the other host
+        self._failed(conflict)
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._report_due.set()
+
+    def _assignment_seen(self, node: Node | None) -> None:
+        if node is None:  # nothing was ever assigned, or somebody wiped ZooKeeper: no reason to stop what runs
+            return
+        if self._assigned is None or (node.czxid, node.mzxid) != (self._assigned.czxid, self._assigned.mzxid):
+            self._assigned = node
+            self._assignment_due.set()
+
+    async def _take_assignments(self) -> None:
+        while True:
+            await self._assignment_due.wait()
+            self._assignment_due.clear()
+            node = self._assigned
+            if node is None:
+                continue
+            try:
+                await self._host.take(from_json(node.data, Assignment))
+                self._counters["assignments"] += 1
+            except (StaleEpoch, CallError, FrameError) as error:
+                self._counters["assignments_refused"] += 1
+                fields = {"error": type(error).__name__, "reason": str(error)}
+                log.error("assignment refused", extra={"fields": fields})
+
+    # --- reports --------------------------------------------------------------------------------------------------------
+
+    async def _write_reports(self, session: Session) -> None:
+        while True:
+            await self._report_due.wait()
+            await self._let_starts_finish()
+            self._report_due.clear()
+            try:
+                await self._write_report(session)
+            except ZooKeeperUnavailable:
+                await session.wait_connected()
+                self._report_due.set()
+
+    async def _let_starts_finish(self) -> None:
+        """A creation is told when the last of its processes serves, and not three times before."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_WAIT_SECONDS):
+                while self._host.starting():
+                    self._report_due.clear()
+                    await self._report_due.wait()
+
+    def _report(self) -> HostReport:
+        state, config = self._host.state, self._config
+        return HostReport(config.host, config.address, self._incarnation, state.epoch, state.revision, self._host.processes())
+
+    async def _write_report(self, session: Session) -> None:
+        if self._name_held_by != session.session_id:
+            return  # the name may be another host's by now; registering again calls for a report
+        path, data = paths.running(self._config.host), to_json(self._report())
+        try:
+            await session.set(path, data, ANY_VERSION)
+        except NoNode:
+            await session.ensure_path(paths.host_state(self._config.host))
+            with contextlib.suppress(NodeExists):
+                await session.create(path, data)
+        self._counters["reports"] += 1
+
+    # --- load -----------------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """Once a second: heartbeats, load, watchdog."""
+        stats = HostStats()
+        watched = notify.watchdog_seconds() is not None
+        while True:
+            self._host.tick()
+            self._load = stats.sample()
+            self._host.board.set_host_load(HostLoad(*self._load, self._host.exchanges(), self._config.exchanges_max))
+            if watched:
+                notify.notify(notify.WATCHDOG)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _payload(self) -> wire.HostPayload:
+        cpu, memory = self._load
+        draining = self._host.state.draining
+        return wire.HostPayload(self._incarnation, self._config.exchanges_max, draining, round(cpu, 3), round(memory, 3))
+
+    async def _renew_payload(self, registration: Registration, told: wire.HostPayload) -> None:
+        while True:
+            await asyncio.sleep(PAYLOAD_SECONDS)
+            payload = self._payload()
+            before = (told.cpu_fraction, told.memory_fraction)
+            if noticeably_different(before, (payload.cpu_fraction, payload.memory_fraction)):
+                told = payload
+                with contextlib.suppress(ZooKeeperUnavailable):  # written after the reconnection
+                    await registration.update(payload)
+
+    # --- the HCM's own interface ------------------------------------------------------------------------------------------
+
+    @property
+    def _port(self) -> int:
+        return self._server.port if self._server is not None else 0
+
+    def _say_ready(self) -> None:
+        control = self._control.port if self._control is not None else 0
+        line = {"ready": True, "host": self._config.host, "port": self._port, "control": control, "pid": os.getpid()}
+        with contextlib.suppress(BrokenPipeError):  # whoever wanted to know is gone; the host is still needed
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+
+    async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.GetProcesses():
+                return wire.Processes(self._report(), self._host.state.draining)
+            case wire.GetCapacity():
+                return wire.Capacity(self._host.exchanges(), self._config.exchanges_max, *self._load, memory_bytes())
+            case wire.SetDraining(draining):
+                self._host.set_draining(draining)
+                if self._registration is not None:
+                    with contextlib.suppress(ZooKeeperUnavailable):
+                        await self._registration.update(self._payload())
+                return wire.Done()
+            case wire.ShutdownHost(reason):
+                log.info("host shutdown requested", extra={"fields": {"reason": reason}})
+                self._stop_children = True
+                asyncio.get_running_loop().call_soon(self._stop.set)
+                return wire.Done()
+
+    async def _leave(self) -> None:
+        if not self._stop_children:
+            return  # the session is left to its time-out: a successor takes the registration over
+        await self._host.stop_children()
+        session, registration = self._session, self._registration
+        if session is None:
+            return
+        if registration is not None and registration.generation:
+            with contextlib.suppress(RoqError):
+                await self._write_report(session)
+            await registration.stop()
+        await session.close()
+
+
+def _raise_descriptor_limit() -> None:
+    """One pidfd per child, and ZeroMQ's own."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

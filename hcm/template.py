@@ -1,0 +1,190 @@
+"""The fork server: imports everything the children need once, then forks a child per order. Run as `python -m hcm.template`.
+
+It has one thread, no event loop and no ZeroMQ context, so a fork copies a quiet process; the objects of all imported
+modules are frozen out of garbage collection, so children share their pages. It speaks msgpack over a SOCK_SEQPACKET
+socket: ChildSpec in; Hello, Forked, NotForked and Died out. When that socket closes (the HCM is gone) it ends, and its
+children run on.
+
+    python -m hcm.template <descriptor> <module with PROGRAMS>
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import logging
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from roq.runtime.observe import set_up_logging
+from roq.runtime.run import set_process_name
+from roq.wire.assignment import ProcessKind
+from roq.wire.child import ChildSpec
+
+MESSAGE_BYTES_MAX = 128 * 1024  # one order; a specification is a few hundred bytes
+DESCRIPTORS_MAX = 1 << 20
+OUT_OF_MEMORY_SCORE = Path("/proc/self/oom_score_adj")
+EXIT_DEFECT = 70  # a child's main raised something that is no RoqError (EX_SOFTWARE)
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Everything is imported; orders are taken."""
+
+    pid: int
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The process exists."""
+
+    name: str
+    pid: int
+
+
+class NotForked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The fork failed."""
+
+    name: str
+    reason: str
+
+
+class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A child has ended: exit code, or minus the signal that ended it."""
+
+    pid: int
+    code: int
+
+
+Report = Hello | Forked | NotForked | Died
+Programs = Mapping[ProcessKind, Callable[[ChildSpec], int]]
+
+log = logging.getLogger(__name__)
+_encode = msgspec.msgpack.Encoder().encode
+_decode_order = msgspec.msgpack.Decoder(ChildSpec).decode
+
+
+def serve(link: socket.socket) -> ChildSpec | None:
+    """Take orders until the HCM is gone (None). In a forked child: returns what it shall be."""
+    woken, waker = socket.socketpair()
+    for end in (woken, waker):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler must exist for the wake-up descriptor to work
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    _say(link, Hello(os.getpid()))
+    poller = select.poll()
+    poller.register(link, select.POLLIN)
+    poller.register(woken, select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poller.poll()}
+        if woken.fileno() in ready:
+            woken.recv(4096)
+            _reap(link)
+        if link.fileno() in ready:
+            message = link.recv(MESSAGE_BYTES_MAX)
+            if not message:
+                return None
+            spec = _decode_order(message)
+            if _fork(link, spec.process.name):
+                return spec
+
+
+def _fork(link: socket.socket, name: str) -> bool:
+    """True in the child."""
+    assert threading.active_count() == 1, "a process with threads must not fork"
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _say(link, NotForked(name, f"fork: {error.strerror}"))
+        return False
+    if pid == 0:
+        return True
+    _say(link, Forked(name, pid))
+    return False
+
+
+def _reap(link: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        _say(link, Died(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _say(link: socket.socket, report: Report) -> None:
+    try:
+        link.send(_encode(report))
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the HCM is gone
+
+
+def become(spec: ChildSpec, programs: Programs) -> int:
+    """Turn this forked copy into the process of `spec` and run it to its end; its exit code."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()  # a Ctrl-C meant for the HCM is not meant for its children
+    os.closerange(3, DESCRIPTORS_MAX)
+    _redirect(Path(spec.log_path))
+    gc.enable()
+    random.seed()
+    set_process_name(f"roq-{spec.process.kind}")
+    set_up_logging(spec.process.name, spec.log_level, Path(spec.log_path))
+    faulthandler.enable()
+    try:
+        return programs[spec.process.kind](spec)
+    except Exception:  # process boundary: whatever it is, it is logged and the HCM restarts the process
+        log.exception("process ended by a defect")
+        return EXIT_DEFECT
+    finally:
+        logging.shutdown()
+
+
+def _redirect(log_path: Path) -> None:
+    """Standard input from nowhere; what anything prints goes to the log. (The HCM's own output may be a pipe whose
+    reader waits for its end; children must not hold it open.)"""
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(nowhere, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(nowhere)
+    os.close(output)
+
+
+def _stand_back() -> None:
+    """The service manager may protect the HCM from the out-of-memory killer; its children take their chance like others."""
+    with contextlib.suppress(OSError):
+        if int(OUT_OF_MEMORY_SCORE.read_text()) < 0:
+            OUT_OF_MEMORY_SCORE.write_text("0")
+
+
+def main() -> None:
+    """Entry of `python -m hcm.template`; also where every child's life ends."""
+    link = socket.socket(fileno=int(sys.argv[1]))
+    set_process_name("roq-template")
+    _stand_back()
+    programs: Programs = importlib.import_module(sys.argv[2]).PROGRAMS
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    spec = serve(link)
+    code = 0 if spec is None else become(spec, programs)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Wanted against present: which actions make a host match, and which assignments are refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from hcm.assignment import Keep, Reconfigure, Replace, Start, Stop, admit, plan
+from roq.errors import CallError, StaleEpoch
+from roq.wire.assignment import Assignment, ProcessKind, ProcessSpec
+from roq.wire.policy import Bounds, Policy
+
+MONITOR = ProcessSpec(ProcessKind.MONITOR, "orders")
+EXCHANGE = ProcessSpec(ProcessKind.EXCHANGE, "orders", "e1")
+SCALING = ProcessSpec(ProcessKind.SCALING, "orders", policy=Policy())
+
+
+def present(*specs: ProcessSpec) -> dict[str, ProcessSpec]:
+    return {spec.name: spec for spec in specs}
+
+
+def test_an_empty_host_starts_everything_monitors_first() -> None:
+    assert plan((EXCHANGE, SCALING, MONITOR), {}) == [Start(MONITOR), Start(EXCHANGE), Start(SCALING)]
+
+
+def test_stops_come_before_starts() -> None:
+    assert plan((EXCHANGE,), present(MONITOR)) == [Stop("monitor/orders"), Start(EXCHANGE)]
+
+
+def test_unchanged_is_kept() -> None:
+    assert plan((MONITOR, EXCHANGE), present(EXCHANGE, MONITOR)) == [Keep(MONITOR), Keep(EXCHANGE)]
+
+
+def test_a_new_policy_is_taken_while_running() -> None:
+    changed = msgspec.structs.replace(SCALING, policy=Policy(bounds=Bounds(max_exchanges=9)))
+    assert plan((changed,), present(SCALING)) == [Reconfigure(changed)]
+
+
+def test_any_other_change_restarts() -> None:
+    changed = msgspec.structs.replace(EXCHANGE, term=2)
+    assert plan((changed,), present(EXCHANGE)) == [Replace(changed)]
+    both = msgspec.structs.replace(SCALING, term=2, policy=None)
+    assert plan((both,), present(SCALING)) == [Replace(both)]
+
+
+def test_carrying_the_plan_out_leaves_nothing_to_do() -> None:
+    wanted = (MONITOR, SCALING)
+    after = present(*wanted)
+    assert all(isinstance(action, Keep) for action in plan(wanted, after))
+
+
+def test_refused_assignments() -> None:
+    admit(Assignment("h", epoch=4, revision=1), "h", highest_epoch=4)
+    with pytest.raises(StaleEpoch, match="epoch 3"):
+        admit(Assignment("h", epoch=3, revision=9), "h", highest_epoch=4)
+    with pytest.raises(CallError, match="'other'"):
+        admit(Assignment("other", epoch=4, revision=1), "h", highest_epoch=4)
+    with pytest.raises(CallError, match="twice"):
+        admit(Assignment("h", 4, 1, (MONITOR, MONITOR)), "h", highest_epoch=4)

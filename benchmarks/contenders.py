@@ -1,0 +1,57 @@
+"""Who takes part: RoQ and its peers, each able to run a load once, on a server of its own started for that run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from benchmarks import servers
+from benchmarks.machine import quiet
+from benchmarks.peer_client import PEERS, find_peer
+from roq.bench.cpu import Pids
+from roq.bench.harness import drive
+from roq.bench.load import Load
+from roq.bench.pubsub import own_cluster, run_on
+from roq.bench.result import PubSubResult
+from roq.wire.assignment import Overflow
+
+ROQ = "RoQ"
+PEER_MODULE = "benchmarks.peer_client"
+IDLE_SECONDS = 5.0
+Run = Callable[[Load], Awaitable[PubSubResult]]
+
+
+async def run_roq(load: Load) -> PubSubResult:
+    """RoQ: a fresh cluster on this machine, overflow "block", every message accounted for."""
+    async with own_cluster() as cluster:
+        await quiet()
+        return await run_on(cluster.zookeeper, load, Overflow.BLOCK, IDLE_SECONDS, cluster.zookeeper_pid)
+
+
+def _peer_run(name: str) -> Run:
+    async def run(load: Load) -> PubSubResult:
+        async with servers.running(find_peer(name).server) as server:
+            await quiet()
+
+            async def pids() -> Pids:
+                return {"server": server.pids}
+
+            return await drive(load, name, server.address, "", PEER_MODULE, pids, IDLE_SECONDS)
+
+    return run
+
+
+def contenders() -> tuple[dict[str, Run], dict[str, str]]:
+    """(who takes part, why others don't), by name."""
+    present: dict[str, Run] = {ROQ: run_roq}
+    absent: dict[str, str] = {}
+    for name in PEERS:
+        try:
+            server = find_peer(name).server
+        except ImportError as error:
+            absent[name] = f"Python library not installed: {error.name}"
+            continue
+        if servers.installed(server):
+            present[name] = _peer_run(name)
+        else:
+            absent[name] = f"{servers.PROGRAMS[server]} not installed"
+    return present, absent

@@ -14,7 +14,7 @@ from roq.client.locate import GcmClient
 from roq.client.message import log_lost
 from roq.client.publisher import Publisher
 from roq.client.subscriber import Subscriber
-from roq.errors import InvalidConfiguration, MessagesLost, NotReady
+from roq.errors import InvalidConfiguration, MessagesLost, NotReady, QueueStopped
 from roq.ids import check_name, new_token
 from roq.runtime.rpc import RpcClient
 from roq.wire import gcm
@@ -149,7 +149,7 @@ class Cluster:
     # --- one queue's Monitor ------------------------------------------------------------------------------------------
 
     async def inspect(self, queue: str) -> wire.QueueView:
-        """What the queue's Monitor knows: Exchanges, members, decisions, rates. Raises QueueNotFound, NotReady."""
+        """What the queue's Monitor knows: members, decisions, rates. Raises QueueNotFound, QueueStopped, NotReady."""
         return await self._ask_monitor(queue, wire.Describe(), wire.QueueView, ADMIN_SECONDS)
 
     async def move(self, queue: str, moves: Iterable[tuple[int, str]], *, timeout_seconds: float = MOVE_SECONDS) -> wire.Moved:
@@ -173,12 +173,14 @@ class Cluster:
 
     async def _monitor(self, queue: str) -> MonitorAddress:
         info = await self.queue(queue)
+        if not info.record.running:
+            raise QueueStopped(f"queue {queue!r} is stopped")
         if not info.monitors:
             raise NotReady(f"queue {queue!r} has no serving Monitor")
         return info.monitors[0]
 
     async def kpis(self, queue: str) -> AsyncIterator[QueueKpi]:
-        """The queue's KPIs, one record a second, for as long as one iterates. Raises QueueNotFound, NotReady."""
+        """The queue's KPIs, one record a second, until one stops. Raises QueueNotFound, QueueStopped, NotReady."""
         address = await self._monitor(queue)
         async for kpi in kpi_stream(address, queue):
             yield kpi

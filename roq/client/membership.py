@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from roq.client.locate import GcmClient
-from roq.errors import CallError, NotReady, RoqError
+from roq.errors import CallError, NotReady, QueueStopped, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.rpc import RpcClient
 from roq.wire import gcm
@@ -80,6 +80,8 @@ class Membership:
     async def _join_once(self, left_seconds: float) -> None:
         if self._rpc is None:
             info = await self._gcm.request(gcm.DescribeQueue(self._queue), gcm.QueueInfo, max(0.1, left_seconds))
+            if not info.record.running:
+                raise QueueStopped(f"queue {self._queue!r} is stopped")
             if not info.monitors:
                 raise NotReady(f"queue {self._queue!r} has no serving Monitor yet")
             self._address = info.monitors[0]

@@ -1,0 +1,96 @@
+"""`roq bench …`: load generators. `pubsub` measures publish/subscribe end to end and accounts for every message."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from roq.bench.harness import IDLE_SECONDS
+from roq.bench.load import Load
+from roq.bench.pubsub import run
+from roq.bench.result import PubSubResult
+from roq.cli.address import FILES, ClusterOption, JsonOption, cluster_address
+from roq.cli.output import console, print_json, rate, say, seconds, table, working
+from roq.wire.assignment import Overflow
+
+MESSAGES = 100_000  # per publisher, when the load is bounded by nothing else
+
+app = typer.Typer(help="Measure this machine or a cluster with a load.", no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure this machine or a cluster with a load."""
+
+
+@app.command("pubsub")
+def pubsub(  # noqa: PLR0913, PLR0917  one parameter per flag
+    cluster: ClusterOption = None,
+    publishers: Annotated[int, typer.Option("--publishers", "-p", help="Publishers, a process each.")] = 1,
+    subscribers: Annotated[int, typer.Option("--subscribers", "-s", help="Subscribers, a process each.")] = 1,
+    size: Annotated[int, typer.Option(help="Bytes of one payload.")] = 100,
+    messages: Annotated[
+        int | None, typer.Option(help=f"Messages per publisher. {MESSAGES}, or without bound if there is a --duration.")
+    ] = None,
+    topics: Annotated[int, typer.Option(help="Topics each publisher goes through in turn.")] = 1,
+    pace: Annotated[float, typer.Option("--rate", help="Messages per second and publisher; 0: flat out.")] = 0.0,
+    duration: Annotated[float, typer.Option(help="Seconds after which publishers stop; 0: after --messages.")] = 0.0,
+    overflow: Annotated[
+        Overflow, typer.Option(help="What a slow subscriber causes: publishers wait, or it loses.")
+    ] = Overflow.BLOCK,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Subscriber i hears publisher i only.")] = False,
+    batch: Annotated[int, typer.Option(help="Payloads per publish_many call, read by batches(); 0: one publish each.")] = 0,
+    idle: Annotated[float, typer.Option(help="Seconds without a message after which what is missing is lost.")] = IDLE_SECONDS,
+    as_json: JsonOption = False,
+) -> None:
+    """Publishers and subscribers, each a process of its own; every message accounted for.
+
+    Without --cluster, ROQ_CLUSTER or a configuration file it brings a cluster of its own up and down.
+    """
+    count = messages if messages is not None else (0 if duration else MESSAGES)
+    load = Load(
+        publishers=publishers,
+        subscribers=subscribers,
+        size=size,
+        messages=count,
+        topics=topics,
+        rate=pace,
+        duration=duration,
+        batch=batch,
+        pairs=pairs,
+    ).check()
+    address = _address(cluster)
+    if not address:
+        say("no cluster named: bringing one up")
+    with working("measuring"):
+        result = uvloop.run(run(address, load, overflow, idle))
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def _address(flag: str | None) -> str:
+    """The cluster somebody named, or "" for one of our own; never the default address."""
+    named = flag or os.environ.get("ROQ_CLUSTER") or os.environ.get("ROQ_CONFIG")
+    if named or any(Path(path).expanduser().exists() for path in FILES):
+        return cluster_address(flag)
+    return ""
+
+
+def _print(result: PubSubResult) -> None:
+    latency = {name: "-" if value is None else seconds(value / 1e6) for name, value in result.latency_us.items()}
+    rows = [
+        ("delivered end to end", f"{rate(result.throughput)} messages/s"),
+        ("payload", f"{rate(result.throughput * result.load.size)}B/s"),
+        ("published", f"{result.published}"),
+        ("delivered", f"{result.delivered}"),
+        ("lost, duplicated, reordered", f"{result.lost}, {result.duplicated}, {result.reordered}"),
+        ("latency p50, p99, p99.9", ", ".join(latency.values())),
+        ("CPU seconds", ", ".join(f"{kind} {value:.2f}" for kind, value in result.cpu_seconds.items())),
+    ]
+    console().print(table("publish/subscribe", ("what", "value"), rows))

@@ -1,0 +1,142 @@
+"""`roq doctor`, the cluster: ZooKeeper, leader, hosts, processes, queues."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+
+from roq.cli.finding import Finding, good, warning, wrong
+from roq.client.cluster import connect
+from roq.client.overview import Overview, read_overview
+from roq.coordination.address import parse_address
+from roq.coordination.leader import read_leader
+from roq.errors import ClusterNotFound, InvalidConfiguration, RoqError, Unavailable
+
+ZOOKEEPER_MIN = (3, 9, 4)
+ANSWER_SECONDS = 3.0
+ANSWER_BYTES_MAX = 64 * 1024
+CLOCK_SKEW_SECONDS = 1.0  # latencies between hosts are wrong by this much
+FREE_SLOTS_MIN = 1
+
+
+async def check_cluster(address: str) -> list[Finding]:
+    """All findings about the cluster at these ZooKeeper addresses."""
+    try:
+        parsed = parse_address(address)
+    except InvalidConfiguration as error:
+        return [wrong("Cluster address", str(error), "write h1:2181,h2:2181[/chroot]")]
+    findings = list(await asyncio.gather(*(_zookeeper(server) for server in parsed.hosts.split(","))))
+    try:
+        leader = await read_leader(address, ANSWER_SECONDS)
+    except ClusterNotFound as error:
+        return [*findings, wrong("Cluster", str(error), "check the chroot in the address; the first GCM makes it")]
+    except Unavailable as error:
+        return [*findings, wrong("Leader", str(error), "start `roq-gcm`, or read the GCMs' logs")]
+    except RoqError as error:
+        return [*findings, wrong("Leader", str(error), "read the GCMs' logs")]
+    findings.append(good("Leader", f"{leader.host}:{leader.port}, epoch {leader.epoch}"))
+    try:
+        async with asyncio.timeout(2 * ANSWER_SECONDS), connect(address) as cluster:
+            overview = await read_overview(cluster)
+    except (RoqError, TimeoutError) as error:
+        told = str(error) or "it did not answer in time"
+        advice = f"is port {leader.port} of {leader.host} reachable from here? Read the GCM's log"
+        return [*findings, wrong("Leader's answer", told, advice)]
+    return findings + check_overview(overview, time.time())
+
+
+async def _zookeeper(server: str) -> Finding:
+    subject = f"ZooKeeper {server}"
+    host, _, port = server.rpartition(":")
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            try:
+                writer.write(b"srvr")
+                answer = (await reader.read(ANSWER_BYTES_MAX)).decode(errors="replace")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError) as error:
+        return wrong(
+            subject, f"does not answer: {str(error) or 'no answer in time'}", "is it running, and is the address right?"
+        )
+    return judge_srvr(subject, answer)
+
+
+def judge_srvr(subject: str, answer: str) -> Finding:
+    """What ZooKeeper's answer to `srvr` tells."""
+    version = re.search(r"Zookeeper version: (\d+)\.(\d+)\.(\d+)", answer)
+    mode = re.search(r"Mode: (\w+)", answer)
+    if not version:
+        told = answer.strip().splitlines()[0] if answer.strip() else "nothing"
+        return warning(subject, f"does not tell its version: {told}", "allow srvr: 4lw.commands.whitelist=srvr in zoo.cfg")
+    number = tuple(int(part) for part in version.groups())
+    found = f"{'.'.join(version.groups())}, {mode.group(1) if mode else 'not serving'}"
+    if number < ZOOKEEPER_MIN:
+        return wrong(subject, found, "RoQ needs ZooKeeper 3.9.4 or newer: earlier ones have bugs that lose ephemeral nodes")
+    if not mode:
+        return wrong(subject, found, "the ensemble has no quorum: start the other servers")
+    return good(subject, found)
+
+
+def check_overview(overview: Overview, now: float) -> list[Finding]:
+    """What the leader's view of the cluster tells. Pure."""
+    return [*_clock(overview, now), *_hosts(overview), *_processes(overview), *_queues(overview)]
+
+
+def _clock(overview: Overview, now: float) -> list[Finding]:
+    skew = now - overview.time
+    if abs(skew) > CLOCK_SKEW_SECONDS:
+        return [warning("Clock", f"differs from the leader's by {skew:.1f} s", "run an NTP client on every machine")]
+    return []
+
+
+def _hosts(overview: Overview) -> list[Finding]:
+    if not overview.hosts:
+        return [wrong("Hosts", "none", "start `roq-hcm` on a machine")]
+    findings = []
+    for host in overview.hosts:
+        if not host.alive:
+            findings.append(
+                wrong(f"Host {host.host}", "is away", f"is {host.address} up? Start its `roq-hcm`, or read its log")
+            )
+        elif host.draining:
+            findings.append(warning(f"Host {host.host}", "is draining", f"`roq host drain --undo {host.host}` ends that"))
+    usable = [host for host in overview.hosts if host.alive and not host.draining]
+    free = sum(max(0, host.exchanges_max - host.exchanges) for host in usable)
+    found = f"{len(usable)} of {len(overview.hosts)} usable, {free} free Exchange slots"
+    if free < FREE_SLOTS_MIN:
+        findings.append(wrong("Hosts", found, "nothing can grow: add a host, or raise exchanges_max of one"))
+    else:
+        findings.append(good("Hosts", found))
+    return findings
+
+
+def _processes(overview: Overview) -> list[Finding]:
+    findings = [
+        wrong(
+            f"Process {one.process} on {one.host}",
+            f"was given up after {one.restarts} restarts: {one.error}",
+            "read the process's log on that host; stopping and starting the queue tries again",
+        )
+        for one in overview.failed
+    ]
+    return findings or [good("Processes", f"{sum(host.processes for host in overview.hosts)}, none failed")]
+
+
+def _queues(overview: Overview) -> list[Finding]:
+    findings = []
+    for queue in overview.queues:
+        if not queue.running:
+            continue
+        show = f"`roq queue show {queue.queue!r}` and `roq host ls` tell more"
+        if not queue.ready:
+            findings.append(wrong(f"Queue {queue.queue}", queue.problem or "is not ready", show))
+        elif queue.problem:
+            findings.append(wrong(f"Queue {queue.queue}", queue.problem, show))
+        elif queue.lost:
+            advice = "its subscribers are too slow: more of them, overflow=block, or a scaling policy"
+            findings.append(warning(f"Queue {queue.queue}", f"{queue.lost} messages were lost", advice))
+    running = sum(queue.running for queue in overview.queues)
+    return findings or [good("Queues", f"{len(overview.queues)}, {running} running, all ready")]

@@ -1,0 +1,39 @@
+"""What `roq doctor` finds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Verdict(StrEnum):
+    """How bad it is."""
+
+    GOOD = "good"
+    WARNING = "warning"  # works, but will hurt
+    WRONG = "wrong"  # does not work
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing looked at. advice: what to do, empty when it is good."""
+
+    subject: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def good(subject: str, found: str) -> Finding:
+    """As it should be."""
+    return Finding(subject, Verdict.GOOD, found)
+
+
+def warning(subject: str, found: str, advice: str) -> Finding:
+    """It works, but."""
+    return Finding(subject, Verdict.WARNING, found, advice)
+
+
+def wrong(subject: str, found: str, advice: str) -> Finding:
+    """It does not work."""
+    return Finding(subject, Verdict.WRONG, found, advice)

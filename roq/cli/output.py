@@ -1,0 +1,109 @@
+"""What commands print: machine output on stdout only, everything for people's eyes beside it on stderr, errors in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from roq import errors
+from roq.errors import RoqError
+
+PLAIN_WIDTH = 160  # columns when standard output is not a terminal
+NEXT_STEP: tuple[tuple[type[RoqError], str], ...] = (
+    (errors.QueueNotFound, "`roq queue ls` tells the queues there are"),
+    (errors.QueueConflict, "`roq queue show` tells the settings it has"),
+    (errors.QueueStopped, "`roq queue start` starts it"),
+    (errors.HostNotFound, "`roq host ls` tells the hosts there are"),
+    (errors.ExchangeNotFound, "`roq queue show` tells the queue's Exchanges"),
+    (errors.PublisherNotFound, "`roq queue show` tells the queue's publishers"),
+    (errors.ClusterNotFound, "is the chroot right? `roq up` starts a cluster on this machine"),
+    (
+        errors.ZooKeeperUnavailable,
+        "is --cluster or ROQ_CLUSTER right? `roq doctor` looks closer, `roq up` starts a cluster here",
+    ),
+    (errors.Unavailable, "`roq doctor` looks closer"),
+    (errors.HostFull, "`roq host ls` tells the free slots"),
+    (errors.NoHosts, "start a host with `roq-hcm`"),
+)
+
+
+def print_error(error: RoqError) -> None:
+    """`roq: Class: message; hint` on stderr."""
+    hint = next((f" ({text})" for kind, text in NEXT_STEP if isinstance(error, kind)), "")
+    print(f"roq: {type(error).__name__}: {error}{hint}", file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """Any struct, list or dict as one line of JSON on stdout."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """A line for people, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def console() -> Console:
+    """Standard output for people: as wide as the terminal, or wide enough for a table in a file."""
+    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A plain table; columns that start with ">" are right-aligned."""
+    found = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        found.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        found.add_row(*row)
+    return found
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """A spinner on stderr while something takes long, if a person watches."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(text):
+        yield
+
+
+def rate(value: float) -> str:
+    """1234567 → 1.23 M."""
+    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def size(value: float) -> str:
+    """Bytes, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def percent(fraction: float) -> str:
+    """0.25 → 25%."""
+    return f"{fraction * 100:.0f}%"
+
+
+def seconds(value: float) -> str:
+    """0.0012 → 1.2 ms."""
+    if value < 0.001:
+        return f"{value * 1e6:.0f} µs"
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def yes(value: object) -> str:
+    """yes or no."""
+    return "yes" if value else "no"

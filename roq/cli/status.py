@@ -1,0 +1,106 @@
+"""`roq status`: the cluster at one moment. Also the tables that `roq top` keeps fresh."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.text import Text
+
+from roq.cli.address import ClusterOption, JsonOption, with_cluster
+from roq.cli.output import console, percent, print_json, rate, seconds, size, table
+from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow, read_overview
+
+
+def status(cluster: ClusterOption = None, json: JsonOption = False) -> None:
+    """Tell leader, hosts, queues and Exchanges of the cluster."""
+    found = with_cluster(cluster, read_overview)
+    if json:
+        print_json(found)
+    else:
+        console().print(overview_tables(found))
+
+
+def overview_tables(found: Overview) -> Group:
+    """The whole overview for people."""
+    alive = sum(host.alive for host in found.hosts)
+    head = Text(f"leader {found.leader}  epoch {found.epoch}  hosts {alive}/{len(found.hosts)}  queues {len(found.queues)}")
+    parts: list[object] = [head, "", host_table(found.hosts), "", queue_table(found.queues)]
+    if found.exchanges:
+        parts += ["", exchange_table(found.exchanges)]
+    if found.failed:
+        rows = [(one.host, one.process, str(one.restarts), one.error) for one in found.failed]
+        parts += ["", table("Failed processes", ("HOST", "PROCESS", ">RESTARTS", "ERROR"), rows)]
+    return Group(*parts)  # type: ignore[arg-type]
+
+
+def host_table(hosts: tuple[HostRow, ...]) -> object:
+    """Hosts."""
+    rows = [
+        (
+            row.host,
+            row.address,
+            "draining" if row.draining and row.alive else "alive" if row.alive else "away",
+            f"{row.exchanges}/{row.exchanges_max}",
+            str(row.monitors),
+            str(row.processes),
+            str(row.failed),
+            str(row.restarts),
+            percent(row.cpu_fraction),
+            percent(row.memory_fraction),
+        )
+        for row in hosts
+    ]
+    columns = ("HOST", "ADDRESS", "STATE", ">EXCHANGES", ">MONITORS", ">PROCESSES", ">FAILED", ">RESTARTS", ">CPU", ">MEMORY")
+    return table("Hosts", columns, rows)
+
+
+def queue_table(queues: tuple[QueueRow, ...]) -> object:
+    """Queues."""
+    rows = [
+        (
+            row.queue,
+            queue_state(row),
+            row.overflow,
+            str(row.exchanges),
+            str(row.publishers),
+            str(row.subscribers),
+            rate(row.messages_per_second),
+            rate(row.delivered_per_second),
+            size(row.bytes_per_second),
+            seconds(row.lag_seconds),
+            str(row.lost),
+        )
+        for row in queues
+    ]
+    columns = ("QUEUE", "STATE", "OVERFLOW", ">EXCH", ">PUB", ">SUB", ">IN/s", ">OUT/s", ">BYTES/s", ">LAG", ">LOST")
+    return table("Queues", columns, rows)
+
+
+def queue_state(row: QueueRow) -> str:
+    """One word, or what is wrong."""
+    if not row.running:
+        return "stopped"
+    if row.problem:
+        return row.problem
+    return "ready" if row.ready else "not ready"
+
+
+def exchange_table(exchanges: tuple[ExchangeRow, ...]) -> object:
+    """Exchanges."""
+    rows = [
+        (
+            row.queue,
+            row.exchange,
+            row.host,
+            row.state,
+            str(row.publishers),
+            str(row.attached),
+            rate(row.messages_per_second),
+            size(row.bytes_per_second),
+            size(row.bytes_out_per_second),
+            percent(row.cpu_fraction),
+            size(row.memory_bytes),
+        )
+        for row in exchanges
+    ]
+    columns = ("QUEUE", "EXCHANGE", "HOST", "STATE", ">PUB", ">SUB", ">IN/s", ">BYTES IN/s", ">BYTES OUT/s", ">CPU", ">MEMORY")
+    return table("Exchanges", columns, rows)

@@ -1,0 +1,109 @@
+"""`roq up`: a whole cluster on this machine, in the foreground until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from roq.cli.address import JsonOption
+from roq.cli.output import print_json, say, working
+from roq.errors import ProcessFailed, RoqError
+from roq.local.cluster import LocalCluster
+from roq.local.daemon import Daemon
+
+ZOOKEEPER_PORT = 2181  # where clients look by default; another one is taken when this one is in use
+
+
+def up(
+    hosts: Annotated[int, typer.Option(min=1, help="How many hosts, each on a loopback address of its own.")] = 1,
+    gcms: Annotated[int, typer.Option(min=1, help="How many GCMs; the second and later ones stand by.")] = 1,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where logs and state stay; else a temporary directory.", show_default=False)
+    ] = None,
+    zookeeper: Annotated[
+        str | None, typer.Option(help="Addresses of a running ZooKeeper; else one is started.", show_default=False)
+    ] = None,
+    exchanges_max: Annotated[int, typer.Option(min=1, help="Exchanges a host runs at most.")] = 8,
+    json: JsonOption = False,
+) -> None:
+    """Start a whole cluster on this machine; Ctrl-C stops it."""
+    place = directory or Path(tempfile.mkdtemp(prefix="roq-up-"))
+    cluster = LocalCluster(
+        place, gcms=gcms, hosts=hosts, zookeeper=zookeeper, zookeeper_port=ZOOKEEPER_PORT, exchanges_max=exchanges_max
+    )
+    try:
+        uvloop.run(_stay(cluster, json_line=json))
+    except RoqError:
+        directory = place  # its logs are needed
+        raise
+    finally:
+        if directory is None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+async def _stay(cluster: LocalCluster, json_line: bool) -> None:
+    """Start, wait for SIGINT or SIGTERM, stop. A signal while starting stops what has started."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    stopping = asyncio.ensure_future(stop.wait())
+    starting = asyncio.ensure_future(cluster.start())
+    try:
+        with working("starting the cluster"):
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            _announce(cluster, json_line)
+            await _until_stopped(cluster, stop)
+        else:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+    finally:
+        stopping.cancel()
+        with working("stopping the cluster"):
+            left = await cluster.stop()
+        killed = ", ".join(one.command for one in left)
+        say(f"stopped; had to kill {killed}" if left else "stopped, no process left")
+
+
+def _announce(cluster: LocalCluster, json_line: bool) -> None:
+    if json_line:
+        pids = {name: daemon.pid for name, daemon in {**cluster.gcms, **cluster.hosts}.items()}
+        told = {"ready": True, "cluster": cluster.zookeeper, "directory": str(cluster.directory), "pids": pids}
+        print_json({**told, "zookeeper_pid": cluster.zookeeper_pid})
+        return
+    at_default = cluster.zookeeper == f"127.0.0.1:{ZOOKEEPER_PORT}/RoQ"
+    flag = "" if at_default else f" -c {cluster.zookeeper}"
+    say(f"cluster is up: {cluster.zookeeper}   hosts: {', '.join(cluster.hosts)}   logs: {cluster.directory}")
+    say("now, in other terminals:")
+    say(f"    roq queue create{flag} hello")
+    say(f"    roq sub{flag} hello")
+    say(f"    echo 'good morning' | roq pub{flag} hello greetings")
+    say("Ctrl-C here stops the cluster")
+
+
+async def _until_stopped(cluster: LocalCluster, stop: asyncio.Event) -> None:
+    """Returns at a signal; tells of daemons that end by themselves. Raises ProcessFailed when none is left to lead."""
+    async with asyncio.TaskGroup() as group:
+        daemons = [*cluster.gcms.values(), *cluster.hosts.values()]
+        watching = [group.create_task(_watch(cluster, daemon, stop)) for daemon in daemons]
+        await stop.wait()
+        for task in watching:
+            task.cancel()
+    if not any(gcm.running for gcm in cluster.gcms.values()):
+        raise ProcessFailed("no GCM is left")
+
+
+async def _watch(cluster: LocalCluster, daemon: Daemon, stop: asyncio.Event) -> None:
+    await daemon.wait(None)
+    say(daemon.epitaph())
+    if not any(gcm.running for gcm in cluster.gcms.values()):
+        stop.set()

@@ -1,0 +1,324 @@
+"""The command line without a cluster: usage errors, exit codes, formatting, address resolution, streams.
+
+Not covered: anything that talks to a cluster, see tests/integration/test_cli.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from roq.cli import main as cli_main
+from roq.cli.address import cluster_address, given_address
+from roq.cli.main import app
+from roq.cli.output import print_error, rate, seconds, size
+from roq.cli.policy_file import policy_toml, read_policy
+from roq.cli.queue_exchanges import find_exchange, find_publishers
+from roq.cli.streams import Output, read_lines
+from roq.errors import CallError, ExchangeNotFound, InvalidConfiguration, PayloadTooLarge, PublisherNotFound, QueueNotFound
+from roq.wire.assignment import Overflow
+from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi
+from roq.wire.monitor import ExchangeAddress, ExchangeView, MemberView, QueueView
+from roq.wire.policy import Bounds, ExchangeRule, Policy, policy_from_toml
+
+NOWHERE = "127.0.0.1:1"  # nothing listens there
+
+
+def roq(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+# --- exit codes and errors --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("queue", "nonsense"),
+        ("queue", "create"),
+        ("queue", "create", "q", "--overflow", "sometimes"),
+        ("queue", "create", "q", "--replication", "0"),
+        ("queue", "show"),
+        ("pub", "q"),
+        ("sub", "q", "--count", "many"),
+        ("up", "--hosts", "0"),
+        ("policy", "set", "q"),
+        ("policy", "replay", "kpis.jsonl"),
+        ("status", "--nonsense"),
+    ],
+)
+def test_a_wrong_call_is_exit_code_2(arguments: tuple[str, ...]) -> None:
+    result = roq(*arguments)
+    assert result.exit_code == 2
+    assert not result.stdout
+
+
+def test_policy_set_takes_a_file_or_the_default_but_not_both(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text("")
+    assert roq("policy", "set", "q", str(file), "--default").exit_code == 2
+
+
+def test_a_refusal_is_exit_code_1_and_one_line_on_stderr() -> None:
+    result = roq("pub", "-c", NOWHERE, "q", "bad\0topic")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("roq: InvalidTopic: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_wrong_address_is_refused() -> None:
+    result = roq("status", "-c", "not an address")
+    assert result.exit_code == 1
+    assert "InvalidConfiguration" in result.stderr
+
+
+def test_help_is_exit_code_0_and_tells_every_command() -> None:
+    result = roq("--help")
+    assert result.exit_code == 0
+    for command in ("up", "demo", "status", "top", "queue", "pub", "sub", "host", "policy", "bench", "doctor", "version"):
+        assert command in result.stdout
+
+
+def test_version_as_json() -> None:
+    result = roq("version", "--json")
+    assert result.exit_code == 0
+    assert set(json.loads(result.stdout)) == {"roq", "python", "pyzmq", "libzmq"}
+
+
+def test_errors_tell_their_class_and_a_next_step(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(QueueNotFound("no queue 'x'"))
+    assert capsys.readouterr().err == "roq: QueueNotFound: no queue 'x' (`roq queue ls` tells the queues there are)\n"
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (BrokenPipeError(), 0), (QueueNotFound(), 1)])
+def test_how_a_command_ends(error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("roq.cli.version.installed_version", fail)
+    monkeypatch.setattr(cli_main, "_silence_stdout", lambda: None)
+    assert roq("version").exit_code == code
+
+
+    assert min(once() for _ in range(5)) < 0.4
+
+
+def test_a_closed_standard_stream_is_no_error() -> None:
+    for closed in ("<&-", ">&-", "<&- >&-"):
+        done = subprocess.run(["bash", "-c", f"{sys.executable} -m roq.cli version {closed}"], capture_output=True, check=False)
+        assert done.returncode == 0
+        assert not done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m roq.cli --help | head -c 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, timeout=30, check=False)
+    assert done.stdout
+    assert b"Traceback" not in done.stderr
+
+
+# --- address ----------------------------------------------------------------------------------------------------------
+
+
+def test_address_order_flag_environment_file_default(tmp_path: Path) -> None:
+    file = tmp_path / "client.toml"
+    file.write_text('cluster = "from-file:2181"')
+    assert cluster_address("flag:1", {"ROQ_CLUSTER": "env:1"}, (file,)) == "flag:1"
+    assert cluster_address(None, {"ROQ_CLUSTER": "env:1"}, (file,)) == "env:1"
+    assert cluster_address(None, {}, (tmp_path / "missing.toml", file)) == "from-file:2181"
+    assert cluster_address(None, {"ROQ_CONFIG": str(file)}, ()) == "from-file:2181"
+    assert cluster_address(None, {}, ()) == "127.0.0.1:2181"
+    assert given_address(None, {}, ()) is None
+
+
+@pytest.mark.parametrize("text", ["cluster = ", 'clutser = "x:1"', "cluster = 5"])
+def test_a_wrong_configuration_file_is_told(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "client.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidConfiguration):
+        cluster_address(None, {}, (file,))
+
+
+# --- formatting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (12.34, "12.3"), (1500, "1.5 k"), (2_000_000, "2 M"), (3.2e9, "3.2 G")])
+def test_rates(value: float, text: str) -> None:
+    assert rate(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (2048, "2.0 KiB"), (5 * 1024**2, "5.0 MiB"), (3 * 1024**4, "3.0 TiB")])
+def test_sizes(value: float, text: str) -> None:
+    assert size(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0000123, "12 µs"), (0.0123, "12.3 ms"), (2.5, "2.5 s")])
+def test_seconds(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+POLICY = Policy(exchange=ExchangeRule(max_messages_per_second=100.0), bounds=Bounds(max_exchanges=3))
+
+
+def test_a_policy_prints_as_it_is_read() -> None:
+    assert policy_from_toml(policy_toml(POLICY)) == POLICY
+    assert policy_from_toml(policy_toml(Policy())) == Policy()
+
+
+def test_a_missing_policy_file_is_refused(tmp_path: Path) -> None:
+    result = roq("policy", "set", "q", str(tmp_path / "none.toml"), "-c", NOWHERE)
+    assert result.exit_code == 1
+    assert "InvalidPolicy" in result.stderr
+
+
+def _kpi(at: float, messages_per_second: float) -> QueueKpi:
+    exchange = ExchangeKpi("e1", "h1", "active", 4, messages_per_second, 0.0, 0.0, 0.1, 0)
+    publishers = tuple(PublisherKpi(number, "e1", messages_per_second / 4, 0.0, 0.0, 0) for number in (1, 2, 3, 4))
+    hosts = (HostKpi("h1", 0.1, 0.1, 1, 8),)
+    return QueueKpi("q", at, 1, messages_per_second, 0.0, 0.0, 0, (exchange,), publishers, (), hosts)
+
+
+def test_replay_tells_decisions_and_their_causes(tmp_path: Path) -> None:
+    record, policy = tmp_path / "kpis.jsonl", tmp_path / "p.toml"
+    record.write_bytes(b"\n".join(msgspec.json.encode(_kpi(1000.0 + second, 240.0)) for second in range(20)) + b"\n\n")
+    policy.write_text(policy_toml(POLICY))
+    result = roq("policy", "replay", str(record), "--policy", str(policy), "--json")
+    assert result.exit_code == 0, result.stderr
+    decisions = [json.loads(line) for line in result.stdout.splitlines()]
+    assert "scale-out" in {decision["action"] for decision in decisions}
+    assert all(decision["cause"] for decision in decisions)
+    assert roq("policy", "replay", str(record), "--policy", str(policy)).exit_code == 0
+
+
+def test_replay_names_the_unreadable_line(tmp_path: Path) -> None:
+    record, policy = tmp_path / "kpis.jsonl", tmp_path / "p.toml"
+    record.write_bytes(msgspec.json.encode(_kpi(1.0, 1.0)) + b"\n{}\n")
+    policy.write_text("")
+    result = roq("policy", "replay", str(record), "--policy", str(policy))
+    assert result.exit_code == 1
+    assert "line 2" in result.stderr
+
+
+def test_read_policy_names_the_wrong_field(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text("[bounds]\nmax_exchange = 3\n")
+    with pytest.raises(CallError, match="max_exchange"):
+        read_policy(file)
+
+
+# --- finding Exchanges and publishers by how their ids begin ----------------------------------------------------------
+
+ADDRESS = ExchangeAddress("", "127.0.0.1", 1, 2)
+
+
+def _view() -> QueueView:
+    exchanges = tuple(
+        ExchangeView(msgspec.structs.replace(ADDRESS, id=id), "h1", "active", 0, 0) for id in ("aa11", "aa22", "bb33")
+    )
+    members = (
+        MemberView(0xAB00000000000001, "publisher", ("aa11",), 1, True, 0.0),
+        MemberView(0xAB00000000000002, "publisher", ("bb33",), 1, True, 0.0),
+        MemberView(0xCD00000000000003, "subscriber", ("aa11", "bb33"), 0, True, 0.0),
+    )
+    return QueueView("q", 1, Overflow.DROP, exchanges, members, (), None, {})
+
+
+def test_an_exchange_is_found_by_how_its_id_begins() -> None:
+    assert find_exchange(_view(), "b") == "bb33"
+    assert find_exchange(_view(), "aa11") == "aa11"
+    with pytest.raises(CallError, match="aa11, aa22"):
+        find_exchange(_view(), "aa")
+    with pytest.raises(ExchangeNotFound):
+        find_exchange(_view(), "cc")
+
+
+def test_publishers_are_found_by_how_their_ids_begin() -> None:
+    one, two = 0xAB00000000000001, 0xAB00000000000002
+    assert find_publishers(_view(), [], "bb33") == [one]
+    assert find_publishers(_view(), [f"{two:016X}"], "aa11") == [two]
+    with pytest.raises(CallError):
+        find_publishers(_view(), ["ab"], "aa22")
+    with pytest.raises(PublisherNotFound):
+        find_publishers(_view(), ["cd"], "aa22")
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+async def _lines(descriptor: int, line_bytes_max: int = 1 << 20) -> list[bytes]:
+    return [line async for lines in read_lines(descriptor, line_bytes_max) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"a\nb\n", [b"a", b"b"]),
+        (b"a\n\nb", [b"a", b"", b"b"]),
+        (b"\xff\r\n\0\n", [b"\xff\r", b"\0"]),
+    ],
+)
+async def test_lines_of_a_file_are_raw_bytes(data: bytes, lines: list[bytes], tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        assert await _lines(file.fileno()) == lines
+
+
+async def test_lines_of_a_pipe_come_as_they_are_written() -> None:
+    reader, writer = os.pipe()
+    wanted = [b"x" * (n % 300) for n in range(20_000)]
+    out = Output(writer)
+
+    async def write() -> None:
+        await out.write(b"\n".join(wanted) + b"\n")
+        out.close()
+        os.close(writer)
+
+    try:
+        _, lines = await asyncio.gather(write(), _lines(reader))
+        assert lines == wanted
+    finally:
+        os.close(reader)
+
+
+async def test_an_endless_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(b"x" * 5000)
+    with path.open("rb") as file, pytest.raises(PayloadTooLarge):
+        await _lines(file.fileno(), 4000)
+
+
+async def test_devnull_is_an_empty_input() -> None:
+    with open(os.devnull, "rb") as nothing:  # noqa: ASYNC230
+        assert await _lines(nothing.fileno()) == []
+
+
+async def test_a_full_pipe_does_not_block_the_loop_and_a_closed_one_is_seen() -> None:
+    reader, writer = os.pipe()
+    out = Output(writer)
+    gone = asyncio.ensure_future(out.reader_gone())
+    writing = asyncio.ensure_future(out.write(b"x" * 8_000_000))
+    await asyncio.sleep(0.05)
+    assert not writing.done()
+    assert not gone.done()
+    os.close(reader)
+    async with asyncio.timeout(5):
+        await gone
+        with pytest.raises(BrokenPipeError):
+            await writing
+    out.close()
+    os.close(writer)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [pubsub|cost]`: both without an argument. Progress on stderr, Markdown tables on stdout."""
+"""`python -m benchmarks [pubsub|cost|moves]`: all without an argument. Progress on stderr, Markdown tables on stdout."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import uvloop
 from benchmarks.contenders import contenders
 from benchmarks.cost import Cost, cost, cost_rows
 from benchmarks.measure import Measured, measure
+from benchmarks.moves import Moves, moves, moves_rows
 from benchmarks.report import full, markdown
 from benchmarks.scenarios import SCENARIOS
 
@@ -54,10 +55,18 @@ async def idle_cost(arguments: argparse.Namespace) -> Cost:
     return found
 
 
+async def planned_moves(arguments: argparse.Namespace) -> Moves:
+    """Moves under load; the report goes to standard output."""
+    operations, seconds = (6, 10.0) if arguments.quick else (20, 60.0)
+    found = await moves(operations, seconds, tell)
+    print(markdown(("what", "measured", "target", "verdict"), moves_rows(found)))
+    return found
+
+
 def parse(words: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("pubsub", "cost", "all"), default="all")
+    parser.add_argument("what", nargs="?", choices=("pubsub", "cost", "moves", "all"), default="all")
     parser.add_argument("--quick", action="store_true", help="short runs, to see that all works; the numbers mean little")
     parser.add_argument("--runs", type=int, default=3, help="runs of each system in each scenario; medians count")
     parser.add_argument("--only", action="append", help="scenarios whose name contains this; may be repeated")
@@ -68,11 +77,13 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 async def main(arguments: argparse.Namespace) -> None:
     """Do what was asked."""
-    results: dict[str, list[Measured] | Cost] = {}
+    results: dict[str, list[Measured] | Cost | Moves] = {}
     if arguments.what in ("pubsub", "all"):
         results["pubsub"] = await pubsub(arguments)
     if arguments.what in ("cost", "all"):
         results["cost"] = await idle_cost(arguments)
+    if arguments.what in ("moves", "all"):
+        results["moves"] = await planned_moves(arguments)
     if arguments.json:
         arguments.json.write_bytes(msgspec.json.encode(results))
 

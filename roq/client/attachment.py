@@ -28,6 +28,7 @@ class Attachment:
         self.exchange = exchange
         self.proved = False
         self.closed = False
+        self.looking = False  # `look_soon` was called and has not been served yet
         self.socket = subscriber_socket(max_frame_bytes)
         for prefix in prefixes:
             self.socket.subscribe(prefix)
@@ -40,9 +41,12 @@ class Attachment:
 
     def look_soon(self) -> None:
         """Read at the next turn of the loop, whether or not the descriptor tells news."""
-        self._loop.call_soon(self._ready)
+        if not self.looking:
+            self.looking = True
+            self._loop.call_soon(self._ready)
 
     def _ready(self) -> None:
+        self.looking = False
         if not self.closed:
             self.socket.get(zmq.EVENTS)  # lets ZeroMQ take in what its descriptor announced
             self._on_readable(self)

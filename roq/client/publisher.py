@@ -144,10 +144,13 @@ class Publisher:
         payload = self._checked(payload)
         if topic != self._topic or self._record is None:
             self._switch(topic)
+        idle = not self._scheduled
         self._make_room(len(payload) + ITEM_BYTES)
         self._append(payload)
         self._room -= len(payload) + ITEM_BYTES
-        if self._room <= 0:
+        if idle:
+            self._flush()  # the first message of a loop turn has nothing to wait for; those after it form a batch
+        elif self._room <= 0:
             self._flush()
             await self._take_breath()
 

@@ -152,6 +152,9 @@ class Subscriber:
                 self._take_frame(attachment, receive(zmq.NOBLOCK))
                 if attachment.closed:
                     break
+                if self._waiter is not None and self._buffer:
+                    attachment.look_soon()  # the application waits: it goes first
+                    break
             else:
                 attachment.look_soon()
         except zmq.Again:
@@ -282,10 +285,12 @@ class Subscriber:
                 if self._failure is not None:
                     raise self._failure
                 for attachment in list(self._attachments.values()):
-                    self._read(attachment)
+                    if not attachment.looking:
+                        self._read(attachment)
                 if not self._buffer:
                     self._waiter = asyncio.get_running_loop().create_future()
                     await self._waiter
+                    self._waiter = None
             item = self._buffer.popleft()
             if isinstance(item, MessagesLost):
                 self.lost += item.count

@@ -18,6 +18,7 @@ from roq.wire.assignment import (
     Assignment,
     HostReport,
     MonitorAddress,
+    MonitorRole,
     ProcessKind,
     ProcessSpec,
     ProcessState,
@@ -58,13 +59,22 @@ class Transaction(msgspec.Struct, frozen=True):
         return TransactionKind.EXCHANGE if about_exchange else TransactionKind.QUEUE
 
 
+class Recovery(msgspec.Struct, frozen=True):
+    """JSON of `transactions/host/<host>`: a lost host some of whose processes are not replaced yet."""
+
+    host: str
+    epoch: int  # of the reign that saw it lost
+    created: float  # seconds since 1970
+
+
 @dataclass(frozen=True)
 class Registration:
-    """What a live HCM says of itself."""
+    """What a live HCM says of itself. generation: one life of its registration; 0 if that does not matter."""
 
     address: str
     port: int  # of its own interface
     payload: HostPayload
+    generation: int = 0
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,7 @@ class Cluster:
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
     transactions: Mapping[str, Transaction] = field(default_factory=dict)
+    recoveries: Mapping[str, Recovery] = field(default_factory=dict)  # by host
 
     def host(self, name: str) -> Host:
         """The host, an unknown one with nothing on it."""
@@ -149,18 +160,23 @@ class Cluster:
         return replace(self, hosts={**self.hosts, host.name: host})
 
     def hosts_of(self, record: QueueRecord) -> tuple[str, ...]:
-        """Names of the hosts that have a part of the queue, the Monitor's first."""
-        return tuple(dict.fromkeys((record.monitor_host, *record.exchanges.values())))
+        """Names of the hosts that have a part of the queue, the active Monitor's first."""
+        return tuple(dict.fromkeys((*record.monitor_hosts, *record.exchanges.values())))
 
 
 NO_SCALING = Policy()
 
 
 def process_names(record: QueueRecord) -> list[tuple[str, str]]:
-    """(host, process name) of every process of a running queue."""
+    """(host, process name) of every process that a running queue needs to serve: all but the backup Monitors."""
     names = [(record.monitor_host, f"{kind}/{record.name}") for kind in (ProcessKind.MONITOR, ProcessKind.SCALING)]
     names += [(host, exchange_name(record.name, id)) for id, host in record.exchanges.items()]
     return names
+
+
+def monitor_name(queue: str) -> str:
+    """Process name of a Monitor; a host has at most one of a queue."""
+    return f"{ProcessKind.MONITOR}/{queue}"
 
 
 def exchange_name(queue: str, exchange: str) -> str:
@@ -168,16 +184,17 @@ def exchange_name(queue: str, exchange: str) -> str:
     return f"{ProcessKind.EXCHANGE}/{queue}/{exchange}"
 
 
-def monitor_address(cluster: Cluster, record: QueueRecord) -> MonitorAddress | None:
-    """Where the queue's Monitor serves, as its host reports; None while it does not."""
-    host = cluster.host(record.monitor_host)
-    process = host.running.get(f"{ProcessKind.MONITOR}/{record.name}")
+def monitor_address(cluster: Cluster, record: QueueRecord, host_name: str = "") -> MonitorAddress | None:
+    """Where the queue's active Monitor, or the one on this host, serves, as its host reports; None while it does not."""
+    host = cluster.host(host_name or record.monitor_host)
+    process = host.running.get(monitor_name(record.name))
     if process is None or process.state is not ProcessState.RUNNING or host.report is None:
         return None
     clients, kpis = process.ports.get("clients"), process.ports.get("kpis")
     if clients is None or kpis is None:
         return None
-    return MonitorAddress(host.name, host.report.address, clients, kpis, record.term)
+    role = MonitorRole.ACTIVE if host.name == record.monitor_host else MonitorRole.BACKUP
+    return MonitorAddress(host.name, host.report.address, clients, kpis, record.term, role)
 
 
 def is_running(cluster: Cluster, host_name: str, process_name: str) -> bool:
@@ -197,9 +214,10 @@ def failure(cluster: Cluster, host_name: str, process_name: str) -> str | None:
 
 def queue_info(cluster: Cluster, record: QueueRecord) -> QueueInfo:
     """The queue as clients see it."""
-    active = monitor_address(cluster, record)
+    known = [monitor_address(cluster, record, host) for host in record.monitor_hosts] if record.running else [None]
+    monitors = tuple(address for address in known if address is not None) if known[0] is not None else ()
     ready = record.running and all(is_running(cluster, host, name) for host, name in process_names(record))
-    return QueueInfo(record, (active,) if active and record.running else (), ready, cluster.policy(record.name))
+    return QueueInfo(record, monitors, ready, cluster.policy(record.name))
 
 
 def host_info(host: Host) -> HostInfo:

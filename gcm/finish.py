@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterable
 
 from gcm import transactions
-from gcm.cluster import Action, Cluster, Transaction, exchange_name, process_names
+from gcm.cluster import Action, Cluster, Transaction, exchange_name
+from gcm.crash import crash_point
 from gcm.reign import Decide, Reign
 from roq.errors import ExchangeNotFound, NotLeader, NotReady, ProcessFailed, QueueNotFound, RoqError
 
@@ -86,14 +87,16 @@ class Finisher:
     def _forget_after(self, entry: Transaction, seconds: float) -> None:
         """Remove the record, behind the answer to the client."""
         seconds = min(max(seconds, 0), transactions.REMOVAL_KEPT_SECONDS)  # the clock of the leader before may have been wrong
-        self._reign.tasks.start(self._forget(entry.id, seconds), f"forget {entry.id}")
+        step = entry.action.replace("-", "_")
+        self._reign.tasks.start(self._forget(entry.id, step, seconds), f"forget {entry.id}")
 
-    async def _forget(self, id: str, seconds: float) -> None:
+    async def _forget(self, id: str, step: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
         try:
             await self._reign.change(lambda cluster: transactions.end(cluster, id))
         except NotLeader:
             return  # the next leader does it
+        crash_point(f"{step}.forgotten")
 
 
 def _created(cluster: Cluster, entry: Transaction, revisions: transactions.Revisions) -> bool:
@@ -102,7 +105,7 @@ def _created(cluster: Cluster, entry: Transaction, revisions: transactions.Revis
     if record is None or (not entry.exchange and record.transaction != entry.id):
         raise QueueNotFound(f"queue {entry.queue!r} was removed while it was being created")
     if not entry.exchange:
-        return not record.running or transactions.all_run(cluster, process_names(record), revisions)
+        return transactions.serves(cluster, record, revisions)
     host = record.exchanges.get(entry.exchange)
     if host is None:
         raise ExchangeNotFound(f"Exchange {entry.exchange!r} was removed while it was being created")

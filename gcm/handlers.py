@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from gcm import transactions
-from gcm.cluster import Cluster, host_infos, process_names, queue_info, view
+from gcm.cluster import Cluster, host_infos, queue_info, view
+from gcm.crash import crash_point
 from gcm.leadership import Leadership, Serving
 from gcm.reign import Reign
 from roq.errors import ExchangeNotFound, NotLeader, NotReady
@@ -98,8 +99,11 @@ class Handlers:
         reign = serving.reign
         async with self._bounded(f"queue {name!r} does not serve"):
             await reign.until(name, lambda cluster: not transactions.leftovers(cluster, name))
+            crash_point("create_queue.received")
             cluster = await reign.change(lambda now: transactions.create_queue(now, request, self._clock(), self._chance), name)
+            crash_point("create_queue.recorded")
             await serving.finisher.settle(transactions.record_of(cluster, name).transaction, self._wait_seconds)
+            crash_point("create_queue.settled")
             await _until_ready(reign, name, {})
         return queue_info(reign.cluster, transactions.record_of(reign.cluster, name))
 
@@ -141,12 +145,13 @@ class Handlers:
         """One more Exchange runs; the same one for a repetition."""
         queue = check_name(request.queue)
         _check(request.transaction, request.host)
-        cluster = await serving.reign.change(
-            lambda now: transactions.create_exchange(now, request, self._clock(), self._chance), queue
-        )
+        crash_point("create_exchange.received")
+        await serving.reign.change(lambda now: transactions.create_exchange(now, request, self._clock(), self._chance), queue)
+        crash_point("create_exchange.recorded")
         exchange = transactions.exchange_id(queue, request.transaction)
         await serving.finisher.settle(request.transaction, self._wait_seconds)
-        host = transactions.record_of(cluster, queue).exchanges.get(exchange)
+        crash_point("create_exchange.settled")
+        host = transactions.record_of(serving.reign.cluster, queue).exchanges.get(exchange)
         if host is None:
             raise ExchangeNotFound(f"Exchange {exchange!r} was removed while it was being created")
         return wire.ExchangeCreated(exchange, host)
@@ -191,7 +196,6 @@ def _revisions(cluster: Cluster, queue: str) -> transactions.Revisions:
 
 async def _until_ready(reign: Reign, queue: str, revisions: transactions.Revisions) -> None:
     def ready(cluster: Cluster) -> bool:
-        record = transactions.record_of(cluster, queue)
-        return not record.running or transactions.all_run(cluster, process_names(record), revisions)
+        return transactions.serves(cluster, transactions.record_of(cluster, queue), revisions)
 
     await reign.until(queue, ready)

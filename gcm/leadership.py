@@ -17,6 +17,7 @@ import msgspec
 from gcm.cluster import Cluster
 from gcm.finish import Finisher
 from gcm.reign import Reign
+from gcm.repairer import Repairer
 from roq.coordination import paths
 from roq.coordination.latch import LeaderLatch
 from roq.coordination.multi import CreateEphemeral, Delete, Fence, Op, fenced, take_epoch
@@ -99,6 +100,7 @@ class Leadership:
             return error
         reign.on_change.append(self._on_change)
         finisher = Finisher(reign)
+        Repairer(reign).start()
         lost = asyncio.get_running_loop().create_task(self._latch.wait_lost(term))
         over: list[asyncio.Future[Any]] = [lost, reign.ended]
         reason: BaseException | None = None

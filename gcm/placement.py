@@ -6,12 +6,12 @@ Load is what is *assigned*, not what is reported: a burst of requests spreads al
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from gcm.cluster import Cluster, Host
 from roq.errors import HostFull, HostNotFound, NoHosts
 
-PROCESSES_MAX = 3_000  # of one host: its assignment and its report are one znode each, and ZooKeeper takes 1 MB
+PROCESSES_MAX = 1_500  # of one host: its assignment and its report are one znode each, and ZooKeeper takes 1 MB
 
 Load = Callable[[Host], tuple[int, int]]
 
@@ -36,10 +36,21 @@ def place_exchange(cluster: Cluster, wanted: str, chance: random.Random) -> Host
     return _least(_with_room(cluster), lambda host: (host.exchanges - host.exchanges_max, host.monitors), chance)
 
 
+def place_monitor(cluster: Cluster, taken: Collection[str], chance: random.Random) -> Host | None:
+    """The host for one more Monitor of a queue that has some on `taken`: fewest Monitors, rather with a free Exchange slot.
+    None if no host takes it."""
+    hosts = [host for host in cluster.hosts.values() if host.name not in taken and takes_monitor(host)]
+    return _least(hosts, lambda host: (host.monitors, host.exchanges >= host.exchanges_max), chance) if hosts else None
+
+
+def takes_monitor(host: Host) -> bool:
+    """One more Monitor may be placed here."""
+    return host.alive and not host.draining and len(host.assigned) < PROCESSES_MAX
+
+
 def has_room(host: Host) -> bool:
     """One more Exchange, or queue, may be placed here."""
-    room = host.exchanges < host.exchanges_max and len(host.assigned) < PROCESSES_MAX
-    return host.alive and not host.draining and room
+    return takes_monitor(host) and host.exchanges < host.exchanges_max
 
 
 def _named(cluster: Cluster, name: str) -> Host:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from gcm.cluster import view
+from gcm.crash import arm
 from gcm.handlers import Handlers
 from gcm.leadership import Leadership
 from gcm.topology import Topology
@@ -90,6 +91,7 @@ class Gcm:
 
 async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[Ready], None]) -> None:
     """Run one GCM until `stop`. Raises ZooKeeperUnavailable or PortTaken if it can't begin."""
+    arm(os.environ)
     session = await Session.connect(config.zookeeper, session_seconds=config.session_seconds)
     try:
         for path in paths.SKELETON:

@@ -12,10 +12,11 @@ from typing import TypeVar
 
 import msgspec
 
-from gcm.cluster import Cluster, Host, exchange_name, monitor_address
+from gcm.cluster import Cluster, Host, monitor_address
 from roq.coordination import paths
 from roq.coordination.multi import Create, Delete, Op, SetData
-from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec, QueueRecord, to_json
+from roq.coordination.paths import TransactionKind
+from roq.wire.assignment import MonitorAddress, MonitorRole, ProcessKind, ProcessSpec, QueueRecord, to_json
 
 V = TypeVar("V", bound=msgspec.Struct)
 
@@ -28,28 +29,52 @@ def wanted_processes(cluster: Cluster, record: QueueRecord) -> dict[str, list[Pr
     """
     if not record.running:
         return {}
+    addresses = monitor_addresses(cluster, record)
+    told = tuple(addresses.values()) if record.backups else ()
 
     def spec(kind: ProcessKind, exchange: str = "", monitor: MonitorAddress | None = None) -> ProcessSpec:
         policy = cluster.policies.get(record.name) if kind is ProcessKind.SCALING else None
         return ProcessSpec(kind, record.name, exchange, record.term, record.settings, monitor, policy)
 
-    wanted = {record.monitor_host: [spec(ProcessKind.MONITOR), spec(ProcessKind.SCALING)]}
+    def monitor(role: MonitorRole) -> ProcessSpec:
+        return msgspec.structs.replace(spec(ProcessKind.MONITOR), role=role, monitors=told)
+
+    wanted = {record.monitor_host: [monitor(MonitorRole.ACTIVE), spec(ProcessKind.SCALING)]}
+    for host in record.backups:
+        wanted[host] = [monitor(MonitorRole.BACKUP)]
     for exchange, host in record.exchanges.items():
         if host == record.monitor_host:
             wanted[host].append(spec(ProcessKind.EXCHANGE, exchange))
-            continue
-        address = monitor_address(cluster, record) or _last_known(cluster, record, exchange, host)
-        if address is not None:
+        elif (address := addresses.get(record.monitor_host)) is not None:
             wanted.setdefault(host, []).append(spec(ProcessKind.EXCHANGE, exchange, address))
     return wanted
 
 
-def _last_known(cluster: Cluster, record: QueueRecord, exchange: str, host: str) -> MonitorAddress | None:
-    assigned = cluster.host(host).assigned.get(exchange_name(record.name, exchange))
-    if assigned is None or assigned.monitor is None:
-        return None
-    same = assigned.monitor.host == record.monitor_host and assigned.monitor.term == record.term
-    return assigned.monitor if same else None
+def monitor_addresses(cluster: Cluster, record: QueueRecord) -> dict[str, MonitorAddress]:
+    """Where the queue's Monitors serve, by host, the active one's first. One that restarts keeps its ports, so that its last
+    known address holds; one that never served is left out."""
+    addresses: dict[str, MonitorAddress] = {}
+    last: dict[str, MonitorAddress] | None = None
+    for host in record.monitor_hosts:
+        address = monitor_address(cluster, record, host)
+        if address is None:
+            last = last if last is not None else _last_known(cluster, record)
+            address = last.get(host)
+        if address is not None:
+            role = MonitorRole.ACTIVE if host == record.monitor_host else MonitorRole.BACKUP
+            addresses[host] = msgspec.structs.replace(address, term=record.term, role=role)
+    return addresses
+
+
+def _last_known(cluster: Cluster, record: QueueRecord) -> dict[str, MonitorAddress]:
+    """What the queue's processes were told of its Monitors, by host."""
+    known: dict[str, MonitorAddress] = {}
+    for name in cluster.hosts_of(record):
+        for spec in cluster.host(name).assigned.values():
+            if spec.queue == record.name:
+                known |= {address.host: address for address in spec.monitors}
+                known |= {spec.monitor.host: spec.monitor} if spec.monitor is not None else {}
+    return known
 
 
 def assign(cluster: Cluster, queues: Iterable[str], before: Cluster) -> Cluster:
@@ -82,7 +107,9 @@ def _belongs(queues: Mapping[str, QueueRecord], host: str, spec: ProcessSpec) ->
     record = queues.get(spec.queue)
     if record is None:
         return False
-    return record.exchanges.get(spec.exchange) == host if spec.kind is ProcessKind.EXCHANGE else record.monitor_host == host
+    if spec.kind is ProcessKind.EXCHANGE:
+        return record.exchanges.get(spec.exchange) == host
+    return host in record.monitor_hosts if spec.kind is ProcessKind.MONITOR else host == record.monitor_host
 
 
 def _without(assigned: Mapping[str, ProcessSpec], queue: str) -> dict[str, ProcessSpec]:
@@ -111,6 +138,7 @@ def changed_hosts(before: Cluster, after: Cluster) -> list[Host]:
 def changes(before: Cluster, after: Cluster) -> list[Op]:
     """The operations that turn the znodes of `before` into those of `after` (stamped)."""
     operations = _table(before.transactions, after.transactions, lambda _, entry: paths.transaction(entry.kind, entry.id))
+    operations += _table(before.recoveries, after.recoveries, lambda host, _: paths.transaction(TransactionKind.HOST, host))
     operations += _table(before.queues, after.queues, lambda name, _: paths.queue(name))
     operations += _table(before.policies, after.policies, lambda name, _: paths.policy(name))
     for host in changed_hosts(before, after):

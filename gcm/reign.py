@@ -1,8 +1,9 @@
 """One reign of a leader: its snapshot of the cluster, kept fresh by watches, and the one door through which it writes.
 
 Changes asked for at the same time are written together: each is applied to what the one before it left, then the whole
-difference goes out as one fenced multi. The reign ends at the first write that fails for whatever reason: the next reign bumps
-the epoch, so that a write whose outcome is unknown can't take effect any more, and reads everything anew.
+difference goes out as one fenced multi, or more if it is large. The reign ends at the first write that fails for whatever
+reason: the next reign bumps the epoch, so that a write whose outcome is unknown can't take effect any more, and reads
+everything anew.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from roq.coordination.session import Node, Session, Watch
 from roq.errors import CallError, HostFull, NotLeader, RoqError
 from roq.runtime.observe import Counters
 from roq.runtime.run import Tasks
+from roq.wire.assignment import HostReport
 
 log = logging.getLogger(__name__)
 
 CHANGES_AT_ONCE = 64  # requests written in one multi: enough to keep up, few enough to answer the first ones soon
-PROCESSES_AT_ONCE = 2_000  # assigned to the hosts of one multi: some 250 bytes each, and ZooKeeper takes 1 MB
+PROCESSES_AT_ONCE = 2_000  # assigned to the hosts of one write: 200 to 500 bytes each, and ZooKeeper takes 1 MB
 CHANGES_WAITING = 10_000  # beyond this requests are refused
 
-REPAIR_BYTES_AT_ONCE = 400_000  # repairs of the start go out in parts: each assignment is right by itself
+BYTES_AT_ONCE = 400_000  # of one multi; larger differences go out in parts, the records first (see `_parts`)
 
 Decide = Callable[[Cluster], Cluster]
 
@@ -58,6 +60,8 @@ class Reign:
         self._waiters: dict[str, set[asyncio.Future[None]]] = defaultdict(set)
         self._watches: list[Watch[Node | None] | Watch[list[str]]] = []
         self._watched: set[str] = set()
+        self._told: dict[str, Node | None] = {}  # newest report, by host
+        self._joined: dict[str, int] = {}  # generation of the registration with which each host joined
         self._seen: dict[str, int] = {}  # newest mzxid by path: a re-read of the same is no news
 
     @classmethod
@@ -72,8 +76,8 @@ class Reign:
             for part in _parts(repairs):
                 await fenced(session, fence, *part)
         reign = cls(session, fence, after, counters)
-        for name in after.hosts:
-            reign._watch_host(name)
+        for host in after.hosts.values():
+            reign._watch_host(host)
         reign._watches.append(session.watch_children(paths.HOSTS, reign._hosts_seen))
         reign.tasks.start(reign._write(), "gcm writer")
         return reign
@@ -126,7 +130,8 @@ class Reign:
                     after = stamp(before, after)
                     if operations := changes(before, after):
                         self.counters["writes"] += 1
-                        await fenced(self._session, self.fence, *operations)
+                        for part in _parts(operations):
+                            await fenced(self._session, self.fence, *part)
                         self._install(before, after)
                 except CallError as error:  # too large for ZooKeeper: nothing was written
                     for change in accepted:
@@ -225,10 +230,13 @@ class Reign:
             return
         if name not in self.cluster.hosts:
             self._become(self.cluster.with_host(host))
-        self._watch_host(name)
+        self._watch_host(host)
 
-    def _watch_host(self, name: str) -> None:
+    def _watch_host(self, host: Host) -> None:
+        name = host.name
         self._watched.add(name)
+        if host.registration is not None:
+            self._joined[name] = host.registration.generation
         self._watches += [
             self._session.watch_data(paths.host(name), lambda node: self._registration_seen(name, node)),
             self._session.watch_data(paths.running(name), lambda node: self._report_seen(name, node)),
@@ -245,7 +253,10 @@ class Reign:
         if self.ended.done() or not self._is_news(paths.host(name), node):
             return
         host = self.cluster.host(name)
-        after = replace(host, registration=decode_registration(name, node))
+        registration = decode_registration(name, node)
+        if registration is not None and not host.alive:
+            self._joined[name] = registration.generation
+        after = replace(host, registration=registration, report=self._report(name) if registration is not None else None)
         self._become(self.cluster.with_host(after))
         if host.alive != after.alive:
             log.info("host joined" if after.alive else "host lost", extra={"fields": {"host": name}})
@@ -254,8 +265,11 @@ class Reign:
     def _report_seen(self, name: str, node: Node | None) -> None:
         if self.ended.done() or not self._is_news(paths.running(name), node):
             return
+        self._told[name] = node
         before = self.cluster.host(name)
-        after = replace(before, report=decode_report(name, node))
+        if not before.alive:
+            return  # it counts once the host has registered
+        after = replace(before, report=self._report(name))
         self._become(self.cluster.with_host(after))
         changed = {
             (before.running.get(key) or after.running[key]).queue
@@ -265,18 +279,20 @@ class Reign:
         if before.reported_revision != after.reported_revision:
             changed |= self._waiters.keys()
         self._wake(changed)
-        if moved := [queue for queue in changed if self._has_exchange_away(queue, name)]:
+        if moved := [queue for queue in changed if self._monitor_matters(queue, name)]:
             self.tasks.start(self._follow_monitor(moved), f"follow monitors on {name}")
 
-    def _has_exchange_away(self, queue: str, host: str) -> bool:
-        """The queue's Monitor is on `host`, and an Exchange elsewhere must know its ports."""
+    def _report(self, name: str) -> HostReport | None:
+        """The newest report; None if it is older than the host's joining, and so of an earlier life."""
+        node = self._told.get(name)
+        return decode_report(name, node) if node is not None and node.mzxid > self._joined.get(name, 0) else None
+
+    def _monitor_matters(self, queue: str, host: str) -> bool:
+        """A Monitor of the queue is on `host`, and a process elsewhere must know its ports."""
         record = self.cluster.queues.get(queue)
-        return (
-            record is not None
-            and record.running
-            and record.monitor_host == host
-            and any(other != host for other in record.exchanges.values())
-        )
+        if record is None or not record.running or host not in record.monitor_hosts:
+            return False
+        return bool(record.backups) or any(other != host for other in record.exchanges.values())
 
     async def _follow_monitor(self, queues: list[str]) -> None:
         try:
@@ -286,11 +302,14 @@ class Reign:
 
 
 def _parts(operations: list[Op]) -> Iterator[list[Op]]:
-    """The operations in the same order, cut so that each part (but for one single large node) fits into a multi."""
+    """The operations in the same order, cut so that each part (but for one single large node) fits into a multi.
+
+    A leader that dies between two parts leaves records without their assignments: the next reign begins with repairing them.
+    """
     part, size = list[Op](), 0
     for operation in operations:
         data = len(operation.data) if isinstance(operation, Create | SetData) else 0
-        if part and size + data > REPAIR_BYTES_AT_ONCE:
+        if part and size + data > BYTES_AT_ONCE:
             yield part
             part, size = [], 0
         part.append(operation)

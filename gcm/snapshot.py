@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gcm.cluster import Cluster, Host, Registration, Transaction
+from gcm.cluster import Cluster, Host, Recovery, Registration, Transaction
 from roq.coordination import paths
 from roq.coordination.registration import parse_instance
 from roq.coordination.session import Node, Session
@@ -45,19 +45,22 @@ async def read_snapshot(session: Session, epoch: int) -> Snapshot:
     transactions: dict[str, Transaction] = {}
     for kind in (paths.TransactionKind.QUEUE, paths.TransactionKind.EXCHANGE):
         transactions |= await _table(session, paths.transactions(kind), Transaction, unreadable)
+    recoveries = await _table(session, paths.transactions(paths.TransactionKind.HOST), Recovery, unreadable)
     names = {*await session.children(paths.HOST_STATES), *await session.children(paths.HOSTS)}
     hosts = await _each(sorted(names), lambda name: read_host(session, name))
-    cluster = Cluster(epoch, {host.name: host for host in hosts}, queues, policies, transactions)
+    cluster = Cluster(epoch, {host.name: host for host in hosts}, queues, policies, transactions, recoveries)
     return Snapshot(cluster, tuple(unreadable))
 
 
 async def read_host(session: Session, name: str) -> Host:
-    """One host, and the folder of its state made if it is missing."""
+    """One host, and the folder of its state made if it is missing. A report older than the registration is of an earlier life:
+    it tells of processes that the host has stopped, or is gone with."""
     await session.ensure_path(paths.host_state(name))
     assigned, report, registration = await asyncio.gather(
         session.get(paths.assignment(name)), session.get(paths.running(name)), session.get(paths.host(name))
     )
-    host = Host(name, registration=decode_registration(name, registration), report=decode_report(name, report))
+    current = registration is not None and report is not None and report.mzxid > registration.czxid
+    host = Host(name, decode_registration(name, registration), report=decode_report(name, report) if current else None)
     if assigned is None:
         return host
     wanted = _decode(paths.assignment(name), assigned.data, Assignment)
@@ -73,7 +76,7 @@ def decode_registration(name: str, node: Node | None) -> Registration | None:
         return None
     try:
         instance = parse_instance(node.data)
-        return Registration(instance.address or "", instance.port or 0, instance.payload_as(HostPayload))
+        return Registration(instance.address or "", instance.port or 0, instance.payload_as(HostPayload), node.czxid)
     except FrameError as error:
         log.error("unreadable registration", extra={"fields": {"host": name, "reason": str(error)}})
         return None

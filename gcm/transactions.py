@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
-from gcm.cluster import Action, Cluster, Transaction, exchange_name, failure, is_running
-from gcm.placement import place, place_exchange
+from gcm.cluster import Action, Cluster, Transaction, exchange_name, failure, is_running, monitor_name, process_names
+from gcm.placement import place, place_exchange, place_monitor
 from roq.errors import (
     ExchangeNotFound,
     HostNotFound,
@@ -63,7 +63,7 @@ def check_settings(settings: QueueSettings) -> None:
 
 
 def create_queue(cluster: Cluster, request: CreateQueue, now: float, chance: random.Random) -> Cluster:
-    """The queue with its first Exchange, all on one host."""
+    """The queue with its first Exchange beside its active Monitor, and backup Monitors on as many other hosts as there are."""
     existing = cluster.queues.get(request.name)
     if existing is not None:
         if existing.settings != request.settings:
@@ -73,9 +73,15 @@ def create_queue(cluster: Cluster, request: CreateQueue, now: float, chance: ran
         raise NotReady(f"processes of a removed queue {request.name!r} are still stopping")
     host = place(cluster, request.host, chance).name
     exchange = exchange_id(request.name, request.transaction)
-    record = QueueRecord(request.name, request.settings, True, host, 1, {exchange: host}, now, request.transaction)
+    backups: tuple[str, ...] = ()
+    while len(backups) < request.settings.replication - 1:
+        another = place_monitor(cluster, (host, *backups), chance)
+        if another is None:
+            break  # gcm.recovery adds it when a host joins
+        backups += (another.name,)
+    record = QueueRecord(request.name, request.settings, True, host, 1, {exchange: host}, now, request.transaction, backups)
     policies = {**cluster.policies, request.name: request.policy} if request.policy is not None else cluster.policies
-    entry = Transaction(request.transaction, Action.CREATE_QUEUE, request.name, (host,), now)
+    entry = Transaction(request.transaction, Action.CREATE_QUEUE, request.name, (host, *backups), now)
     return _begin(replace(cluster, queues={**cluster.queues, record.name: record}, policies=policies), entry)
 
 
@@ -206,6 +212,21 @@ def all_run(cluster: Cluster, processes: Iterable[tuple[str, str]], revisions: R
         elif not is_running(cluster, host, process):
             done = False
     return done
+
+
+def serves(cluster: Cluster, record: QueueRecord, revisions: Revisions) -> bool:
+    """The queue runs, its backup Monitors included as far as their hosts live and have not given them up; or it is stopped.
+    Raises ProcessFailed for any other process."""
+    if not record.running:
+        return True
+    name = monitor_name(record.name)
+
+    def settled(host: str) -> bool:
+        told = cluster.host(host).reported_revision >= revisions.get(host, 0)
+        given_up = told and failure(cluster, host, name) is not None
+        return not cluster.host(host).alive or given_up or (told and is_running(cluster, host, name))
+
+    return all_run(cluster, process_names(record), revisions) and all(settled(host) for host in record.backups)
 
 
 def stopped(cluster: Cluster, queue: str, hosts: Iterable[str], revisions: Revisions) -> bool:

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from roq.errors import CallError, StaleEpoch
-from roq.wire.assignment import Assignment, ProcessKind, ProcessSpec
+from roq.wire.assignment import Assignment, MonitorRole, ProcessKind, ProcessSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,6 @@ def _action(spec: ProcessSpec, present: ProcessSpec | None) -> Action:
         return Start(spec)
     if spec == present:
         return Keep(spec)
-    if spec.kind is ProcessKind.SCALING and msgspec.structs.replace(spec, policy=present.policy) == present:
-        return Reconfigure(spec)
-    return Replace(spec)
+    same_settings = spec.settings == present.settings
+    demoted = present.role is MonitorRole.ACTIVE and spec.role is MonitorRole.BACKUP  # it begins anew: it knows old things
+    return Reconfigure(spec) if same_settings and not demoted else Replace(spec)

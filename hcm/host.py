@@ -7,6 +7,7 @@ ZooKeeper and the HCM's own interface (`hcm.process`), forks and deaths (`hcm.ch
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -58,11 +59,11 @@ STATES = {
 
 @dataclass(slots=True)
 class _Managed:
-    """One child: its machine and what is remembered of it. stale: it runs with an older specification than `record`'s."""
+    """One child: its machine and what is remembered of it."""
 
     child: Child
     record: ChildRecord
-    stale: bool = False
+    configuring: bool = False  # it is being told its newest specification
 
 
 class Host:
@@ -85,6 +86,7 @@ class Host:
         self._managed: dict[str, _Managed] = {}
         self._dirty = asyncio.Event()
         self._empty = asyncio.Event()
+        self._gone = asyncio.Event()  # one more is
         self._stopping = False
         self._last_tick = time.monotonic()
         self._last_prune = 0.0
@@ -161,8 +163,16 @@ class Host:
 
     # --- assignments ----------------------------------------------------------------------------------------------------
 
+    async def rid(self) -> None:
+        """Returns when nothing that was told to stop is left, or after STOP_SECONDS."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                while any(one.child.phase is Phase.STOPPING and not one.child.again for one in self._managed.values()):
+                    self._gone.clear()
+                    await self._gone.wait()
+
     async def take(self, assignment: Assignment) -> None:
-        """Make the host match. Raises StaleEpoch or CallError if the assignment is refused."""
+        """Make the host match; one at a time. Raises StaleEpoch or CallError if the assignment is refused."""
         admit(assignment, self._config.host, self.state.epoch)
         if self._stopping:
             return
@@ -179,7 +189,9 @@ class Host:
                     self._managed[spec.name].record.spec = spec
                     self._event(spec.name, supervisor.Replaced())
                 case Reconfigure(spec):
-                    self._reconfigure(self._managed[spec.name], spec)
+                    record = self._managed[spec.name].record
+                    record.spec, record.stale = spec, True
+                    self._event(spec.name, supervisor.Wanted())
                 case Start(spec):
                     self._add(spec)
                     starts.append(spec.name)
@@ -217,25 +229,26 @@ class Host:
                 if other.record.spec.queue == record.spec.queue and other is not managed and other.child.phase in told:
                     self._event(name, supervisor.Replaced())
 
-    def _reconfigure(self, managed: _Managed, spec: ProcessSpec) -> None:
-        managed.record.spec, managed.stale = spec, True
-        self._dirty.set()
-        self._event(spec.name, supervisor.Wanted())
-        self._refresh(managed)
-
     def _refresh(self, managed: _Managed) -> None:
-        if managed.stale and managed.child.phase is Phase.RUNNING:
-            managed.stale = False
+        if managed.record.stale and not managed.configuring and managed.child.phase is Phase.RUNNING:
+            managed.configuring = True
             self._tasks.start(self._configure(managed), f"configure {managed.child.name}")
 
     async def _configure(self, managed: _Managed) -> None:
-        request = process_wire.Configure(self._child_spec(managed.record).process)
+        """Tell the newest specification, one at a time: an older one never comes last."""
+        record = managed.record
         try:
-            await ask(self._config.address, managed.record.ports["control"], request, ASK_SECONDS)
-            self._counters["reconfigured"] += 1
+            while record.stale and managed.child.phase is Phase.RUNNING:
+                record.stale = False
+                spec = self._child_spec(record).process
+                await ask(self._config.address, record.ports["control"], process_wire.Configure(spec), ASK_SECONDS)
+                self._counters["reconfigured"] += 1
         except RoqError as error:
             log.warning("restarted for its new specification", extra={"fields": {"reason": str(error)}})
             self._event(managed.child.name, supervisor.Replaced())
+        finally:
+            managed.configuring = False
+            self._dirty.set()
 
     # --- events and instructions ------------------------------------------------------------------------------------------
 
@@ -283,7 +296,7 @@ class Host:
         except RoqError as error:
             asyncio.get_running_loop().call_soon(self._event, name, supervisor.ForkFailed(str(error)))
             return
-        managed.stale = False
+        record.stale = False
         self.board.clear(record.slot)
         self._children.fork(spec)
 
@@ -295,7 +308,9 @@ class Host:
             if local is None or not local.ports:
                 raise RoqError(f"{spec.name}: no address of a Monitor is given, and none runs on this host")
             address = config.address
-            monitor = MonitorAddress(config.host, address, local.ports["clients"], local.ports["kpis"], local.spec.term)
+            monitor = MonitorAddress(
+                config.host, address, local.ports["clients"], local.ports["kpis"], local.spec.term, local.spec.role
+            )
         return ChildSpec(
             process=msgspec.structs.replace(spec, monitor=monitor),
             host=config.host,
@@ -319,6 +334,7 @@ class Host:
 
     def _forget(self, name: str) -> None:
         del self._managed[name]
+        self._gone.set()
         if self._stopping:
             self.state.children[name].pid = 0
         else:

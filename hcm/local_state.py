@@ -37,6 +37,7 @@ class ChildRecord(msgspec.Struct):
     pid: int = 0
     started: int = 0
     served: bool = False  # was ready on these ports once: from then on they are fixed
+    stale: bool = False  # it runs with an older specification than `spec`
 
 
 class LocalState(msgspec.Struct):

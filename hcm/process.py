@@ -70,6 +70,7 @@ class HostManager:
         self._stop_children = not config.keep_children
         self._report_due, self._assignment_due = asyncio.Event(), asyncio.Event()
         self._assigned: Node | None = None
+        self._taking = asyncio.Lock()
         self._load = (0.0, 0.0)
         self._name_held_by = 0  # session in which we are registered
         self._session: Session | None = None
@@ -137,6 +138,7 @@ class HostManager:
             on_registered=self._registered,
             on_conflict=self._name_lost,
             former_sessions=self._host.state.sessions,
+            before_joining=self._before_joining,
         )
         await self._register(session, self._registration)
         self._tasks.start(self._write_reports(session), "reports")
@@ -184,10 +186,21 @@ class HostManager:
         if state is SessionState.CONNECTED:
             self._report_due.set()
 
+    async def _before_joining(self) -> None:
+        """We are not registered: our processes may have been replaced elsewhere. What is not wanted here any more is gone
+        before the cluster sees us again."""
+        session = self._session
+        node = await session.get(paths.assignment(self._config.host)) if session is not None else None
+        if node is not None:
+            self._assigned = node
+            await self._take_assignment(node)
+            await self._host.rid()
+
     def _assignment_seen(self, node: Node | None) -> None:
         if node is None:  # nothing was ever assigned, or somebody wiped ZooKeeper: no reason to stop what runs
             return
-        if self._assigned is None or (node.czxid, node.mzxid) != (self._assigned.czxid, self._assigned.mzxid):
+        known = self._assigned
+        if known is None or node.czxid != known.czxid or node.mzxid > known.mzxid:
             self._assigned = node
             self._assignment_due.set()
 
@@ -195,16 +208,18 @@ class HostManager:
         while True:
             await self._assignment_due.wait()
             self._assignment_due.clear()
-            node = self._assigned
-            if node is None:
-                continue
-            try:
+            if self._assigned is not None:
+                await self._take_assignment(self._assigned)
+
+    async def _take_assignment(self, node: Node) -> None:
+        try:
+            async with self._taking:
                 await self._host.take(from_json(node.data, Assignment))
-                self._counters["assignments"] += 1
-            except (StaleEpoch, CallError, FrameError) as error:
-                self._counters["assignments_refused"] += 1
-                fields = {"error": type(error).__name__, "reason": str(error)}
-                log.error("assignment refused", extra={"fields": fields})
+            self._counters["assignments"] += 1
+        except (StaleEpoch, CallError, FrameError) as error:
+            self._counters["assignments_refused"] += 1
+            fields = {"error": type(error).__name__, "reason": str(error)}
+            log.error("assignment refused", extra={"fields": fields})
 
     # --- reports --------------------------------------------------------------------------------------------------------
 

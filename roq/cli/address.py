@@ -33,7 +33,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         "-c",
-        help="ZooKeeper addresses of the cluster, h1:2181,h2:2181/CHROOT (/RoQ if left out); else ROQ_CLUSTER, the configuration file.",
+        help="ZooKeeper addresses, h1:2181,h2:2181/CHROOT (/RoQ if left out); else ROQ_CLUSTER, the configuration file.",
         show_default=False,
     ),
 ]

@@ -1,5 +1,8 @@
 """One client's membership of one queue: join at the active Monitor, report once a second, rejoin when needed.
 
+Reports go to the backup Monitors too: one that has been activated answers with a higher term than the last, and is joined
+at once. A Monitor of a lower term is not obeyed.
+
 Honest by construction: `monitor_silent_seconds` grows while the Monitor does not answer, and the owner's intent (topics,
 path) is told again on every join. One endless loop does it all, with jittered waits; nothing but `close` ends it.
 """
@@ -7,8 +10,11 @@ path) is told again on every join. One endless loop does it all, with jittered w
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -23,8 +29,11 @@ from roq.wire.assignment import MonitorAddress
 
 log = logging.getLogger(__name__)
 REPORT_SECONDS = 1.0
+WORRY_SECONDS = 1.5  # a report was not answered: report more often, so that an activated backup is found soon
+WORRIED_REPORT_SECONDS = 0.2
 SILENT_SECONDS = 3.0  # three reports unanswered: look for the Monitor again
 JOIN_SECONDS = 3.0  # one try
+REJOIN_SECONDS = 1.0  # one try of a member that looks for its Monitor again
 
 
 class Member(Protocol):
@@ -37,7 +46,7 @@ class Member(Protocol):
         """PublisherReport or SubscriberReport as of now."""
 
     def take(self, notice: Any) -> None:
-        """A welcome or a notice of the Monitor (Heard and Rejoin excepted unless they change something)."""
+        """A welcome or a notice of the Monitor, except those about Monitors themselves."""
 
 
 class Membership:
@@ -45,8 +54,9 @@ class Membership:
 
     def __init__(self, gcm_client: GcmClient, queue: str, member: Member) -> None:
         self._gcm, self._queue, self._member = gcm_client, queue, member
-        self._rpc: RpcClient | None = None
-        self._address: MonitorAddress | None = None
+        self._monitors: dict[str, RpcClient] = {}  # by endpoint: all that are known
+        self._leader = ""  # endpoint of the one we are with
+        self._term = 0
         self._heard = 0.0
         self._joined = False
         self._again = asyncio.Event()
@@ -78,75 +88,106 @@ class Membership:
         self._task = asyncio.get_running_loop().create_task(self._keep_up(), name=f"membership of {self._queue}")
 
     async def _join_once(self, left_seconds: float) -> None:
-        if self._rpc is None:
+        if not self._leader:
             info = await self._gcm.request(gcm.DescribeQueue(self._queue), gcm.QueueInfo, max(0.1, left_seconds))
             if not info.record.running:
-                raise QueueStopped(f"queue {self._queue!r} is stopped")
+                raise QueueStopped(f"queue {self._queue!r} is stopped: start it first")
             if not info.monitors:
                 raise NotReady(f"queue {self._queue!r} has no serving Monitor yet")
-            self._address = info.monitors[0]
-            self._rpc = RpcClient(self._address.clients_endpoint(), wire.Reply, wire.NoticeToMember, self._notice)
+            self._listen_to(info.monitors)
+            self._leader = info.monitors[0].clients_endpoint()
         request = self._member.join_request()
         expect: Any = wire.PublisherWelcome if isinstance(request, wire.JoinPublisher) else wire.SubscriberWelcome
-        welcome = await self._rpc.request(request, expect, max(0.1, min(JOIN_SECONDS, left_seconds)))
+        rpc = self._monitors[self._leader]
+        welcome = await rpc.request(request, expect, max(0.1, min(JOIN_SECONDS, left_seconds)))
         self._heard, self._joined = time.monotonic(), True
+        self._term = welcome.term
+        if welcome.monitors:
+            self._listen_to(welcome.monitors)
         self._member.take(welcome)
 
+    def _listen_to(self, monitors: Iterable[MonitorAddress]) -> None:
+        """Be connected to exactly these Monitors (and to the one we are with)."""
+        wanted = {one.clients_endpoint() for one in monitors}
+        for endpoint in [one for one in self._monitors if one not in wanted and one != self._leader]:
+            self._monitors.pop(endpoint).close()
+        for endpoint in wanted - self._monitors.keys():
+            hear = functools.partial(self._notice, endpoint)
+            self._monitors[endpoint] = RpcClient(endpoint, wire.Reply, wire.NoticeToMember, hear)
+
     async def _keep_up(self) -> None:
-        waits = delays(0.05, 2.0)
+        waits = delays(0.05, 1.0)
         while True:
             try:
                 if not self._joined:
-                    await self._join_once(JOIN_SECONDS)
-                    waits = delays(0.05, 2.0)
+                    await self._join_once(REJOIN_SECONDS)
+                    waits = delays(0.05, 1.0)
                     log.info("joined queue again", extra={"fields": {"queue": self._queue}})
                 self.report_now()
-                await self._pause(REPORT_SECONDS)
-                if self.monitor_silent_seconds() > SILENT_SECONDS:
+                worried = self.monitor_silent_seconds() > WORRY_SECONDS
+                await self._pause(WORRIED_REPORT_SECONDS if worried else REPORT_SECONDS)
+                if self.monitor_silent_seconds() > SILENT_SECONDS and self._joined:
                     log.warning("monitor is silent: looking for it again", extra={"fields": {"queue": self._queue}})
-                    self._disconnect()
+                    self._joined, self._leader = False, ""
             except RoqError as error:
                 fields = {"queue": self._queue, "error": type(error).__name__, "reason": str(error)}
                 log.warning("could not join queue again; trying on", extra={"fields": fields})
-                self._disconnect()
-                await asyncio.sleep(next(waits))
+                self._leader = ""
+                self.report_now()  # a backup that was activated meanwhile answers
+                await self._pause(next(waits))
 
     async def _pause(self, seconds: float) -> None:
         """Until the next report is due or something must be done at once."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._again.wait()
-        except TimeoutError:
-            pass
         self._again.clear()
 
-    def _notice(self, notice: Any) -> None:
+    def _notice(self, source: str, notice: Any) -> None:
+        term = getattr(notice, "term", self._term)
+        if source != self._leader:
+            if isinstance(notice, wire.Rejoin) and term > self._term:
+                log.info("another Monitor leads the queue", extra={"fields": {"queue": self._queue, "term": term}})
+                self._leader, self._term, self._joined = source, term, False
+                self._again.set()
+            return
+        if term < self._term:
+            return  # it no longer leads
         self._heard = time.monotonic()
-        if isinstance(notice, wire.Rejoin):
-            self._joined = False
-            self._again.set()
-        else:
-            self._member.take(notice)
+        match notice:
+            case wire.Rejoin():
+                self._joined = False
+                self._again.set()
+            case wire.Standby():
+                self._leader, self._joined = "", False  # it leads no more: ask who does
+                self._again.set()
+            case wire.Monitors(_, monitors):
+                self._listen_to(monitors)
+            case _:
+                self._member.take(notice)
 
     def report_now(self) -> None:
         """Send a report without waiting for the next second."""
-        if self._rpc is not None and self._joined:
-            self._rpc.notify(self._member.report())
+        if self._monitors:
+            report = self._member.report()
+            for rpc in self._monitors.values():
+                rpc.notify(report)
 
     def _disconnect(self) -> None:
-        self._joined = False
-        if self._rpc is not None:
-            self._rpc.close()
-            self._rpc = None
+        self._joined, self._leader = False, ""
+        for rpc in self._monitors.values():
+            rpc.close()
+        self._monitors.clear()
 
     async def close(self, member: int, timeout_seconds: float) -> None:
         """Say good-bye within the bound and stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._rpc is not None and self._joined and timeout_seconds > 0:
+        rpc = self._monitors.get(self._leader)
+        if rpc is not None and self._joined and timeout_seconds > 0:
             try:
-                await self._rpc.request(wire.Leave(member), wire.Left, timeout_seconds)
+                await rpc.request(wire.Leave(member), wire.Left, timeout_seconds)
             except RoqError as error:
                 log.info("left without a good-bye", extra={"fields": {"queue": self._queue, "reason": str(error)}})
         self._disconnect()

@@ -9,10 +9,10 @@ a beacon). Paths follow each other in two ways, told by the first frame of the n
 
 A subscriber that is not attached to the old Exchange can't get its FIN and goes on at once. Whoever waits for a FIN longer
 than the shell's bound is told to go on (`expire`); what is then missing shows as a gap and what comes later is dropped as
-late. A publisher first met in the middle is taken from there: its earlier messages were before the subscription.
+late. A publisher first met in the middle of a path is taken from there: its earlier messages were before the subscription.
 
-Invariants (`check`): the current path is at least 1; held paths are all higher than the current one; per topic the delivered
-numbers only grow.
+Invariants (`check`): the current path is at least 1, or 0 while it is open where to begin; held paths are all higher than
+the current one; per topic the delivered numbers only grow.
 """
 
 from __future__ import annotations
@@ -56,14 +56,21 @@ class Publisher:
 
     __slots__ = ("baseline", "finished", "held", "openings", "path", "topics", "waiting_since")
 
-    def __init__(self, path: int, baseline: int | None) -> None:
-        self.path = path
-        self.baseline = baseline  # numbers up to this were before our time; None until the first frame tells
+    def __init__(self) -> None:
+        self.path = 0  # until it is known where to begin
+        self.baseline: int | None = None  # numbers up to this were before our time; None until the first frame tells
         self.finished = False  # FIN of `path` seen
         self.topics: dict[bytes, list[int]] = {}
         self.held: dict[int, list[Event]] = {}
         self.openings: dict[int, PathOpening] = {}
         self.waiting_since: float | None = None
+
+
+def _lost(publisher: int, topic: str, known: list[int], last: int, sent: int) -> MessagesLost:
+    """Everything on the topic after what is known, up to `last`; by then `sent` payloads had been sent on it."""
+    # of a topic met in the middle it is not known how many were before our time; the range bounds what is missing
+    count = max(1, min(sent - known[1], last - known[0]))
+    return MessagesLost(publisher, topic, known[0] + 1, last, count)
 
 
 class OrderMachine:
@@ -101,26 +108,20 @@ class OrderMachine:
         """Any frame of a publisher. What to deliver and to tell, in order."""
         header = event.header
         publisher = self.publishers.get(header.publisher)
+        if header.kind == Kind.BEACON and (publisher is None or publisher.path == 0):
+            return []  # the Monitor repeats old ones: it tells nothing of where to begin
         if publisher is None:
-            publisher = self.publishers[header.publisher] = self._first_met(event)
+            publisher = self.publishers[header.publisher] = Publisher()
         out: list[Output] = []
         self._take(publisher, event, out)
         self._settle(publisher, header.publisher, now, out)
         return out
 
-    def _first_met(self, event: Event) -> Publisher:
-        header = event.header
-        if header.kind == Kind.OPEN:
-            if event.extra.finished and self._attached(event.extra.left) and self._safe.hold_for_fin:
-                return Publisher(header.path - 1, None)  # the path before may still be on its way to us
-            return Publisher(header.path, header.sequence)
-        if header.kind == Kind.DATA:
-            return Publisher(header.path, header.sequence - 1)
-        return Publisher(header.path, header.sequence)
-
     def _take(self, publisher: Publisher, event: Event, out: list[Output]) -> None:
         header = event.header
-        if header.path < publisher.path or (header.path == publisher.path and publisher.finished):
+        if header.path < publisher.path or (
+            publisher.finished and header.path == publisher.path and header.kind != Kind.BEACON
+        ):
             self.late += 1
             if header.kind == Kind.DATA and publisher.baseline is not None and header.sequence <= publisher.baseline:
                 # not before our time after all, and too late to be given; what is above the baseline shows as a gap
@@ -157,8 +158,7 @@ class OrderMachine:
         else:
             skip = 0
         if header.previous > known[0] and self._safe.report_gaps:
-            first, count = known[0] + 1, max(1, header.index - known[1])
-            out.append(MessagesLost(header.publisher, event.topic.decode(), first, header.previous, count))
+            out.append(_lost(header.publisher, event.topic.decode(), known, header.previous, header.index))
         if skip < header.count:
             known[0] = max(last, known[0])
             known[1] = max(header.index + header.count, known[1])
@@ -174,8 +174,7 @@ class OrderMachine:
             known = publisher.topics.setdefault(topic, [publisher.baseline, 0])
             if last > known[0]:
                 if self._safe.report_gaps:
-                    lost = MessagesLost(event.header.publisher, name, known[0] + 1, last, max(1, sent - known[1]))
-                    out.append(lost)
+                    out.append(_lost(event.header.publisher, name, known, last, sent))
                 known[0], known[1] = last, sent
 
     def _settle(self, publisher: Publisher, id: int, now: float, out: list[Output]) -> None:
@@ -202,7 +201,9 @@ class OrderMachine:
             return True
         # a path in between that we have seen nothing of may still be on its way through the Exchange that was left
         opening = publisher.openings.get(path)
-        return opening is not None and (not opening.finished or not self._attached(opening.left))
+        if opening is None:
+            return publisher.path == 0  # it began before our time, so those before it ended before our time
+        return not opening.finished or not self._attached(opening.left)
 
     def _advance(self, publisher: Publisher, out: list[Output]) -> None:
         path = publisher.path = self._next_path(publisher)
@@ -239,6 +240,6 @@ class OrderMachine:
     def check(self) -> None:
         """The invariants; AssertionError if one is broken."""
         for id, publisher in self.publishers.items():
-            assert publisher.path >= 1, f"publisher {id}: path {publisher.path}"
+            assert publisher.path >= 1 or publisher.held, f"publisher {id}: nothing is known of it"
             assert all(path > publisher.path for path in publisher.held), f"publisher {id}: holds a path it has passed"
             assert bool(publisher.held) == (id in self.waiting), f"publisher {id}: waiting set is wrong"

@@ -73,8 +73,9 @@ class PathMachine:
         self._safe = safeguards
 
     def assign(self, exchange: ExchangeAddress, path: int) -> list[Instruction]:
-        """Welcome or Relocate: publish on `exchange` as `path`. A path not above the current one is old news."""
-        if self.closing or path <= max(self.path, self.target_path):
+        """Welcome or Relocate: publish on `exchange` as `path`. A path not above the current one is old news; the path
+        being connected for, but on another Exchange, is the Monitor's second thought."""
+        if self.closing or path <= self.path or path < self.target_path or (path, exchange) == (self.target_path, self.target):
             return []
         out: list[Instruction] = []
         if self.target is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
 import msgspec
@@ -88,6 +88,7 @@ class Registration:
 
     on_registered(generation): the node was made (again), at the start and after each new session.
     on_conflict: another live host took the name after we had it; nothing more is done then.
+    before_joining: awaited while no node is there, before one is made; not when the node of a former session is replaced.
     former_sessions: session ids of this host's earlier lives; their node is replaced without waiting.
     """
 
@@ -100,12 +101,14 @@ class Registration:
         on_registered: Callable[[int], None] | None = None,
         on_conflict: Callable[[HostConflict], None] | None = None,
         former_sessions: Collection[int] = (),
+        before_joining: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._session = session
         self._path = path
         self._instance = instance
         self._on_registered = on_registered
         self._on_conflict = on_conflict
+        self._before_joining = before_joining
         self._own_sessions = set(former_sessions)
         self._generation = 0
         self._stale = asyncio.Event()
@@ -144,6 +147,8 @@ class Registration:
             node = await self._session.get(self._path)
             try:
                 if node is None:
+                    if self._before_joining is not None:
+                        await self._before_joining()
                     self._registered(await self._session.create_ephemeral(self._path, data))
                     return
                 if node.owner == self._session.session_id:

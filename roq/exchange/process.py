@@ -16,6 +16,7 @@ from roq.runtime.rpc import RpcClient
 from roq.runtime.run import run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import monitor as wire
+from roq.wire.assignment import ProcessSpec
 from roq.wire.child import ChildSpec
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,17 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     process = spec.process
     counters = Counters()
     forwarder = Forwarder(spec.address, spec.ports["front"], spec.ports["back"], process.settings)
-    control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, counters)
     monitor = RpcClient(spec.monitor.clients_endpoint(), wire.Reply)
+
+    def configure(changed: ProcessSpec) -> None:
+        """The queue has another Monitor: report there from now on."""
+        nonlocal monitor
+        if changed.monitor is not None and changed.monitor.clients_endpoint() != monitor.endpoint:
+            monitor.close()
+            monitor = RpcClient(changed.monitor.clients_endpoint(), wire.Reply)
+        report()
+
+    control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, counters, configure)
     board = open_board(spec)
     where = wire.ExchangeAddress(
         process.exchange, spec.address, forwarder.front_port, forwarder.back_port, time.time_ns() & 0xFFFF_FFFF_FFFF

@@ -70,10 +70,11 @@ class Membership:
         if known is not None:
             out.append(Unwatch(known.address))
         fresh = Exchange(address, report.host, now)
-        if known is not None and known.state in CARRYING:
+        if known is not None:
             fresh.state = known.state  # restarted on the same ports: its publishers are still connected to it
+        if fresh.state in CARRYING:
             for subscriber in self.subscribers.values():
-                subscriber.ready = False
+                subscriber.ready, subscriber.joined = False, now  # proves anew, as one that joins
         self.exchanges[address.id] = fresh
         self.version += 1
         out.append(Watch(address))
@@ -84,6 +85,10 @@ class Membership:
         notice = wire.Exchanges(self.term, self.version, self.visible())
         return [Notify(subscriber.peer, notice) for subscriber in self.subscribers.values()]
 
+    def peers(self) -> list[bytes]:
+        """Everybody who can be told something."""
+        return [one.peer for one in self.publishers.values()] + [one.peer for one in self.subscribers.values()]
+
     def visible(self) -> tuple[wire.ExchangeAddress, ...]:
         """The Exchanges that subscribers shall be attached to."""
         return tuple(one.address for one in self.exchanges.values() if one.state is not ExchangeState.DRAINED)
@@ -92,14 +97,21 @@ class Membership:
 
     def join_publisher(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
         """Assign an Exchange, or confirm the one a rejoining publisher is on. Raises NotReady while none is active."""
-        here = self.exchanges.get(request.exchange)
+        here = self.exchanges.get(request.exchange) if request.path else None
         known = self.publishers.get(request.publisher)
-        if request.path and here is not None and here.state in CARRYING:
+        if here is not None and here.state in (ExchangeState.STARTING, *CARRYING):
             exchange, path = here, request.path
         else:
-            exchange = self._least_loaded()
-            path = max(request.path, known.path if known else 0) + 1
-        self.publishers[request.publisher] = Publisher(peer, exchange.address.id, path, now)
+            exchange = self._least_loaded(request.exchange)
+            path = max(request.path, known.path if known and here is None else 0) + 1
+        publisher = Publisher(peer, exchange.address.id, path, now)
+        if known is not None:
+            publisher.offered = known.offered
+            publisher.offer(known.exchange, known.path)  # it may have come there in the meantime
+        if here is not None and here is not exchange:
+            publisher.path, publisher.exchange = request.path, request.exchange  # and its FIN has to come through there
+            self._send_to(publisher, exchange.address.id, now)
+        self.publishers[request.publisher] = publisher
         use = self._use
         return wire.PublisherWelcome(self.term, path, exchange.address, use.overflow, use.max_frame_bytes)
 
@@ -117,17 +129,20 @@ class Membership:
         """A publisher lives, and says where it is."""
         publisher = self.publishers.get(report.publisher)
         if publisher is None:
-            return [Notify(peer, wire.Rejoin())]
+            return [Notify(peer, wire.Rejoin(self.term))]
         publisher.peer, publisher.last_report = peer, now
         out: list[Instruction] = [Notify(peer, wire.Heard(self.term, True))]
-        if report.path > publisher.path and not report.leaving and report.exchange in self.exchanges:
-            # no FIN is under way: it never used its last path, or the FIN was given up on
-            publisher.path, publisher.exchange = report.path, report.exchange
-            if publisher.target == report.exchange:
-                publisher.target, publisher.relocated = "", False
-        if publisher.relocated and report.path == publisher.path:
+        if report.path >= publisher.path and not report.leaving and report.exchange in self.exchanges:
+            # no FIN is under way, so it knows best: it never used its last path, took another one, or gave up on the FIN
+            publisher.is_on(report.path, report.exchange)
+            publisher.offered = {offer: path for offer, path in publisher.offered.items() if path > report.path}
+        if publisher.relocated and report.path <= publisher.path:
             out.append(self._relocate(publisher))  # it may have missed the notice; a repetition changes nothing
         return out + self._settle(now)
+
+    def _send_to(self, publisher: Publisher, exchange: str, now: float) -> None:
+        publisher.target, publisher.relocated, publisher.deadline = exchange, True, now + MOVE_SECONDS
+        publisher.offer(exchange, publisher.path + 1)
 
     def _relocate(self, publisher: Publisher) -> Instruction:
         target = self.exchanges[publisher.target].address
@@ -139,10 +154,27 @@ class Membership:
         if publisher is None:
             return []
         out: list[Instruction] = [Notify(publisher.peer, wire.Forwarded(path, 0))]
+        if publisher.offered.get(exchange, path + 1) <= path:
+            del publisher.offered[exchange]
         if publisher.target and publisher.exchange == exchange and path == publisher.path:
             publisher.exchange, publisher.path = publisher.target, path + 1
             publisher.target, publisher.relocated = "", False
         return out + self._settle(now)
+
+    def open_seen(self, id: int, path: int, exchange: str, now: float) -> list[Instruction]:
+        """A publisher's OPEN came out of an Exchange: there it is, even if it was told otherwise since. Who subscribes
+        there from now on doesn't see this OPEN."""
+        publisher = self.publishers.get(id)
+        if publisher is None or exchange not in self.exchanges:
+            return []
+        publisher.opened = max(publisher.opened, path)
+        if path == publisher.path:
+            publisher.is_on(path, exchange)
+            publisher.offered = {offer: number for offer, number in publisher.offered.items() if number != path}
+        elif path == publisher.path + 1 and self.exchanges[exchange].state in CARRYING:
+            publisher.target, publisher.relocated = exchange, True  # its FIN is still to come
+            publisher.deadline = now + MOVE_SECONDS
+        return self._settle(now)
 
     def mark_seen(self, id: int, path: int, mark: int) -> list[Instruction]:
         """A publisher's MARK came out of an Exchange."""
@@ -153,7 +185,7 @@ class Membership:
 
     def join_subscriber(self, request: wire.JoinSubscriber, peer: bytes, now: float) -> wire.SubscriberWelcome:
         """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move."""
-        if any(publisher.relocated for publisher in self.publishers.values()):
+        if any(one.relocated or one.opening(now) for one in self.publishers.values()):
             raise NotReady("publishers are being moved: try again")
         self.subscribers[request.subscriber] = Subscriber(peer, now)
         use = self._use
@@ -163,12 +195,12 @@ class Membership:
         """A subscriber lives, and says what it has proved."""
         subscriber = self.subscribers.get(report.subscriber)
         if subscriber is None:
-            return [Notify(peer, wire.Rejoin())]
+            return [Notify(peer, wire.Rejoin(self.term))]
         subscriber.peer, subscriber.last_report = peer, now
         subscriber.attached = frozenset(report.attached)
         carrying = {one.address.token for one in self.exchanges.values() if one.state in CARRYING}
-        if carrying and carrying <= subscriber.attached:
-            subscriber.ready = True
+        if carrying:
+            subscriber.ready = carrying <= subscriber.attached  # one that gave up detaches from all
         out: list[Instruction] = [Notify(peer, wire.Heard(self.term, subscriber.ready))]
         if report.version < self.version:
             out.append(Notify(peer, wire.Exchanges(self.term, self.version, self.visible())))
@@ -208,13 +240,15 @@ class Membership:
             publisher.target = target
 
     def drain(self, id: str, waiter: Hashable, now: float) -> list[Instruction]:
-        """Empty an Exchange. Raises ExchangeNotFound, LastExchange."""
+        """Empty an Exchange. Raises ExchangeNotFound, LastExchange, NotReady."""
         exchange = self.exchanges.get(id)
         if exchange is None:
             raise ExchangeNotFound(f"no Exchange {id!r} in this queue")
         others = [one for one in self.exchanges.values() if one is not exchange and one.state is ExchangeState.ACTIVE]
         if not others and exchange.state in (ExchangeState.ACTIVE, ExchangeState.STARTING):
             raise LastExchange(f"Exchange {id!r} is the queue's only active one")
+        if exchange.state is ExchangeState.STARTING and self._used(id):
+            raise NotReady(f"Exchange {id!r} has come back with publishers on it, and not every subscriber has")
         out: list[Instruction] = []
         if exchange.state is ExchangeState.ACTIVE:
             exchange.state = ExchangeState.DRAINING
@@ -271,10 +305,10 @@ class Membership:
     def _settle(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []
         for exchange in self.exchanges.values():
-            if exchange.state is ExchangeState.STARTING and self._proved(exchange):
+            if exchange.state is ExchangeState.STARTING and self._proved(exchange, now):
                 exchange.state = ExchangeState.ACTIVE
         for exchange in self.exchanges.values():
-            if exchange.state is ExchangeState.DRAINING:
+            if exchange.state in (ExchangeState.DRAINING, ExchangeState.RETIRING):
                 self._empty(exchange)
             if exchange.state is ExchangeState.DRAINING and not self._used(exchange.address.id):
                 exchange.state = ExchangeState.RETIRING
@@ -293,16 +327,17 @@ class Membership:
         out: list[Instruction] = []
         for publisher in self.publishers.values():
             if publisher.target in self.exchanges and not publisher.relocated:
-                publisher.relocated, publisher.deadline = True, now + MOVE_SECONDS
+                self._send_to(publisher, publisher.target, now)
                 out.append(self._relocate(publisher))
         return out
 
-    def _proved(self, exchange: Exchange) -> bool:
-        return all(exchange.address.token in one.attached for one in self.subscribers.values() if one.ready)
+    def _proved(self, exchange: Exchange, now: float) -> bool:
+        waited_for = [one for one in self.subscribers.values() if one.ready or now - one.joined < JOINING_SECONDS]
+        return all(exchange.address.token in one.attached for one in waited_for)
 
     def _used(self, exchange: str) -> bool:
         """Whether a publisher's FIN may still have to come through this Exchange."""
-        return any(exchange in (publisher.exchange, publisher.target) for publisher in self.publishers.values())
+        return any(exchange in (one.exchange, one.target, *one.offered) for one in self.publishers.values())
 
     def _left(self, exchange: Exchange) -> bool:
         return all(exchange.address.token not in one.attached for one in self.subscribers.values())

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from roq.errors import FrameError, RoqError
+from roq.errors import FrameError, NotReady, RoqError
 from roq.monitor.beacons import Beacons
 from roq.monitor.membership import Membership
 from roq.monitor.records import Answer, Instruction, Notify, Probe, Retire, Unwatch, Watch
@@ -32,7 +32,7 @@ from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import frame as frames
 from roq.wire import kpi as kpi_wire
 from roq.wire import monitor as wire
-from roq.wire.assignment import Overflow
+from roq.wire.assignment import MonitorRole, Overflow, ProcessSpec
 from roq.wire.child import ChildSpec
 from roq.wire.frame import Header, Kind
 from roq.wire.limits import DECISIONS_KEPT
@@ -48,21 +48,18 @@ class Monitor:
 
     def __init__(self, spec: ChildSpec, stop: asyncio.Event) -> None:
         self._spec, self._stop = spec, stop
-        process = spec.process
+        process = self._process = spec.process
         self.counters = Counters()
         self._refusals = Refusals(log, self.counters)
         self._statistics = Statistics()
-        nowhere = wire.ExchangeAddress("", "", 0, 0)
-        settings = process.settings
-        use = wire.PublisherWelcome(process.term, 0, nowhere, settings.overflow, settings.max_frame_bytes)
-        self._membership = Membership(process.term, use)
+        self._membership = self._fresh_membership()
         self._watches: dict[str, ExchangeWatch] = {}
         self._beacons = Beacons()
         self._decisions: deque[kpi_wire.Decision] = deque(maxlen=DECISIONS_KEPT)
         self._kpi: kpi_wire.QueueKpi | None = None
         self._probe_wanted = asyncio.Event()
         self._tasks = Tasks(lambda error: stop.set())
-        self._control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, self.counters)
+        self._control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, self.counters, self._configure)
         kpis = sockets.control_socket(zmq.PUB)
         sockets.bind(kpis, spec.address, spec.ports["kpis"])
         self._kpis = sockets.Link(kpis)
@@ -76,19 +73,41 @@ class Monitor:
             self.counters,
         )
 
+    def _fresh_membership(self) -> Membership:
+        nowhere = wire.ExchangeAddress("", "", 0, 0)
+        settings = self._process.settings
+        use = wire.PublisherWelcome(self._process.term, 0, nowhere, settings.overflow, settings.max_frame_bytes)
+        return Membership(self._process.term, use)
+
+    def _configure(self, process: ProcessSpec) -> None:
+        """A backup is activated, a term begins, or the queue's Monitors changed."""
+        before, self._process = self._process, process
+        if (process.role, process.term) != (before.role, before.term):
+            log.info("role changed", extra={"fields": {"role": str(process.role), "term": process.term}})
+            for watch in self._watches.values():
+                watch.close()
+            self._watches.clear()
+            self._statistics = Statistics()
+            self._membership = self._fresh_membership()
+        if process.role is MonitorRole.ACTIVE and process.monitors != before.monitors:
+            for peer in self._membership.peers():
+                self._server.notify(peer, wire.Monitors(process.term, process.monitors))
+
     # --- requests and notices -----------------------------------------------------------------------------------------
 
     async def _handle(self, peer: bytes, request: Any) -> msgspec.Struct:
         now = time.monotonic()
+        if self._process.role is MonitorRole.BACKUP and not isinstance(request, wire.Describe):
+            raise NotReady("this is a backup Monitor: ask the active one")
         match request:
             case wire.JoinPublisher():
                 welcome = self._membership.join_publisher(request, peer, now)
                 self._statistics.join_publisher(request.publisher, now, request.path)
-                return welcome
+                return msgspec.structs.replace(welcome, monitors=self._process.monitors)
             case wire.JoinSubscriber():
                 joined = self._membership.join_subscriber(request, peer, now)
                 self._probe_wanted.set()
-                return joined
+                return msgspec.structs.replace(joined, monitors=self._process.monitors)
             case wire.Leave(member):
                 self._perform(self._membership.leave(member, now))
                 self._statistics.forget(member)
@@ -118,6 +137,10 @@ class Monitor:
 
     def _notice(self, peer: bytes, notice: Any) -> None:
         now = time.monotonic()
+        if self._process.role is MonitorRole.BACKUP:
+            if not isinstance(notice, wire.ExchangeReport):
+                self._server.notify(peer, wire.Standby(self._process.term))
+            return
         match notice:
             case wire.PublisherReport():
                 self._perform(self._membership.publisher_report(notice, peer, now))
@@ -136,6 +159,8 @@ class Monitor:
         now = time.monotonic()
         if header.kind == Kind.FIN:
             self._perform(self._membership.fin_seen(header.publisher, header.path, exchange, now))
+        elif header.kind == Kind.OPEN:
+            self._perform(self._membership.open_seen(header.publisher, header.path, exchange, now))
         elif header.kind == Kind.MARK:
             try:
                 mark = frames.mark_body(body)
@@ -143,7 +168,7 @@ class Monitor:
                 self._refusals.note("undecodable_frame", error)
                 return
             self._perform(self._membership.mark_seen(header.publisher, header.path, mark))
-        elif header.kind == Kind.BEACON and self._spec.process.settings.overflow is Overflow.DROP:
+        elif header.kind == Kind.BEACON and self._process.settings.overflow is Overflow.DROP:
             self._beacons.saw(exchange, header.publisher, frame, now)
 
     def _remember(self, decision: kpi_wire.Decision) -> None:
@@ -208,6 +233,8 @@ class Monitor:
                 await asyncio.sleep(wait)
 
     def _tick(self) -> None:
+        if self._process.role is MonitorRole.BACKUP:
+            return
         now = time.monotonic()
         self._perform(self._membership.tick(now))
         self._membership.check()
@@ -216,7 +243,7 @@ class Monitor:
                 if watch.exchange.id == exchange:
                     watch.send_frame(frame)
         states = {id: str(exchange.state) for id, exchange in self._membership.exchanges.items()}
-        queue, term = self._spec.process.queue, self._spec.process.term
+        queue, term = self._process.queue, self._process.term
         self._kpi = self._statistics.snapshot(now, time.time(), queue, term, states)
         self._kpis.send((queue.encode(), kpi_wire.encode(self._kpi)))
 
@@ -263,7 +290,7 @@ class Monitor:
             wire.MemberView(id, "subscriber", tuple(sorted(one.attached)), 0, one.ready, now - one.last_report)
             for id, one in membership.subscribers.items()
         ]
-        process = self._spec.process
+        process = self._process
         return wire.QueueView(
             process.queue,
             process.term,

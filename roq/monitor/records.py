@@ -79,13 +79,29 @@ class Exchange:
 class Publisher:
     """One publisher: where it is, and where it is going (`target`, "" if nowhere)."""
 
-    __slots__ = ("deadline", "exchange", "last_report", "path", "peer", "relocated", "target")
+    __slots__ = ("deadline", "exchange", "last_report", "offered", "opened", "path", "peer", "relocated", "target")
 
     def __init__(self, peer: bytes, exchange: str, path: int, now: float) -> None:
         self.peer, self.exchange, self.path, self.last_report = peer, exchange, path, now
         self.target = ""
         self.relocated = False  # it has been told
+        self.opened = 0  # newest path whose OPEN came out of its Exchange
+        self.offered: dict[str, int] = {}  # Exchanges it was told to go to, by path, until it is known where it went
         self.deadline = 0.0
+
+    def opening(self, now: float) -> bool:
+        """Whether it has left its last Exchange and not been seen on the next one yet."""
+        return self.opened < self.path and now < self.deadline
+
+    def offer(self, exchange: str, path: int) -> None:
+        """It was told to use this path there."""
+        self.offered[exchange] = max(path, self.offered.get(exchange, 0))
+
+    def is_on(self, path: int, exchange: str) -> None:
+        """It is known to use this path there."""
+        self.path, self.exchange = path, exchange
+        if self.target == exchange:
+            self.target, self.relocated = "", False
 
 
 class Subscriber:

@@ -18,6 +18,7 @@ import zmq
 from roq.errors import Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError
 from roq.runtime import sockets
 from roq.runtime.observe import Counters, Refusals
+from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal, seal_error
 from roq.wire.limits import REQUESTS_IN_FLIGHT
 
@@ -76,7 +77,7 @@ class RpcServer:
             return
         try:
             notice = self._decode_notice(body)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             self._refusals.note("undecodable_notice", error)
             return
         self._notice(peer, notice)
@@ -84,7 +85,7 @@ class RpcServer:
     def _take_request(self, peer: bytes, id: int, body: msgspec.Raw) -> None:
         try:
             request = self._decode_request(body)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             self._refusals.note("undecodable_request", error)
             self._link.send((peer, seal_error(id, FrameError(f"undecodable request: {error}"))))
             return
@@ -185,7 +186,7 @@ class RpcClient:
                 future.set_exception(error_of(envelope.body))
             else:
                 future.set_result(self._decode_reply(envelope.body))
-        except (FrameError, msgspec.MsgspecError) as error:
+        except (FrameError, *UNDECODABLE) as error:
             self._refusals.note("undecodable", error)
 
     def close(self) -> None:

@@ -74,7 +74,11 @@ class Scaling:
             self._follow(spec.monitor)
 
     def _follow(self, address: MonitorAddress) -> None:
-        self._address = address
+        """Listen to and ask another Monitor; what is being asked of the former one fails with Closed. One that only has
+        another term is the same process."""
+        former, self._address = self._address, address
+        if (former.clients_endpoint(), former.kpis_endpoint()) == (address.clients_endpoint(), address.kpis_endpoint()):
+            return
         self.performer.monitor.close()
         self.performer.monitor = self._ask()
         self._stream.close()

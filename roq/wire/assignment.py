@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from roq.errors import FrameError
+from roq.wire.decoding import UNDECODABLE
 from roq.wire.policy import Policy
 
 T = TypeVar("T")
@@ -25,6 +26,13 @@ class ProcessKind(StrEnum):
     MONITOR = "monitor"
     EXCHANGE = "exchange"
     SCALING = "scaling"
+
+
+class MonitorRole(StrEnum):
+    """What a Monitor does: one of a queue is active, the others wait to be."""
+
+    ACTIVE = "active"
+    BACKUP = "backup"
 
 
 class Overflow(StrEnum):
@@ -42,7 +50,7 @@ class QueueSettings(msgspec.Struct, frozen=True):
     max_frame_bytes: int = 1024 * 1024
 
 
-class MonitorAddress(msgspec.Struct, frozen=True):
+class MonitorAddress(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a queue's Monitor serves. `clients`: publishers, subscribers, Exchanges, ScalingProcess; `kpis`: StatMonitor."""
 
     host: str
@@ -50,6 +58,7 @@ class MonitorAddress(msgspec.Struct, frozen=True):
     clients: int
     kpis: int
     term: int = 1
+    role: MonitorRole = MonitorRole.ACTIVE
 
     def clients_endpoint(self) -> str:
         """ZeroMQ endpoint of the Monitor's request socket."""
@@ -60,8 +69,12 @@ class MonitorAddress(msgspec.Struct, frozen=True):
         return f"tcp://{self.address}:{self.kpis}"
 
 
-class ProcessSpec(msgspec.Struct, frozen=True):
-    """One process the host shall run. `monitor` is None where the Monitor is on the same host: the HCM knows its ports."""
+class ProcessSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One process the host shall run. `monitor`: the active one; None where it is on the same host: the HCM knows its ports.
+
+    For kind MONITOR: its `role`, and `monitors`, the queue's Monitors as far as they are known, the active one first; empty
+    while it is the only one.
+    """
 
     kind: ProcessKind
     queue: str
@@ -70,6 +83,8 @@ class ProcessSpec(msgspec.Struct, frozen=True):
     settings: QueueSettings = QueueSettings()
     monitor: MonitorAddress | None = None
     policy: Policy | None = None  # for kind SCALING
+    role: MonitorRole = MonitorRole.ACTIVE
+    monitors: tuple[MonitorAddress, ...] = ()
 
     @property
     def name(self) -> str:
@@ -123,7 +138,7 @@ class HostReport(msgspec.Struct, frozen=True):
 
 
 class QueueRecord(msgspec.Struct, frozen=True):
-    """JSON of `queues/<q>`: a queue's metadata. `exchanges`: host by Exchange id."""
+    """JSON of `queues/<q>`: a queue's metadata. `exchanges`: host by Exchange id; `backups`: hosts of its backup Monitors."""
 
     name: str
     settings: QueueSettings
@@ -133,6 +148,12 @@ class QueueRecord(msgspec.Struct, frozen=True):
     exchanges: dict[str, str]
     created: float  # seconds since 1970, for people only
     transaction: str = ""  # id of the request that created it
+    backups: tuple[str, ...] = ()
+
+    @property
+    def monitor_hosts(self) -> tuple[str, ...]:
+        """Hosts of all its Monitors, the active one's first."""
+        return (self.monitor_host, *self.backups)
 
 
 def to_json(value: msgspec.Struct) -> bytes:
@@ -144,5 +165,5 @@ def from_json(data: bytes, kind: type[T]) -> T:
     """The value in a znode; raises FrameError with the reason if it can't be read."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise FrameError(f"unreadable {kind.__name__}: {error}") from None

@@ -11,6 +11,7 @@ from enum import IntEnum
 import msgspec
 
 from roq.errors import FrameError, NotLeader, RoqError, from_wire
+from roq.wire.decoding import UNDECODABLE
 
 VERSION = 1
 
@@ -61,7 +62,7 @@ def open_envelope(message: bytes) -> Envelope:
     """The envelope in `message`; raises FrameError."""
     try:
         envelope = _decode_envelope(message)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise FrameError(f"not a control message: {error}") from None
     if envelope.version != VERSION or not 0 <= envelope.kind <= 3 or envelope.id < 0:
         raise FrameError(f"control message of version {envelope.version}, kind {envelope.kind}")
@@ -72,6 +73,6 @@ def error_of(body: msgspec.Raw) -> RoqError:
     """The error in an ERROR envelope."""
     try:
         found = _decode_error(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         return FrameError(f"undecodable error reply: {error}")
     return from_wire(found.name, found.message, found.detail)

@@ -30,6 +30,7 @@ from typing import NamedTuple
 import msgspec
 
 from roq.errors import FrameError
+from roq.wire.decoding import UNDECODABLE
 
 VERSION = 1
 CONTROL_PREFIX = b"\xff"
@@ -125,7 +126,7 @@ def payloads(header: Header, body: memoryview) -> list[bytes]:
     """The payloads of a data frame, as many as its header says."""
     try:
         found = _decode_payloads(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise FrameError(f"undecodable body: {error}") from None
     if len(found) != header.count:
         raise FrameError(f"header announces {header.count} payloads, body has {len(found)}")
@@ -136,7 +137,7 @@ def text_body(body: memoryview) -> str:
     """Body of PROBE and RETIRE: the Exchange's token."""
     try:
         return _decode_text(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise FrameError(f"undecodable body: {error}") from None
 
 
@@ -144,7 +145,7 @@ def mark_body(body: memoryview) -> int:
     """Body of MARK: the publisher's mark number."""
     try:
         return _decode_int(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise FrameError(f"undecodable body: {error}") from None
 
 
@@ -152,7 +153,7 @@ def opening_body(body: memoryview) -> PathOpening:
     """Body of OPEN."""
     try:
         return _decode_opening(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise FrameError(f"undecodable body: {error}") from None
 
 
@@ -160,5 +161,5 @@ def beacon_body(body: memoryview) -> dict[str, tuple[int, int]]:
     """Body of BEACON: {topic: (number of its last payload, payloads sent on it)}."""
     try:
         return _decode_beacon(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise FrameError(f"undecodable body: {error}") from None

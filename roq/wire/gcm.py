@@ -129,8 +129,8 @@ class Exists(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class QueueInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """One queue. monitors: the active one first; empty while none serves. ready: Monitor, ScalingProcess and every
-    Exchange run."""
+    """One queue. monitors: the active one, then the backups that run; empty while no active one serves. ready: active
+    Monitor, ScalingProcess and every Exchange run."""
 
     record: QueueRecord
     monitors: tuple[MonitorAddress, ...]

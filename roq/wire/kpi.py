@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from roq.errors import FrameError
+from roq.wire.decoding import UNDECODABLE
 
 
 class ExchangeKpi(msgspec.Struct, frozen=True):
@@ -101,7 +102,7 @@ def decode(data: bytes) -> QueueKpi:
     """The KPIs in a message of the stream; raises FrameError."""
     try:
         return _decode(data)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise FrameError(f"not a KPI record: {error}") from None
 
 
@@ -109,5 +110,5 @@ def from_json_line(line: str) -> QueueKpi:
     """One recorded line; raises FrameError."""
     try:
         return msgspec.json.decode(line, type=QueueKpi)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise FrameError(f"not a KPI record: {error}") from None

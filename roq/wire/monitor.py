@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from roq.wire.assignment import Overflow
+from roq.wire.assignment import MonitorAddress, Overflow
 from roq.wire.kpi import Decision, QueueKpi
 
 
@@ -59,6 +59,7 @@ class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
     exchange: ExchangeAddress
     overflow: Overflow
     max_frame_bytes: int
+    monitors: tuple[MonitorAddress, ...] = ()
 
 
 class PublisherReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -107,6 +108,7 @@ class SubscriberWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
     exchanges: tuple[ExchangeAddress, ...]
     overflow: Overflow
     max_frame_bytes: int
+    monitors: tuple[MonitorAddress, ...] = ()
 
 
 class SubscriberReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -161,7 +163,22 @@ class Heard(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """I don't know you (I was restarted): join again."""
+    """I lead this queue under `term` and don't know you (I was restarted or activated): join again, here."""
+
+    term: int = 0
+
+
+class Standby(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer of a backup Monitor to every report: I live, and don't lead."""
+
+    term: int
+
+
+class Monitors(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The queue's Monitors from now on, the active one first: listen to all of them, obey the highest term."""
+
+    term: int
+    monitors: tuple[MonitorAddress, ...]
 
 
 # --- Exchanges --------------------------------------------------------------------------------------------------------
@@ -267,4 +284,4 @@ class QueueView(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Request = JoinPublisher | JoinSubscriber | Leave | Move | Drain | AwaitExchange | Record | Describe
 NoticeToMonitor = PublisherReport | SubscriberReport | ExchangeReport
 Reply = PublisherWelcome | SubscriberWelcome | Left | Moved | Drained | Recorded | QueueView
-NoticeToMember = Relocate | Forwarded | Exchanges | Evicted | Rejoin | Heard
+NoticeToMember = Relocate | Forwarded | Exchanges | Evicted | Rejoin | Standby | Monitors | Heard

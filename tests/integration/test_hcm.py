@@ -242,21 +242,6 @@ async def test_a_new_policy_reaches_the_running_process(rig: Rig) -> None:
     assert after["scaling/orders"].restarts == 0
 
 
-async def test_any_other_change_restarts_on_the_same_ports(rig: Rig) -> None:
-    await rig.start()
-    monitor = ProcessSpec(ProcessKind.MONITOR, "orders")
-    before = await rig.running(monitor)
-    await rig.assign(msgspec.structs.replace(monitor, term=2))
-    after = await rig.until(
-        lambda found: (
-            found["monitor/orders"].pid not in (0, before["monitor/orders"].pid)
-            and found["monitor/orders"].state is ProcessState.RUNNING
-        )
-    )
-    assert after["monitor/orders"].ports == before["monitor/orders"].ports
-    assert (await rig.ping(after["monitor/orders"])).counters["term"] == 2
-
-
 async def test_taken_ports_are_passed_over_at_first_and_waited_for_later(rig: Rig) -> None:
     with socket.socket() as stranger:
         stranger.bind((rig.address, 7001))

@@ -53,7 +53,12 @@ async def throw(kind: int, address: str, port: int, chance: random.Random) -> No
         parts = junk(chance)
         thrower.send_multipart(parts[:1] if kind == zmq.XPUB else parts)
     thrower.close()
-    for payload in (b"", b"GET / HTTP/1.1\r\n\r\n", chance.randbytes(500), b"\xff\0\0\0\0\0\0\0\x01\x7f\x03" + chance.randbytes(60)):
+    for payload in (
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        chance.randbytes(500),
+        b"\xff\0\0\0\0\0\0\0\x01\x7f\x03" + chance.randbytes(60),
+    ):
         with socket.create_connection((address, port), 2) as raw:
             raw.sendall(payload)
     await asyncio.sleep(0)

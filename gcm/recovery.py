@@ -1,0 +1,170 @@
+"""What becomes of a queue when hosts are lost, join, or have room again. Pure: from a cluster to the next one.
+
+`fail_over` restores service: a backup Monitor becomes active, lost Exchanges are replaced. `repair` restores the replication
+factor. Both look at the present state only: doing them again, or half of them under another leader, is harmless. What can't
+be placed stays recorded on its lost host, which runs it again if it comes back first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import msgspec
+
+from gcm.cluster import Action, Cluster, Host, Recovery, Transaction, failure, is_running, monitor_name
+from gcm.placement import has_room, place_monitor, takes_monitor
+from gcm.transactions import exchange_id
+from roq.wire.assignment import QueueRecord
+
+Step = Callable[[Cluster, str, random.Random], Cluster]  # (cluster, queue, chance)
+
+
+def lost_hosts(cluster: Cluster) -> dict[str, list[str]]:
+    """The queues that still have a part on a lost host, by host."""
+    lost: dict[str, list[str]] = {}
+    for queue, record in cluster.queues.items():
+        for name in cluster.hosts_of(record):
+            if not cluster.host(name).alive:
+                lost.setdefault(name, []).append(queue)
+    return lost
+
+
+def begin(cluster: Cluster, hosts: Iterable[str], now: float) -> Cluster:
+    """The recovery of these hosts is recorded, so that the next leader knows of it."""
+    fresh = {name: Recovery(name, cluster.epoch, now) for name in hosts if name not in cluster.recoveries}
+    return replace(cluster, recoveries={**cluster.recoveries, **fresh}) if fresh else cluster
+
+
+def finished(cluster: Cluster) -> list[str]:
+    """Recorded recoveries of hosts that are back, or of which nothing is left to replace."""
+    lost = lost_hosts(cluster)
+    return [name for name in cluster.recoveries if name not in lost]
+
+
+def end(cluster: Cluster, hosts: Iterable[str]) -> Cluster:
+    """Without the records of these recoveries, as far as they are finished."""
+    gone = {*hosts} & {*finished(cluster)}
+    kept = {name: entry for name, entry in cluster.recoveries.items() if name not in gone}
+    return replace(cluster, recoveries=kept) if gone else cluster
+
+
+# --- service -----------------------------------------------------------------------------------------------------------
+
+
+def fail_over(cluster: Cluster, queue: str, chance: random.Random) -> Cluster:
+    """Nothing of the queue stands on a lost host any more, as far as there is room elsewhere."""
+    record = cluster.queues.get(queue)
+    if record is None or all(cluster.host(name).alive for name in cluster.hosts_of(record)):
+        return cluster
+    moved = _with_live_monitors(cluster, record, chance)
+    cluster, moved = _with_live_exchanges(cluster, moved, chance)
+    return _with_record(cluster, moved)
+
+
+def _with_live_monitors(cluster: Cluster, record: QueueRecord, chance: random.Random) -> QueueRecord:
+    """A backup is activated under the next term, rather one that runs; without any, a new Monitor is placed."""
+    backups = [name for name in record.backups if cluster.host(name).alive]
+    active = record.monitor_host
+    if not cluster.host(active).alive:
+        if backups:
+            name = monitor_name(record.name)
+            active = min(backups, key=lambda host: (not is_running(cluster, host, name), cluster.host(host).monitors, host))
+            backups.remove(active)
+        elif (new := place_monitor(cluster, (), chance)) is not None:
+            active = new.name
+    term = record.term + (active != record.monitor_host)
+    return msgspec.structs.replace(record, monitor_host=active, term=term, backups=tuple(backups))
+
+
+def _with_live_exchanges(cluster: Cluster, record: QueueRecord, chance: random.Random) -> tuple[Cluster, QueueRecord]:
+    """Each lost Exchange is replaced by a new one. One that is just being created is created elsewhere, so that its request
+    is answered with what it asked for."""
+    exchanges: dict[str, str] = {}
+    added: Counter[str] = Counter()
+    for id, host in record.exchanges.items():
+        new = None if cluster.host(host).alive else _exchange_host(cluster, record, added, chance)
+        if new is None:
+            exchanges[id] = host
+            continue
+        added[new] += 1
+        creating = _creation(cluster, record.name, id)
+        if creating is None:
+            exchanges[exchange_id(record.name, f"replaces {id}")] = new
+            continue
+        exchanges[id] = new
+        entry = msgspec.structs.replace(creating, hosts=(new,))
+        cluster = replace(cluster, transactions={**cluster.transactions, entry.id: entry})
+    return cluster, msgspec.structs.replace(record, exchanges=exchanges)
+
+
+def _creation(cluster: Cluster, queue: str, exchange: str) -> Transaction | None:
+    """The request that is just creating this Exchange."""
+    for entry in cluster.transactions.values():
+        if entry.action is Action.CREATE_EXCHANGE and (entry.queue, entry.exchange) == (queue, exchange):
+            return entry
+    return None
+
+
+def _exchange_host(cluster: Cluster, record: QueueRecord, added: Counter[str], chance: random.Random) -> str | None:
+    """Rather the active Monitor's host while nobody knows that Monitor's ports: there the Exchange can start at once."""
+    hosts = [
+        host for host in cluster.hosts.values() if has_room(host) and host.exchanges + added[host.name] < host.exchanges_max
+    ]
+    if not hosts:
+        return None
+    if not is_running(cluster, record.monitor_host, monitor_name(record.name)) and any(
+        host.name == record.monitor_host for host in hosts
+    ):
+        return record.monitor_host
+
+    def load(host: Host) -> tuple[int, int, int]:
+        return added[host.name], host.exchanges + added[host.name] - host.exchanges_max, host.monitors
+
+    least = min(map(load, hosts))
+    return chance.choice(sorted(host.name for host in hosts if load(host) == least))
+
+
+# --- replication factor ------------------------------------------------------------------------------------------------
+
+
+def lacking(cluster: Cluster) -> list[str]:
+    """Queues whose replication factor can be restored, in part at least."""
+    takers = {name for name, host in cluster.hosts.items() if takes_monitor(host)}
+    return [
+        queue
+        for queue, record in cluster.queues.items()
+        if record.settings.replication > 1 and takers - {*record.monitor_hosts} and _missing(cluster, record)
+    ]
+
+
+def repair(cluster: Cluster, queue: str, chance: random.Random) -> Cluster:
+    """As many backups as the queue was created with, each on a host of its own, as far as there are hosts. One that its host
+    has given up goes to another host."""
+    record = cluster.queues.get(queue)
+    if record is None:
+        return cluster
+    backups = list(record.backups)
+    failed = [name for name in backups if failure(cluster, name, monitor_name(queue)) is not None]
+    while len(backups) - len(failed) < record.settings.replication - 1:
+        host = place_monitor(cluster, (record.monitor_host, *backups), chance)
+        if host is None:
+            break
+        backups.append(host.name)
+        if failed and len(backups) > record.settings.replication - 1:
+            backups.remove(failed.pop())
+    return _with_record(cluster, msgspec.structs.replace(record, backups=tuple(backups)))
+
+
+def _missing(cluster: Cluster, record: QueueRecord) -> bool:
+    if len(record.backups) < record.settings.replication - 1:
+        return True
+    return any(failure(cluster, name, monitor_name(record.name)) is not None for name in record.backups)
+
+
+def _with_record(cluster: Cluster, record: QueueRecord) -> Cluster:
+    if cluster.queues.get(record.name) == record:
+        return cluster
+    return replace(cluster, queues={**cluster.queues, record.name: record})

@@ -1,0 +1,200 @@
+"""The real PathMachine and OrderMachine as functions over frozen values, for the search in moves.py.
+
+A machine is thawed from a tuple, does one thing, passes its own `check()` and is frozen again; the same thing done to the
+same value is looked up. Messages alternate over two topics, so a number is all there is to know of one. Not covered: what
+happens between the machines, see moves.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from roq.client.order import Deliver, Event, OrderMachine, Publisher
+from roq.client.order import Safeguards as OrderSafeguards
+from roq.client.path import Instruction, PathMachine
+from roq.client.path import Safeguards as PathSafeguards
+from roq.errors import MessagesLost
+from roq.wire.frame import Header, Kind, PathOpening
+from roq.wire.monitor import ExchangeAddress
+
+NAMES = "ABC"
+ADDRESSES = tuple(ExchangeAddress(name, "", 0, 0) for name in NAMES)
+TOPICS = (b"even", b"odd")
+PUBLISHER = 7
+NOWHERE = -1
+
+
+class Frame(NamedTuple):
+    """What travels. number: of the message, or the last number before for control frames."""
+
+    kind: Kind
+    path: int = 0
+    number: int = 0
+    left: int = NOWHERE
+    finished: int = 0
+
+    def __str__(self) -> str:
+        what = f"m{self.number}" if self.kind == Kind.DATA else self.kind.name
+        promise = "" if self.kind != Kind.OPEN or self.path == 1 else ", after FIN" if self.finished else ", broken"
+        return f"{what}(path {self.path}{promise})" if self.path else what
+
+
+def bit(number: int) -> int:
+    """The message as a member of a set."""
+    return 1 << number
+
+
+def topic_of(number: int) -> bytes:
+    """Messages alternate over the topics."""
+    return TOPICS[number % 2]
+
+
+@cache
+def numbers(topics: tuple[bytes, ...], first: int, last: int) -> int:
+    """The set of the messages first..last on these topics."""
+    return sum(bit(number) for number in range(first, last + 1) if topic_of(number) in topics)
+
+
+@cache
+def event_of(frame: Frame) -> Event:
+    """The frame as the subscriber's shell hands it over."""
+    if frame.kind == Kind.DATA:
+        n = frame.number
+        header = Header(1, Kind.DATA, PUBLISHER, frame.path, n, max(0, n - 2), (n - 1) // 2, 1, 0)
+        return Event(topic_of(n), header, frame)
+    header = Header(1, frame.kind, PUBLISHER, frame.path, frame.number, 0, 0, 0, 0)
+    left = "" if frame.left == NOWHERE else NAMES[frame.left]
+    return Event(b"", header, frame, PathOpening(left, bool(frame.finished)))
+
+
+# --- the subscriber's machine -----------------------------------------------------------------------------------------
+
+Known = tuple[bytes, int, int]
+
+
+class Order(NamedTuple):
+    """What an OrderMachine knows of the publisher."""
+
+    path: int
+    baseline: int | None
+    finished: bool
+    topics: tuple[Known, ...]
+    held: tuple[tuple[int, tuple[Frame, ...]], ...]
+    openings: tuple[tuple[int, str, bool], ...]
+    waiting: bool
+
+
+class Heard(NamedTuple):
+    """What came of one step: the new value, numbers delivered, (topic, first, last, count) told lost."""
+
+    order: Order | None
+    delivered: tuple[int, ...]
+    lost: tuple[tuple[bytes, int, int, int], ...]
+
+
+def thaw_order(order: Order | None, proved: int, topics: tuple[bytes, ...], safeguards: OrderSafeguards) -> OrderMachine:
+    """`proved`: set of Exchanges the subscriber is attached to, one bit each."""
+    machine = OrderMachine(lambda id: bool(proved & bit(NAMES.index(id))), topics.__contains__, safeguards)
+    if order is not None:
+        publisher = Publisher()
+        publisher.path, publisher.baseline = order.path, order.baseline
+        publisher.finished = order.finished
+        publisher.topics = {topic: [last, sent] for topic, last, sent in order.topics}
+        publisher.held = {path: [event_of(frame) for frame in frames] for path, frames in order.held}
+        publisher.openings = {path: PathOpening(left, finished) for path, left, finished in order.openings}
+        if order.waiting:
+            publisher.waiting_since = 0.0
+            machine.waiting.add(PUBLISHER)
+        machine.publishers[PUBLISHER] = publisher
+    return machine
+
+
+def freeze_order(machine: OrderMachine) -> Order | None:
+    publisher = machine.publishers.get(PUBLISHER)
+    if publisher is None:
+        return None
+    return Order(
+        publisher.path,
+        publisher.baseline,
+        publisher.finished,
+        tuple(sorted((topic, last, sent) for topic, (last, sent) in publisher.topics.items())),
+        tuple(sorted((path, tuple(event.body for event in events)) for path, events in publisher.held.items())),
+        tuple(sorted((path, opening.left, opening.finished) for path, opening in publisher.openings.items())),
+        publisher.waiting_since is not None,
+    )
+
+
+@cache
+def hear(
+    order: Order | None, proved: int, topics: tuple[bytes, ...], safeguards: OrderSafeguards, what: Frame | str, sent: int = 0
+) -> Heard:
+    """One step of the real machine. what: a frame, "detached", "expire", or "beacon" (of `sent` messages)."""
+    machine = thaw_order(order, proved, topics, safeguards)
+    if isinstance(what, Frame):
+        event = event_of(what)
+        if what.kind == Kind.DATA and machine.accept(event.topic, event.header):
+            outputs: list[Deliver | MessagesLost] = [Deliver(event)]
+        else:
+            outputs = machine.handle(event, 0.0)
+    elif what == "detached":
+        outputs = machine.detached(0.0)
+    elif what == "expire":
+        outputs = machine.expire(1.0, 1.0)
+    else:
+        assert order is not None
+        last = {topic_of(number).decode(): (number, (number + 1) // 2) for number in (sent - 1, sent) if number > 0}
+        header = Header(1, Kind.BEACON, PUBLISHER, order.path, sent, 0, 0, 0, 0)
+        outputs = machine.handle(Event(b"", header, None, last), 0.0)
+    machine.check()
+    delivered = tuple(one.event.body.number for one in outputs if isinstance(one, Deliver))
+    lost = tuple((one.topic.encode(), one.first, one.last, one.count) for one in outputs if isinstance(one, MessagesLost))
+    return Heard(freeze_order(machine), delivered, lost)
+
+
+# --- the publisher's machine ------------------------------------------------------------------------------------------
+
+
+class Path(NamedTuple):
+    """A PathMachine."""
+
+    path: int = 0
+    current: int = NOWHERE
+    target: int = NOWHERE
+    target_path: int = 0
+    leaving: tuple[tuple[int, int], ...] = ()
+    closing: bool = False
+
+
+def _address(exchange: int) -> ExchangeAddress | None:
+    return None if exchange == NOWHERE else ADDRESSES[exchange]
+
+
+def _number(address: ExchangeAddress | None) -> int:
+    return NOWHERE if address is None else NAMES.index(address.id)
+
+
+@cache
+def direct(
+    path: Path, safeguards: PathSafeguards, what: str, number: int = 0, exchange: int = NOWHERE
+) -> tuple[Path, tuple[Instruction, ...]]:
+    """One step of the real machine. what: "assign", "attached", "forwarded" or "close"; number: of the path."""
+    machine = PathMachine(safeguards)
+    machine.path, machine.target_path, machine.closing = path.path, path.target_path, path.closing
+    machine.current, machine.target = _address(path.current), _address(path.target)
+    machine.leaving = {number: ADDRESSES[left] for number, left in path.leaving}
+    match what:
+        case "assign":
+            instructions = machine.assign(ADDRESSES[exchange], number)
+        case "attached":
+            instructions = machine.attached(number)
+        case "forwarded":
+            instructions = machine.forwarded(number)
+        case _:
+            instructions = machine.close()
+    machine.check()
+    leaving = tuple(sorted((number, _number(left)) for number, left in machine.leaving.items()))
+    frozen = Path(
+        machine.path, _number(machine.current), _number(machine.target), machine.target_path, leaving, machine.closing
+    )
+    return frozen, tuple(instructions)

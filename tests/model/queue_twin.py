@@ -1,0 +1,360 @@
+"""A queue in small: the real membership machine, real path machines, and twins of everybody's shell, for random walks.
+
+Every method of `Queue` without an underscore is something that may happen. What has to hold is asserted on the way:
+no RETIRE while a publisher that the Monitor knows may still send through the Exchange, and no first frame on an Exchange
+that a ready subscriber has not proved; `rest` brings everything to an end, at which the Monitor has to be right about
+everybody. Not covered: the messages themselves (moves.py), and frames between a crash and the Monitor's hearing of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from roq.client.path import CloseLink, Connect, PathMachine, SendFin, SendOpen
+from roq.client.path import Instruction as PathInstruction
+from roq.errors import RoqError
+from roq.monitor.membership import Membership
+from roq.monitor.records import CARRYING, Answer, ExchangeState, Instruction, Notify, Retire
+from roq.wire import monitor as wire
+from roq.wire.assignment import Overflow
+from roq.wire.frame import Kind
+from roq.wire.monitor import ExchangeAddress
+
+EXCHANGES, PUBLISHERS, SUBSCRIBERS = "ABC", (11, 12), (21, 22)
+USE = wire.PublisherWelcome(1, 0, ExchangeAddress("", "", 0, 0), Overflow.DROP, 1000)
+
+
+class Link:
+    """A publisher's connection for one path."""
+
+    def __init__(self, exchange: ExchangeAddress) -> None:
+        self.exchange = exchange
+        self.welcomed = False
+        self.frames: deque[Kind] = deque()
+
+
+class PublisherTwin:
+    """A publisher's shell."""
+
+    def __init__(self) -> None:
+        self.machine = PathMachine()
+        self.links: dict[int, Link] = {}
+        self.notices: deque[Any] = deque()
+        self.reports: deque[wire.PublisherReport] = deque()
+        self.joined = False
+
+
+class SubscriberTwin:
+    """A subscriber's shell. attachments: token → proved."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.attachments: dict[str, bool] = {}
+        self.retired: set[str] = set()
+        self.notices: deque[Any] = deque()
+        self.reports: deque[wire.SubscriberReport] = deque()
+        self.joined = self.failed = False
+
+
+class Queue:
+    """One queue: its Monitor's machine and everybody else's shell."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.monitor = Membership(1, USE)
+        self.alive: dict[str, ExchangeAddress] = {}
+        self.incarnation = 0
+        self.started: set[str] = set()
+        self.publishers = {id: PublisherTwin() for id in PUBLISHERS}
+        self.subscribers = {id: SubscriberTwin() for id in SUBSCRIBERS}
+        self.retiring: set[str] = set()  # tokens
+        self.drains: dict[str, str] = {}  # waiter → Exchange
+        self.asked = 0
+
+    # --- the Monitor's shell ------------------------------------------------------------------------------------------
+
+    def perform(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Notify(peer, notice):
+                    id = int(peer)
+                    (self.publishers if id in self.publishers else self.subscribers)[id].notices.append(notice)
+                case Retire(exchange):
+                    self.no_one_sends_through(exchange)
+                    self.retiring.add(exchange.token)
+                case Answer(waiter):
+                    self.drains.pop(str(waiter), None)
+
+    def no_one_sends_through(self, exchange: ExchangeAddress) -> None:
+        for id, twin in self.publishers.items():
+            if id in self.monitor.publishers and self.alive.get(exchange.id) == exchange:
+                paths = [path for path, link in twin.links.items() if link.exchange.id == exchange.id]
+                current = [path for path in paths if path in (twin.machine.path, twin.machine.target_path)]
+                used = [path for path in current if path not in twin.machine.leaving]
+                waiting = [path for path in paths if twin.links[path].frames]
+                assert not used, f"RETIRE through {exchange.id}: publisher {id} sends there on paths {used}"
+                assert not waiting, f"RETIRE through {exchange.id}: publisher {id} has sent there on paths {waiting}"
+
+    # --- Exchanges ----------------------------------------------------------------------------------------------------
+
+    def report_exchange(self, id: str) -> None:
+        zeros = (0, 0, 0, 0, 0.0, 0, 0.0, 0.0, 0, 0)
+        self.perform(self.monitor.exchange_report(wire.ExchangeReport(self.alive[id], "h", *zeros), self.now))
+
+    def exchange_starts(self, id: str) -> None:
+        """Or restarts on the same ports: whoever was connected is connected again, what was under way is gone."""
+        known = self.monitor.exchanges.get(id)
+        if known is not None and known.state is ExchangeState.DRAINED:
+            return  # it has been removed
+        self.incarnation += 1
+        self.started.add(id)
+        self.alive[id] = ExchangeAddress(id, "127.0.0.1", 1, 2, self.incarnation)
+        self.lose_frames(id)
+        self.report_exchange(id)
+
+    def exchange_dies(self, id: str) -> None:
+        self.alive.pop(id, None)
+        self.lose_frames(id)
+
+    def lose_frames(self, exchange: str) -> None:
+        for twin in self.publishers.values():
+            for link in twin.links.values():
+                if link.exchange.id == exchange:
+                    link.frames.clear()
+
+    def exchange_forwards(self, id: int, told: bool) -> None:
+        """The oldest frame of the publisher's oldest path. told: whether the Monitor gets to see it."""
+        for path, link in sorted(self.publishers[id].links.items()):
+            if link.frames:
+                self.forward(id, path, link, told)
+                return
+
+    def newest_path_is_faster(self, id: int) -> None:
+        for path, link in sorted(self.publishers[id].links.items(), reverse=True):
+            if link.frames:
+                self.forward(id, path, link, True)
+                return
+
+    def forward(self, id: int, path: int, link: Link, told: bool) -> None:
+        kind = link.frames.popleft()
+        if told and kind is Kind.FIN:
+            self.perform(self.monitor.fin_seen(id, path, link.exchange.id, self.now))
+        elif told and kind is Kind.OPEN:
+            self.perform(self.monitor.open_seen(id, path, link.exchange.id, self.now))
+
+    # --- publishers ---------------------------------------------------------------------------------------------------
+
+    def direct(self, id: int, instructions: list[PathInstruction]) -> None:
+        twin = self.publishers[id]
+        for instruction in instructions:
+            match instruction:
+                case Connect(exchange, path):
+                    assert path not in twin.links
+                    twin.links[path] = Link(exchange)
+                case SendOpen(path):
+                    self.is_proved(twin.links[path].exchange)
+                    twin.links[path].frames.append(Kind.OPEN)
+                    self.publisher_reports(id)
+                case SendFin(path):
+                    twin.links[path].frames.append(Kind.FIN)
+                case CloseLink(path):
+                    del twin.links[path]
+        twin.machine.check()
+
+    def is_proved(self, exchange: ExchangeAddress) -> None:
+        if self.alive.get(exchange.id) == exchange:
+            for id, subscriber in self.monitor.subscribers.items():
+                reader = self.subscribers[id]
+                proved = reader.failed or reader.attachments.get(exchange.token, False)
+                assert proved or not subscriber.ready, f"{exchange.id} carries messages that subscriber {id} can't get"
+
+    def publisher_joins(self, id: int) -> None:
+        """For the first time, again after it was forgotten, or once more because the answer was late."""
+        twin = self.publishers[id]
+        current = twin.machine.current
+        if twin.machine.closing:
+            twin = self.publishers[id] = PublisherTwin()
+            self.perform(self.monitor.leave(id, self.now))
+            current = None
+        try:
+            request = wire.JoinPublisher(id, twin.machine.path, current.id if current else "")
+            twin.notices.append(self.monitor.join_publisher(request, b"%d" % id, self.now))
+            twin.joined = True
+        except RoqError:
+            pass
+
+    def exchange_welcomes(self, id: int) -> None:
+        twin = self.publishers[id]
+        for path, link in list(twin.links.items()):
+            if not link.welcomed and link.exchange.id in self.alive:
+                link.welcomed = True
+                self.direct(id, twin.machine.attached(path))
+
+    def publisher_reports(self, id: int) -> None:
+        twin = self.publishers[id]
+        if twin.joined:
+            current = twin.machine.current
+            place = (twin.machine.path, current.id if current else "", len(twin.machine.leaving))
+            twin.reports.append(wire.PublisherReport(id, *place, 0, 0, 0, 0.0))
+
+    def report_arrives(self, id: int) -> None:
+        if self.publishers[id].reports:
+            report = self.publishers[id].reports.popleft()
+            self.perform(self.monitor.publisher_report(report, b"%d" % id, self.now))
+
+    def notice_arrives(self, id: int) -> None:
+        twin = self.publishers[id]
+        if not twin.notices:
+            return
+        match twin.notices.popleft():
+            case wire.PublisherWelcome(path=path, exchange=exchange) | wire.Relocate(path=path, exchange=exchange):
+                self.direct(id, twin.machine.assign(exchange, path))
+            case wire.Forwarded(path=path, mark=0):
+                self.direct(id, twin.machine.forwarded(path))
+            case wire.Rejoin():
+                self.publisher_joins(id)
+
+    def publisher_gives_up_on_fin(self, id: int) -> None:
+        """Its bound is over; the FIN was dropped for the Monitor, or is gone with the Exchange."""
+        twin = self.publishers[id]
+        for path in list(twin.machine.leaving):
+            if not twin.links[path].frames:
+                self.direct(id, twin.machine.forwarded(path))
+
+    def publisher_closes(self, id: int) -> None:
+        twin = self.publishers[id]
+        if twin.joined:
+            self.direct(id, twin.machine.close())
+
+    def closed_publisher_leaves(self, id: int) -> None:
+        twin = self.publishers[id]
+        if twin.machine.closing and not twin.machine.leaving:
+            twin.joined = False
+            twin.reports.clear()
+            self.perform(self.monitor.leave(id, self.now))
+
+    # --- subscribers --------------------------------------------------------------------------------------------------
+
+    def subscriber_joins(self, id: int) -> None:
+        twin = self.subscribers[id]
+        if twin.failed:
+            twin = self.subscribers[id] = SubscriberTwin()
+            self.perform(self.monitor.leave(id, self.now))
+        if not twin.joined:
+            try:
+                twin.notices.append(self.monitor.join_subscriber(wire.JoinSubscriber(id, (">",)), b"%d" % id, self.now))
+                twin.joined = True
+            except RoqError:
+                pass
+
+    def subscriber_takes_notice(self, id: int) -> None:
+        twin = self.subscribers[id]
+        if not twin.notices:
+            return
+        notice = twin.notices.popleft()
+        if isinstance(notice, wire.SubscriberWelcome) or (
+            isinstance(notice, wire.Exchanges) and notice.version >= twin.version
+        ):
+            twin.version = notice.version
+            wanted = [exchange.token for exchange in notice.exchanges if exchange.token not in twin.retired and not twin.failed]
+            twin.attachments = {token: twin.attachments.get(token, False) for token in wanted}
+        elif isinstance(notice, wire.Rejoin):
+            twin.joined = False
+            self.subscriber_joins(id)
+
+    def probes_arrive(self, id: int) -> None:
+        twin = self.subscribers[id]
+        serving = {exchange.token for exchange in self.alive.values()}
+        for token in twin.attachments.keys() & serving - self.retiring:
+            twin.attachments[token] = True
+        self.subscriber_reports(id)
+
+    def retire_arrives(self, id: int) -> None:
+        twin = self.subscribers[id]
+        for token in twin.attachments.keys() & self.retiring:
+            del twin.attachments[token]
+            twin.retired.add(token)
+        self.subscriber_reports(id)
+
+    def subscriber_reports(self, id: int) -> None:
+        twin = self.subscribers[id]
+        if twin.joined:
+            attached = tuple(token for token, proved in twin.attachments.items() if proved)
+            twin.reports.append(wire.SubscriberReport(id, twin.version, attached, 0, 0, 0, 0, 0.0, 0.0, 0.0))
+
+    def subscriber_report_arrives(self, id: int) -> None:
+        if self.subscribers[id].reports:
+            report = self.subscribers[id].reports.popleft()
+            self.perform(self.monitor.subscriber_report(report, b"%d" % id, self.now))
+
+    def subscriber_gives_up(self, id: int) -> None:
+        """SlowSubscriber: it detaches from everything, and goes on reporting."""
+        self.subscribers[id].failed = True
+        self.subscribers[id].attachments.clear()
+        self.subscriber_reports(id)
+
+    # --- orders and time ----------------------------------------------------------------------------------------------
+
+    def move(self, id: int, exchange: str) -> None:
+        self.asked += 1
+        self.perform(self.monitor.move([(id, exchange)], f"move {self.asked}", self.now))
+
+    def drain(self, exchange: str) -> None:
+        self.asked += 1
+        try:
+            self.drains[f"drain {self.asked}"] = exchange
+            self.perform(self.monitor.drain(exchange, f"drain {self.asked}", self.now))
+        except RoqError:
+            self.drains.pop(f"drain {self.asked}")
+
+    def second_passes(self, seconds: float) -> None:
+        self.now += seconds
+        for id in self.alive:
+            self.report_exchange(id)
+        self.perform(self.monitor.tick(self.now))
+
+    def calm_second(self) -> None:
+        self.calm()
+        self.second_passes(1.0)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def calm(self) -> None:
+        """Everything under way arrives."""
+        for id in PUBLISHERS:
+            self.publisher_reports(id)
+            for _ in range(10):
+                self.notice_arrives(id)
+                self.exchange_welcomes(id)
+                self.exchange_forwards(id, True)
+                self.report_arrives(id)
+            self.publisher_gives_up_on_fin(id)
+            self.closed_publisher_leaves(id)
+        for id in SUBSCRIBERS:
+            for _ in range(10):
+                self.subscriber_takes_notice(id)
+            self.probes_arrive(id)
+            self.retire_arrives(id)
+            while self.subscribers[id].reports:
+                self.subscriber_report_arrives(id)
+
+    def rest(self) -> None:
+        for exchange in self.started - self.alive.keys():
+            self.exchange_starts(exchange)
+        for _ in range(40):
+            self.calm()
+            self.second_passes(1.0)
+            self.monitor.check()
+        active = [id for id, one in self.monitor.exchanges.items() if one.state is ExchangeState.ACTIVE]
+        for id, twin in self.publishers.items():
+            current, known = twin.machine.current, self.monitor.publishers.get(id)
+            if current is not None and known is not None:
+                assert (known.path, known.exchange) == (twin.machine.path, current.id), f"the Monitor is wrong about {id}"
+                assert not active or self.monitor.exchanges[current.id].state in CARRYING
+        for id, reader in self.subscribers.items():
+            subscriber = self.monitor.subscribers.get(id)
+            if subscriber is not None and active and not reader.failed:
+                assert subscriber.ready, f"subscriber {id} never got ready"
+        unanswered = [exchange for exchange in self.drains.values() if [id for id in active if id != exchange]]
+        assert not unanswered, f"never drained: {unanswered}"

@@ -1,0 +1,144 @@
+"""Frames: what is encoded is parsed again, and bytes of any kind raise FrameError or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from roq.errors import FrameError
+from roq.wire.frame import (
+    CONTROL_PREFIX,
+    HEADER,
+    VERSION,
+    Header,
+    Kind,
+    PathOpening,
+    beacon_body,
+    encode_control,
+    encode_data,
+    mark_body,
+    opening_body,
+    parse,
+    payloads,
+    text_body,
+)
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+topics = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=60).map(str.encode)
+bodies: list[Callable[[memoryview], Any]] = [text_body, mark_body, opening_body, beacon_body]
+FRAME = encode_data(b"eu.paris", 7, 3, 11, 9, 4, [b"one", b""], 5)
+
+
+def test_layout_is_the_documented_one() -> None:
+    assert HEADER.size == 50
+    header = bytes([VERSION, 0]) + b"".join(
+        value.to_bytes(size, "little") for value, size in ((7, 8), (3, 4), (11, 8), (9, 8), (4, 8), (2, 4), (5, 8))
+    )
+    assert b"eu.paris\0" + header + msgspec.msgpack.encode([b"one", b""]) == FRAME
+
+
+@given(topics, U64, U32, U64, U64, U64, st.lists(st.binary(max_size=40), max_size=5), U64)
+def test_a_data_frame_comes_back(
+    topic: bytes, publisher: int, path: int, sequence: int, previous: int, index: int, batch: list[bytes], timestamp: int
+) -> None:
+    found, header, body = parse(encode_data(topic, publisher, path, sequence, previous, index, batch, timestamp))
+    assert found == topic
+    assert header == Header(VERSION, Kind.DATA, publisher, path, sequence, previous, index, len(batch), timestamp)
+    assert payloads(header, body) == batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "decode"),
+    [
+        (Kind.PROBE, "A/1f", text_body),
+        (Kind.RETIRE, "é/0", text_body),
+        (Kind.MARK, 12, mark_body),
+        (Kind.OPEN, PathOpening("A", True), opening_body),
+        (Kind.OPEN, PathOpening("", False), opening_body),
+        (Kind.BEACON, {"eu.paris": (7, 3), "ü": (9, 1)}, beacon_body),
+    ],
+)
+def test_a_control_frame_comes_back(kind: Kind, body: Any, decode: Callable[[memoryview], Any]) -> None:
+    topic, header, rest = parse(encode_control(kind, 7, 3, 11, body, 5))
+    assert (topic, header) == (b"", (VERSION, kind, 7, 3, 11, 0, 0, 0, 5))
+    assert decode(rest) == body
+
+
+def test_fin_has_no_body() -> None:
+    _, header, rest = parse(encode_control(Kind.FIN, 7, 3, 11, None, 5))
+    assert header.kind == Kind.FIN
+    assert bytes(rest) == b"\xc0"
+
+
+@pytest.mark.parametrize("size", range(len(FRAME)))
+def test_a_cut_frame_is_refused(size: int) -> None:
+    with pytest.raises(FrameError):
+        payloads(*parse(FRAME[:size])[1:])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xff",
+        b"no end of topic",
+        FRAME[:9] + bytes([VERSION + 1]) + FRAME[10:],  # another version
+        FRAME[:10] + bytes([Kind.FIN]) + FRAME[11:],  # control kind on a topic
+        FRAME[8:],  # data without a topic
+        CONTROL_PREFIX + FRAME[9:],  # data kind behind the control prefix
+    ],
+)
+def test_nonsense_is_refused(frame: bytes) -> None:
+    with pytest.raises(FrameError):
+        parse(frame)
+
+
+def test_a_wrong_count_is_refused() -> None:
+    _, header, body = parse(FRAME)
+    with pytest.raises(FrameError, match="announces 3 payloads, body has 2"):
+        payloads(header._replace(count=3), body)
+
+
+def try_all(frame: bytes) -> None:
+    """Everything a receiver may do with bytes from the network."""
+    try:
+        _, header, body = parse(frame)
+    except FrameError:
+        return
+    for decode in [lambda rest: payloads(header, rest), *bodies]:
+        with suppress(FrameError):
+            decode(body)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=120))
+def test_random_bytes_raise_nothing_else(noise: bytes) -> None:
+    try_all(noise)
+    try_all(CONTROL_PREFIX + noise)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(list(Kind)), st.binary(max_size=60))
+def test_random_bodies_raise_nothing_else(kind: Kind, noise: bytes) -> None:
+    prefix = b"t\0" if kind == Kind.DATA else CONTROL_PREFIX
+    try_all(prefix + HEADER.pack(VERSION, kind, 7, 1, 1, 0, 0, 1, 0) + noise)
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=20), st.integers(0, 80))
+def test_text_that_is_no_utf8_raises_nothing_else(noise: bytes, size: int) -> None:
+    text = b"\xd9" + bytes([len(noise)]) + noise
+    for body in (text, b"\x81" + text + b"\x92\x01\x01", b"\x92" + text + b"\xc3"):
+        try_all(CONTROL_PREFIX + HEADER.pack(VERSION, Kind.PROBE, 7, 1, 1, 0, 0, 1, 0) + body[:size])
+
+
+@settings(max_examples=300)
+@given(st.integers(0, len(FRAME) - 1), st.integers(0, 255))
+def test_a_flipped_byte_raises_nothing_else(place: int, value: int) -> None:
+    try_all(FRAME[:place] + bytes([value]) + FRAME[place + 1 :])

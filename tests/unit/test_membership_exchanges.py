@@ -1,0 +1,213 @@
+"""The Monitor's membership machine: draining, restarts and silence. Joining and moving: test_membership.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from roq.errors import ExchangeNotFound, LastExchange, NotReady
+from roq.monitor.membership import (
+    EXCHANGE_SILENT_SECONDS,
+    JOINING_SECONDS,
+    PUBLISHER_SILENT_SECONDS,
+    SUBSCRIBER_SILENT_SECONDS,
+)
+from roq.monitor.records import Answer, ExchangeState, Retire, Unwatch, Watch
+from roq.wire import monitor as wire
+from tests.unit.small_queue import P, Queue, S, address, notices, replies
+
+# --- draining ---------------------------------------------------------------------------------------------------------
+
+
+def test_draining_moves_then_retires_then_ends() -> None:
+    queue = Queue("A", "B")
+    queue.subscribe()
+    queue.proves("A/1", "B/1")
+    queue.join()
+    instructions = queue.drain("A")
+    assert notices(instructions, wire.Relocate) == [wire.Relocate(3, 2, address("B"))]
+    assert Retire(address("A")) not in instructions, "its FIN has not come through"
+    queue.opened(2, "B")
+    assert Retire(address("A")) not in queue.at(2, "B", leaving=1)
+    assert Retire(address("A")) in queue.fin(1, "A")
+    assert queue.machine.probes() == [Retire(address("A"))]
+    assert replies(queue.proves("A/1", "B/1")) == []
+    done = queue.proves("B/1")
+    assert replies(done) == [wire.Drained()]
+    assert Unwatch(address("A")) in done
+    assert notices(done, wire.Exchanges)[-1].exchanges == (address("B"),)
+
+
+def test_draining_what_is_not_there_or_the_last() -> None:
+    queue = Queue("A")
+    with pytest.raises(ExchangeNotFound):
+        queue.drain("B")
+    with pytest.raises(LastExchange):
+        queue.drain("A")
+
+
+def test_an_exchange_that_only_starts_does_not_count_as_another() -> None:
+    queue = Queue("A")
+    queue.subscribe()
+    queue.proves("A/1")
+    queue.exchange("B")
+    with pytest.raises(LastExchange):
+        queue.drain("A")
+    assert replies(queue.drain("B")) == [wire.Drained()], "nothing ever passed through B"
+    assert queue.state("B") is ExchangeState.DRAINED
+
+
+def test_draining_two_leaves_the_last() -> None:
+    queue = Queue("A", "B")
+    queue.join()
+    queue.drain("A")
+    with pytest.raises(LastExchange):
+        queue.drain("B")
+
+
+def test_draining_waits_while_the_only_other_one_dies() -> None:
+    queue = Queue("A", "B")
+    queue.join()
+    queue.drain("A")
+    queue.at(1, "A")
+    queue.tick(EXCHANGE_SILENT_SECONDS + 0.1, "A")
+    assert queue.place() == (1, "A", "")
+    assert queue.state("A") is ExchangeState.DRAINING
+    assert notices(queue.exchange("C"), wire.Relocate) == [wire.Relocate(3, 2, address("C"))]
+
+
+def test_a_draining_exchange_gets_no_publishers() -> None:
+    queue = Queue("A", "B")
+    queue.subscribe()
+    queue.proves("A/1", "B/1")
+    queue.drain("A")
+    assert [queue.join(id).exchange.id for id in (1, 2)] == ["B", "B"]
+
+
+def test_draining_twice_is_answered_twice() -> None:
+    queue = Queue("A", "B")
+    queue.join()
+    queue.drain("A")
+    queue.did(queue.machine.drain("A", "again", queue.now))
+    assert [one.waiter for one in queue.fin(1, "A") if isinstance(one, Answer)] == ["drain", "again"]
+
+
+def test_whoever_is_gone_is_not_answered() -> None:
+    queue = Queue("A", "B")
+    queue.join()
+    queue.drain("A")
+    queue.machine.forget("drain")
+    assert replies(queue.fin(1, "A")) == []
+
+
+# --- restarts and silence ---------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_exchange_has_to_be_proved_again() -> None:
+    queue = Queue("A")
+    queue.subscribe()
+    queue.proves("A/1")
+    queue.join()
+    instructions = queue.exchange("A", 2)
+    assert instructions[:2] == [Unwatch(address("A")), Watch(address("A", 2))]
+    assert notices(instructions, wire.Exchanges)[0].exchanges == (address("A", 2),)
+    assert queue.state("A") is ExchangeState.ACTIVE, "its publishers are still connected"
+    assert notices(queue.proves("A/1"), wire.Heard) == [wire.Heard(3, False)]
+    assert notices(queue.proves("A/2"), wire.Heard) == [wire.Heard(3, True)]
+
+
+def test_while_one_is_proved_again_another_is_not_taken_for_proved() -> None:
+    queue = Queue("A")
+    queue.subscribe()
+    queue.proves("A/1")
+    queue.exchange("B")
+    queue.exchange("A", 2)
+    assert queue.state("B") is ExchangeState.STARTING
+    queue.proves("A/2", "B/1")
+    assert queue.state("B") is ExchangeState.ACTIVE
+
+
+@pytest.mark.parametrize("proved", [("A/1", "B/1"), ("B/1",)])
+def test_an_exchange_that_restarts_while_it_retires_stays_out(proved: tuple[str, ...]) -> None:
+    queue = Queue("A", "B")
+    queue.subscribe()
+    queue.proves("A/1", "B/1")
+    queue.drain("A")
+    queue.proves(*proved)
+    queue.exchange("A", 2)
+    queue.proves("B/1", "A/2")
+    queue.proves("B/1")
+    assert queue.state("A") is ExchangeState.DRAINED
+
+
+def test_an_exchange_that_comes_back_with_publishers_on_it_is_not_retired_at_once() -> None:
+    queue = Queue("A", "B")
+    queue.subscribe()
+    queue.proves("A/1", "B/1")
+    queue.join()
+    queue.tick(EXCHANGE_SILENT_SECONDS + 0.1, "B")
+    assert "A" not in queue.machine.exchanges
+    queue.exchange("A", 2)
+    assert queue.state("A") is ExchangeState.STARTING
+    with pytest.raises(NotReady):
+        queue.drain("A")
+
+
+def test_silent_exchanges_and_publishers_are_forgotten() -> None:
+    queue = Queue("A")
+    queue.subscribe()
+    queue.join()
+    queue.tick(EXCHANGE_SILENT_SECONDS - 0.1)
+    assert "A" in queue.machine.exchanges
+    gone = queue.tick(0.2)
+    assert Unwatch(address("A")) in gone
+    assert notices(gone, wire.Exchanges)[0].exchanges == ()
+    queue.tick(PUBLISHER_SILENT_SECONDS)
+    assert queue.machine.publishers == {}
+
+
+def test_a_silent_subscriber_is_evicted_and_stops_nobody() -> None:
+    queue = Queue("A")
+    queue.subscribe()
+    queue.proves("A/1")
+    queue.exchange("B")
+    while S in queue.machine.subscribers:
+        assert queue.state("B") is ExchangeState.STARTING
+        last = queue.tick(1.0, "A", "B")
+    [evicted] = notices(last, wire.Evicted)
+    assert evicted.silent_seconds > SUBSCRIBER_SILENT_SECONDS
+    assert queue.state("B") is ExchangeState.ACTIVE
+
+
+def test_a_subscriber_that_gave_up_is_not_ready_and_breaks_nothing() -> None:
+    """SlowSubscriber: it detaches from all and goes on reporting; the invariants must hold on."""
+    queue = Queue("A")
+    queue.subscribe()
+    queue.proves("A/1")
+    queue.tick(JOINING_SECONDS, "A")
+    assert notices(queue.proves(), wire.Heard) == [wire.Heard(3, False)]
+    queue.exchange("B")
+    assert queue.state("B") is ExchangeState.ACTIVE
+
+
+def test_a_target_that_dies_is_given_up() -> None:
+    queue = Queue("A", "B")
+    queue.join()
+    queue.move("B")
+    queue.at(1, "A")
+    [answer] = replies(queue.tick(EXCHANGE_SILENT_SECONDS + 0.1, "A"))
+    assert (answer.moved, len(answer.refused)) == (0, 1)
+    assert queue.place() == (1, "A", "")
+
+
+def test_check_sees_what_is_wrong() -> None:
+    queue = Queue("A", "B")
+    queue.subscribe()
+    queue.join()
+    queue.machine.publishers[P].target = "B"
+    queue.machine.exchanges["B"].state = ExchangeState.STARTING
+    with pytest.raises(AssertionError, match="is moved to"):
+        queue.machine.check()
+    queue.machine.publishers[P].target = ""
+    queue.machine.subscribers[S].ready = True
+    with pytest.raises(AssertionError, match="carries unproved"):
+        queue.machine.check()

@@ -1,0 +1,269 @@
+"""The subscriber's order machine, one situation at a time. Every interleaving: tests/model/test_moves.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from roq.client.order import Deliver, Event, OrderMachine, Output
+from roq.errors import MessagesLost
+from roq.wire.frame import Header, Kind, PathOpening
+
+PUBLISHER = 7
+HOLD = 5.0
+
+
+class Subscriber:
+    """A machine with its surroundings; `seen` is what the application is given and told."""
+
+    def __init__(self, *attached: str, wants: str = "abc") -> None:
+        self.attached = set(attached)
+        self.machine = OrderMachine(self.attached.__contains__, lambda topic: topic.decode() in wants)
+        self.seen: list[str] = []
+        self.now = 0.0
+
+    def take(self, outputs: list[Output]) -> list[str]:
+        news = []
+        for output in outputs:
+            if isinstance(output, MessagesLost):
+                news.append(f"lost {output.count} of {output.topic}{output.first}..{output.last}")
+            else:
+                header = output.event.header
+                first, last = header.sequence + output.skip, header.sequence + header.count - 1
+                name = output.event.topic.decode()
+                news.append(f"{name}{first}" if first == last else f"{name}{first}..{last}")
+        self.machine.check()
+        self.seen += news
+        return news
+
+    def frame(self, kind: Kind, path: int, sequence: int, extra: Any = None) -> list[str]:
+        return self.take(
+            self.machine.handle(Event(b"", Header(1, kind, PUBLISHER, path, sequence, 0, 0, 0, 0), None, extra), self.now)
+        )
+
+    def opens(self, path: int, sequence: int, left: str = "", finished: bool = True) -> list[str]:
+        return self.frame(Kind.OPEN, path, sequence, PathOpening(left, finished and left != ""))
+
+    def fin(self, path: int, sequence: int) -> list[str]:
+        return self.frame(Kind.FIN, path, sequence)
+
+    def beacon(self, path: int, sequence: int, **topics: tuple[int, int]) -> list[str]:
+        return self.frame(Kind.BEACON, path, sequence, topics)
+
+    def data(self, path: int, topic: str, sequence: int, previous: int = 0, index: int = 0, count: int = 1) -> list[str]:
+        event = Event(topic.encode(), Header(1, 0, PUBLISHER, path, sequence, previous, index, count, 0))
+        if self.machine.accept(event.topic, event.header):
+            return self.take([Deliver(event)])
+        return self.take(self.machine.handle(event, self.now))
+
+
+def test_what_is_expected_is_delivered_the_quick_way() -> None:
+    one = Subscriber("A")
+    one.opens(1, 0)
+    assert one.data(1, "a", 1, count=3) == ["a1..3"]
+    assert one.data(1, "b", 4) == ["b4"]
+    assert one.data(1, "a", 5, previous=3, index=3, count=2) == ["a5..6"]
+    assert one.machine.publishers[PUBLISHER].topics == {b"a": [6, 5], b"b": [4, 1]}
+    accepted = one.machine.accept(b"a", Header(1, 0, PUBLISHER, 1, 7, 6, 5, 1, 0))
+    assert accepted
+    for other in ({"path": 2}, {"previous": 5}, {"sequence": 6}, {"publisher": 8}):
+        assert not one.machine.accept(b"a", Header(1, 0, PUBLISHER, 1, 8, 7, 6, 1, 0)._replace(**other))
+
+
+def test_a_gap_is_told_before_what_follows_it() -> None:
+    one = Subscriber("A")
+    one.opens(1, 0)
+    one.data(1, "a", 1)
+    assert one.data(1, "a", 9, previous=6, index=4) == ["lost 3 of a2..6", "a9"]
+    assert one.data(1, "b", 10, previous=8, index=2) == ["lost 2 of b1..8", "b10"], "a ready subscriber knows it was there"
+
+
+def test_a_lost_tail_is_told_by_a_beacon_once() -> None:
+    one = Subscriber("A", wants="ab")
+    one.opens(1, 0)
+    one.data(1, "a", 1)
+    assert one.beacon(1, 5, a=(5, 3), b=(3, 1), c=(4, 1)) == ["lost 2 of a2..5", "lost 1 of b1..3"]
+    assert one.beacon(1, 5, a=(5, 3), b=(3, 1), c=(4, 1)) == []
+    assert one.data(1, "a", 6, previous=5, index=3) == ["a6"]
+
+
+def test_a_beacon_repeated_after_the_end_still_tells() -> None:
+    one = Subscriber("A")
+    one.opens(1, 0)
+    one.fin(1, 2)
+    assert one.beacon(1, 2, a=(2, 2)) == ["lost 2 of a1..2"]
+
+
+def test_a_publisher_met_in_the_middle_is_taken_from_there() -> None:
+    one = Subscriber("A")
+    assert one.data(3, "a", 10, previous=9, index=6) == ["a10"]
+    assert one.data(3, "b", 11, previous=8, index=4) == ["b11"], "what came before our time is no gap"
+    assert one.data(3, "c", 14, previous=12, index=3) == ["lost 1 of c10..12", "c14"] or one.seen[-2].endswith("c10..12")
+
+
+def test_the_count_of_a_gap_never_exceeds_its_range() -> None:
+    one = Subscriber("A")
+    one.data(3, "a", 10, previous=9, index=6)
+    assert one.data(3, "b", 12, previous=11, index=500) == ["lost 2 of b10..11", "b12"]
+    assert one.beacon(3, 14, c=(13, 900)) == ["lost 4 of c10..13"]
+
+
+def test_an_old_beacon_says_nothing_of_where_to_begin() -> None:
+    """The Monitor repeats beacons for half a minute; a subscriber that joins meanwhile must not start from one."""
+    one = Subscriber("A", "B")
+    assert one.beacon(1, 5, a=(5, 5)) == []
+    assert one.data(3, "a", 9, previous=8, index=8) == ["a9"]
+    assert one.machine.held_frames() == 0
+
+
+def test_repeats_are_dropped_even_in_part() -> None:
+    one = Subscriber("A")
+    one.opens(1, 0)
+    one.data(1, "a", 1, count=3)
+    assert one.data(1, "a", 1, count=3) == []
+    assert one.data(1, "a", 2, previous=1, index=1, count=4) == ["a4..5"]
+    assert one.machine.duplicated == 5
+
+
+def test_a_move_is_held_until_the_end_of_the_old_path() -> None:
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.data(1, "a", 1)
+    one.opens(2, 2, "A")
+    assert one.data(2, "a", 3, previous=2, index=2) == []
+    assert one.machine.waiting == {PUBLISHER}
+    assert one.machine.held_frames() == 2
+    assert one.data(1, "a", 2, previous=1, index=1) == ["a2"]
+    assert one.fin(1, 2) == ["a3"]
+    assert one.machine.waiting == set()
+
+
+def test_first_met_by_a_new_path_the_old_one_comes_first() -> None:
+    one = Subscriber("A", "B")
+    assert one.opens(2, 2, "A") == one.data(2, "a", 3, previous=2, index=2) == []
+    assert one.opens(1, 0) == []
+    assert one.data(1, "a", 1) == ["a1"]
+    one.data(1, "a", 2, previous=1, index=1)
+    assert one.fin(1, 2) == ["a3"]
+    assert one.seen == ["a1", "a2", "a3"]
+
+
+def test_first_met_by_the_second_next_path_both_before_come_first() -> None:
+    """Found by the model: two quick moves, and the newest path is the fastest."""
+    one = Subscriber("A", "B", "C")
+    assert one.opens(3, 2, "B") == one.data(3, "a", 3, previous=2, index=2) == []
+    assert one.opens(1, 0) == []
+    assert one.data(1, "a", 1) == ["a1"]
+    assert one.fin(1, 1) == []
+    assert one.opens(2, 1, "A") == []
+    assert one.data(2, "a", 2, previous=1, index=1) == ["a2"]
+    assert one.fin(2, 2) == ["a3"]
+
+
+def test_first_met_by_the_end_of_a_path() -> None:
+    one = Subscriber("A", "B")
+    assert one.fin(1, 5) == one.opens(2, 5, "A") == []
+    assert one.data(2, "a", 6, previous=4, index=2) == ["a6"]
+
+
+def test_a_path_in_between_is_waited_for() -> None:
+    """There and back: the next path but one comes through the Exchange that was faster."""
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.fin(1, 0)
+    assert one.opens(3, 1, "B") == one.data(3, "a", 2, previous=1, index=1) == []
+    one.opens(2, 0, "A")
+    assert one.data(2, "a", 1) == ["a1"]
+    assert one.fin(2, 1) == ["a2"]
+
+
+def test_whoever_is_not_attached_to_the_old_exchange_goes_on() -> None:
+    one = Subscriber("B")
+    one.opens(2, 2, "A")
+    assert one.data(2, "a", 3, previous=2, index=2) == ["a3"]
+
+
+def test_detaching_lets_go_on() -> None:
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.opens(2, 0, "A")
+    one.data(2, "a", 1)
+    assert one.take(one.machine.detached(one.now)) == []
+    one.attached.discard("A")
+    assert one.take(one.machine.detached(one.now)) == ["a1"]
+
+
+def test_a_hold_expires_only_after_its_time() -> None:
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.now = 10.0
+    one.opens(2, 1, "A")
+    one.now = 12.0
+    one.data(2, "a", 2, previous=1, index=1)
+    assert one.take(one.machine.expire(10.0 + HOLD - 0.1, HOLD)) == []
+    assert one.take(one.machine.expire(10.0 + HOLD, HOLD)) == ["lost 1 of a1..1", "a2"]
+    assert one.data(1, "a", 1) == [], "told already"
+    assert one.machine.late == 1
+
+
+def test_what_comes_after_an_expired_hold_is_told_not_hidden() -> None:
+    """Found by the model: nothing of the publisher was known, so nothing before the new path counted as a gap."""
+    one = Subscriber("A", "B")
+    one.opens(2, 2, "A")
+    assert one.take(one.machine.expire(HOLD, HOLD)) == []
+    assert one.data(1, "a", 1, count=2) == ["lost 2 of a1..2"]
+    assert one.data(2, "a", 3, previous=2, index=2) == ["a3"]
+
+
+def test_a_lost_first_message_is_told_though_the_new_path_came_first() -> None:
+    """Found by the model: the baseline was taken from FIN instead of OPEN."""
+    one = Subscriber("A", "B")
+    one.opens(2, 1, "A")
+    one.opens(1, 0)
+    one.fin(1, 1)
+    assert one.data(2, "a", 2, previous=1, index=1) == ["lost 1 of a1..1", "a2"]
+
+
+def test_a_replay_goes_on_at_once_and_repeats_are_dropped() -> None:
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.data(1, "a", 1)
+    one.opens(2, 0, "A", finished=False)
+    assert one.data(2, "a", 1) == []
+    assert one.data(2, "a", 2, previous=1, index=1) == ["a2"]
+    assert one.data(1, "a", 2, previous=1, index=1) == []
+
+
+def test_a_replay_overtakes_a_path_that_waits_for_a_dead_exchange() -> None:
+    """Found by the model: path 2 waits for a FIN that died with A; path 3 brings everything again."""
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.opens(2, 1, "A")
+    one.data(2, "a", 2, previous=1, index=1)
+    one.opens(3, 0, "A", finished=False)
+    assert one.data(3, "a", 1) == ["a1"]
+    assert one.data(3, "a", 2, previous=1, index=1) == ["a2"]
+
+
+def test_publishers_do_not_wait_for_each_other() -> None:
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.opens(2, 0, "A")
+    other = Event(b"a", Header(1, 0, 8, 1, 1, 0, 0, 1, 0))
+    assert one.take(one.machine.handle(other, 0.0)) == ["a1"]
+    assert one.machine.waiting == {PUBLISHER}
+
+
+@pytest.mark.parametrize("broken", ["held", "waiting"])
+def test_check_sees_what_is_wrong(broken: str) -> None:
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    publisher = one.machine.publishers[PUBLISHER]
+    if broken == "held":
+        publisher.held[1] = []
+        one.machine.waiting.add(PUBLISHER)
+    else:
+        one.machine.waiting.add(PUBLISHER)
+    with pytest.raises(AssertionError):
+        one.machine.check()

@@ -1,0 +1,62 @@
+"""roq.testing without any cluster: firewall rules, owners, waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from roq.errors import DeadlineExceeded, NotReady
+from roq.testing.cluster import CLIENT, TestedCluster
+from roq.testing.engine import alive, owner
+from roq.testing.links import Links
+
+ADDRESSES = {"a": "198.18.0.1", "b": "198.18.0.2", "c": "198.18.0.3", CLIENT: "198.18.0.9"}
+NOTHING = "*filter\n:INPUT ACCEPT\n:OUTPUT ACCEPT\nCOMMIT\n"
+
+
+def test_a_one_way_cut_is_made_at_its_target() -> None:
+    links = Links(ADDRESSES)
+    assert links.block({"a"}, {"b"}) == {"b"}
+    assert links.block({"a"}, {"b"}) == set(), "as before"
+    assert "-A INPUT -s 198.18.0.1 -j DROP" in links.rules("b")
+    assert links.rules("a") == NOTHING
+    assert links.concern("a")
+    assert not links.concern("c")
+
+
+def test_what_the_client_must_not_hear_is_dropped_by_its_sender() -> None:
+    links = Links(ADDRESSES)
+    assert links.block({"a", CLIENT}, {CLIENT, "a"}) == {"a"}
+    assert "-A OUTPUT -d 198.18.0.9 -j DROP" in links.rules("a")
+    assert "-A INPUT -s 198.18.0.9 -j DROP" in links.rules("a")
+
+
+def test_groups_are_cut_from_each_other_and_healed() -> None:
+    links = Links(ADDRESSES)
+    assert links.block({"a", "b"}, {"b", "c"}) == {"b", "c"}
+    assert links.blocked == {("a", "b"), ("a", "c"), ("b", "c")}
+    links.delayed.add("a")
+    assert "NFQUEUE" in links.rules("a")
+    assert links.heal() == {"a", "b", "c"}
+    assert {links.rules(name) for name in "abc"} == {NOTHING}
+
+
+def test_an_owner_is_one_life_of_a_process() -> None:
+    boot, pid, start = owner().split("/")
+    assert alive(owner())
+    for gone in (f"{boot}/{pid}/1{start}", f"other/{pid}/{start}", f"{boot}/4194999/1", "", "x"):
+        assert not alive(gone)
+
+
+async def test_a_wait_ends_with_what_was_last_seen() -> None:
+    answers = iter([False, True])
+
+    async def second() -> bool:
+        return next(answers)
+
+    assert await TestedCluster.wait_for(second, "it is so", 5.0)
+
+    async def never() -> bool:
+        raise NotReady("not yet")
+
+    with pytest.raises(DeadlineExceeded, match=r"waited 0\.1 s until it is so; at last: NotReady: not yet"):
+        await TestedCluster.wait_for(never, "it is so", 0.1)

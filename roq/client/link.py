@@ -9,32 +9,56 @@ from collections.abc import Callable
 import zmq
 
 from roq.runtime.sockets import publisher_socket
-from roq.wire.frame import CONTROL_PREFIX
+from roq.wire.frame import CONTROL_PREFIX, welcome
 from roq.wire.monitor import ExchangeAddress
 
 BACKLOG_BYTES = 512 * 1024  # frames that ZeroMQ did not take at once; above this `publish` waits or drops
+CONNECT_SECONDS = 0.25  # without a welcome by then, connect anew
+TRIES = 20  # connections without a welcome until the link counts as lost
 
 
 class ExchangeLink:
-    """Frames leave in the order in which they were given. `on_welcome(link)` once the Exchange takes our frames;
-    `on_room()` whenever the backlog has emptied."""
+    """Frames leave in the order in which they were given. `on_welcome(link)` once this life of the Exchange takes our
+    frames; `on_lost(link)` when it takes no more, or another life of it answers; `on_room()` when the backlog has emptied."""
 
     def __init__(
-        self, exchange: ExchangeAddress, path: int, on_welcome: Callable[[ExchangeLink], None], on_room: Callable[[], None]
+        self,
+        exchange: ExchangeAddress,
+        path: int,
+        on_welcome: Callable[[ExchangeLink], None],
+        on_lost: Callable[[ExchangeLink], None],
+        on_room: Callable[[], None],
     ) -> None:
         self.exchange, self.path = exchange, path
         self.welcomed = False
         self.backlog_bytes = 0
+        self._welcome = welcome(exchange.token)
         self._backlog: deque[bytes] = deque()
-        self._on_welcome, self._on_room = on_welcome, on_room
-        self._socket = publisher_socket()
-        self._socket.connect(exchange.front_endpoint())
-        self._send = self._socket.send
+        self._on_welcome, self._on_lost, self._on_room = on_welcome, on_lost, on_room
         self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._tries = 0
+        self._connect()
+
+    def _connect(self) -> None:
+        self._tries += 1
+        self._socket = publisher_socket()
+        self._socket.connect(self.exchange.front_endpoint())
+        self._send = self._socket.send
         self._fd = int(self._socket.get(zmq.FD))
         self._loop.add_reader(self._fd, self._ready)
         self._loop.call_soon(self._ready)
-        self._closed = False
+        self._timer = self._loop.call_later(CONNECT_SECONDS, self._try_again)
+
+    def _try_again(self) -> None:
+        if self._closed or self.welcomed:
+            return
+        if self._tries >= TRIES:
+            self._on_lost(self)
+            return
+        self._loop.remove_reader(self._fd)
+        self._socket.close(0)
+        self._connect()
 
     def send(self, frame: bytes) -> None:
         """Send now, or keep for as soon as the socket takes it."""
@@ -68,11 +92,8 @@ class ExchangeLink:
             return
         self._socket.get(zmq.EVENTS)  # lets ZeroMQ take in what its descriptor announced
         try:
-            while True:
-                message = self._socket.recv(zmq.NOBLOCK)
-                if message == b"\x01" and not self.welcomed:
-                    self.welcomed = True
-                    self._on_welcome(self)
+            while not self._closed:
+                self._heard(self._socket.recv(zmq.NOBLOCK))
         except zmq.Again:
             pass
         if self._closed or not self._backlog:
@@ -85,9 +106,19 @@ class ExchangeLink:
             return
         self._on_room()
 
+    def _heard(self, message: bytes) -> None:
+        """The Exchange's subscriptions: its welcome, another life's, or the end of the connection."""
+        if message == self._welcome:
+            if not self.welcomed:
+                self.welcomed = True
+                self._on_welcome(self)
+        elif message[:2] == b"\x01\xfe" or (message == b"\x00" and self.welcomed):
+            self._on_lost(self)
+
     def close(self) -> None:
-        """Close the socket; frames in the backlog are given up (and were confirmed or reported by then)."""
+        """Close the socket; frames in the backlog are given up (and were confirmed, replayed or reported by then)."""
         if not self._closed:
             self._closed = True
+            self._timer.cancel()
             self._loop.remove_reader(self._fd)
             self._socket.close()

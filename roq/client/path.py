@@ -1,14 +1,19 @@
-"""Publisher's path machine: on which Exchange it sends, and how it changes. Pure: no IO, no clock.
+"""Publisher's path machine: on which Exchange it sends, and how that changes. Pure: no IO, no clock.
 
-Theory of operation. The publisher sends along path k on one Exchange. A planned move to Exchange B is: connect to B and wait
-until B has welcomed us; then FIN(k) is the last frame on the old link and OPEN(k+1) the first on the new one, with nothing
-sent in between; the old link stays open until the Monitor has seen the FIN come out of the old Exchange (or the shell's bound
-is over), so that closing it can't cut off what is still on its way.
+Theory of operation. The publisher sends along path k on one Exchange.
 
-    joining ── Welcome ──► opening ── Attached ──► flowing ── Relocate ──► moving ── Attached ──► flowing
-                                                     └──────── Close ──► closing ── Forwarded(FIN) ──► closed
+    planned move   connect to the new Exchange and wait for its welcome; then FIN(k) is the last frame on the old link and
+                   OPEN(k+1, finished) the first on the new one, with nothing sent in between. The old link stays open until
+                   the Monitor has seen the FIN come out of the old Exchange, so that closing it can't cut anything off.
+    lost link      the Exchange died, or an old one before its FIN was confirmed. What is published waits in the ring until
+                   the Monitor names an Exchange that every subscriber has proved; OPEN(k+1, not finished) is followed by
+                   everything in the ring, and subscribers drop what they have.
 
-Invariants (`check`): frames leave only on the current path; path numbers grow by one per OPEN; FIN(k) precedes OPEN(k+1).
+    joining ── assign ──► opening ── attached ──► flowing ◄── attached ── moving ◄── assign ── flowing
+    flowing ── lost ──► broken ── assign, attached ──► flowing (replayed)
+    flowing ── close ──► closing ── forwarded(FIN) ──► finished
+
+Invariants (`check`): frames leave only on the current path; path numbers grow; FIN(k) precedes OPEN(k+1, finished).
 """
 
 from __future__ import annotations
@@ -33,10 +38,23 @@ class SendOpen(NamedTuple):
     finished: bool
 
 
+class Replay(NamedTuple):
+    """Send everything in the ring on this path."""
+
+    path: int
+
+
 class SendFin(NamedTuple):
     """The last frame on this path's link, behind everything sent on it so far."""
 
     path: int
+
+
+class Reuse(NamedTuple):
+    """The link of path `old` is path `new`'s from now on."""
+
+    old: int
+    new: int
 
 
 class CloseLink(NamedTuple):
@@ -46,10 +64,10 @@ class CloseLink(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Everything ever sent was forwarded (or given up on): the publisher may be closed."""
+    """Everything ever sent was forwarded: the publisher may be closed."""
 
 
-Instruction = Connect | SendOpen | SendFin | CloseLink | Finished
+Instruction = Connect | SendOpen | Replay | SendFin | Reuse | CloseLink | Finished
 
 
 class Safeguards(NamedTuple):
@@ -61,7 +79,7 @@ class Safeguards(NamedTuple):
 
 
 class PathMachine:
-    """One publisher's paths. `current`: where frames go now (None: nowhere yet, they wait)."""
+    """One publisher's paths. `current`: where frames go now (None: nowhere yet, they wait in the ring)."""
 
     def __init__(self, safeguards: Safeguards = Safeguards()) -> None:
         self.path = 0
@@ -69,13 +87,16 @@ class PathMachine:
         self.target: ExchangeAddress | None = None  # being connected to
         self.target_path = 0
         self.leaving: dict[int, ExchangeAddress] = {}  # old links by path whose FIN is not confirmed
+        self.broken: str | None = None  # id of the Exchange whose link was lost, until the next path opens
         self.closing = False
         self._safe = safeguards
 
     def assign(self, exchange: ExchangeAddress, path: int) -> list[Instruction]:
         """Welcome or Relocate: publish on `exchange` as `path`. A path not above the current one is old news; the path
         being connected for, but on another Exchange, is the Monitor's second thought."""
-        if self.closing or path <= self.path or path < self.target_path or (path, exchange) == (self.target_path, self.target):
+        if path <= self.path or path < self.target_path or (path, exchange) == (self.target_path, self.target):
+            return []
+        if self.closing and self.broken is None:
             return []
         out: list[Instruction] = []
         if self.target is not None:
@@ -90,18 +111,47 @@ class PathMachine:
         """The Exchange has welcomed us on this path's link: what we send there now is forwarded."""
         if self.target is None or self.target_path != path:
             return []
-        out: list[Instruction] = []
-        old, old_path = self.current, self.path
+        old, old_path, broken = self.current, self.path, self.broken
         self.current, self.path = self.target, self.target_path
-        self.target, self.target_path = None, 0
+        self.target, self.target_path, self.broken = None, 0, None
+        if broken is not None:
+            return self._reopen(broken)
         opening = SendOpen(self.path, old.id if old else "", old is not None)
         if old is None:
             return [opening]
         self.leaving[old_path] = old
         fin = SendFin(old_path)
-        out += [fin, opening] if self._safe.fin_before_open else [opening, fin]
+        out: list[Instruction] = [fin, opening] if self._safe.fin_before_open else [opening, fin]
         if not self._safe.keep_old_link:
             out += self.forwarded(old_path)
+        return out
+
+    def _reopen(self, left: str) -> list[Instruction]:
+        return [SendOpen(self.path, left, False), Replay(self.path), *(self._end() if self.closing else [])]
+
+    def lost(self, path: int) -> list[Instruction]:
+        """The link of this path is gone, and with it perhaps frames that were on their way."""
+        if self.target is not None and path == self.target_path:
+            self.target, self.target_path = None, 0
+            if self.broken is None and self.current is None:
+                self.broken = ""  # the first Exchange went away before it took us
+            return [CloseLink(path)]
+        out: list[Instruction] = [CloseLink(path)]
+        if self.current is not None and path == self.path:
+            self.broken, self.current = self.current.id, None
+            return out
+        old = self.leaving.pop(path, None)
+        if old is None:
+            return []
+        if self.current is not None:  # the new path flows: begin it again, with everything that may be missing
+            self.path += 1
+            out.append(Reuse(self.path - 1, self.path))
+            if self.target_path == self.path:  # the number was meant for a move under way: that is asked for again
+                out[1:1] = [CloseLink(self.target_path)]
+                self.target, self.target_path = None, 0
+            return out + self._reopen(self.current.id)
+        if self.broken is None:  # closing, and the FIN is not confirmed
+            self.broken = old.id
         return out
 
     def forwarded(self, path: int) -> list[Instruction]:
@@ -110,7 +160,7 @@ class PathMachine:
         if old is None:
             return []
         out: list[Instruction] = [CloseLink(path)]
-        if self.closing and not self.leaving:
+        if self.closing and not self.leaving and self.broken is None:
             out.append(Finished())
         return out
 
@@ -119,19 +169,25 @@ class PathMachine:
         if self.closing:
             return []
         self.closing = True
+        if self.broken is not None:
+            return []  # what waits in the ring leaves on the next path, and then its FIN
         out: list[Instruction] = []
         if self.target is not None:
             out.append(CloseLink(self.target_path))
             self.target, self.target_path = None, 0
         if self.current is None:
             return [*out, Finished()]
+        return out + self._end()
+
+    def _end(self) -> list[Instruction]:
+        assert self.current is not None
         self.leaving[self.path] = self.current
-        out.append(SendFin(self.path))
         self.current = None
-        return out
+        return [SendFin(self.path)]
 
     def check(self) -> None:
         """The invariants; AssertionError if one is broken."""
         assert self.target is None or self.target_path > self.path, "the next path is not above the current one"
         assert all(path <= self.path for path in self.leaving), "leaves a path it was never on"
-        assert not (self.closing and self.target is not None), "moves while closing"
+        assert self.broken is None or self.current is None, "sends on a link that is lost"
+        assert not (self.closing and self.target is not None and self.broken is None), "moves while closing"

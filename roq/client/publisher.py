@@ -14,22 +14,21 @@ from types import TracebackType
 from typing import Any
 
 from roq.client.health import PublisherHealth
-from roq.client.link import BACKLOG_BYTES, ExchangeLink
+from roq.client.lane import Lane
+from roq.client.link import BACKLOG_BYTES
 from roq.client.locate import GcmClient
 from roq.client.membership import Membership
-from roq.client.path import CloseLink, Connect, Finished, Instruction, PathMachine, SendFin, SendOpen
 from roq.client.topics import TopicRecord
 from roq.errors import Closed, DeadlineExceeded, InvalidTopic, PayloadTooLarge
 from roq.ids import new_id
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
-from roq.wire.frame import Kind, PathOpening, encode_control, encode_data, parse
+from roq.wire.frame import Kind, encode_data
 from roq.wire.limits import BATCH_BYTES, BEACON_TOPICS_MAX, FRAME_OVERHEAD_BYTES
 
 CHUNK_MESSAGES = 512  # taken from publish_many's iterable at once
 ITEM_BYTES = 6  # what one payload adds to a batch besides itself, about
 DROP_PATIENCE_SECONDS = 0.005  # with overflow "drop": how long a full link is waited for before frames are dropped
-FIN_SECONDS = 10.0  # an old link is kept at most this long for its FIN to be confirmed
 TOPICS_REMEMBERED = 100_000  # per publisher; gaps on topics unused for longer are not told
 OPEN_SECONDS = 15.0
 
@@ -46,9 +45,7 @@ class Publisher:
         self.blocked_seconds = 0.0
         self._loop = asyncio.get_running_loop()
         self._membership = Membership(gcm, queue, self)
-        self._machine = PathMachine()
-        self._links: dict[int, ExchangeLink] = {}  # by path
-        self._link: ExchangeLink | None = None
+        self._lane = Lane(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
         self._topics: dict[str, TopicRecord] = {}
         self._sequence = 0
         self._overflow = Overflow.DROP
@@ -65,11 +62,6 @@ class Publisher:
         self._scheduled = False
         self._touched: dict[str, TopicRecord] = {}
         self._beacon_sequence = 0
-        self._marks: dict[int, tuple[int, asyncio.Future[None]]] = {}
-        self._mark = 0
-        self._opened = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._finished = asyncio.Event()
         self._closed = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -80,7 +72,7 @@ class Publisher:
         try:
             await self._membership.join(timeout_seconds)
             async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
-                await self._opened.wait()
+                await self._lane.opened.wait()
         except TimeoutError:
             await self.close(0)
             raise DeadlineExceeded(f"no Exchange of {self.queue!r} took this publisher in {timeout_seconds:g} s") from None
@@ -104,23 +96,9 @@ class Publisher:
         self._flush()
         self._send_beacons()
         self._closed, self._room, self._topic = True, 0, None
-        opened = self._machine.current is not None
-        self._perform(self._machine.close())
-        try:
-            if timeout_seconds > 0:
-                async with asyncio.timeout(timeout_seconds):
-                    await self._finished.wait()
-        except TimeoutError:
-            pass
-        confirmed = self._finished.is_set() or not opened or not self.messages
+        confirmed = await self._lane.finish(timeout_seconds) or not self.messages
         await self._membership.close(self.id, min(1.0, max(0.0, deadline - time.monotonic())))
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
-        self._has_room.set()
-        for _, future in self._marks.values():
-            if not future.done():
-                future.set_exception(Closed("the publisher was closed"))
+        self._lane.close()
         if not confirmed and timeout_seconds > 0:
             raise DeadlineExceeded(f"closed after {timeout_seconds:g} s without confirmation that all messages were forwarded")
 
@@ -232,132 +210,70 @@ class Publisher:
     def _send_run(self, record: TopicRecord, run: list[bytes], timestamp: int) -> None:
         first = self._sequence + 1
         count = len(run)
-        frame = encode_data(record.encoded, self.id, self._machine.path, first, record.last, record.sent, run, timestamp)
+        frame = encode_data(record.encoded, self.id, self._lane.path, first, record.last, record.sent, run, timestamp)
         self._sequence = record.last = first + count - 1
         record.sent += count
         self.messages += count
         self.bytes += len(frame)
         self._touched[record.name] = record
-        assert self._link is not None  # `open` returned, and links change only from one to the next
-        self._link.send(frame)
+        self.dropped += self._lane.send(frame, timestamp)
 
     async def _take_breath(self) -> None:
         """After a full batch: let the loop turn, and wait or drop if the way is full."""
-        if self._backlog() <= BACKLOG_BYTES:
+        if self._lane.backlog() <= BACKLOG_BYTES:
             await asyncio.sleep(0)
             return
         started = time.monotonic()
         try:
             if self._overflow is Overflow.BLOCK:
-                while self._backlog() > BACKLOG_BYTES and not self._closed:
-                    self._has_room.clear()
-                    await self._has_room.wait()
+                while self._lane.backlog() > BACKLOG_BYTES and not self._closed:
+                    self._lane.has_room.clear()
+                    await self._lane.has_room.wait()
             else:
-                self._has_room.clear()
+                self._lane.has_room.clear()
                 try:
                     async with asyncio.timeout(DROP_PATIENCE_SECONDS):
-                        await self._has_room.wait()
+                        await self._lane.has_room.wait()
                 except TimeoutError:
-                    self._drop()
+                    self.dropped += self._lane.drop()
         finally:
             self.blocked_seconds += time.monotonic() - started
-
-    def _backlog(self) -> int:
-        return sum(link.backlog_bytes for link in self._links.values())
-
-    def _drop(self) -> None:
-        for link in self._links.values():
-            for frame in link.drop_oldest(BACKLOG_BYTES // 2):
-                self.dropped += parse(frame)[1].count
 
     async def flush(self, timeout_seconds: float = 10.0) -> None:
         """Return when everything published so far has passed the Exchange. Raises DeadlineExceeded, Closed."""
         if self._closed:
             raise Closed("the publisher is closed")
         self._flush()
-        assert self._link is not None
-        self._mark += 1
-        mark = self._mark
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._marks[mark] = (self._machine.path, future)
-        self._send_control(self._link, Kind.MARK, self._machine.path, mark)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await future
-        except TimeoutError:
-            raise DeadlineExceeded(f"the Exchange did not confirm within {timeout_seconds:g} s") from None
-        finally:
-            self._marks.pop(mark, None)
+        await self._lane.confirm(timeout_seconds)
 
-    # --- paths --------------------------------------------------------------------------------------------------------
-
-    def _perform(self, instructions: list[Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case Connect(exchange, path):
-                    self._links[path] = ExchangeLink(exchange, path, self._welcomed, self._has_room.set)
-                case SendFin(path):
-                    self._send_control(self._links[path], Kind.FIN, path, None)
-                    self._loop.call_later(FIN_SECONDS, self._forwarded, path, 0)
-                case SendOpen(path, left, finished):
-                    self._link = self._links[path]
-                    self._send_control(self._link, Kind.OPEN, path, PathOpening(left, finished))
-                    self._opened.set()
-                    self._membership.report_now()
-                case CloseLink(path):
-                    if (link := self._links.pop(path, None)) is not None:
-                        link.close()
-                    self._has_room.set()
-                case Finished():
-                    self._finished.set()
-        self._machine.check()
-
-    def _send_control(self, link: ExchangeLink, kind: Kind, path: int, body: Any) -> None:
-        link.send(encode_control(kind, self.id, path, self._sequence, body, time.time_ns()))
-
-    def _welcomed(self, link: ExchangeLink) -> None:
-        self._flush()
-        self._perform(self._machine.attached(link.path))
-
-    def _forwarded(self, path: int, mark: int) -> None:
-        if mark == 0:
-            self._perform(self._machine.forwarded(path))
-        for number, (mark_path, future) in list(self._marks.items()):
-            covered = mark_path <= path if mark == 0 else (mark_path == path and number <= mark)
-            if covered and not future.done():
-                future.set_result(None)
+    @property
+    def replays(self) -> int:
+        """How often recent messages were sent again because an Exchange died."""
+        return self._lane.replays
 
     # --- what the membership asks and tells ---------------------------------------------------------------------------
 
     def _send_beacons(self) -> None:
         """Reveal the end of each topic used since the last time: a lost tail would not show otherwise."""
+        if not self._lane.exchange:
+            return
         topics, self._touched = list(self._touched.values()), {}
-        for start in range(0, len(topics) if self._link is not None else 0, BEACON_TOPICS_MAX):
+        for start in range(0, len(topics), BEACON_TOPICS_MAX):
             body = {topic.name: (topic.last, topic.sent) for topic in topics[start : start + BEACON_TOPICS_MAX]}
-            assert self._link is not None
-            self._send_control(self._link, Kind.BEACON, self._machine.path, body)
+            self._lane.send_control(Kind.BEACON, body)
 
     def join_request(self) -> wire.JoinPublisher:
         """See membership.Member."""
-        current = self._machine.current
-        return wire.JoinPublisher(self.id, self._machine.path, current.id if current else "")
+        return wire.JoinPublisher(self.id, self._lane.path, self._lane.exchange)
 
     def report(self) -> wire.PublisherReport:
         """See membership.Member. Also the moment for beacons: a quiet publisher tells the last numbers of its topics."""
         if self._sequence == self._beacon_sequence:
             self._send_beacons()
         self._beacon_sequence = self._sequence
-        current = self._machine.current
-        return wire.PublisherReport(
-            self.id,
-            self._machine.path,
-            current.id if current else "",
-            len(self._machine.leaving),
-            self.messages,
-            self.bytes,
-            self.dropped,
-            self.blocked_seconds,
-        )
+        lane = self._lane
+        place = (lane.path, lane.exchange, lane.lost_token, lane.leaving)
+        return wire.PublisherReport(self.id, *place, self.messages, self.bytes, self.dropped, self.blocked_seconds)
 
     def take(self, notice: Any) -> None:
         """See membership.Member."""
@@ -366,11 +282,11 @@ class Publisher:
                 self._overflow = notice.overflow
                 self._payload_max = notice.max_frame_bytes - FRAME_OVERHEAD_BYTES
                 self._batch_bytes = min(BATCH_BYTES, self._payload_max)
-                self._perform(self._machine.assign(notice.exchange, notice.path))
+                self._lane.assign(notice.exchange, notice.path)
             case wire.Relocate():
-                self._perform(self._machine.assign(notice.exchange, notice.path))
+                self._lane.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Forwarded():
-                self._forwarded(notice.path, notice.mark)
+                self._lane.forwarded(notice.path, notice.mark)
 
     def health(self) -> PublisherHealth:
         """What is well and what is not."""
@@ -378,16 +294,14 @@ class Publisher:
         problems = []
         if self._closed:
             problems.append("closed")
-        elif self._machine.current is None:
+        elif not self._lane.exchange:
             problems.append("not attached to an Exchange")
         if not self._membership.joined or silent > 3:
             problems.append(f"the Monitor has been silent for {silent:.1f} s")
-        if (backlog := self._backlog()) > BACKLOG_BYTES:
+        if (backlog := self._lane.backlog()) > BACKLOG_BYTES:
             problems.append(f"{backlog} bytes wait for the Exchange")
         if self.dropped:
             problems.append(f"{self.dropped} messages were dropped")
-        current = self._machine.current
-        name = current.id if current else ""
-        return PublisherHealth(
-            not self._closed and current is not None, name, self._machine.path, silent, backlog, self.dropped, tuple(problems)
-        )
+        exchange = self._lane.exchange
+        ready = not self._closed and exchange != ""
+        return PublisherHealth(ready, exchange, self._lane.path, silent, backlog, self.dropped, tuple(problems))

@@ -32,9 +32,11 @@ from roq.wire import frame as frames
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import Header, Kind
+from roq.wire.limits import SUBSCRIBER_FRAMES_QUEUED
 
 log = logging.getLogger(__name__)
 BUFFER_BYTES = 4 * 1024 * 1024  # payload bytes read ahead of the application
+REST_FRAMES = 4 * SUBSCRIBER_FRAMES_QUEUED  # more is not left in a socket whose peer is gone
 FRAMES_AT_ONCE = 64  # read from one Exchange before other work gets a turn
 BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however much there is to read
 HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its old one
@@ -223,13 +225,22 @@ class Subscriber:
         wanted = {exchange.token: exchange for exchange in exchanges}
         self._retired &= wanted.keys()
         for token in [token for token in self._attachments if token not in wanted]:
-            self._attachments.pop(token).close()
+            self._read_rest(self._attachments.pop(token))
         for token, exchange in wanted.items():
             if token not in self._attachments and token not in self._retired and self._failure is None:
                 prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX]
                 self._attachments[token] = Attachment(exchange, prefixes, self._max_frame_bytes, self._read)
         self._give(self._order.detached(time.monotonic()))
         self._membership.report_now()
+
+    def _read_rest(self, attachment: Attachment) -> None:
+        """An Exchange is gone: take what had come from it, at most what a socket queues, and close."""
+        try:
+            for _ in range(REST_FRAMES):
+                self._take_frame(attachment, attachment.socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            pass
+        attachment.close()
 
     def _retire(self, attachment: Attachment) -> None:
         """Nothing comes through this Exchange any more."""

@@ -16,6 +16,7 @@ import zmq
 
 from roq.runtime import sockets
 from roq.wire.assignment import QueueSettings
+from roq.wire.frame import welcome
 from roq.wire.limits import FRAME_OVERHEAD_BYTES
 
 log = logging.getLogger(__name__)
@@ -51,12 +52,14 @@ class Forwarder:
         self._asked = False
         self.traffic = Traffic()
 
-    def start(self) -> None:
-        """Forward from now on."""
+    def start(self, token: str) -> None:
+        """Forward from now on. Publishers are welcomed with the Exchange's token."""
+        self._token = token
         self._thread.start()
 
     def _forward(self) -> None:
         self._front.send(SUBSCRIBE_ALL)
+        self._front.send(welcome(self._token))
         try:
             zmq.proxy_steerable(self._front, self._back, None, self._far)
         except zmq.ContextTerminated:

@@ -55,7 +55,7 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
         cpu = time.process_time()
         monitor.notify(wire.ExchangeReport(where, spec.host, *forwarder.traffic, cpu, resident_bytes(), *load))
 
-    forwarder.start()
+    forwarder.start(where.token)
     report()
     board.beat(spec.slot)
     announce_ready(spec)

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-import msgspec
-
 from roq.errors import ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
+from roq.monitor.loss import lose, missed, replacement
+from roq.monitor.orders import answer
 from roq.monitor.records import (
     CARRYING,
     Answer,
@@ -36,11 +36,14 @@ from roq.monitor.records import (
     Watch,
 )
 from roq.wire import monitor as wire
+from roq.wire.frame import PathOpening
 
 EXCHANGE_SILENT_SECONDS = 3.5  # an Exchange that has not reported for this long is gone
 PUBLISHER_SILENT_SECONDS = 10.0  # a publisher that has not reported for this long has left without a good-bye
 SUBSCRIBER_SILENT_SECONDS = 30.0  # the user's loop may be busy; then it is evicted so that the others can go on
 JOINING_SECONDS = 2.0  # moves wait at most this long for a subscriber to become ready
+EXCHANGE_GONE_SECONDS = 15.0  # for so long subscribers keep their place at a dead Exchange whose publishers must replay
+REJOIN_SECONDS = 1.5  # after a Monitor's start: its members rejoin within a report's interval
 MOVE_SECONDS = 10.0  # a publisher that has not ended its path by then is not counted as moved
 
 
@@ -56,6 +59,7 @@ class Membership:
         self.publishers: dict[int, Publisher] = {}
         self.subscribers: dict[int, Subscriber] = {}
         self._waiting: list[Waiting] = []
+        self._started = 0.0
 
     # --- Exchanges ----------------------------------------------------------------------------------------------------
 
@@ -70,11 +74,10 @@ class Membership:
         if known is not None:
             out.append(Unwatch(known.address))
         fresh = Exchange(address, report.host, now)
-        if known is not None:
-            fresh.state = known.state  # restarted on the same ports: its publishers are still connected to it
-        if fresh.state in CARRYING:
-            for subscriber in self.subscribers.values():
-                subscriber.ready, subscriber.joined = False, now  # proves anew, as one that joins
+        if known is not None:  # another life of it: its publishers replay once it, or another one, is proved
+            lose(self.publishers.values(), known.address, now)
+            anew = {ExchangeState.ACTIVE: ExchangeState.STARTING, ExchangeState.DRAINING: ExchangeState.RETIRING}
+            fresh.state = anew.get(known.state, known.state)
         self.exchanges[address.id] = fresh
         self.version += 1
         out.append(Watch(address))
@@ -97,6 +100,9 @@ class Membership:
 
     def join_publisher(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
         """Assign an Exchange, or confirm the one a rejoining publisher is on. Raises NotReady while none is active."""
+        self._started = self._started or now
+        if request.path and not request.exchange and now - self._started < REJOIN_SECONDS:
+            raise NotReady("the subscribers have not all come back yet: it would replay to some of them only")
         here = self.exchanges.get(request.exchange) if request.path else None
         known = self.publishers.get(request.publisher)
         if here is not None and here.state in (ExchangeState.STARTING, *CARRYING):
@@ -132,6 +138,8 @@ class Membership:
             return [Notify(peer, wire.Rejoin(self.term))]
         publisher.peer, publisher.last_report = peer, now
         out: list[Instruction] = [Notify(peer, wire.Heard(self.term, True))]
+        if report.lost and not report.exchange:
+            publisher.lose(report.lost, report.path, now)
         if report.path >= publisher.path and not report.leaving and report.exchange in self.exchanges:
             # no FIN is under way, so it knows best: it never used its last path, took another one, or gave up on the FIN
             publisher.is_on(report.path, report.exchange)
@@ -146,7 +154,7 @@ class Membership:
 
     def _relocate(self, publisher: Publisher) -> Instruction:
         target = self.exchanges[publisher.target].address
-        return Notify(publisher.peer, wire.Relocate(self.term, publisher.path + 1, target))
+        return Notify(publisher.peer, wire.Relocate(self.term, publisher.path + 1, target, publisher.lost))
 
     def fin_seen(self, id: int, path: int, exchange: str, now: float) -> list[Instruction]:
         """A publisher's FIN came out of an Exchange: everything before it has been forwarded."""
@@ -161,14 +169,14 @@ class Membership:
             publisher.target, publisher.relocated = "", False
         return out + self._settle(now)
 
-    def open_seen(self, id: int, path: int, exchange: str, now: float) -> list[Instruction]:
+    def open_seen(self, id: int, path: int, exchange: str, opening: PathOpening, now: float) -> list[Instruction]:
         """A publisher's OPEN came out of an Exchange: there it is, even if it was told otherwise since. Who subscribes
         there from now on doesn't see this OPEN."""
         publisher = self.publishers.get(id)
         if publisher is None or exchange not in self.exchanges:
             return []
         publisher.opened = max(publisher.opened, path)
-        if path == publisher.path:
+        if path == publisher.path or (path > publisher.path and not opening.finished):
             publisher.is_on(path, exchange)
             publisher.offered = {offer: number for offer, number in publisher.offered.items() if number != path}
         elif path == publisher.path + 1 and self.exchanges[exchange].state in CARRYING:
@@ -234,6 +242,8 @@ class Membership:
             raise PublisherNotFound(f"no publisher {id:016x} in this queue")
         if exchange is None or exchange.state is not ExchangeState.ACTIVE:
             raise ExchangeNotFound(f"no active Exchange {target!r} in this queue")
+        if publisher.lost:
+            raise NotReady("its Exchange was lost: it is being placed anew")
         if publisher.target:
             raise NotReady(f"it is already on its way to {publisher.target}")
         if publisher.exchange != target:
@@ -273,7 +283,14 @@ class Membership:
         """Once a second: who has fallen silent, what has taken too long, which proofs are missing."""
         out: list[Instruction] = []
         for id, exchange in list(self.exchanges.items()):
-            if now - exchange.last_report > EXCHANGE_SILENT_SECONDS:
+            silent = now - exchange.last_report
+            if silent > EXCHANGE_SILENT_SECONDS:
+                lose(self.publishers.values(), exchange.address, now)
+                if exchange.state is ExchangeState.ACTIVE:
+                    exchange.state = ExchangeState.STARTING
+            if silent > EXCHANGE_SILENT_SECONDS and (
+                silent > EXCHANGE_GONE_SECONDS or not missed(self.publishers.values(), exchange)
+            ):
                 del self.exchanges[id]
                 self.version += 1
                 out.append(Unwatch(exchange.address))
@@ -326,12 +343,16 @@ class Membership:
             return []
         out: list[Instruction] = []
         for publisher in self.publishers.values():
+            if publisher.lost and not publisher.target:
+                publisher.target = replacement(self.exchanges.values(), publisher, self.load)
             if publisher.target in self.exchanges and not publisher.relocated:
                 self._send_to(publisher, publisher.target, now)
                 out.append(self._relocate(publisher))
         return out
 
     def _proved(self, exchange: Exchange, now: float) -> bool:
+        if now - exchange.last_report > EXCHANGE_SILENT_SECONDS:
+            return False
         waited_for = [one for one in self.subscribers.values() if one.ready or now - one.joined < JOINING_SECONDS]
         return all(exchange.address.token in one.attached for one in waited_for)
 
@@ -354,28 +375,13 @@ class Membership:
         out: list[Instruction] = []
         open_ones: list[Waiting] = []
         for waiting in self._waiting:
-            reply = self._answer(waiting)
+            reply = answer(waiting, self.exchanges, self.publishers)
             if reply is None:
                 open_ones.append(waiting)
             else:
                 out.append(Answer(waiting.waiter, reply))
         self._waiting = open_ones
         return out
-
-    def _answer(self, waiting: Waiting) -> msgspec.Struct | RoqError | None:
-        if waiting.kind == "move":
-            members = [(id, target, self.publishers.get(id)) for id, target in sorted(waiting.moves)]
-            if any(publisher is not None and publisher.target for _, _, publisher in members):
-                return None
-            failed = [(id, target) for id, target, publisher in members if publisher is None or publisher.exchange != target]
-            refused = tuple(f"{id:016x} to {target}: it did not move in time or left" for id, target in failed)
-            return wire.Moved(len(members) - len(failed), waiting.refused + refused)
-        exchange = self.exchanges.get(waiting.subject)
-        if waiting.kind == "active":
-            return wire.Recorded() if exchange is not None and exchange.state is ExchangeState.ACTIVE else None
-        if exchange is None or exchange.state is ExchangeState.DRAINED:
-            return wire.Drained()
-        return None
 
     def check(self) -> None:
         """The invariants; AssertionError if one is broken."""

@@ -160,7 +160,12 @@ class Monitor:
         if header.kind == Kind.FIN:
             self._perform(self._membership.fin_seen(header.publisher, header.path, exchange, now))
         elif header.kind == Kind.OPEN:
-            self._perform(self._membership.open_seen(header.publisher, header.path, exchange, now))
+            try:
+                opening = frames.opening_body(body)
+            except FrameError as error:
+                self._refusals.note("undecodable_frame", error)
+                return
+            self._perform(self._membership.open_seen(header.publisher, header.path, exchange, opening, now))
         elif header.kind == Kind.MARK:
             try:
                 mark = frames.mark_body(body)

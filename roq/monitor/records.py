@@ -79,7 +79,20 @@ class Exchange:
 class Publisher:
     """One publisher: where it is, and where it is going (`target`, "" if nowhere)."""
 
-    __slots__ = ("deadline", "exchange", "last_report", "offered", "opened", "path", "peer", "relocated", "target")
+    __slots__ = (
+        "deadline",
+        "exchange",
+        "last_report",
+        "lost",
+        "lost_at",
+        "lost_path",
+        "offered",
+        "opened",
+        "path",
+        "peer",
+        "relocated",
+        "target",
+    )
 
     def __init__(self, peer: bytes, exchange: str, path: int, now: float) -> None:
         self.peer, self.exchange, self.path, self.last_report = peer, exchange, path, now
@@ -88,6 +101,16 @@ class Publisher:
         self.opened = 0  # newest path whose OPEN came out of its Exchange
         self.offered: dict[str, int] = {}  # Exchanges it was told to go to, by path, until it is known where it went
         self.deadline = 0.0
+        self.lost = ""  # token of the Exchange that died under it, until it has opened its next path
+        self.lost_path = 0
+        self.lost_at = 0.0
+
+    def lose(self, token: str, path: int, now: float) -> None:
+        """Its link is gone; what it was told to do before is void."""
+        if self.lost != token:
+            self.lost, self.lost_at = token, now
+            self.target, self.relocated = "", False
+        self.lost_path = self.path = max(path, self.path)
 
     def opening(self, now: float) -> bool:
         """Whether it has left its last Exchange and not been seen on the next one yet."""
@@ -100,6 +123,8 @@ class Publisher:
     def is_on(self, path: int, exchange: str) -> None:
         """It is known to use this path there."""
         self.path, self.exchange = path, exchange
+        if path > self.lost_path:
+            self.lost = ""
         if self.target == exchange:
             self.target, self.relocated = "", False
 

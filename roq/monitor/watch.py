@@ -10,7 +10,7 @@ import zmq
 
 from roq.errors import FrameError
 from roq.runtime.observe import Refusals
-from roq.runtime.sockets import Link, publisher_socket, subscriber_socket
+from roq.runtime.sockets import Link, probe_socket, subscriber_socket
 from roq.wire import frame as frames
 from roq.wire.frame import Header, Kind
 from roq.wire.limits import CONTROL_BYTES_MAX
@@ -33,7 +33,7 @@ class ExchangeWatch:
         self.exchange = exchange
         self._id, self._refusals = monitor_id, refusals
         self._on_control, self._on_connected = on_control, on_connected
-        self._front_socket = publisher_socket()
+        self._front_socket = probe_socket()
         self._front_socket.connect(exchange.front_endpoint())
         self._front = Link(self._front_socket, self._welcome)
         back = subscriber_socket(CONTROL_BYTES_MAX)

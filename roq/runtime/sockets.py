@@ -93,7 +93,15 @@ def exchange_back(overflow: Overflow) -> zmq.Socket[bytes]:
 
 
 def publisher_socket() -> zmq.Socket[bytes]:
-    """XPUB that connects to Exchanges' fronts: a refused send is seen (NODROP), the peer's subscription is its welcome."""
+    """XPUB that connects to one Exchange's front: a refused send is seen (NODROP), the peer's subscription is its welcome,
+    its unsubscription the end. It never reconnects by itself: what follows a lost link is decided, not left to chance."""
+    socket = probe_socket()
+    socket.set(zmq.RECONNECT_IVL, -1)
+    return socket
+
+
+def probe_socket() -> zmq.Socket[bytes]:
+    """Like a publisher's, for the Monitor's probes: it reconnects for ever."""
     socket = _data(zmq.XPUB, CONTROL_BYTES_MAX, DATA_FRAMES_QUEUED)
     socket.set(zmq.XPUB_NODROP, 1)
     socket.set(zmq.HEARTBEAT_IVL, 0)

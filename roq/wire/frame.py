@@ -37,6 +37,12 @@ CONTROL_PREFIX = b"\xff"
 HEADER = struct.Struct("<BBQIQQQIQ")
 
 
+def welcome(token: str) -> bytes:
+    """The subscription by which an Exchange names itself to a publisher that connects: 01 FE token. FE starts no topic; it
+    is sent after the Exchange's subscription to everything, so whoever gets it is heard."""
+    return b"\x01\xfe" + token.encode()
+
+
 class Kind(IntEnum):
     """What a frame is."""
 

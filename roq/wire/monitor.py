@@ -67,7 +67,8 @@ class PublisherReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     publisher: int
     path: int
-    exchange: str
+    exchange: str  # "" while it has none
+    lost: str  # token of the Exchange whose link broke, "" if none did since the last path was opened
     leaving: int  # earlier paths whose FIN is not confirmed
     messages: int
     bytes: int
@@ -76,11 +77,13 @@ class PublisherReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Relocate(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Planned move: end your path with FIN, go on with this path on this Exchange."""
+    """Go on with this path on this Exchange: a planned move, or `abandon` (a token) the Exchange you are on, which is gone:
+    then replay."""
 
     term: int
     path: int
     exchange: ExchangeAddress
+    abandon: str = ""
 
 
 class Forwarded(msgspec.Struct, frozen=True, tag=True, array_like=True):

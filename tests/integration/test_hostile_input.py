@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+from collections.abc import Callable
 
 import zmq
 
@@ -25,7 +26,7 @@ MESSAGES = 200  # per socket
 
 def junk(chance: random.Random) -> list[bytes]:
     """A message of 1 to 4 parts: random bytes, nearly right control messages, nearly right frames."""
-    kinds = [
+    kinds: list[Callable[[], bytes]] = [
         lambda: chance.randbytes(chance.randrange(0, 200)),
         lambda: seal(EnvelopeKind.NOTICE, 0, Leave(1))[: chance.randrange(1, 8)],
         lambda: seal(EnvelopeKind.REQUEST, chance.randrange(1, 9), None),
@@ -75,7 +76,7 @@ async def test_random_bytes_at_every_socket(cluster: RunningCluster, client: roq
     host = next(one for one in hosts if one.host == info.record.monitor_host)
     assert host.report is not None
     before = {one.host: living(one.report) for one in hosts if one.report is not None}
-    ports = {process.kind: process.ports for process in host.report.processes if process.queue == queue}
+    ports = {str(process.kind): process.ports for process in host.report.processes if process.queue == queue}
     monitor, exchange, scaling = ports["monitor"], ports["exchange"], ports["scaling"]
     leader = await read_leader(cluster.zookeeper)
     targets = [

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from roq.client.path import CloseLink, Connect, PathMachine, SendFin, SendOpen
+from roq.client.path import CloseLink, Connect, PathMachine, Reuse, SendFin, SendOpen
 from roq.client.path import Instruction as PathInstruction
 from roq.errors import RoqError
 from roq.monitor.membership import Membership
 from roq.monitor.records import CARRYING, Answer, ExchangeState, Instruction, Notify, Retire
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
-from roq.wire.frame import Kind
+from roq.wire.frame import Kind, PathOpening
 from roq.wire.monitor import ExchangeAddress
 
 EXCHANGES, PUBLISHERS, SUBSCRIBERS = "ABC", (11, 12), (21, 22)
@@ -31,7 +31,7 @@ class Link:
     def __init__(self, exchange: ExchangeAddress) -> None:
         self.exchange = exchange
         self.welcomed = False
-        self.frames: deque[Kind] = deque()
+        self.frames: deque[tuple[Kind, int, bool]] = deque()  # kind, path, whether the path before was finished
 
 
 class PublisherTwin:
@@ -43,6 +43,7 @@ class PublisherTwin:
         self.notices: deque[Any] = deque()
         self.reports: deque[wire.PublisherReport] = deque()
         self.joined = False
+        self.lost = ""
 
 
 class SubscriberTwin:
@@ -103,7 +104,7 @@ class Queue:
         self.perform(self.monitor.exchange_report(wire.ExchangeReport(self.alive[id], "h", *zeros), self.now))
 
     def exchange_starts(self, id: str) -> None:
-        """Or restarts on the same ports: whoever was connected is connected again, what was under way is gone."""
+        """Or restarts on the same ports: publishers' links break, what was under way is gone."""
         known = self.monitor.exchanges.get(id)
         if known is not None and known.state is ExchangeState.DRAINED:
             return  # it has been removed
@@ -125,23 +126,23 @@ class Queue:
 
     def exchange_forwards(self, id: int, told: bool) -> None:
         """The oldest frame of the publisher's oldest path. told: whether the Monitor gets to see it."""
-        for path, link in sorted(self.publishers[id].links.items()):
+        for _, link in sorted(self.publishers[id].links.items()):
             if link.frames:
-                self.forward(id, path, link, told)
+                self.forward(id, link, told)
                 return
 
     def newest_path_is_faster(self, id: int) -> None:
-        for path, link in sorted(self.publishers[id].links.items(), reverse=True):
+        for _, link in sorted(self.publishers[id].links.items(), reverse=True):
             if link.frames:
-                self.forward(id, path, link, True)
+                self.forward(id, link, True)
                 return
 
-    def forward(self, id: int, path: int, link: Link, told: bool) -> None:
-        kind = link.frames.popleft()
+    def forward(self, id: int, link: Link, told: bool) -> None:
+        kind, path, finished = link.frames.popleft()
         if told and kind is Kind.FIN:
             self.perform(self.monitor.fin_seen(id, path, link.exchange.id, self.now))
         elif told and kind is Kind.OPEN:
-            self.perform(self.monitor.open_seen(id, path, link.exchange.id, self.now))
+            self.perform(self.monitor.open_seen(id, path, link.exchange.id, PathOpening("", finished), self.now))
 
     # --- publishers ---------------------------------------------------------------------------------------------------
 
@@ -152,15 +153,36 @@ class Queue:
                 case Connect(exchange, path):
                     assert path not in twin.links
                     twin.links[path] = Link(exchange)
-                case SendOpen(path):
+                case SendOpen(path, _, finished):
                     self.is_proved(twin.links[path].exchange)
-                    twin.links[path].frames.append(Kind.OPEN)
+                    self.send(twin.links[path], Kind.OPEN, path, finished)
+                    twin.lost = ""
                     self.publisher_reports(id)
                 case SendFin(path):
-                    twin.links[path].frames.append(Kind.FIN)
+                    self.send(twin.links[path], Kind.FIN, path, False)
+                case Reuse(old, new):
+                    twin.links[new] = twin.links.pop(old)
                 case CloseLink(path):
                     del twin.links[path]
         twin.machine.check()
+
+    def send(self, link: Link, kind: Kind, path: int, finished: bool) -> None:
+        if self.alive.get(link.exchange.id) == link.exchange:  # else it goes nowhere
+            link.frames.append((kind, path, finished))
+
+    def link_breaks(self, id: int) -> None:
+        """The publisher notices that an Exchange is not the one it was connected to, or is no more."""
+        twin = self.publishers[id]
+        for path, link in sorted(twin.links.items()):
+            if self.alive.get(link.exchange.id) != link.exchange:
+                self.lose(id, path)
+                return
+
+    def lose(self, id: int, path: int) -> None:
+        twin = self.publishers[id]
+        twin.lost = twin.links[path].exchange.token
+        self.direct(id, twin.machine.lost(path))
+        self.publisher_reports(id)
 
     def is_proved(self, exchange: ExchangeAddress) -> None:
         if self.alive.get(exchange.id) == exchange:
@@ -187,7 +209,7 @@ class Queue:
     def exchange_welcomes(self, id: int) -> None:
         twin = self.publishers[id]
         for path, link in list(twin.links.items()):
-            if not link.welcomed and link.exchange.id in self.alive:
+            if not link.welcomed and self.alive.get(link.exchange.id) == link.exchange:
                 link.welcomed = True
                 self.direct(id, twin.machine.attached(path))
 
@@ -195,7 +217,7 @@ class Queue:
         twin = self.publishers[id]
         if twin.joined:
             current = twin.machine.current
-            place = (twin.machine.path, current.id if current else "", len(twin.machine.leaving))
+            place = (twin.machine.path, current.id if current else "", twin.lost, len(twin.machine.leaving))
             twin.reports.append(wire.PublisherReport(id, *place, 0, 0, 0, 0.0))
 
     def report_arrives(self, id: int) -> None:
@@ -207,7 +229,12 @@ class Queue:
         twin = self.publishers[id]
         if not twin.notices:
             return
-        match twin.notices.popleft():
+        notice = twin.notices.popleft()
+        if isinstance(notice, wire.Relocate):
+            for path in [path for path, link in twin.links.items() if link.exchange.token == notice.abandon]:
+                if path in twin.links:
+                    self.lose(id, path)
+        match notice:
             case wire.PublisherWelcome(path=path, exchange=exchange) | wire.Relocate(path=path, exchange=exchange):
                 self.direct(id, twin.machine.assign(exchange, path))
             case wire.Forwarded(path=path, mark=0):
@@ -328,6 +355,7 @@ class Queue:
                 self.notice_arrives(id)
                 self.exchange_welcomes(id)
                 self.exchange_forwards(id, True)
+                self.link_breaks(id)
                 self.report_arrives(id)
             self.publisher_gives_up_on_fin(id)
             self.closed_publisher_leaves(id)

@@ -21,6 +21,7 @@ OFTEN: dict[str, tuple[Any, ...]] = {
     "exchange_forwards": (PUBLISHERS, (True, True, True, False)),
     "newest_path_is_faster": (PUBLISHERS,),
     "exchange_welcomes": (PUBLISHERS,),
+    "link_breaks": (PUBLISHERS,),
     "publisher_reports": (PUBLISHERS,),
     "report_arrives": (PUBLISHERS,),
     "notice_arrives": (PUBLISHERS,),

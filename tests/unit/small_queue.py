@@ -10,6 +10,7 @@ from roq.monitor.membership import (
 from roq.monitor.records import Answer, ExchangeState, Instruction, Notify
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
+from roq.wire.frame import PathOpening
 from roq.wire.monitor import ExchangeAddress
 
 USE = wire.PublisherWelcome(3, 0, ExchangeAddress("", "", 0, 0), Overflow.BLOCK, 4096)
@@ -43,8 +44,8 @@ class Queue:
     def subscribe(self, id: int = S) -> wire.SubscriberWelcome:
         return self.machine.join_subscriber(wire.JoinSubscriber(id, (">",)), b"s%d" % id, self.now)
 
-    def at(self, path: int, exchange: str, leaving: int = 0, id: int = P) -> list[Instruction]:
-        report = wire.PublisherReport(id, path, exchange, leaving, 0, 0, 0, 0.0)
+    def at(self, path: int, exchange: str, leaving: int = 0, id: int = P, lost: str = "") -> list[Instruction]:
+        report = wire.PublisherReport(id, path, exchange, lost, leaving, 0, 0, 0, 0.0)
         return self.did(self.machine.publisher_report(report, b"p%d" % id, self.now))
 
     def proves(self, *tokens: str, id: int = S, version: int = 99) -> list[Instruction]:
@@ -54,8 +55,9 @@ class Queue:
     def fin(self, path: int, exchange: str, id: int = P) -> list[Instruction]:
         return self.did(self.machine.fin_seen(id, path, exchange, self.now))
 
-    def opened(self, path: int, exchange: str, id: int = P) -> list[Instruction]:
-        return self.did(self.machine.open_seen(id, path, exchange, self.now))
+    def opened(self, path: int, exchange: str, id: int = P, replayed: bool = False) -> list[Instruction]:
+        opening = PathOpening("left", path > 1 and not replayed)
+        return self.did(self.machine.open_seen(id, path, exchange, opening, self.now))
 
     def move(self, target: str, id: int = P) -> list[Instruction]:
         return self.did(self.machine.move([(id, target)], "move", self.now))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from roq.errors import ExchangeNotFound, LastExchange, NotReady
+from roq.monitor.loss import LINK_SECONDS
 from roq.monitor.membership import (
     EXCHANGE_SILENT_SECONDS,
     JOINING_SECONDS,
     PUBLISHER_SILENT_SECONDS,
+    REJOIN_SECONDS,
     SUBSCRIBER_SILENT_SECONDS,
 )
 from roq.monitor.records import Answer, ExchangeState, Retire, Unwatch, Watch
@@ -110,9 +112,13 @@ def test_a_restarted_exchange_has_to_be_proved_again() -> None:
     instructions = queue.exchange("A", 2)
     assert instructions[:2] == [Unwatch(address("A")), Watch(address("A", 2))]
     assert notices(instructions, wire.Exchanges)[0].exchanges == (address("A", 2),)
-    assert queue.state("A") is ExchangeState.ACTIVE, "its publishers are still connected"
-    assert notices(queue.proves("A/1"), wire.Heard) == [wire.Heard(3, False)]
-    assert notices(queue.proves("A/2"), wire.Heard) == [wire.Heard(3, True)]
+    assert queue.state("A") is ExchangeState.STARTING, "nobody may send through it before it is proved"
+    assert notices(queue.proves("A/1"), wire.Relocate) == []
+    proved = queue.proves("A/2")
+    assert queue.state("A") is ExchangeState.ACTIVE
+    assert notices(proved, wire.Relocate) == [wire.Relocate(3, 2, address("A", 2), "A/1")], "its publisher replays there"
+    queue.opened(2, "A", replayed=True)
+    assert (queue.machine.publishers[P].path, queue.machine.publishers[P].lost) == (2, "")
 
 
 def test_while_one_is_proved_again_another_is_not_taken_for_proved() -> None:
@@ -144,8 +150,6 @@ def test_an_exchange_that_comes_back_with_publishers_on_it_is_not_retired_at_onc
     queue.subscribe()
     queue.proves("A/1", "B/1")
     queue.join()
-    queue.tick(EXCHANGE_SILENT_SECONDS + 0.1, "B")
-    assert "A" not in queue.machine.exchanges
     queue.exchange("A", 2)
     assert queue.state("A") is ExchangeState.STARTING
     with pytest.raises(NotReady):
@@ -157,12 +161,45 @@ def test_silent_exchanges_and_publishers_are_forgotten() -> None:
     queue.subscribe()
     queue.join()
     queue.tick(EXCHANGE_SILENT_SECONDS - 0.1)
+    assert queue.machine.publishers[P].lost == ""
+    assert notices(queue.tick(0.2), wire.Exchanges) == [], "subscribers keep their place until the publisher has replayed"
+    assert queue.machine.publishers[P].lost == "A/1"
+    gone = queue.tick(PUBLISHER_SILENT_SECONDS)
+    assert queue.machine.publishers == {}
     assert "A" in queue.machine.exchanges
-    gone = queue.tick(0.2)
+    gone = queue.tick(0.1)
     assert Unwatch(address("A")) in gone
     assert notices(gone, wire.Exchanges)[0].exchanges == ()
-    queue.tick(PUBLISHER_SILENT_SECONDS)
-    assert queue.machine.publishers == {}
+
+
+def test_a_publisher_whose_link_broke_goes_to_another_exchange_at_once() -> None:
+    queue = Queue("A", "B")
+    queue.subscribe()
+    queue.proves("A/1", "B/1")
+    queue.join()
+    told = notices(queue.at(1, "", lost="A/1"), wire.Relocate)
+    assert told == [wire.Relocate(3, 2, address("B"), "A/1")]
+    queue.opened(2, "B", replayed=True)
+    assert queue.machine.publishers[P].exchange == "B"
+    assert queue.machine.publishers[P].lost == ""
+
+
+def test_only_the_link_broke() -> None:
+    """The only Exchange reports on: it is taken again, on the next path, with a replay."""
+    queue = Queue("A")
+    queue.join()
+    assert notices(queue.at(1, "", lost="A/1"), wire.Relocate) == [], "it may be dead"
+    queue.now += LINK_SECONDS + 0.1
+    queue.exchange("A")
+    assert notices(queue.at(1, "", lost="A/1"), wire.Relocate) == [wire.Relocate(3, 2, address("A"), "A/1")]
+
+
+def test_who_lost_its_exchange_waits_for_a_restarted_monitor_to_know_the_subscribers() -> None:
+    queue = Queue("A", "B")
+    with pytest.raises(NotReady):
+        queue.join(path=4, exchange="")
+    queue.now += REJOIN_SECONDS
+    assert queue.join(path=4, exchange="").path == 5
 
 
 def test_a_silent_subscriber_is_evicted_and_stops_nobody() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roq.client.path import CloseLink, Connect, Finished, PathMachine, SendFin, SendOpen
+from roq.client.path import CloseLink, Connect, Finished, PathMachine, Replay, Reuse, SendFin, SendOpen
 from roq.wire.monitor import ExchangeAddress
 
 A, B, C = (ExchangeAddress(name, "127.0.0.1", 1, 2, 5) for name in "ABC")
@@ -113,3 +113,65 @@ def test_check_sees_what_is_wrong(machine: PathMachine) -> None:
     machine.leaving[2] = B
     with pytest.raises(AssertionError, match="never on"):
         machine.check()
+
+
+# --- lost links -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_link_is_followed_by_a_replay(machine: PathMachine) -> None:
+    assert machine.lost(1) == [CloseLink(1)]
+    assert (machine.current, machine.broken) == (None, "A")
+    assert machine.lost(1) == [], "it is told twice"
+    assert machine.assign(B, 2) == [Connect(B, 2)]
+    assert machine.attached(2) == [SendOpen(2, "A", False), Replay(2)]
+    assert (machine.current, machine.broken, machine.leaving) == (B, None, {})
+    machine.check()
+
+
+def test_the_target_is_lost_and_the_move_is_off(machine: PathMachine) -> None:
+    machine.assign(B, 2)
+    assert machine.lost(2) == [CloseLink(2)]
+    assert (machine.current, machine.target, machine.broken) == (A, None, None)
+    assert machine.assign(C, 2) == [Connect(C, 2)]
+
+
+def test_the_first_exchange_is_lost_before_it_took_us() -> None:
+    machine = PathMachine()
+    machine.assign(A, 1)
+    assert machine.lost(1) == [CloseLink(1)]
+    assert machine.assign(B, 2) == [Connect(B, 2)]
+    assert machine.attached(2) == [SendOpen(2, "", False), Replay(2)]
+
+
+def test_an_exchange_that_was_left_dies_before_its_fin_is_confirmed(machine: PathMachine) -> None:
+    machine.assign(B, 2)
+    machine.attached(2)
+    assert machine.lost(1) == [CloseLink(1), Reuse(2, 3), SendOpen(3, "B", False), Replay(3)]
+    assert (machine.path, machine.current, machine.leaving) == (3, B, {})
+    assert machine.forwarded(1) == []
+    machine.check()
+
+
+def test_that_happens_while_a_move_is_under_way(machine: PathMachine) -> None:
+    machine.assign(B, 2)
+    machine.attached(2)
+    machine.assign(C, 3)
+    assert machine.lost(1) == [CloseLink(1), CloseLink(3), Reuse(2, 3), SendOpen(3, "B", False), Replay(3)]
+    assert machine.target is None, "the Monitor asks for the move again, on the next path"
+    machine.check()
+
+
+def test_closing_ends_only_after_the_replay(machine: PathMachine) -> None:
+    machine.lost(1)
+    assert machine.close() == []
+    machine.assign(B, 2)
+    assert machine.attached(2) == [SendOpen(2, "A", False), Replay(2), SendFin(2)]
+    assert machine.forwarded(2) == [CloseLink(2), Finished()]
+
+
+def test_the_link_is_lost_while_closing(machine: PathMachine) -> None:
+    assert machine.close() == [SendFin(1)]
+    assert machine.lost(1) == [CloseLink(1)]
+    machine.assign(B, 2)
+    assert machine.attached(2) == [SendOpen(2, "A", False), Replay(2), SendFin(2)]
+    assert machine.forwarded(2) == [CloseLink(2), Finished()]

@@ -12,7 +12,7 @@ STATES = {"a": "active", "b": "active"}
 
 
 def publisher(id: int, messages: int, exchange: str = "a", path: int = 1, blocked: float = 0.0) -> PublisherReport:
-    return PublisherReport(id, path, exchange, 0, messages, messages * 10, 0, blocked)
+    return PublisherReport(id, path, exchange, "", 0, messages, messages * 10, 0, blocked)
 
 
 def subscriber(id: int, messages: int, lost: int = 0) -> SubscriberReport:

@@ -1,0 +1,18 @@
+"""Clusters for tests of applications that use RoQ: in containers, which can be hurt in every way, or on loopback addresses.
+
+    pytest_plugins = ["roq.testing.plugin"]          # in your conftest.py
+
+    async def test_orders_survive(roq_cluster):
+        async with roq_cluster.connect() as cluster:
+            await cluster.create_queue("orders")
+            await roq_cluster.kill(await roq_cluster.leader())
+
+See roq/testing/cluster.py for what can be done to a cluster. DockerCluster needs the extra `testing` and an image (`make
+image` in RoQ's sources builds it).
+"""
+
+from roq.testing.cluster import HostProcess, NotPossible, TestedCluster
+from roq.testing.docker_cluster import DockerCluster
+from roq.testing.loopback_cluster import LoopbackCluster
+
+__all__ = ["DockerCluster", "HostProcess", "LoopbackCluster", "NotPossible", "TestedCluster"]

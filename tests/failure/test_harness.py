@@ -1,0 +1,243 @@
+"""The harness itself: every operation demonstrably does what it says, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import roq
+from roq.errors import CallError, DeadlineExceeded, HostNotFound, ProcessFailed, RoqError
+from roq.testing import DockerCluster, NotPossible
+from roq.testing.cluster import CLIENT
+from roq.testing.engine import CLUSTER_LABEL, Engine
+from tests.harness.hearing import all_pairs, hearing
+
+CLUSTER = {"gcms": 2, "hcms": 2, "state_megabytes": 4}
+HOUR = 3600.0
+WRITE = "dd if=/dev/zero of=/var/lib/roq/more bs=1k count=1 && rm /var/lib/roq/more"
+
+
+async def test_it_starts_whole_and_tells_what_runs(machines: DockerCluster, client: roq.Cluster) -> None:
+    assert machines.machines() == ("zookeeper-1", "gcm-1", "gcm-2", "host-1", "host-2")
+    assert await machines.leader() in machines.gcms
+    await client.create_queue("told", host="host-1")
+    info = await machines.wait_queue_ready("told")
+    assert info.monitors[0].address == machines.address("host-1")
+    names = {process.name.partition("/")[0] for process in await machines.processes("host-1")}
+    assert names == {"roq-hcm", "roq-template", "monitor", "scaling", "exchange"}
+    assert await hearing(machines, machines.machines()) == all_pairs(machines.machines())
+
+
+async def test_kill_and_start_a_host(machines: DockerCluster) -> None:
+    await machines.kill("host-2")
+    view = await machines.wait_hosts(1)
+    assert [host.host for host in view.hosts if host.alive] == ["host-1"]
+    with pytest.raises(ProcessFailed):
+        await machines.processes("host-2")
+    await machines.start("host-2")
+    await machines.wait_hosts(2)
+
+
+async def test_stop_is_clean(machines: DockerCluster) -> None:
+    begun = time.monotonic()
+    await machines.stop("host-2")
+    assert time.monotonic() - begun < 8, "TERM was not obeyed"
+    assert "error" not in await machines.log("host-2", 5)
+    await machines.start("host-2")
+    await machines.wait_hosts(2)
+
+
+async def test_killed_daemons_and_children_come_back(machines: DockerCluster, client: roq.Cluster) -> None:
+    await client.create_queue("kept", host="host-1")
+    before = {process.name: process.pid for process in await machines.processes("host-1")}
+    assert await machines.kill_process("host-1", "roq-hcm") == before["roq-hcm"]
+    assert (await machines.wait_process("host-1", "monitor/kept")).pid == before["monitor/kept"], "adopted"
+    killed = await machines.kill_process("host-1", "monitor/kept")
+    assert (await machines.wait_process("host-1", "monitor/kept", not_pid=killed)).restarts == 1
+    with pytest.raises(ProcessFailed, match="no process nobody"):
+        await machines.kill_process("host-1", "nobody")
+
+
+async def test_pause_freezes_and_unpause_thaws(machines: DockerCluster) -> None:
+    await machines.pause("host-1")
+    with pytest.raises(RoqError):
+        await machines.reported("host-1")
+    await machines.unpause("host-1")
+    assert await machines.wait_for(lambda: _answers(machines, "host-1"), "host-1 answers")
+
+
+async def _answers(machines: DockerCluster, host: str) -> bool:
+    await machines.reported(host)
+    return True
+
+
+async def test_partitions_cut_exactly_these_ways(machines: DockerCluster) -> None:
+    everyone = machines.machines()
+    await machines.partition_one_way("host-1", "host-2")
+    assert await hearing(machines, everyone) == all_pairs(everyone) - {("host-1", "host-2")}
+    await machines.partition("gcm-1", "host-1")
+    cut = {("host-1", "host-2"), ("gcm-1", "host-1"), ("host-1", "gcm-1")}
+    assert await hearing(machines, everyone) == all_pairs(everyone) - cut
+    await machines.heal()
+    half = {"gcm-2", "host-2"}
+    await machines.partition_halves(half)
+    others = set(everyone) - half
+    assert await hearing(machines, everyone) == all_pairs(half) | all_pairs(others)
+    await machines.heal()
+    assert await hearing(machines, everyone) == all_pairs(everyone)
+
+
+async def test_a_host_cut_off_from_zookeeper_only(machines: DockerCluster) -> None:
+    await machines.partition_from_zookeeper("host-2")
+    view = await machines.wait_hosts(1)
+    assert [host.host for host in view.hosts if host.alive] == ["host-1"]
+    assert ("host-2", "host-1") in await hearing(machines, ("host-1", "host-2"))
+    assert await _answers(machines, "host-2")
+    await machines.heal()
+    await machines.wait_hosts(2)
+
+
+async def test_partitions_hold_across_a_restart(machines: DockerCluster) -> None:
+    await machines.partition("host-2", ("gcm-1", "gcm-2"))
+    await machines.kill("host-2")
+    await machines.start("host-2")
+    assert not {("gcm-1", "host-2"), ("host-2", "gcm-1")} & await hearing(machines, ("gcm-1", "host-2"))
+
+
+async def test_the_test_itself_can_be_cut_off(machines: DockerCluster) -> None:
+    await machines.partition_one_way("host-1", CLIENT)
+    with pytest.raises(RoqError):
+        await machines.reported("host-1")
+    await machines.heal()
+    assert await machines.wait_for(lambda: _answers(machines, "host-1"), "host-1 answers")
+
+
+async def test_delay(machines: DockerCluster) -> None:
+    async def connected_seconds() -> float:
+        begun = time.monotonic()
+        _, writer = await asyncio.open_connection(machines.address("host-1"), machines.hcm_port("host-1"))
+        writer.close()
+        return time.monotonic() - begun
+
+    undisturbed = await connected_seconds()
+    await machines.delay("host-1", 150, 20)
+    assert 0.12 < await connected_seconds() - undisturbed < 0.5
+    await machines.heal()
+    assert await connected_seconds() < 0.1
+
+
+@pytest.mark.parametrize("offset", [HOUR, -HOUR])
+async def test_a_moved_clock_moves_the_wall_time_only(machines: DockerCluster, client: roq.Cluster, offset: float) -> None:
+    async def told() -> bool:
+        lines = [line for line in (await machines.log("host-2", 5)).splitlines() if '"t"' in line]
+        return bool(lines) and abs(json.loads(lines[-1])["t"] - time.time() - offset) < 60
+
+    await machines.clock("host-2", offset)
+    try:
+        await machines.wait_for(told, "the log tells another time")
+        await machines.wait_hosts(2)
+        await client.create_queue("elsewhen", host="host-2")
+        async with client.subscriber("elsewhen") as sub, client.publisher("elsewhen") as pub:
+            await pub.publish("t", b"now")
+            async with asyncio.timeout(10):
+                assert (await anext(aiter(sub))).payload == b"now"
+    finally:
+        await machines.clock("host-2", 0)
+    await machines.wait_queue_ready("elsewhen")
+
+
+async def test_a_full_disk_lets_the_host_go_on(machines: DockerCluster, client: roq.Cluster) -> None:
+    await client.create_queue("full", host="host-1")
+    await machines.disk_full("host-1")
+    with pytest.raises(ProcessFailed, match="No space left"):
+        await machines.run("host-1", WRITE)
+    async with client.subscriber("full") as sub, client.publisher("full") as pub:
+        await pub.publish("t", b"still")
+        async with asyncio.timeout(10):
+            assert (await anext(aiter(sub))).payload == b"still"
+    await machines.disk_free("host-1")
+    await machines.run("host-1", WRITE)
+
+
+async def test_a_full_disk_needs_a_small_one(image: str) -> None:
+    cluster = DockerCluster(image=image)
+    with pytest.raises(NotPossible, match="state_megabytes"):
+        await cluster.disk_full("host-1")
+
+
+async def test_mistakes_are_told(machines: DockerCluster) -> None:
+    with pytest.raises(HostNotFound, match="not host-9"):
+        await machines.kill("host-9")
+    with pytest.raises(CallError):
+        await machines.kill(CLIENT)
+    with pytest.raises(NotPossible, match="no image"):
+        await DockerCluster(image="roq:never-built").open()
+    with pytest.raises(CallError):
+        DockerCluster(zookeepers=2)
+    with pytest.raises(DeadlineExceeded, match=r"5 hosts are alive; at last: no"):
+        await machines.wait_hosts(5, timeout_seconds=0.5)
+
+
+async def test_what_a_crashed_run_left_is_swept(image: str) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from roq.testing import DockerCluster\n"
+        "async def main():\n"
+        "    cluster = DockerCluster(image=sys.argv[1], gcms=1, hcms=0)\n"
+        "    await cluster.open()\n"
+        "    print(cluster.token, cluster.address('gcm-1').rpartition('.')[0] + '.0', flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    run = await asyncio.create_subprocess_exec(sys.executable, "-c", code, image, stdout=asyncio.subprocess.PIPE, env=here)
+    assert run.stdout is not None
+    async with asyncio.timeout(60):
+        token, subnet = (await run.stdout.readline()).decode().split()
+    engine = Engine()
+    try:
+        assert not [name for name in await engine.sweep() if token in name], "its owner lives"
+        run.send_signal(signal.SIGKILL)
+        await run.wait()
+        swept = {name.removeprefix(f"roq-{token}") for name in await engine.sweep() if token in name}
+        assert swept == {"", "-zookeeper-1", "-gcm-1"}
+        assert await engine.count(f"{CLUSTER_LABEL}={token}") == 0
+        routes = await asyncio.to_thread(Path("/proc/net/fib_trie").read_text)
+        assert subnet not in routes
+    finally:
+        engine.close()
+
+
+async def test_three_zookeepers_bear_the_loss_of_any_one(image: str) -> None:
+    cluster = DockerCluster(image=image, zookeepers=3, gcms=1, hcms=1, session_seconds=5.0)
+    async with cluster, cluster.connect() as client:
+        for lost in cluster.zookeepers:
+            await cluster.kill(lost)
+            await cluster.wait_leader()
+            await client.create_queue(f"without-{lost}")
+            await cluster.start(lost)
+            await cluster.wait_for(partial(_serves, cluster, lost), f"{lost} serves again")
+    engine = Engine()
+    try:
+        assert await engine.count(f"{CLUSTER_LABEL}={cluster.token}") == 0, "nothing is left"
+    finally:
+        engine.close()
+
+
+async def _serves(cluster: DockerCluster, name: str) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection(cluster.address(name), 2181)
+    except OSError:
+        return False
+    writer.write(b"srvr")
+    answer = await reader.read()
+    writer.close()
+    return b"Mode: leader" in answer or b"Mode: follower" in answer

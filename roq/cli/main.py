@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from roq.cli import bench, demo, doctor, host, policy, pub, queue, status, sub, top, up, version
+from roq.cli import bench, chaos, demo, doctor, host, policy, pub, queue, status, sub, top, up, version
 from roq.cli.output import print_error
 from roq.errors import RoqError
 from roq.runtime.observe import set_up_logging
@@ -60,6 +60,7 @@ app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("pub")(pub.pub)
 app.command("sub")(sub.sub)
+app.command("chaos")(chaos.chaos)
 app.command("doctor")(doctor.doctor)
 app.command("version")(version.version)
 app.add_typer(queue.app, name="queue")

@@ -96,6 +96,14 @@ class TestedCluster(ABC):
         """SIGKILL one process of a machine by its name; its pid. A killed roq-hcm or roq-gcm is started again at once.
         Raises ProcessFailed if there is none."""
 
+    @abstractmethod
+    async def pause_process(self, name: str, process: str) -> int:
+        """SIGSTOP one process of a machine by its name; its pid. Raises ProcessFailed if there is none."""
+
+    @abstractmethod
+    async def unpause_process(self, name: str, pid: int) -> None:
+        """SIGCONT, if the process still lives."""
+
     async def partition_one_way(self, source: str | Iterable[str], target: str | Iterable[str]) -> None:
         """Drop silently what `source` sends to `target`; names or groups of names."""
         raise NotPossible

@@ -282,9 +282,20 @@ class DockerCluster(TestedCluster):
 
     async def kill_process(self, name: str, process: str) -> int:
         """SIGKILL one process, named as `processes` tells it."""
+        return await self._signal(name, process, "KILL")
+
+    async def pause_process(self, name: str, process: str) -> int:
+        """SIGSTOP."""
+        return await self._signal(name, process, "STOP")
+
+    async def unpause_process(self, name: str, pid: int) -> None:
+        """SIGCONT."""
+        await self.run(name, f"kill -CONT {pid} 2>/dev/null || true")
+
+    async def _signal(self, name: str, process: str, signal: str) -> int:
         for found in await self.processes(name):
             if found.name == process:
-                await self.run(name, f"kill -KILL {found.pid}")
+                await self.run(name, f"kill -{signal} {found.pid}")
                 return found.pid
         raise ProcessFailed(f"no process {process} on {name}")
 

@@ -146,11 +146,7 @@ class LoopbackCluster(TestedCluster):
 
     async def kill_process(self, name: str, process: str) -> int:
         """SIGKILL one process by its name. A daemon is started again, as its unit would."""
-        for found in await self.processes(name):
-            if found.name == process:
-                break
-        else:
-            raise ProcessFailed(f"no process {process} on {name}")
+        pid = await self._pid(name, process)
         match process:
             case _ if process == HCM:
                 await self._there(self._cluster.kill_hcm(name))
@@ -159,8 +155,25 @@ class LoopbackCluster(TestedCluster):
                 await self._there(self._cluster.kill_gcm(name))
                 await self.start(name)
             case _:
-                os.kill(found.pid, signal.SIGKILL)
-        return found.pid
+                os.kill(pid, signal.SIGKILL)
+        return pid
+
+    async def pause_process(self, name: str, process: str) -> int:
+        """SIGSTOP."""
+        pid = await self._pid(name, process)
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    async def unpause_process(self, name: str, pid: int) -> None:
+        """SIGCONT."""
+        if any(process.pid == pid for process in self._owned(name)):
+            os.kill(pid, signal.SIGCONT)
+
+    async def _pid(self, name: str, process: str) -> int:
+        for found in await self.processes(name):
+            if found.name == process:
+                return found.pid
+        raise ProcessFailed(f"no process {process} on {name}")
 
     async def heal(self) -> None:
         """Nothing to heal: there are no network faults here."""

@@ -29,6 +29,11 @@ def environment(cluster: str = "") -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **({"ROQ_CLUSTER": cluster} if cluster else {})}
 
 
+def hears_ctrl_c() -> None:
+    """In the child: a shell that runs the tests in the background has them ignore SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Cli:
     """Runs `roq` with ROQ_CLUSTER set."""
 
@@ -54,6 +59,7 @@ class Cli:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(self.cluster),
+            preexec_fn=hears_ctrl_c,  # noqa: PLW1509  nothing of ours runs in threads here
         )
         try:
             yield process
@@ -86,7 +92,13 @@ def end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     directory = tmp_path_factory.mktemp("up")
     command = [sys.executable, "-m", "roq.cli", "up", "--hosts", "2", "--gcms", "2", "--dir", str(directory), "--json"]
-    up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    up = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        preexec_fn=hears_ctrl_c,  # noqa: PLW1509
+    )
     try:
         told = json.loads(line_of(up.stdout))
         assert told["ready"]

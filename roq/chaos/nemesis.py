@@ -1,0 +1,147 @@
+"""Nemesis: performs a schedule of faults against a test cluster, one after the other, and writes down what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from roq.chaos.schedule import IN_CONTAINERS, ON_LOOPBACK, PROCESSES, Fault, Kind, Role
+from roq.errors import CallError, RoqError
+from roq.testing import DockerCluster, TestedCluster
+from roq.testing.cluster import CLIENT, HCM
+
+Undo = Callable[[], Awaitable[object]]
+ACT_SECONDS = 30.0  # one act on a cluster; a daemon started again is ready within this
+
+
+class Done(msgspec.Struct):
+    """One fault as it was. t: seconds after the start of the load; seconds: until it was ended, 0 for a killed process.
+    target: the machine, and the process after a colon. error: why it could not be done, or not be ended."""
+
+    t: float
+    kind: str
+    target: str
+    seconds: float = 0.0
+    role: str = ""
+    error: str = ""
+
+
+def possible_in(cluster: TestedCluster) -> tuple[tuple[Kind, Role], ...]:
+    """What can be done to this kind of cluster."""
+    return IN_CONTAINERS if isinstance(cluster, DockerCluster) else ON_LOOPBACK
+
+
+class Nemesis:
+    """`await Nemesis(cluster, faults).run()`; `log` is the record."""
+
+    def __init__(self, cluster: TestedCluster, faults: list[Fault]) -> None:
+        self._cluster, self._faults = cluster, faults
+        self.log: list[Done] = []
+        self._unended: list[tuple[Undo, Done]] = []
+
+    async def run(self, started: float, told: Callable[[Done], None] = lambda _: None) -> None:
+        """Every fault at its time after `started` (monotonic seconds). What was begun is ended, even when cancelled."""
+        for fault in self._faults:
+            await asyncio.sleep(started + fault.at - time.monotonic())
+            await self._perform(fault, started, told)
+
+    async def _perform(self, fault: Fault, started: float, told: Callable[[Done], None]) -> None:
+        done = Done(round(time.monotonic() - started, 3), str(fault.kind), str(fault.role), role=str(fault.role))
+        self.log.append(done)
+        undo: Undo | None = None
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(ACT_SECONDS):
+                machine, process = await self._choose(fault)
+                done.target = f"{machine}:{process}" if process else machine
+                begun = time.monotonic()
+                done.t = round(begun - started, 3)
+                undo = await self._begin(fault, machine, process)
+            await asyncio.sleep(begun + fault.seconds - time.monotonic() if undo else 0)
+        except (RoqError, TimeoutError) as error:
+            done.error = f"{type(error).__name__}: {error}"
+        finally:
+            if undo is not None:
+                await self._end(undo, done)
+                done.seconds = round(time.monotonic() - begun, 3)
+            told(done)
+
+    async def _end(self, undo: Undo, done: Done) -> None:
+        try:
+            async with asyncio.timeout(ACT_SECONDS):
+                await undo()
+        except (RoqError, TimeoutError) as error:
+            done.error = f"{type(error).__name__}: {error}"
+            self._unended.append((undo, done))
+
+    # --- whom ----------------------------------------------------------------------------------------------------------
+
+    async def _choose(self, fault: Fault) -> tuple[str, str]:
+        """Machine and, for faults of processes, name of the process."""
+        cluster, number = self._cluster, fault.number
+        match fault.role:
+            case Role.GCM:
+                return await cluster.leader(ACT_SECONDS / 2) if number % 2 else cluster.gcms[number % len(cluster.gcms)], ""
+            case Role.ZOOKEEPER:
+                return cluster.zookeepers[number % len(cluster.zookeepers)], ""
+            case Role.HOST:
+                return cluster.hosts[number % len(cluster.hosts)], ""
+            case Role.HCM:
+                return cluster.hosts[number % len(cluster.hosts)], HCM
+        machine, process = await self._find(fault.role, number)
+        return machine, process if fault.kind in (Kind.KILL, Kind.PAUSE) else ""
+
+    async def _find(self, role: Role, number: int) -> tuple[str, str]:
+        """One of the processes of this kind that hosts report."""
+        found: list[tuple[str, str]] = []
+        for host in self._cluster.hosts:
+            try:
+                reported = await self._cluster.reported(host)
+            except RoqError:
+                continue  # still coming back from the last fault
+            found += [(host, process.name) for process in reported if process.kind == role.value]
+        if not found:
+            raise CallError(f"no {role} runs anywhere")
+        return sorted(found)[number % len(found)]
+
+    # --- what ----------------------------------------------------------------------------------------------------------
+
+    async def _begin(self, fault: Fault, machine: str, process: str) -> Undo | None:
+        """Do it; what ends it."""
+        cluster = self._cluster
+        match fault.kind:
+            case Kind.KILL if fault.role in PROCESSES:
+                await cluster.kill_process(machine, process)
+                return None
+            case Kind.KILL if fault.role is Role.HCM:  # away for a while: frozen, then killed and started again
+                await cluster.pause_process(machine, process)
+                return lambda: cluster.kill_process(machine, process)
+            case Kind.KILL:
+                await cluster.kill(machine)
+                return lambda: cluster.start(machine)
+            case Kind.PAUSE if process:
+                pid = await cluster.pause_process(machine, process)
+                return lambda: cluster.unpause_process(machine, pid)
+            case Kind.PAUSE:
+                await cluster.pause(machine)
+                return lambda: cluster.unpause(machine)
+        others = {CLIENT, *cluster.machines()} - {machine}
+        match fault.kind:
+            case Kind.CUT_FROM_ZOOKEEPER:
+                await cluster.partition_from_zookeeper(machine)
+            case Kind.MUTE:
+                await cluster.partition_one_way(machine, others)
+            case _:
+                await cluster.partition(machine, others)
+        return cluster.heal
+
+    async def mend(self) -> None:
+        """Open all ways; try again to end what could not be ended. The waits that follow tell what is still missing."""
+        await self._cluster.heal()
+        unended, self._unended = self._unended, []
+        for undo, done in unended:
+            done.error = ""
+            await self._end(undo, done)

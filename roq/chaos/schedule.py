@@ -1,0 +1,105 @@
+"""The faults of a run: what, whom, when, how long. Pure: the same arguments give the same schedule.
+
+One fault every `every` seconds, ended before the next begins; a quarter of the periods is quiet. Faults are dealt from a
+shuffled deck of all that are possible, so that each comes once before any comes twice.
+"""
+
+from __future__ import annotations
+
+import random
+from enum import StrEnum
+
+import msgspec
+
+from roq.errors import CallError
+
+QUIET = 0.25  # of the periods
+CALM_SECONDS = 3.0  # at least, between the end of a fault and the next period
+WARM_UP_SECONDS = 2.0  # of undisturbed load at the start
+SHORT_SECONDS = (0.3, 1.5)  # shorter than a heartbeat is late, and than a session
+LONGER_THAN_SESSION = (1.0, 2.5)  # a long fault takes the session and this much
+
+
+class Kind(StrEnum):
+    """What is done. A partition drops packets silently."""
+
+    KILL = "kill"
+    PAUSE = "pause"
+    PARTITION = "partition"  # from every other machine and the clients
+    CUT_FROM_ZOOKEEPER = "cut-from-zookeeper"
+    MUTE = "mute"  # one-way: it hears, but is not heard
+
+
+class Role(StrEnum):
+    """Whom it hits. HOST is a machine with all its processes; partitions hit the machine that the process is on."""
+
+    EXCHANGE = "exchange"
+    MONITOR = "monitor"
+    SCALING = "scaling"
+    HCM = "hcm"
+    GCM = "gcm"
+    ZOOKEEPER = "zookeeper"
+    HOST = "host"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """at: seconds after the start of the load. seconds: until it is ended; 0: it has no end of its own (a killed process is
+    started again by whoever looks after it). number: chooses among the candidates there are then."""
+
+    at: float
+    kind: Kind
+    role: Role
+    seconds: float
+    number: int
+
+
+PROCESSES = (Role.EXCHANGE, Role.MONITOR, Role.SCALING)
+LASTING = (Role.HCM, Role.GCM, Role.ZOOKEEPER, Role.HOST)  # killed, they stay away until they are started again
+NETWORK: tuple[tuple[Kind, Role], ...] = (
+    *((Kind.PARTITION, role) for role in (Role.EXCHANGE, Role.MONITOR, Role.GCM, Role.HOST, Role.ZOOKEEPER)),
+    *((Kind.CUT_FROM_ZOOKEEPER, role) for role in (Role.GCM, Role.HOST)),
+    *((Kind.MUTE, role) for role in (Role.EXCHANGE, Role.MONITOR, Role.GCM)),
+)
+PROCESS_FAULTS = tuple((kind, role) for kind in (Kind.KILL, Kind.PAUSE) for role in Role)
+ON_LOOPBACK = tuple(pair for pair in PROCESS_FAULTS if pair != (Kind.KILL, Role.ZOOKEEPER))
+IN_CONTAINERS = (*PROCESS_FAULTS, *NETWORK)
+
+
+def schedule(
+    possible: tuple[tuple[Kind, Role], ...],
+    *,
+    seed: int,
+    seconds: float,
+    every: float,
+    session_seconds: float,
+    longest: float | None = None,
+) -> list[Fault]:
+    """The faults of a run of `seconds`. longest: no fault takes longer (seconds; None: as long as the period allows)."""
+    if not 2.0 <= every <= seconds:
+        raise CallError(f"a fault comes every 2 seconds at most, and within the run: every {every:g} of {seconds:g} s won't do")
+    dice = random.Random(seed)
+    most = every - min(CALM_SECONDS, every / 2) if longest is None else min(longest, every - min(CALM_SECONDS, every / 2))
+    deck: list[tuple[Kind, Role, bool]] = []
+    faults = []
+    start = WARM_UP_SECONDS
+    while start + most <= seconds:
+        if not deck:
+            deck = _deck(possible, with_long=most > session_seconds + LONGER_THAN_SESSION[0])
+            dice.shuffle(deck)
+        if dice.random() >= QUIET:
+            kind, role, long = deck.pop()
+            low, high = (session_seconds + extra for extra in LONGER_THAN_SESSION) if long else SHORT_SECONDS
+            length = round(dice.uniform(low, min(high, most)), 3)
+            at = round(start + dice.uniform(0.0, every - most), 3)
+            lasts = kind is not Kind.KILL or role in LASTING
+            faults.append(Fault(at, kind, role, length if lasts else 0.0, dice.randrange(1 << 16)))
+        start += every
+    return faults
+
+
+def _deck(possible: tuple[tuple[Kind, Role], ...], *, with_long: bool) -> list[tuple[Kind, Role, bool]]:
+    """Everything that can happen: each fault short, and long where it lasts."""
+    deck = [(kind, role, False) for kind, role in possible]
+    if with_long:
+        deck += [(kind, role, True) for kind, role in possible if kind is not Kind.KILL or role in LASTING]
+    return deck

@@ -1,0 +1,79 @@
+"""`roq chaos`: faults under load against a cluster of its own, every message accounted for."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from roq.chaos.picture import timeline
+from roq.chaos.run import Options, Result, Run, docker_cluster, local_cluster, run
+from roq.cli.address import JsonOption
+from roq.cli.output import console, print_json, say, table
+from roq.errors import CallError
+from roq.testing import TestedCluster
+from roq.testing.docker_cluster import IMAGE
+
+
+def chaos(  # noqa: PLR0913, PLR0917  one parameter per flag
+    local: Annotated[bool, typer.Option("--local", help="A cluster on loopback addresses: kills and pauses.")] = False,
+    docker: Annotated[bool, typer.Option("--docker", help="A cluster in containers: partitions too.")] = False,
+    seconds: Annotated[float, typer.Option(help="Seconds of load under faults.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same faults.")] = 0,
+    publishers: Annotated[int, typer.Option("--publishers", "-p", help="Publishers.")] = 4,
+    subscribers: Annotated[int, typer.Option("--subscribers", "-s", help="Subscribers; each hears every publisher.")] = 4,
+    pace: Annotated[float, typer.Option("--rate", help="Messages per second and publisher.")] = 1250.0,
+    size: Annotated[int, typer.Option(help="Bytes of one payload.")] = 100,
+    every: Annotated[float, typer.Option(help="Seconds from one fault to the next.")] = 10.0,
+    longest: Annotated[
+        float | None, typer.Option(help="No fault takes longer than this (seconds).", show_default=False)
+    ] = None,
+    image: Annotated[str, typer.Option(help="Image for --docker.")] = IMAGE,
+    picture: Annotated[Path | None, typer.Option(help="Write the timeline as SVG to this file.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Kill, pause and partition everything under load, heal it, drain, and judge: exit code 1 if anything was violated."""
+    if local == docker:
+        raise CallError("where? give --local or --docker")
+    logging.getLogger("roq.client").setLevel(logging.CRITICAL)  # gaps and lost paths are what is counted here
+    options = Options(seconds, seed, publishers, subscribers, pace, every, longest, size).check()
+    done = uvloop.run(_run(docker_cluster(image) if docker else local_cluster(), options))
+    result = done.result
+    if picture is not None:
+        title = f"roq chaos, seed {seed}, {result.cluster}: {_summary(result)}"
+        picture.write_text(timeline(title, done.heard, result.faults, done.seconds))
+    for problem in (*result.problems, *result.violations):
+        say(problem)
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+async def _run(cluster: TestedCluster, options: Options) -> Run:
+    say("bringing a cluster up")
+    async with cluster:
+        return await run(cluster, options, say)
+
+
+def _summary(result: Result) -> str:
+    counts = ("published", "delivered", "lost", "duplicated", "reordered", "unknown", "reported_gaps")
+    return ", ".join(f"{getattr(result, name)} {name.replace('_', ' ')}" for name in counts)
+
+
+def _print(result: Result) -> None:
+    names = ("published", "acked", "delivered", "lost", "duplicated", "reordered", "unknown", "reported_gaps")
+    rows = [(name.replace("_", " "), f"{getattr(result, name)}") for name in names]
+    silence = max(share.silence_seconds for share in result.subscribers)
+    rows += [
+        ("faults", f"{len(result.faults)}"),
+        ("longest silence", f"{silence:.1f} s"),
+        ("healed after", f"{result.healed_seconds:.1f} s"),
+        ("verdict", "passed" if result.passed else "FAILED"),
+    ]
+    console().print(table(f"chaos, seed {result.options.seed}", ("what", "value"), rows))

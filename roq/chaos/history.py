@@ -1,4 +1,4 @@
-"""What a run wrote down: what each publisher did, and what each subscriber got in the order it came. Pure; reads no clock.
+"""What a run wrote down: the faults, what each publisher did, what each subscriber got in the order it came. Reads no clock.
 
 Messages are numbered from 1 per publisher in the payload, beside the SDK's own numbers, which are only compared.
 """
@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 from struct import Struct
 from typing import NamedTuple
+
+import msgspec
 
 STAMP = Struct("<IQ")  # publisher index, number of the message
 
@@ -21,17 +23,30 @@ class Sent(NamedTuple):
 
 
 class Told(NamedTuple):
-    """One gap told by on_lost: `count` messages within first..last."""
+    """One gap told by on_lost: `messages` many within first..last."""
 
     publisher: int
     first: int
     last: int
-    count: int
+    messages: int
+
+
+class Done(msgspec.Struct):
+    """One fault as it was. t: seconds after the start of the load; seconds: until it was ended, 0 for a killed process.
+    target: the machine, and the process after a colon. error: why it could not be done, or not be ended."""
+
+    t: float
+    kind: str
+    target: str
+    seconds: float = 0.0
+    role: str = ""
+    error: str = ""
 
 
 class Heard:
-    """One subscriber. runs: per publisher, arrivals in order as (first, last) of consecutive numbers. foreign: messages nobody
-    sent or that were damaged. per_second: arrivals by whole second since the start. silence_seconds: longest time without any."""
+    """One subscriber. runs: per publisher, arrivals in order as (first, last) of consecutive numbers. foreign: messages that
+    nobody sent or that were damaged. per_second: arrivals by whole second since the start. silence_seconds: longest time
+    without any."""
 
     def __init__(self, publishers: int) -> None:
         self.runs: list[list[tuple[int, int]]] = [[] for _ in range(publishers)]
@@ -70,4 +85,4 @@ class Heard:
 
     def progress(self) -> int:
         """Grows with everything that comes or is told."""
-        return self.per_second.total() + self.foreign + sum(told.count for told in self.told)
+        return self.per_second.total() + self.foreign + sum(told.messages for told in self.told)

@@ -144,7 +144,7 @@ class Load:
     async def stop_publishing(self, timeout_seconds: float) -> None:
         """No more messages; what was published is flushed, if that can be had within the time."""
         self._stop.set()
-        done, late = await asyncio.wait(self._publishing, timeout=timeout_seconds)
+        _, late = await asyncio.wait(self._publishing, timeout=timeout_seconds)
         for task in late:
             task.cancel()
         if late:

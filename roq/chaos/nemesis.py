@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
+from roq.chaos.history import Done
 from roq.chaos.schedule import IN_CONTAINERS, ON_LOOPBACK, PROCESSES, Fault, Kind, Role
 from roq.errors import CallError, RoqError
 from roq.testing import DockerCluster, TestedCluster
@@ -15,18 +14,6 @@ from roq.testing.cluster import CLIENT, HCM
 
 Undo = Callable[[], Awaitable[object]]
 ACT_SECONDS = 30.0  # one act on a cluster; a daemon started again is ready within this
-
-
-class Done(msgspec.Struct):
-    """One fault as it was. t: seconds after the start of the load; seconds: until it was ended, 0 for a killed process.
-    target: the machine, and the process after a colon. error: why it could not be done, or not be ended."""
-
-    t: float
-    kind: str
-    target: str
-    seconds: float = 0.0
-    role: str = ""
-    error: str = ""
 
 
 def possible_in(cluster: TestedCluster) -> tuple[tuple[Kind, Role], ...]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from roq.chaos.history import Heard
-from roq.chaos.nemesis import Done
+from roq.chaos.history import Done, Heard
 
-WIDTH, LANE, LEFT, RIGHT, TOP, GAP = 1200, 90, 110, 20, 150, 22
+WIDTH, LANE, LEFT, RIGHT, TOP, GAP = 1200, 90, 110, 20, 170, 22
 FAULT_SECONDS_DRAWN = 0.3  # at least, so that a kill can be seen
 COLOURS = {"kill": "#c0392b", "pause": "#d68910"}
 NETWORK_COLOUR = "#7d3c98"
@@ -50,7 +49,7 @@ def timeline(title: str, heard: Sequence[Heard], faults: Sequence[Done], seconds
             f'<text x="4" y="{base - LANE / 2 + 14}" fill="#666">0 … {most}/s</text>',
             f'<polyline points="{points}" fill="none" stroke="{LINE_COLOUR}"/>',
         ]
-        if lost := sum(told.count for told in one.told):
+        if lost := sum(told.messages for told in one.told):
             parts.append(f'<text x="4" y="{base - LANE / 2 + 28}" fill="{TOLD_COLOUR}">{lost} told lost</text>')
     step = next(step for step in (1, 2, 5, 10, 30, 60, 300, 600, 3600, length) if length / step <= 20)
     for tick in range(int(length / step) + 1):

@@ -7,17 +7,19 @@ import contextlib
 import time
 from collections.abc import Callable
 
-import msgspec
+from msgspec import structs
 
 from roq.chaos import invariants
-from roq.chaos.history import Heard
+from roq.chaos.history import Done
 from roq.chaos.load import Load
-from roq.chaos.nemesis import Done, Nemesis, possible_in
+from roq.chaos.nemesis import Nemesis, possible_in
+from roq.chaos.result import Options, Run, result
 from roq.chaos.schedule import schedule
-from roq.chaos.verdict import Share, Verdict, judge
+from roq.chaos.verdict import judge
 from roq.client.cluster import Cluster
-from roq.errors import CallError, RoqError
+from roq.errors import RoqError
 from roq.testing import DockerCluster, LoopbackCluster, TestedCluster
+from roq.testing.docker_cluster import IMAGE
 
 QUEUE = "chaos"
 SESSION_SECONDS = 4.0
@@ -27,59 +29,6 @@ CALM_SECONDS = 2.0  # of load with everything healed, before the end
 IDLE_SECONDS = 12.0  # with nothing more coming, what is missing is lost; longer than a held path plus a beacon's period
 DRAIN_SECONDS = 60.0
 FLUSH_LAST_SECONDS = 30.0
-CLIENTS_MAX = 64
-
-
-class Options(msgspec.Struct, frozen=True):
-    """seconds: of load under faults. rate: messages per second and publisher. every: seconds between faults. longest: no fault
-    takes longer (seconds; None: as long as `every` allows). size: bytes of a payload."""
-
-    seconds: float = 60.0
-    seed: int = 0
-    publishers: int = 4
-    subscribers: int = 4
-    rate: float = 1250.0
-    every: float = 10.0
-    longest: float | None = None
-    size: int = 100
-
-    def check(self) -> Options:
-        """Itself; raises CallError for what can't run."""
-        if not (1 <= self.publishers <= CLIENTS_MAX and 1 <= self.subscribers <= CLIENTS_MAX):
-            raise CallError(f"1 to {CLIENTS_MAX} publishers and subscribers, not {self.publishers} and {self.subscribers}")
-        if self.rate <= 0 or self.seconds <= 0:
-            raise CallError("rate and seconds are more than 0")
-        return self
-
-
-class Result(msgspec.Struct, frozen=True):
-    """What one run found. The counts as in verdict.Verdict; problems: every violation in words, empty if all is well."""
-
-    published: int
-    acked: int
-    delivered: int
-    lost: int
-    duplicated: int
-    reordered: int
-    unknown: int
-    reported_gaps: int
-    faults: list[Done]
-    adds_up: bool
-    passed: bool
-    problems: list[str]
-    violations: list[str]
-    options: Options
-    cluster: str
-    healed_seconds: float
-    subscribers: tuple[Share, ...]
-
-
-class Run(msgspec.Struct, frozen=True):
-    """The result, and what its picture is drawn from."""
-
-    result: Result
-    heard: list[Heard]
-    seconds: float
 
 
 def local_cluster() -> TestedCluster:
@@ -88,8 +37,26 @@ def local_cluster() -> TestedCluster:
 
 
 def docker_cluster(image: str) -> TestedCluster:
-    """The same in containers."""
-    return DockerCluster(gcms=GCMS, hcms=HOSTS, session_seconds=SESSION_SECONDS, image=image)
+    """The same in containers. image: "" for the default."""
+    return DockerCluster(gcms=GCMS, hcms=HOSTS, session_seconds=SESSION_SECONDS, image=image or IMAGE)
+
+
+async def bring_up_and_run(where: str, image: str, options: Options, tell: Callable[[str], None]) -> Run:
+    """Run against a cluster of its own. where: "local" or "docker"."""
+    cluster = docker_cluster(image) if where == "docker" else local_cluster()
+    await cluster.open()
+    try:
+        found = await run(cluster, options, tell)
+    except BaseException:
+        with contextlib.suppress(RoqError):  # what went wrong first is what is told
+            await cluster.close()
+        raise
+    try:
+        await cluster.close()
+    except RoqError as error:
+        violations = [*found.result.violations, f"C4: {error}"]
+        found = structs.replace(found, result=structs.replace(found.result, violations=violations, passed=False))
+    return found
 
 
 async def run(cluster: TestedCluster, options: Options, tell: Callable[[str], None] = lambda _: None) -> Run:
@@ -108,7 +75,7 @@ async def run(cluster: TestedCluster, options: Options, tell: Callable[[str], No
         await _queue(cluster, client)
         counts = {"publishers": options.publishers, "subscribers": options.subscribers, "size": options.size}
         async with Load(client, QUEUE, rate=options.rate, **counts) as load:
-            tell(f"load of {options.publishers} × {options.rate:g} messages/s; {len(faults)} faults to come")
+            tell(f"load: {options.publishers} publishers, {options.rate:g} messages/s each; {len(faults)} faults to come")
             await nemesis.run(load.started, lambda done: tell(_line(done)))
             await asyncio.sleep(load.started + options.seconds - time.monotonic())
             healed, missing = await _settle(cluster, nemesis, load)
@@ -124,31 +91,7 @@ async def run(cluster: TestedCluster, options: Options, tell: Callable[[str], No
             await client.remove_queue(QUEUE)
     problems = [*verdict.problems(), *failures, *([f"not healed: {missing}"] if missing else [])]
     kind = "docker" if isinstance(cluster, DockerCluster) else "local"
-    return Run(_result(options, kind, verdict, nemesis.log, problems, found, healed), load.heard, seconds)
-
-
-def _result(
-    options: Options, kind: str, verdict: Verdict, log: list[Done], problems: list[str], violations: list[str], healed: float
-) -> Result:
-    return Result(
-        published=verdict.published,
-        acked=verdict.acked,
-        delivered=verdict.delivered,
-        lost=verdict.lost,
-        duplicated=verdict.duplicated,
-        reordered=verdict.reordered,
-        unknown=verdict.unknown,
-        reported_gaps=verdict.reported_gaps,
-        faults=log,
-        adds_up=verdict.adds_up,
-        passed=not problems and not violations,
-        problems=problems,
-        violations=violations,
-        options=options,
-        cluster=kind,
-        healed_seconds=round(healed, 2),
-        subscribers=verdict.subscribers,
-    )
+    return Run(result(options, kind, verdict, nemesis.log, problems, found, healed), load.heard, seconds)
 
 
 async def _queue(cluster: TestedCluster, client: Cluster) -> None:

@@ -1,7 +1,7 @@
 """The faults of a run: what, whom, when, how long. Pure: the same arguments give the same schedule.
 
-One fault every `every` seconds, ended before the next begins; a quarter of the periods is quiet. Faults are dealt from a
-shuffled deck of all that are possible, so that each comes once before any comes twice.
+One fault every `every` seconds, ended before the next begins; a quarter of the periods is quiet (never the first). Faults are
+dealt from a shuffled deck of all that are possible, so that each comes once before any comes twice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from roq.errors import CallError
 QUIET = 0.25  # of the periods
 CALM_SECONDS = 3.0  # at least, between the end of a fault and the next period
 WARM_UP_SECONDS = 2.0  # of undisturbed load at the start
+EVERY_SECONDS_MIN = 2.0
 SHORT_SECONDS = (0.3, 1.5)  # shorter than a heartbeat is late, and than a session
 LONGER_THAN_SESSION = (1.0, 2.5)  # a long fault takes the session and this much
 
@@ -75,22 +76,25 @@ def schedule(
     longest: float | None = None,
 ) -> list[Fault]:
     """The faults of a run of `seconds`. longest: no fault takes longer (seconds; None: as long as the period allows)."""
-    if not 2.0 <= every <= seconds:
-        raise CallError(f"a fault comes every 2 seconds at most, and within the run: every {every:g} of {seconds:g} s won't do")
+    if every < EVERY_SECONDS_MIN or seconds < WARM_UP_SECONDS + EVERY_SECONDS_MIN:
+        raise CallError(
+            f"a fault every {every:g} s for {seconds:g} s won't do: from {EVERY_SECONDS_MIN:g} s on, and twice that"
+        )
+    every = min(every, seconds - WARM_UP_SECONDS)  # a short run has one period
     dice = random.Random(seed)
     most = every - min(CALM_SECONDS, every / 2) if longest is None else min(longest, every - min(CALM_SECONDS, every / 2))
     deck: list[tuple[Kind, Role, bool]] = []
-    faults = []
+    faults: list[Fault] = []
     start = WARM_UP_SECONDS
     while start + most <= seconds:
         if not deck:
             deck = _deck(possible, with_long=most > session_seconds + LONGER_THAN_SESSION[0])
             dice.shuffle(deck)
-        if dice.random() >= QUIET:
+        if dice.random() >= QUIET or not faults:
             kind, role, long = deck.pop()
             low, high = (session_seconds + extra for extra in LONGER_THAN_SESSION) if long else SHORT_SECONDS
             length = round(dice.uniform(low, min(high, most)), 3)
-            at = round(start + dice.uniform(0.0, every - most), 3)
+            at = round(start + dice.uniform(0.0, min(every - most, seconds - most - start)), 3)
             lasts = kind is not Kind.KILL or role in LASTING
             faults.append(Fault(at, kind, role, length if lasts else 0.0, dice.randrange(1 << 16)))
         start += every

@@ -92,8 +92,8 @@ def _share(sent: Sequence[Sent], heard: Heard) -> Share:
         told = [one for one in heard.told if one.publisher == publisher]
         known = Numbers([*got.ranges(), *((one.first, one.last) for one in told)])
         missing, pending = known.missing(1, acked), known.missing(acked + 1, published)
-        both = [one for one in told if got.overlap(one.first, one.last) > one.last - one.first + 1 - one.count]
-        reported = sum(one.count for one in told)
+        both = [one for one in told if got.overlap(one.first, one.last) > one.last - one.first + 1 - one.messages]
+        reported = sum(one.messages for one in told)
         if len(got) + reported != published or both:
             adds_up = False
             examples.append(f"publisher {publisher}: {len(got)} delivered + {reported} reported of {published} published")
@@ -110,7 +110,7 @@ def _share(sent: Sequence[Sent], heard: Heard) -> Share:
         duplicated=duplicated,
         reordered=reordered,
         unknown=unknown,
-        reported_gaps=sum(one.count for one in heard.told),
+        reported_gaps=sum(one.messages for one in heard.told),
         foreign=heard.foreign,
         adds_up=adds_up and heard.foreign == 0,
         silence_seconds=round(heard.silence_seconds, 3),

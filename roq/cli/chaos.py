@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,12 @@ import typer
 import uvloop
 
 from roq.chaos.picture import timeline
-from roq.chaos.run import Options, Result, Run, docker_cluster, local_cluster, run
+from roq.chaos.result import Options, Result, Run
 from roq.cli.address import JsonOption
 from roq.cli.output import console, print_json, say, table
 from roq.errors import CallError
-from roq.testing import TestedCluster
-from roq.testing.docker_cluster import IMAGE
+
+RUN_MODULE = "roq.chaos.run"  # imported when it is wanted: the Docker client would cost every command 60 ms
 
 
 def chaos(  # noqa: PLR0913, PLR0917  one parameter per flag
@@ -31,7 +32,7 @@ def chaos(  # noqa: PLR0913, PLR0917  one parameter per flag
     longest: Annotated[
         float | None, typer.Option(help="No fault takes longer than this (seconds).", show_default=False)
     ] = None,
-    image: Annotated[str, typer.Option(help="Image for --docker.")] = IMAGE,
+    image: Annotated[str, typer.Option(help="Image for --docker; empty: as built by `make image`.")] = "",
     picture: Annotated[Path | None, typer.Option(help="Write the timeline as SVG to this file.", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,7 +41,7 @@ def chaos(  # noqa: PLR0913, PLR0917  one parameter per flag
         raise CallError("where? give --local or --docker")
     logging.getLogger("roq.client").setLevel(logging.CRITICAL)  # gaps and lost paths are what is counted here
     options = Options(seconds, seed, publishers, subscribers, pace, every, longest, size).check()
-    done = uvloop.run(_run(docker_cluster(image) if docker else local_cluster(), options))
+    done = _run("docker" if docker else "local", image, options)
     result = done.result
     if picture is not None:
         title = f"roq chaos, seed {seed}, {result.cluster}: {_summary(result)}"
@@ -55,10 +56,10 @@ def chaos(  # noqa: PLR0913, PLR0917  one parameter per flag
         raise typer.Exit(1)
 
 
-async def _run(cluster: TestedCluster, options: Options) -> Run:
+def _run(where: str, image: str, options: Options) -> Run:
     say("bringing a cluster up")
-    async with cluster:
-        return await run(cluster, options, say)
+    done: Run = uvloop.run(importlib.import_module(RUN_MODULE).bring_up_and_run(where, image, options, say))
+    return done
 
 
 def _summary(result: Result) -> str:

@@ -1,6 +1,6 @@
 """Publisher: natural batching, order kept, planned moves without loss, honest about what it could not do.
 
-`publish` appends to a batch; the batch leaves when the loop turns or when it is full (64 KiB). Within a batch, consecutive
+`publish` appends to a batch; the batch leaves when the loop turns or when it is full (128 KiB). Within a batch, consecutive
 payloads of one topic form one frame, so order holds across topics too. The decisions about paths are in path.py.
 """
 

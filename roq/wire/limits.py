@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-BATCH_BYTES = 64 * 1024  # a batch leaves when it has this many bytes: large enough to pay for a frame, small enough for latency
+BATCH_BYTES = 128 * 1024  # a batch leaves when it has this many bytes: large enough to pay for a frame, small enough for latency
 FRAME_BYTES_MAX = 1024 * 1024  # default largest data frame: one frame never occupies a link for long
 FRAME_BYTES_CEILING = 64 * 1024 * 1024  # what a queue may be configured to at most
 FRAME_OVERHEAD_BYTES = 512  # topic (255), separator, header and list head fit in this
 CONTROL_BYTES_MAX = 8 * 1024 * 1024  # the topology of a large cluster fits, nothing absurd does
-DATA_FRAMES_QUEUED = 64  # high-water mark of data sockets: 64 batches of 64 KiB = 4 MiB per link and side
-SUBSCRIBER_FRAMES_QUEUED = 16  # inside a subscriber's socket: room is told to the sender after every 8 frames read
+DATA_FRAMES_QUEUED = 32  # high-water mark of data sockets: 32 batches of 128 KiB = 4 MiB per link and side
+SUBSCRIBER_FRAMES_QUEUED = 8  # inside a subscriber's socket: room is told to the sender after every 4 frames read
 CONTROL_MESSAGES_QUEUED = 10_000  # high-water mark of control sockets: one message per client of a large queue
 REQUESTS_IN_FLIGHT = 1_000  # per server: more are refused at once rather than queued without bound
 DECISIONS_KEPT = 50  # scaling decisions a Monitor remembers for `roq queue show`

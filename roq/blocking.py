@@ -53,7 +53,12 @@ class _Loop:
         if not self._thread.is_alive():
             work.close()
             raise Closed("this cluster connection is closed")
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_seconds)
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout_seconds)
+        except BaseException:
+            future.cancel()  # interrupted: what nobody waits for shall not go on
+            raise
 
     def stop(self) -> None:
         """End the thread."""
@@ -89,17 +94,25 @@ class Publisher:
 
     def publish(self, topic: str, payload: bytes) -> None:
         """Publish one message; waits only while PENDING_BYTES are on their way. Raises what an earlier message met with."""
+        size = len(payload) + 64
         with self._lock:
             while self._pending_bytes > PENDING_BYTES and self._failure is None:
                 self._room.wait()
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
-                raise failure
-            self._pending.append((topic, payload))
-            self._pending_bytes += len(payload) + 64
+            self._raise_failure()
             start, self._draining = not self._draining, True
+            self._pending.append((topic, payload))
+            self._pending_bytes += size
         if start:
-            self._loop.loop.call_soon_threadsafe(self._start)
+            try:
+                self._loop.loop.call_soon_threadsafe(self._start)
+            except RuntimeError:
+                self._end_drain(Closed("this cluster connection is closed"))
+                raise Closed("this cluster connection is closed") from None
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
 
     def publish_many(self, topic: str, payloads: Iterable[bytes]) -> None:
         """See roq.Publisher.publish_many; returns when all are handed over."""
@@ -110,29 +123,38 @@ class Publisher:
         self._task = self._loop.loop.create_task(self._drain())
 
     async def _drain(self) -> None:
-        publish = self._publisher.publish
-        while True:
-            with self._lock:
-                batch, self._pending = self._pending, deque()
-                self._pending_bytes = 0
-                self._room.notify_all()
-                if not batch:
-                    self._draining = False
-                    return
-            for topic, payload in batch:
-                try:
-                    await publish(topic, payload)
-                except (RoqError, TypeError) as error:  # raised in the caller's thread, by its next call
-                    with self._lock:
-                        self._failure = error
+        try:
+            while True:
+                with self._lock:
+                    batch, self._pending = self._pending, deque()
+                    self._pending_bytes = 0
+                    self._room.notify_all()
+                    if not batch:
+                        self._draining = False
+                        return
+                for topic, payload in batch:
+                    try:
+                        await self._publisher.publish(topic, payload)
+                    except (RoqError, TypeError) as error:  # raised in the caller's thread, by its next call
+                        with self._lock:
+                            self._failure = error
+        except BaseException as error:
+            self._end_drain(error)
+            raise
+
+    def _end_drain(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure, self._draining = error, False
+            self._pending.clear()
+            self._pending_bytes = 0
+            self._room.notify_all()
 
     def _settle(self) -> None:
+        """Wait until everything is handed over. Raises what a message met with."""
         with self._lock:
-            while (self._draining or self._pending) and self._failure is None:
-                self._room.wait(0.01)
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
-                raise failure
+            while self._draining:
+                self._room.wait()
+            self._raise_failure()
 
     def flush(self, timeout_seconds: float = 10.0) -> None:
         """Return when everything published so far has passed the Exchange. Raises DeadlineExceeded, or what a message met."""
@@ -160,7 +182,7 @@ class Subscriber:
 
     def __init__(self, loop: _Loop, subscriber: AsyncSubscriber) -> None:
         self._loop, self._subscriber = loop, subscriber
-        self._batches = subscriber.batches()
+        self._current: Iterator[Message] = iter(())
 
     def __enter__(self) -> Subscriber:
         self._loop.call(self._subscriber.open())
@@ -171,16 +193,19 @@ class Subscriber:
 
     def batches(self) -> Iterator[list[Message]]:
         """Lists of messages as they arrive."""
-
-        async def next_batch() -> Any:
-            return await anext(self._batches, END)
-
-        while (batch := self._loop.call(next_batch())) is not END:
+        rest = list(self._current)
+        if rest:
+            yield rest
+        while (batch := self._loop.call(self._subscriber.next_batch())) is not None:
             yield batch
 
     def __iter__(self) -> Iterator[Message]:
-        for batch in self.batches():
-            yield from batch
+        while True:
+            yield from self._current
+            batch = self._loop.call(self._subscriber.next_batch())
+            if batch is None:
+                return
+            self._current = iter(batch)
 
     @property
     def lost(self) -> int:

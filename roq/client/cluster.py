@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
@@ -40,7 +41,7 @@ class Cluster:
         self.zookeeper = zookeeper
         self._connect_seconds = connect_seconds
         self._gcm = GcmClient(zookeeper)
-        self._members: list[Publisher | Subscriber] = []
+        self._members: weakref.WeakSet[Publisher | Subscriber] = weakref.WeakSet()
 
     async def __aenter__(self) -> Cluster:
         await self._gcm.request(gcm.QueueExists("?"), gcm.Exists, self._connect_seconds)
@@ -51,7 +52,7 @@ class Cluster:
 
     async def close(self) -> None:
         """Close the connection. Publishers and subscribers made from it are closed too."""
-        members, self._members = self._members, []
+        members = list(self._members)
         await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
         self._gcm.close()
 
@@ -190,7 +191,7 @@ class Cluster:
     def publisher(self, queue: str) -> Publisher:
         """A publisher of `queue`; enter it (`async with`) or `await publisher.open()`."""
         publisher = Publisher(self._gcm, queue)
-        self._members.append(publisher)
+        self._members.add(publisher)
         return publisher
 
     def subscriber(self, queue: str, *topics: str, on_lost: Callable[[MessagesLost], None] = log_lost) -> Subscriber:
@@ -199,7 +200,7 @@ class Cluster:
         topics: filters as in roq.client.topics, none means everything. on_lost: called in iteration order for every gap.
         """
         subscriber = Subscriber(self._gcm, queue, topics, on_lost)
-        self._members.append(subscriber)
+        self._members.add(subscriber)
         return subscriber
 
 

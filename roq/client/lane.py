@@ -45,6 +45,8 @@ class Lane:
         self._marks: dict[int, tuple[int, asyncio.Future[None]]] = {}
         self._mark = 0
         self._finished = asyncio.Event()
+        self._unconfirmed = False
+        self._timers: list[asyncio.TimerHandle] = []
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -56,6 +58,11 @@ class Lane:
     def exchange(self) -> str:
         """Id of the Exchange frames go to now, "" if there is none."""
         return self._machine.current.id if self._machine.current else ""
+
+    @property
+    def token(self) -> str:
+        """Which life of the Exchange that is."""
+        return self._machine.current.token if self._machine.current else ""
 
     @property
     def leaving(self) -> int:
@@ -119,6 +126,12 @@ class Lane:
             if covered and not future.done():
                 future.set_result(None)
 
+    def _give_up(self, path: int) -> None:
+        """Nobody has confirmed the FIN: the link is closed, and what went over it stays unconfirmed."""
+        if path in self._machine.leaving:
+            self._unconfirmed = True
+            self._perform(self._machine.forwarded(path))
+
     async def finish(self, timeout_seconds: float) -> bool:
         """End the path, and wait until all of it is known to be forwarded; whether it is."""
         had_path = self._machine.current is not None or self._machine.broken is not None
@@ -129,13 +142,16 @@ class Lane:
                     await self._finished.wait()
         except TimeoutError:
             return not had_path
-        return self._finished.is_set() or not had_path
+        return not had_path or (self._finished.is_set() and not self._unconfirmed)
 
     def close(self) -> None:
         """Close every link; whoever waits for a confirmation gets Closed."""
         for link in self._links.values():
             link.close()
         self._links.clear()
+        for timer in self._timers:
+            timer.cancel()
+        self._ring = Ring()
         self.has_room.set()
         for _, future in self._marks.values():
             if not future.done():
@@ -148,7 +164,7 @@ class Lane:
                     self._links[path] = ExchangeLink(exchange, path, self._welcomed, self._lost, self.has_room.set)
                 case SendFin(path):
                     self._control(self._links[path], Kind.FIN, path, None)
-                    self._loop.call_later(FIN_SECONDS, self.forwarded, path, 0)
+                    self._timers.append(self._loop.call_later(FIN_SECONDS, self._give_up, path))
                     self._link = None if self._machine.closing else self._link
                 case SendOpen(path, left, finished):
                     self._open(path, PathOpening(left, finished))
@@ -171,6 +187,7 @@ class Lane:
         self._link = self._links[path]
         last = self._last_sequence()
         if opening.left and not opening.finished:
+            self._ring.prune(time.time_ns())
             last = self._ring.first_sequence(last + 1) - 1  # a replay follows: what comes before it is not repeated
         self._control(self._link, Kind.OPEN, path, opening, last)
         self.lost_token = ""

@@ -37,6 +37,7 @@ class ExchangeLink:
         self._on_welcome, self._on_lost, self._on_room = on_welcome, on_lost, on_room
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._looking = False
         self._tries = 0
         self._connect()
 
@@ -65,10 +66,10 @@ class ExchangeLink:
         if not self._backlog:
             try:
                 self._send(frame, zmq.NOBLOCK)
+                self._look_soon()  # sending may swallow the descriptor's news, the end of the connection among them
                 return
             except zmq.Again:
-                # news of room may have come between ZeroMQ's last look and now
-                self._loop.call_soon(self._ready)
+                self._look_soon()  # news of room may have come between ZeroMQ's last look and now
         self._backlog.append(frame)
         self.backlog_bytes += len(frame)
 
@@ -87,7 +88,13 @@ class ExchangeLink:
         self._backlog = kept
         return dropped
 
+    def _look_soon(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._ready)
+
     def _ready(self) -> None:
+        self._looking = False
         if self._closed:
             return
         self._socket.get(zmq.EVENTS)  # lets ZeroMQ take in what its descriptor announced

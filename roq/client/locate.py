@@ -40,14 +40,17 @@ class GcmClient:
             if self._closed:
                 raise Closed("this cluster connection is closed")
             left = deadline - time.monotonic()
+            rpc: RpcClient | None = None
             try:
                 rpc = await self._leader(min(left, LOOK_UP_SECONDS))
                 return await rpc.request(body, expect, max(0.05, min(TRY_SECONDS, deadline - time.monotonic())))
             except NotLeader as error:
-                self._forget(error.leader)
+                self._forget(rpc, error.leader)
                 failure: RoqError = error
-            except (DeadlineExceeded, Unavailable, StaleEpoch) as error:
-                self._forget("")
+            except (DeadlineExceeded, Unavailable, StaleEpoch, Closed) as error:
+                if self._closed:
+                    raise
+                self._forget(rpc, "")
                 failure = error
             wait = next(waits)
             if time.monotonic() + wait >= deadline:
@@ -67,8 +70,11 @@ class GcmClient:
                 self._rpc = RpcClient(f"tcp://{leader.host}:{leader.port}", wire.Reply)
             return self._rpc
 
-    def _forget(self, leader: str) -> None:
-        """Drop the connection; the next try goes to `leader` if given, else to whom ZooKeeper names."""
+    def _forget(self, rpc: RpcClient | None, leader: str) -> None:
+        """Drop this connection unless somebody has already; the next try goes to `leader` if given, else to whom ZooKeeper
+        names."""
+        if self._rpc is not rpc:
+            return
         if self._rpc is not None:
             self._rpc.close()
             self._rpc = None
@@ -78,4 +84,4 @@ class GcmClient:
     def close(self) -> None:
         """Close the connection; requests under way fail with Closed."""
         self._closed = True
-        self._forget("")
+        self._forget(self._rpc, "")

@@ -135,6 +135,9 @@ class Membership:
                 self._leader = ""
                 self.report_now()  # a backup that was activated meanwhile answers
                 await self._pause(next(waits))
+            except Exception:  # a defect must not end the membership in silence
+                log.exception("membership met with a defect; trying on")
+                await self._pause(next(waits))
 
     async def _pause(self, seconds: float) -> None:
         """Until the next report is due or something must be done at once."""
@@ -183,11 +186,16 @@ class Membership:
         """Say good-bye within the bound and stop."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
         rpc = self._monitors.get(self._leader)
         if rpc is not None and self._joined and timeout_seconds > 0:
             try:
                 await rpc.request(wire.Leave(member), wire.Left, timeout_seconds)
             except RoqError as error:
                 log.info("left without a good-bye", extra={"fields": {"queue": self._queue, "reason": str(error)}})
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop at once, without a word."""
+        if self._task is not None:
+            self._task.cancel()
         self._disconnect()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 import msgspec
 
 from roq.errors import MessagesLost
+from roq.wire.frame import Header
 
 log = logging.getLogger(__name__)
 
@@ -29,3 +31,12 @@ def log_lost(event: MessagesLost) -> None:
 def raise_lost(event: MessagesLost) -> None:
     """For `on_lost`: end the iteration with the MessagesLost itself."""
     raise event
+
+
+class Batch(NamedTuple):
+    """A frame's payloads on their way to the application; size in bytes of the frame."""
+
+    topic: bytes
+    header: Header
+    payloads: list[bytes]
+    size: int

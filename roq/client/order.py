@@ -90,6 +90,7 @@ class OrderMachine:
         self._attached, self._wants, self._safe = attached, wants, safeguards
         self.duplicated = 0
         self.late = 0
+        self._ended: dict[int, int] = {}  # publishers that had ended a path at the last sweep
         self.waiting: set[int] = set()  # publishers with held frames
 
     def accept(self, topic: bytes, header: Header) -> bool:
@@ -232,6 +233,13 @@ class OrderMachine:
                 self._advance(publisher, out)
                 self._settle(publisher, id, now, out)
         return out
+
+    def sweep(self) -> None:
+        """Forget publishers that had ended their path at the last sweep and have not been heard since."""
+        ended = {id: one.path for id, one in self.publishers.items() if one.finished and id not in self.waiting}
+        for id in [id for id, path in ended.items() if self._ended.get(id) == path]:
+            del self.publishers[id]
+        self._ended = {id: path for id, path in ended.items() if id in self.publishers}
 
     def held_frames(self) -> int:
         """How many frames are held back just now."""

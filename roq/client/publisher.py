@@ -26,6 +26,7 @@ from roq.wire.assignment import Overflow
 from roq.wire.frame import Kind, encode_data
 from roq.wire.limits import BATCH_BYTES, BEACON_TOPICS_MAX, FRAME_OVERHEAD_BYTES
 
+BEACON_ITEM_BYTES = 24  # what one topic adds to a beacon besides its name, at most
 CHUNK_MESSAGES = 512  # taken from publish_many's iterable at once
 ITEM_BYTES = 6  # what one payload adds to a batch besides itself, about
 DROP_PATIENCE_SECONDS = 0.005  # with overflow "drop": how long a full link is waited for before frames are dropped
@@ -61,7 +62,6 @@ class Publisher:
         self._batch_time = 0
         self._scheduled = False
         self._touched: dict[str, TopicRecord] = {}
-        self._beacon_sequence = 0
         self._closed = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -94,11 +94,14 @@ class Publisher:
             return
         deadline = time.monotonic() + timeout_seconds
         self._flush()
-        self._send_beacons()
+        self._send_beacons(list(self._touched.values()))
         self._closed, self._room, self._topic = True, 0, None
-        confirmed = await self._lane.finish(timeout_seconds) or not self.messages
-        await self._membership.close(self.id, min(1.0, max(0.0, deadline - time.monotonic())))
-        self._lane.close()
+        try:
+            confirmed = await self._lane.finish(timeout_seconds) or not self.messages
+            await self._membership.close(self.id, min(1.0, max(0.0, deadline - time.monotonic())))
+        finally:
+            self._membership.stop()
+            self._lane.close()
         if not confirmed and timeout_seconds > 0:
             raise DeadlineExceeded(f"closed after {timeout_seconds:g} s without confirmation that all messages were forwarded")
 
@@ -151,6 +154,8 @@ class Publisher:
             raise Closed("the publisher is closed")
         source = iter(payloads)
         while chunk := list(itertools.islice(source, CHUNK_MESSAGES)):
+            if self._closed:
+                raise Closed("the publisher was closed meanwhile")
             plain = set(map(type, chunk)) == {bytes}
             size = sum(map(len, chunk)) + ITEM_BYTES * len(chunk) if plain else 0
             if not plain or size > self._batch_bytes:
@@ -253,24 +258,32 @@ class Publisher:
 
     # --- what the membership asks and tells ---------------------------------------------------------------------------
 
-    def _send_beacons(self) -> None:
-        """Reveal the end of each topic used since the last time: a lost tail would not show otherwise."""
+    def _send_beacons(self, topics: list[TopicRecord]) -> None:
+        """Reveal the last numbers of these topics: a lost tail would not show otherwise."""
         if not self._lane.exchange:
             return
-        topics, self._touched = list(self._touched.values()), {}
-        for start in range(0, len(topics), BEACON_TOPICS_MAX):
-            body = {topic.name: (topic.last, topic.sent) for topic in topics[start : start + BEACON_TOPICS_MAX]}
+        body: dict[str, tuple[int, int]] = {}
+        size = 0
+        for topic in topics:
+            self._touched.pop(topic.name, None)
+            size += len(topic.encoded) + BEACON_ITEM_BYTES
+            if body and (size > self._payload_max or len(body) >= BEACON_TOPICS_MAX):
+                self._lane.send_control(Kind.BEACON, body)
+                body, size = {}, len(topic.encoded) + BEACON_ITEM_BYTES
+            body[topic.name] = (topic.last, topic.sent)
+        if body:
             self._lane.send_control(Kind.BEACON, body)
 
     def join_request(self) -> wire.JoinPublisher:
         """See membership.Member."""
-        return wire.JoinPublisher(self.id, self._lane.path, self._lane.exchange)
+        return wire.JoinPublisher(self.id, self._lane.path, self._lane.exchange, self._lane.token)
 
     def report(self) -> wire.PublisherReport:
-        """See membership.Member. Also the moment for beacons: a quiet publisher tells the last numbers of its topics."""
-        if self._sequence == self._beacon_sequence:
-            self._send_beacons()
-        self._beacon_sequence = self._sequence
+        """See membership.Member. Also the moment for beacons: of each topic that has fallen quiet."""
+        quiet = [topic for topic in self._touched.values() if topic.last == topic.reported]
+        self._send_beacons(quiet if len(self._touched) < TOPICS_REMEMBERED else list(self._touched.values()))
+        for topic in self._touched.values():
+            topic.reported = topic.last
         lane = self._lane
         place = (lane.path, lane.exchange, lane.lost_token, lane.leaving)
         return wire.PublisherReport(self.id, *place, self.messages, self.bytes, self.dropped, self.blocked_seconds)
@@ -282,7 +295,7 @@ class Publisher:
                 self._overflow = notice.overflow
                 self._payload_max = notice.max_frame_bytes - FRAME_OVERHEAD_BYTES
                 self._batch_bytes = min(BATCH_BYTES, self._payload_max)
-                self._lane.assign(notice.exchange, notice.path)
+                self._lane.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Relocate():
                 self._lane.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Forwarded():

@@ -34,6 +34,12 @@ class Ring:
         while self.bytes > self._max_bytes or self._frames[0][0] < oldest:
             self.bytes -= len(self._frames.popleft()[1])
 
+    def prune(self, now: int) -> None:
+        """Forget what was sent too long ago. now: nanoseconds since 1970."""
+        oldest = now - self._nanoseconds
+        while self._frames and self.bytes > self.unsent_bytes and self._frames[0][0] < oldest:
+            self.bytes -= len(self._frames.popleft()[1])
+
     def keep(self, frame: bytes, timestamp: int) -> int:
         """A frame that has no link to go to yet. How many unsent payloads had to be given up for it (0 while there is room)."""
         self._frames.append((timestamp, frame))

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count, repeat
 from operator import length_hint
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 
@@ -22,7 +22,7 @@ from roq.client.attachment import Attachment
 from roq.client.health import SubscriberHealth
 from roq.client.locate import GcmClient
 from roq.client.membership import Membership
-from roq.client.message import Message
+from roq.client.message import Batch, Message
 from roq.client.order import Deliver, Event, OrderMachine, Output
 from roq.client.topics import TopicFilter
 from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
@@ -41,15 +41,9 @@ FRAMES_AT_ONCE = 64  # read from one Exchange before other work gets a turn
 BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however much there is to read
 HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its old one
 SLOW_SECONDS = 10.0  # with overflow "block": no message taken for this long while the buffer is full
+SWEEP_SECONDS = 60.0  # publishers that have ended their path and stay silent from one sweep to the next are forgotten
 OPEN_SECONDS = 15.0
 LATENCIES_KEPT = 512
-
-
-class _Batch(NamedTuple):
-    topic: bytes
-    header: Header
-    payloads: list[bytes]
-    size: int
 
 
 class Subscriber:
@@ -71,10 +65,10 @@ class Subscriber:
         self._version = 0
         self._overflow = Overflow.DROP
         self._max_frame_bytes = 0
-        self._buffer: deque[_Batch | MessagesLost] = deque()
+        self._buffer: deque[Batch | MessagesLost] = deque()
         self._buffered = 0
         self._current: Iterator[Message] = iter(())
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
         self._ready = asyncio.Event()
         self._started = False  # ready for the first time: what comes earlier is not ours, and is not kept
         self._failure: RoqError | None = None
@@ -84,6 +78,7 @@ class Subscriber:
         self._lag_seconds = 0.0
         self._progress = (0, time.monotonic())
         self._refusals = Refusals(log, self.counters)
+        self._swept = time.monotonic()
 
     @property
     def duplicated(self) -> int:
@@ -125,7 +120,10 @@ class Subscriber:
         self._closed = True
         self._drop_attachments()
         self._wake()
-        await self._membership.close(self.id, timeout_seconds)
+        try:
+            await self._membership.close(self.id, timeout_seconds)
+        finally:
+            self._membership.stop()
 
     def _drop_attachments(self) -> None:
         for attachment in self._attachments.values():
@@ -154,7 +152,7 @@ class Subscriber:
                 self._take_frame(attachment, receive(zmq.NOBLOCK))
                 if attachment.closed:
                     break
-                if self._waiter is not None and self._buffer:
+                if self._waiters and self._buffer:
                     attachment.look_soon()  # the application waits: it goes first
                     break
             else:
@@ -165,8 +163,9 @@ class Subscriber:
             self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _take_frame(self, attachment: Attachment, frame: bytes) -> None:
         try:
@@ -182,7 +181,7 @@ class Subscriber:
             return
         if self._order.accept(topic, header):
             if self._started:
-                self._buffer.append(_Batch(topic, header, payloads, len(frame)))
+                self._buffer.append(Batch(topic, header, payloads, len(frame)))
                 self._buffered += len(frame)
         else:
             self._give(self._order.handle(Event(topic, header, (payloads, len(frame))), time.monotonic()))
@@ -210,7 +209,7 @@ class Subscriber:
                 header = output.event.header
                 if output.skip:
                     header = header._replace(sequence=header.sequence + output.skip, count=header.count - output.skip)
-                self._buffer.append(_Batch(output.event.topic, header, payloads[output.skip :], size))
+                self._buffer.append(Batch(output.event.topic, header, payloads[output.skip :], size))
                 self._buffered += size
             else:
                 self._buffer.append(output)
@@ -237,6 +236,8 @@ class Subscriber:
         """An Exchange is gone: take what had come from it, at most what a socket queues, and close."""
         try:
             for _ in range(REST_FRAMES):
+                if attachment.closed:
+                    return
                 self._take_frame(attachment, attachment.socket.recv(zmq.NOBLOCK))
         except zmq.Again:
             pass
@@ -260,7 +261,7 @@ class Subscriber:
         while True:
             for message in self._current:
                 yield message
-            batch = await self._next_batch()
+            batch = await self.next_batch()
             if batch is None:
                 return
             self._current = iter(batch)
@@ -270,7 +271,7 @@ class Subscriber:
         while True:
             for message in self._current:
                 return message
-            batch = await self._next_batch()
+            batch = await self.next_batch()
             if batch is None:
                 raise StopAsyncIteration
             self._current = iter(batch)
@@ -280,11 +281,11 @@ class Subscriber:
         rest = list(self._current)
         if rest:
             yield rest
-        while (batch := await self._next_batch()) is not None:
+        while (batch := await self.next_batch()) is not None:
             yield batch
 
-    async def _next_batch(self) -> list[Message] | None:
-        """None once closed. Raises SlowSubscriber, or what `on_lost` raises."""
+    async def next_batch(self) -> list[Message] | None:
+        """The next messages, of one publisher and topic; None once closed. Raises SlowSubscriber, or what `on_lost` raises."""
         self._breath += 1
         if self._breath >= BATCHES_WITHOUT_BREATH:
             self._breath = 0
@@ -299,9 +300,12 @@ class Subscriber:
                     if not attachment.looking:
                         self._read(attachment)
                 if not self._buffer:
-                    self._waiter = asyncio.get_running_loop().create_future()
-                    await self._waiter
-                    self._waiter = None
+                    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiters.append(waiter)
+                    try:
+                        await waiter
+                    finally:
+                        self._waiters.remove(waiter)
             item = self._buffer.popleft()
             if isinstance(item, MessagesLost):
                 self.lost += item.count
@@ -313,7 +317,7 @@ class Subscriber:
                     attachment.look_soon()
             return self._messages(item)
 
-    def _messages(self, batch: _Batch) -> list[Message]:
+    def _messages(self, batch: Batch) -> list[Message]:
         topic, header, payloads, size = batch
         self.messages += len(payloads)
         self.bytes += size
@@ -332,6 +336,9 @@ class Subscriber:
         """See membership.Member. Also the moment to look after time limits."""
         now = time.monotonic()
         self._give(self._order.expire(now, HOLD_SECONDS))
+        if now - self._swept > SWEEP_SECONDS:
+            self._swept = now
+            self._order.sweep()
         taken = self.messages - length_hint(self._current)
         if self._buffered < BUFFER_BYTES or taken != self._progress[0]:
             self._progress = (taken, now)

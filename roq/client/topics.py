@@ -77,8 +77,9 @@ class TopicFilter:
 class TopicRecord:
     """What a publisher's frames of one topic say about those before them: number of the last payload, payloads sent."""
 
-    __slots__ = ("encoded", "last", "name", "sent")
+    __slots__ = ("encoded", "last", "name", "reported", "sent")
 
     def __init__(self, name: str) -> None:
         self.name, self.encoded = name, topic_bytes(name)
         self.last = self.sent = 0
+        self.reported = 0  # `last` at the last report

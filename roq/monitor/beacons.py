@@ -32,10 +32,9 @@ class Beacons:
         """(Exchange, frame) to be sent now."""
         out: list[tuple[str, bytes]] = []
         for key, (when, times) in list(self._kept.items()):
-            if when <= now:
+            if when <= now and times > REPEATS:
+                del self._kept[key]
+            elif when <= now:
                 out.append((key[0], key[2]))
-                if times >= REPEATS:
-                    del self._kept[key]
-                else:
-                    self._kept[key] = (now + 2.0**times, times + 1)
+                self._kept[key] = (now + 2.0**times, times + 1)  # known still when the last repetition comes out
         return out

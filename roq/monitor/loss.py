@@ -14,10 +14,10 @@ def lose(publishers: Collection[Publisher], address: ExchangeAddress, now: float
     """This life of an Exchange is over: whoever was on it has to replay, whoever was on the way to it is not any more."""
     for publisher in publishers:
         publisher.offered.pop(address.id, None)
+        if publisher.target == address.id:
+            publisher.target, publisher.relocated = "", False
         if publisher.exchange == address.id:
             publisher.lose(address.token, publisher.path, now)
-        elif publisher.target == address.id:
-            publisher.target, publisher.relocated = "", False
 
 
 def missed(publishers: Collection[Publisher], exchange: Exchange) -> bool:

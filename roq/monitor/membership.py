@@ -20,6 +20,7 @@ from collections.abc import Hashable, Iterable
 from roq.errors import ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
 from roq.monitor.loss import lose, missed, replacement
 from roq.monitor.orders import answer
+from roq.monitor.proofs import missing_proofs
 from roq.monitor.records import (
     CARRYING,
     Answer,
@@ -27,7 +28,6 @@ from roq.monitor.records import (
     ExchangeState,
     Instruction,
     Notify,
-    Probe,
     Publisher,
     Retire,
     Subscriber,
@@ -104,6 +104,8 @@ class Membership:
         if request.path and not request.exchange and now - self._started < REJOIN_SECONDS:
             raise NotReady("the subscribers have not all come back yet: it would replay to some of them only")
         here = self.exchanges.get(request.exchange) if request.path else None
+        if here is not None and request.token != here.address.token:
+            return self._join_after_loss(request, peer, now)
         known = self.publishers.get(request.publisher)
         if here is not None and here.state in (ExchangeState.STARTING, *CARRYING):
             exchange, path = here, request.path
@@ -120,6 +122,16 @@ class Membership:
         self.publishers[request.publisher] = publisher
         use = self._use
         return wire.PublisherWelcome(self.term, path, exchange.address, use.overflow, use.max_frame_bytes)
+
+    def _join_after_loss(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
+        """It is connected to a life of its Exchange that is over, and may not know: it replays on the next path."""
+        if now - self._started < REJOIN_SECONDS:
+            raise NotReady("the subscribers have not all come back yet: it would replay to some of them only")
+        exchange = self._least_loaded()
+        publisher = self.publishers[request.publisher] = Publisher(peer, exchange.address.id, request.path + 1, now)
+        publisher.offer(exchange.address.id, publisher.path)
+        terms = (self._use.overflow, self._use.max_frame_bytes, (), request.token)
+        return wire.PublisherWelcome(self.term, publisher.path, exchange.address, *terms)
 
     def _least_loaded(self, but: str = "") -> Exchange:
         active = [e for e in self.exchanges.values() if e.state is ExchangeState.ACTIVE and e.address.id != but]
@@ -308,16 +320,8 @@ class Membership:
         return out + self._settle(now) + self.probes()
 
     def probes(self) -> list[Instruction]:
-        """One probe through every Exchange that some subscriber has yet to prove; RETIRE again for who came late."""
-        retiring: list[Instruction] = [
-            Retire(one.address) for one in self.exchanges.values() if one.state is ExchangeState.RETIRING
-        ]
-        return retiring + [
-            Probe(one.address)
-            for one in self.exchanges.values()
-            if one.state in (*CARRYING, ExchangeState.STARTING)
-            and any(one.address.token not in subscriber.attached for subscriber in self.subscribers.values())
-        ]
+        """What has to be sent through Exchanges again and again, until every proof is in and everybody has left."""
+        return missing_proofs(self.exchanges.values(), self.subscribers.values())
 
     def _settle(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []

@@ -195,6 +195,7 @@ class Monitor:
                 case Watch(exchange):
                     watch = ExchangeWatch(exchange, MONITOR_ID, self._refusals, self._control_frame, self._probe_wanted.set)
                     self._watches[exchange.token] = watch
+                    self._probe_wanted.set()
                 case Unwatch(exchange):
                     if (old := self._watches.pop(exchange.token, None)) is not None:
                         old.close()
@@ -203,10 +204,9 @@ class Monitor:
                     self._send(exchange, Kind.PROBE)
                 case Retire(exchange):
                     self._send(exchange, Kind.RETIRE)
+                    self._probe_wanted.set()  # it is repeated until everybody has left
                 case Answer(waiter, reply):
                     self._answer(waiter, reply)
-        if not self._probe_wanted.is_set() and self._membership.probes():
-            self._probe_wanted.set()
 
     def _send(self, exchange: wire.ExchangeAddress, kind: Kind) -> None:
         watch = self._watches.get(exchange.token)
@@ -242,7 +242,11 @@ class Monitor:
             return
         now = time.monotonic()
         self._perform(self._membership.tick(now))
-        self._membership.check()
+        try:
+            self._membership.check()
+        except AssertionError:  # it goes on: a Monitor that ends would only make things worse
+            self.counters["invariants_broken"] += 1
+            log.exception("an invariant of the membership is broken")
         for exchange, frame in self._beacons.due(now):
             for watch in self._watches.values():
                 if watch.exchange.id == exchange:

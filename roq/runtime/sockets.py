@@ -20,6 +20,7 @@ from roq.wire.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGES_QUEUED, DATA_FRA
 
 HEARTBEAT_INTERVAL_MS = 1_000  # ZMTP ping: a black-holed peer is noticed
 HEARTBEAT_TIMEOUT_MS = 10_000  # longer than any pause of a healthy program; then the connection is dropped
+SUBSCRIBER_TIMEOUT_MS = 3_600_000  # see subscriber_socket
 HANDSHAKE_MS = 5_000  # a peer that connects and says nothing is dropped
 RECONNECT_MS = 20  # first wait between connection attempts
 RECONNECT_MAX_MS = 1_000
@@ -110,7 +111,11 @@ def probe_socket() -> zmq.Socket[bytes]:
 
 def subscriber_socket(max_frame_bytes: int) -> zmq.Socket[bytes]:
     """SUB that connects to one Exchange's back. Few frames are queued inside: the SDK's own buffer counts bytes."""
-    return _data(zmq.SUB, max_frame_bytes, SUBSCRIBER_FRAMES_QUEUED)
+    socket = _data(zmq.SUB, max_frame_bytes, SUBSCRIBER_FRAMES_QUEUED)
+    # A full SUB reads nothing from the wire, PONGs included: with a short time-out it would cut its own good connection
+    # (and libzmq 4.3.5 can abort in the reconnect that follows). Its own PINGs keep the Exchange content meanwhile.
+    socket.set(zmq.HEARTBEAT_TIMEOUT, SUBSCRIBER_TIMEOUT_MS)
+    return socket
 
 
 def inproc_pair(endpoint: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-BATCH_BYTES = 128 * 1024  # a batch leaves when it has this many bytes: large enough to pay for a frame, small enough for latency
+BATCH_BYTES = (
+    128 * 1024
+)  # a batch leaves when it has this many bytes: large enough to pay for a frame, small enough for latency
 FRAME_BYTES_MAX = 1024 * 1024  # default largest data frame: one frame never occupies a link for long
 FRAME_BYTES_CEILING = 64 * 1024 * 1024  # what a queue may be configured to at most
 FRAME_OVERHEAD_BYTES = 512  # topic (255), separator, header and list head fit in this

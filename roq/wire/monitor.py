@@ -49,6 +49,7 @@ class JoinPublisher(msgspec.Struct, frozen=True, tag=True, array_like=True):
     publisher: int
     path: int = 0
     exchange: str = ""
+    token: str = ""  # of the Exchange's life it is connected to
 
 
 class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -60,6 +61,7 @@ class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
     overflow: Overflow
     max_frame_bytes: int
     monitors: tuple[MonitorAddress, ...] = ()
+    abandon: str = ""  # as in Relocate
 
 
 class PublisherReport(msgspec.Struct, frozen=True, tag=True, array_like=True):

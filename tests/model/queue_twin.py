@@ -200,7 +200,8 @@ class Queue:
             self.perform(self.monitor.leave(id, self.now))
             current = None
         try:
-            request = wire.JoinPublisher(id, twin.machine.path, current.id if current else "")
+            place = (current.id, current.token) if current else ("", "")
+            request = wire.JoinPublisher(id, twin.machine.path, *place)
             twin.notices.append(self.monitor.join_publisher(request, b"%d" % id, self.now))
             twin.joined = True
         except RoqError:
@@ -230,7 +231,7 @@ class Queue:
         if not twin.notices:
             return
         notice = twin.notices.popleft()
-        if isinstance(notice, wire.Relocate):
+        if isinstance(notice, wire.Relocate | wire.PublisherWelcome):
             for path in [path for path, link in twin.links.items() if link.exchange.token == notice.abandon]:
                 if path in twin.links:
                     self.lose(id, path)

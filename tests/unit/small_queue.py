@@ -39,7 +39,9 @@ class Queue:
         return self.did(self.machine.exchange_report(wire.ExchangeReport(address(id, incarnation), "h", *zeros), self.now))
 
     def join(self, id: int = P, path: int = 0, exchange: str = "") -> wire.PublisherWelcome:
-        return self.machine.join_publisher(wire.JoinPublisher(id, path, exchange), b"p%d" % id, self.now)
+        known = self.machine.exchanges.get(exchange)
+        token = known.address.token if known else ""
+        return self.machine.join_publisher(wire.JoinPublisher(id, path, exchange, token), b"p%d" % id, self.now)
 
     def subscribe(self, id: int = S) -> wire.SubscriberWelcome:
         return self.machine.join_subscriber(wire.JoinSubscriber(id, (">",)), b"s%d" % id, self.now)

@@ -1,0 +1,183 @@
+"""Corners of publish and subscribe that are easy to get wrong: crashes of two processes, busy topics, plain code, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import weakref
+
+import pytest
+
+import roq
+from roq.errors import Closed, MessagesLost
+from tests.integration.running import RunningCluster
+
+
+async def pids(client: roq.Cluster, queue: str) -> dict[str, int]:
+    """Process id by kind of process."""
+    return {
+        str(process.kind): process.pid
+        for host in await client.hosts()
+        for process in (host.report.processes if host.report else ())
+        if process.queue == queue
+    }
+
+
+async def test_exchange_and_monitor_are_killed_together_under_load(client: roq.Cluster, queue: str) -> None:
+    told: list[MessagesLost] = []
+    received: list[int] = []
+    stop = asyncio.Event()
+    async with client.subscriber(queue, on_lost=told.append) as subscriber:
+        publisher = await client.publisher(queue).open()
+
+        async def publish() -> None:
+            while not stop.is_set():
+                for _ in range(20):
+                    await publisher.publish("t", b"x" * 100)
+                await asyncio.sleep(0)  # busy: the loop turns, but never rests
+
+        async def read() -> None:
+            async for batch in subscriber.batches():
+                received.extend(message.sequence for message in batch)
+
+        writing, reading = asyncio.create_task(publish()), asyncio.create_task(read())
+        found = await pids(client, queue)
+        os.kill(found["exchange"], signal.SIGKILL)
+        os.kill(found["monitor"], signal.SIGKILL)
+        killed_at = publisher.messages
+        async with asyncio.timeout(20):
+            while publisher.replays == 0 or not received or received[-1] < killed_at:
+                await asyncio.sleep(0.05)
+        stop.set()
+        await writing
+        await publisher.flush()
+        async with asyncio.timeout(10):
+            while received[-1] < publisher.messages:
+                await asyncio.sleep(0.02)
+        await publisher.close()
+        await subscriber.close()
+        await reading
+    assert received == sorted(set(received))
+    missing = set(range(received[0], received[-1] + 1)) - set(received)
+    assert missing <= {number for event in told for number in range(event.first, event.last + 1)}
+
+
+async def test_a_lost_tail_is_told_while_another_topic_stays_busy(client: roq.Cluster) -> None:
+    name = "busy elsewhere"
+    await client.create_queue(name, overflow="drop")
+    told: list[MessagesLost] = []
+    try:
+        async with client.subscriber(name, "a", on_lost=told.append) as subscriber, client.publisher(name) as publisher:
+            for _ in range(100_000):  # nobody reads: the tail of "a" is dropped
+                await publisher.publish("a", b"x" * 1000)
+            received = 0
+
+            async def read() -> None:
+                nonlocal received
+                async for batch in subscriber.batches():
+                    received += len(batch)
+
+            reading = asyncio.create_task(read())
+            async with asyncio.timeout(20):
+                while received + sum(event.count for event in told) < 100_000:
+                    await publisher.publish("b", b"still here")
+                    await asyncio.sleep(0.2)
+            assert told, "nothing was dropped: the test shows nothing"
+            await subscriber.close()
+            await reading
+    finally:
+        await client.remove_queue(name)
+
+
+async def test_publish_many_ends_when_the_publisher_is_closed(client: roq.Cluster, queue: str) -> None:
+    publisher = await client.publisher(queue).open()
+
+    async def publish() -> None:
+        await publisher.publish_many("t", (b"x" * 100 for _ in range(50_000_000)))
+
+    publishing = asyncio.create_task(publish())
+    while publisher.messages < 10_000:
+        await asyncio.sleep(0)
+    await publisher.close()
+    with pytest.raises(Closed):
+        await publishing
+
+
+async def test_members_that_were_closed_are_forgotten(client: roq.Cluster, queue: str) -> None:
+    async with client.publisher(queue) as publisher, client.subscriber(queue) as subscriber:
+        await publisher.publish("t", b"x")
+        await anext(subscriber)
+    gone: list[weakref.ref[object]] = [weakref.ref(publisher), weakref.ref(subscriber)]
+    del publisher, subscriber
+    async with asyncio.timeout(5):
+        while any(one() is not None for one in gone):
+            gc.collect()
+            await asyncio.sleep(0.05)
+
+
+async def test_a_cancelled_close_leaves_nothing_running(client: roq.Cluster, queue: str) -> None:
+    publisher = await client.publisher(queue).open()
+    monitor = (await pids(client, queue))["monitor"]
+    before = {task.get_name() for task in asyncio.all_tasks()}
+    os.kill(monitor, signal.SIGSTOP)
+    try:
+        await publisher.publish("t", b"x")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await publisher.close()
+    finally:
+        os.kill(monitor, signal.SIGCONT)
+    await asyncio.sleep(0)
+    left = {task.get_name() for task in asyncio.all_tasks() if not task.done()}
+    assert f"membership of {queue}" in before
+    assert f"membership of {queue}" not in left
+
+
+async def test_two_tasks_may_share_a_subscriber(client: roq.Cluster, queue: str) -> None:
+    async with client.subscriber(queue) as subscriber, client.publisher(queue) as publisher:
+
+        async def count() -> int:
+            return len([message async for message in subscriber])
+
+        readers = [asyncio.create_task(count()) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        await publisher.publish_many("t", [b"x"] * 100)
+        await publisher.flush()
+        while subscriber.messages < 100:
+            await asyncio.sleep(0.01)
+        await subscriber.close()
+        async with asyncio.timeout(5):
+            assert sum(await asyncio.gather(*readers)) == 100
+
+
+def test_plain_code_may_stop_iterating_and_go_on(cluster: RunningCluster) -> None:
+    with roq.blocking.connect(cluster.zookeeper) as connected:
+        connected.create_queue("interrupted", overflow="block")
+        try:
+            with connected.subscriber("interrupted") as subscriber, connected.publisher("interrupted") as publisher:
+                publisher.publish_many("t", [b"%d" % number for number in range(100)])
+                received = []
+                for _ in range(10):
+                    for message in subscriber:
+                        received.append(message.payload)
+                        if len(received) % 10 == 0:
+                            break
+            assert received == [b"%d" % number for number in range(100)]
+        finally:
+            connected.remove_queue("interrupted")
+
+
+def test_plain_code_is_told_of_a_wrong_payload_and_goes_on(cluster: RunningCluster) -> None:
+    with roq.blocking.connect(cluster.zookeeper) as connected:
+        connected.create_queue("wrong", overflow="block")
+        try:
+            with connected.subscriber("wrong") as subscriber:
+                with connected.publisher("wrong") as publisher:
+                    with pytest.raises(TypeError):
+                        publisher.publish("t", 5)  # type: ignore[arg-type]
+                    publisher.publish("t", b"right")
+                assert next(iter(subscriber)).payload == b"right"
+        finally:
+            connected.remove_queue("wrong")

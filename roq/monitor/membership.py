@@ -101,10 +101,8 @@ class Membership:
     def join_publisher(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
         """Assign an Exchange, or confirm the one a rejoining publisher is on. Raises NotReady while none is active."""
         self._started = self._started or now
-        if request.path and not request.exchange and now - self._started < REJOIN_SECONDS:
-            raise NotReady("the subscribers have not all come back yet: it would replay to some of them only")
         here = self.exchanges.get(request.exchange) if request.path else None
-        if here is not None and request.token != here.address.token:
+        if request.path and (here is None or request.token != here.address.token):
             return self._join_after_loss(request, peer, now)
         known = self.publishers.get(request.publisher)
         if here is not None and here.state in (ExchangeState.STARTING, *CARRYING):
@@ -124,9 +122,10 @@ class Membership:
         return wire.PublisherWelcome(self.term, path, exchange.address, use.overflow, use.max_frame_bytes)
 
     def _join_after_loss(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
-        """It is connected to a life of its Exchange that is over, and may not know: it replays on the next path."""
+        """Its Exchange is gone, or is another life of it, and it may not know: it replays on the next path. Right after a start
+        of this Monitor that may only mean that the Exchange, or subscribers, have not come back to it yet."""
         if now - self._started < REJOIN_SECONDS:
-            raise NotReady("the subscribers have not all come back yet: it would replay to some of them only")
+            raise NotReady("not everybody may have come back yet: it would replay to some subscribers only")
         exchange = self._least_loaded()
         publisher = self.publishers[request.publisher] = Publisher(peer, exchange.address.id, request.path + 1, now)
         publisher.offer(exchange.address.id, publisher.path)

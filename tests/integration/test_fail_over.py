@@ -90,6 +90,7 @@ async def test_the_monitors_host_is_lost(three_hosts: RunningCluster, replicatio
             await subscriber.close()
             await reading
     flow.check()
+    assert flow.told == [], "the outage was shorter than the ring"
 
 
 async def test_a_backup_monitors_host_is_lost_and_no_message_with_it(three_hosts: RunningCluster) -> None:

@@ -10,6 +10,7 @@ from roq.errors import NotReady
 from roq.monitor.membership import (
     JOINING_SECONDS,
     MOVE_SECONDS,
+    REJOIN_SECONDS,
 )
 from roq.monitor.records import ExchangeState, Notify, Probe, Watch
 from roq.wire import monitor as wire
@@ -90,8 +91,12 @@ def test_a_rejoining_publisher_stays_where_it_is() -> None:
 
 def test_a_publisher_whose_exchange_is_gone_gets_another_path() -> None:
     queue = Queue("A")
-    welcome = queue.join(P, 4, "gone")
-    assert (welcome.path, welcome.exchange.id) == (5, "A")
+    with pytest.raises(NotReady):
+        queue.join(P, 4, "gone")  # it may only not have reported to this Monitor yet
+    queue.now += REJOIN_SECONDS
+    request = wire.JoinPublisher(P, 4, "gone", "gone/1")
+    welcome = queue.machine.join_publisher(request, b"p1", queue.now)
+    assert (welcome.path, welcome.exchange.id, welcome.abandon) == (5, "A", "gone/1"), "it replays there"
 
 
 def test_a_publisher_that_rejoins_from_a_retiring_exchange_is_moved_with_fin() -> None:

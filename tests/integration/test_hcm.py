@@ -21,6 +21,7 @@ from roq.coordination import paths
 from roq.coordination.registration import parse_instance
 from roq.coordination.session import Session
 from roq.local import leftovers
+from roq.runtime.backoff import delays
 from roq.runtime.shutdown import ask
 from roq.wire import hcm as wire
 from roq.wire.assignment import (
@@ -242,6 +243,21 @@ async def test_a_new_policy_reaches_the_running_process(rig: Rig) -> None:
     assert after["scaling/orders"].restarts == 0
 
 
+async def occupy(address: str, port: int) -> socket.socket:
+    """Listen on a port whose owner was just killed: the kernel takes a moment to free it."""
+    stranger = socket.socket()
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    async with asyncio.timeout(10):
+        for wait in delays(0.01, 0.2):
+            try:
+                stranger.bind((address, port))
+                break
+            except OSError:
+                await asyncio.sleep(wait)
+    stranger.listen()
+    return stranger
+
+
 async def test_taken_ports_are_passed_over_at_first_and_waited_for_later(rig: Rig) -> None:
     with socket.socket() as stranger:
         stranger.bind((rig.address, 7001))
@@ -253,10 +269,7 @@ async def test_taken_ports_are_passed_over_at_first_and_waited_for_later(rig: Ri
     await rig.kill_hcm()
     os.kill(found["monitor/orders"].pid, signal.SIGKILL)
     await gone(found["monitor/orders"].pid)
-    with socket.socket() as stranger:
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        stranger.bind((rig.address, ports["control"]))
-        stranger.listen()
+    with await occupy(rig.address, ports["control"]):
         await rig.start()
         await rig.until(lambda found: "can't bind" in found["monitor/orders"].error)
     after = await rig.until(lambda found: found["monitor/orders"].state is ProcessState.RUNNING)

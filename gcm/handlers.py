@@ -15,7 +15,7 @@ from gcm.cluster import Cluster, host_infos, queue_info, view
 from gcm.crash import crash_point
 from gcm.leadership import Leadership, Serving
 from gcm.reign import Reign
-from roq.errors import ExchangeNotFound, NotLeader, NotReady
+from roq.errors import CallError, ExchangeNotFound, NotLeader, NotReady
 from roq.ids import check_name
 from roq.wire import gcm as wire
 from roq.wire.gcm import Done, QueueInfo
@@ -86,7 +86,7 @@ class Handlers:
                 return wire.PolicyInfo(cluster.policy(transactions.record_of(cluster, check_name(queue)).name))
             case wire.GetCluster():
                 return view(cluster, self._leader, self._clock())
-        raise NotImplementedError(type(request).__name__)
+        raise CallError(f"no such request: {type(request).__name__}")
 
     # --- queues ------------------------------------------------------------------------------------------------------
 

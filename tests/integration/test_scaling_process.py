@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
 from roq.wire.child import ChildSpec
 from roq.wire.policy import Bounds, ExchangeRule, Policy
 
-ADDRESS = "127.0.0.1"
+ADDRESS = "127.0.99.7"  # nobody connects from here, so a port found free stays free
 RULES = Policy(exchange=ExchangeRule(max_messages_per_second=1000), bounds=Bounds(max_exchanges=2))
 
 
@@ -34,10 +35,9 @@ def record(second: int) -> bytes:
 
 
 def free_port() -> int:
-    socket = sockets.control_socket(zmq.PUB)
-    port = sockets.bind(socket, ADDRESS, 0)
-    socket.close(0)
-    return port
+    with socket.socket() as probe:  # not a ZeroMQ socket: those are closed a while after close() has returned
+        probe.bind((ADDRESS, 0))
+        return int(probe.getsockname()[1])
 
 
 async def test_records_make_decisions_and_a_policy_is_taken_at_once(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ async def test_records_make_decisions_and_a_policy_is_taken_at_once(tmp_path: Pa
         return monitor.Moved(1) if isinstance(request, monitor.Move) else monitor.Recorded()
 
     server = RpcServer(ADDRESS, 0, monitor.Request, handle)
-    socket = sockets.control_socket(zmq.PUB)
-    stream = sockets.Link(socket)
-    address = MonitorAddress("h", ADDRESS, server.port, sockets.bind(socket, ADDRESS, 0))
+    publishing = sockets.control_socket(zmq.PUB)
+    stream = sockets.Link(publishing)
+    address = MonitorAddress("h", ADDRESS, server.port, sockets.bind(publishing, ADDRESS, 0))
     HeartbeatBoard(tmp_path / "board").close()
     spec = ChildSpec(
         process=ProcessSpec(ProcessKind.SCALING, "q"),

@@ -45,7 +45,7 @@ start() {
         install_packages docker.io || die "docker.io can't be installed here."
     fi
     local option tried
-    for option in "" --storage-driver=vfs; do
+    for option in "" "" --storage-driver=vfs; do  # twice: what a killed engine left may keep the first try from starting
         launch $option
         for ((tried = 0; tried < WAIT_SECONDS * 5; tried++)); do
             answers && { say "engine $(docker version --format '{{.Server.Version}}')"; return; }

@@ -72,6 +72,26 @@ class LastExchange(CallError):
     """A queue keeps at least one Exchange."""
 
 
+class WorkQueueNotFound(CallError):
+    """No work queue of this name exists."""
+
+
+class WorkQueueConflict(CallError):
+    """A work queue of this name exists with other settings."""
+
+
+class InvalidAddress(CallError):
+    """A work queue's address is memory:, log:///dir, file:///dir or roq://zookeeper:port/name."""
+
+
+class TaskNotFound(CallError):
+    """The work queue has no such task."""
+
+
+class UnknownFormat(CallError):
+    """The stored data was written by another version and can't be read by this one."""
+
+
 class PortTaken(CallError):
     """A port this process must bind is in use by another program."""
 
@@ -121,6 +141,29 @@ class NoHosts(TemporaryError):
 
 class NotReady(TemporaryError):
     """What was asked for exists but is not serving yet."""
+
+
+class StorageFull(TemporaryError):
+    """The disk is full; nothing that was acknowledged is lost."""
+
+
+class StorageFailed(TemporaryError):
+    """Stable storage failed; what was not acknowledged may be lost, nothing that was."""
+
+
+class LogFenced(TemporaryError):
+    """Another writer has taken this log over; whether the last appends took effect is unknown."""
+
+
+class LogUnavailable(TemporaryError):
+    """Too few of the log's stores can be reached."""
+
+
+# --- what happened to a lease ------------------------------------------------------------------------------------------
+
+
+class LeaseLost(RoqError):
+    """The lease of this task ended before: another worker may have it, or has done it."""
 
 
 # --- what happened to a stream ----------------------------------------------------------------------------------------

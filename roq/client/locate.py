@@ -21,6 +21,7 @@ from roq.wire import gcm as wire
 T = TypeVar("T", bound=msgspec.Struct)
 TRY_SECONDS = 3.0  # one try; the whole request has its own deadline
 LOOK_UP_SECONDS = 2.0  # one look at ZooKeeper
+RETRY_SECONDS_MAX = 0.25  # between two tries
 
 
 class GcmClient:
@@ -35,7 +36,7 @@ class GcmClient:
     async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = 15.0) -> T:
         """The leader's answer. Raises the leader's refusal, Unavailable or its subclasses, or DeadlineExceeded."""
         deadline = time.monotonic() + timeout_seconds
-        waits = delays(0.05, 0.5)
+        waits = delays(0.05, RETRY_SECONDS_MAX)
         while True:
             if self._closed:
                 raise Closed("this cluster connection is closed")
@@ -67,7 +68,7 @@ class GcmClient:
         async with self._lock:
             if self._rpc is None:
                 leader = await read_leader(self.zookeeper, max(0.1, timeout_seconds))
-                self._rpc = RpcClient(f"tcp://{leader.host}:{leader.port}", wire.Reply)
+                self._rpc = RpcClient(f"tcp://{leader.host}:{leader.port}", wire.Reply, watched=True)
             return self._rpc
 
     def _forget(self, rpc: RpcClient | None, leader: str) -> None:
@@ -79,7 +80,7 @@ class GcmClient:
             self._rpc.close()
             self._rpc = None
         if leader and not self._closed:
-            self._rpc = RpcClient(f"tcp://{leader}", wire.Reply)
+            self._rpc = RpcClient(f"tcp://{leader}", wire.Reply, watched=True)
 
     def close(self) -> None:
         """Close the connection; requests under way fail with Closed."""

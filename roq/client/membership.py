@@ -33,6 +33,7 @@ WORRY_SECONDS = 1.5  # a report was not answered: report more often, so that an 
 WORRIED_REPORT_SECONDS = 0.2
 SILENT_SECONDS = 3.0  # three reports unanswered: look for the Monitor again
 JOIN_SECONDS = 3.0  # one try
+NOT_READY_SECONDS = 0.2  # longest wait between tries while the Monitor answers that it is not ready
 REJOIN_SECONDS = 1.0  # one try of a member that looks for its Monitor again
 
 
@@ -134,7 +135,8 @@ class Membership:
                 log.warning("could not join queue again; trying on", extra={"fields": fields})
                 self._leader = ""
                 self.report_now()  # a backup that was activated meanwhile answers
-                await self._pause(next(waits))
+                wait = next(waits)
+                await self._pause(min(wait, NOT_READY_SECONDS) if isinstance(error, NotReady) else wait)
             except Exception:  # a defect must not end the membership in silence
                 log.exception("membership met with a defect; trying on")
                 await self._pause(next(waits))

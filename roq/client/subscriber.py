@@ -43,6 +43,7 @@ HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its o
 SLOW_SECONDS = 10.0  # with overflow "block": no message taken for this long while the buffer is full
 SWEEP_SECONDS = 60.0  # publishers that have ended their path and stay silent from one sweep to the next are forgotten
 OPEN_SECONDS = 15.0
+LISTING_SECONDS = 3.5  # after a rejoin: until then a new Monitor may not have heard of every Exchange that lives
 LATENCIES_KEPT = 512
 
 
@@ -63,6 +64,8 @@ class Subscriber:
         self._attachments: dict[str, Attachment] = {}
         self._retired: set[str] = set()
         self._version = 0
+        self._listed: dict[str, wire.ExchangeAddress] = {}  # by token: what the Monitor told last
+        self._listing_until = 0.0
         self._overflow = Overflow.DROP
         self._max_frame_bytes = 0
         self._buffer: deque[Batch | MessagesLost] = deque()
@@ -219,18 +222,24 @@ class Subscriber:
     # --- attachments --------------------------------------------------------------------------------------------------
 
     def _attach(self, version: int, exchanges: tuple[wire.ExchangeAddress, ...]) -> None:
-        """Be attached to exactly these (those that retired excepted)."""
+        """Be attached to these (those that retired excepted)."""
         self._version = version
-        wanted = {exchange.token: exchange for exchange in exchanges}
-        self._retired &= wanted.keys()
-        for token in [token for token in self._attachments if token not in wanted]:
-            self._read_rest(self._attachments.pop(token))
-        for token, exchange in wanted.items():
+        self._listed = {exchange.token: exchange for exchange in exchanges}
+        self._retired &= self._listed.keys()
+        self._leave_unlisted(time.monotonic())
+        for token, exchange in self._listed.items():
             if token not in self._attachments and token not in self._retired and self._failure is None:
                 prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX]
                 self._attachments[token] = Attachment(exchange, prefixes, self._max_frame_bytes, self._read)
-        self._give(self._order.detached(time.monotonic()))
         self._membership.report_now()
+
+    def _leave_unlisted(self, now: float) -> None:
+        """Detach from Exchanges that are gone: another life of them is listed, or the Monitor had its time to hear of them."""
+        ids = {one.id for one in self._listed.values()}
+        for token in [token for token in self._attachments if token not in self._listed]:
+            if now >= self._listing_until or self._attachments[token].exchange.id in ids:
+                self._read_rest(self._attachments.pop(token))
+        self._give(self._order.detached(now))
 
     def _read_rest(self, attachment: Attachment) -> None:
         """An Exchange is gone: take what had come from it, at most what a socket queues, and close."""
@@ -335,6 +344,7 @@ class Subscriber:
     def report(self) -> wire.SubscriberReport:
         """See membership.Member. Also the moment to look after time limits."""
         now = time.monotonic()
+        self._leave_unlisted(now)
         self._give(self._order.expire(now, HOLD_SECONDS))
         if now - self._swept > SWEEP_SECONDS:
             self._swept = now
@@ -348,24 +358,15 @@ class Subscriber:
         half = ordered[len(ordered) // 2] if ordered else 0.0
         most = ordered[int(len(ordered) * 0.99)] if ordered else 0.0
         attached = tuple(token for token, one in self._attachments.items() if one.proved)
-        return wire.SubscriberReport(
-            self.id,
-            self._version,
-            attached,
-            self.messages,
-            self.bytes,
-            self.lost,
-            self.duplicated,
-            self._lag_seconds,
-            half,
-            most,
-        )
+        totals = (self.messages, self.bytes, self.lost, self.duplicated)
+        return wire.SubscriberReport(self.id, self._version, attached, *totals, self._lag_seconds, half, most)
 
     def take(self, notice: Any) -> None:
         """See membership.Member."""
         match notice:
             case wire.SubscriberWelcome():
                 self._overflow, self._max_frame_bytes = notice.overflow, notice.max_frame_bytes
+                self._listing_until = time.monotonic() + LISTING_SECONDS if self._attachments else 0.0
                 self._attach(notice.version, notice.exchanges)
             case wire.Exchanges() if notice.version >= self._version:
                 self._attach(notice.version, notice.exchanges)

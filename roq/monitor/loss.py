@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
-from roq.monitor.records import Exchange, ExchangeState, Publisher
-from roq.wire.monitor import ExchangeAddress
+from roq.monitor.records import Exchange, ExchangeState, Publisher, Subscriber
+from roq.wire.monitor import ExchangeAddress, JoinPublisher
 
 LINK_SECONDS = 0.5  # an Exchange that reports so long after a link to it broke is alive
 
@@ -18,6 +18,16 @@ def lose(publishers: Collection[Publisher], address: ExchangeAddress, now: float
             publisher.target, publisher.relocated = "", False
         if publisher.exchange == address.id:
             publisher.lose(address.token, publisher.path, now)
+
+
+def all_back(
+    expected: frozenset[int] | None, subscribers: Mapping[int, Subscriber], exchange: Exchange, request: JoinPublisher
+) -> bool:
+    """Whether this publisher may replay on this Exchange although the Monitor has just been activated: its link is lost, as it
+    knows itself, and every subscriber that is expected hears what comes through the Exchange."""
+    if request.exchange or expected is None:
+        return False
+    return all(id in subscribers and exchange.address.token in subscribers[id].attached for id in expected)
 
 
 def missed(publishers: Collection[Publisher], exchange: Exchange) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 
 from roq.errors import ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
-from roq.monitor.loss import lose, missed, replacement
+from roq.monitor.loss import all_back, lose, missed, replacement
 from roq.monitor.orders import answer
 from roq.monitor.proofs import missing_proofs
 from roq.monitor.records import (
@@ -50,8 +50,8 @@ MOVE_SECONDS = 10.0  # a publisher that has not ended its path by then is not co
 class Membership:
     """All of one queue. Every method returns what is to be done, in order."""
 
-    def __init__(self, term: int, terms_of_use: wire.PublisherWelcome) -> None:
-        """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used."""
+    def __init__(self, term: int, terms_of_use: wire.PublisherWelcome, expected: frozenset[int] | None = None) -> None:
+        """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used. expected: see backup.Roll."""
         self.term = term
         self.version = 1
         self._use = terms_of_use
@@ -60,6 +60,7 @@ class Membership:
         self.subscribers: dict[int, Subscriber] = {}
         self._waiting: list[Waiting] = []
         self._started = 0.0
+        self._expected = expected
 
     # --- Exchanges ----------------------------------------------------------------------------------------------------
 
@@ -124,9 +125,9 @@ class Membership:
     def _join_after_loss(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
         """Its Exchange is gone, or is another life of it, and it may not know: it replays on the next path. Right after a start
         of this Monitor that may only mean that the Exchange, or subscribers, have not come back to it yet."""
-        if now - self._started < REJOIN_SECONDS:
-            raise NotReady("not everybody may have come back yet: it would replay to some subscribers only")
         exchange = self._least_loaded()
+        if now - self._started < REJOIN_SECONDS and not all_back(self._expected, self.subscribers, exchange, request):
+            raise NotReady("not everybody may have come back yet: it would replay to some subscribers only")
         publisher = self.publishers[request.publisher] = Publisher(peer, exchange.address.id, request.path + 1, now)
         publisher.offer(exchange.address.id, publisher.path)
         terms = (self._use.overflow, self._use.max_frame_bytes, (), request.token)

@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from roq.errors import FrameError, NotReady, RoqError
+from roq.monitor.backup import Roll
 from roq.monitor.beacons import Beacons
 from roq.monitor.membership import Membership
 from roq.monitor.records import Answer, Instruction, Notify, Probe, Retire, Unwatch, Watch
@@ -52,7 +53,8 @@ class Monitor:
         self.counters = Counters()
         self._refusals = Refusals(log, self.counters)
         self._statistics = Statistics()
-        self._membership = self._fresh_membership()
+        self._roll = Roll()
+        self._membership = self._fresh_membership(None)
         self._watches: dict[str, ExchangeWatch] = {}
         self._beacons = Beacons()
         self._decisions: deque[kpi_wire.Decision] = deque(maxlen=DECISIONS_KEPT)
@@ -73,11 +75,11 @@ class Monitor:
             self.counters,
         )
 
-    def _fresh_membership(self) -> Membership:
+    def _fresh_membership(self, expected: frozenset[int] | None) -> Membership:
         nowhere = wire.ExchangeAddress("", "", 0, 0)
         settings = self._process.settings
         use = wire.PublisherWelcome(self._process.term, 0, nowhere, settings.overflow, settings.max_frame_bytes)
-        return Membership(self._process.term, use)
+        return Membership(self._process.term, use, expected)
 
     def _configure(self, process: ProcessSpec) -> None:
         """A backup is activated, a term begins, or the queue's Monitors changed."""
@@ -88,7 +90,9 @@ class Monitor:
                 watch.close()
             self._watches.clear()
             self._statistics = Statistics()
-            self._membership = self._fresh_membership()
+            activated = (before.role, process.role) == (MonitorRole.BACKUP, MonitorRole.ACTIVE)
+            self._membership = self._fresh_membership(self._roll.expected(time.monotonic()) if activated else None)
+            self._roll = Roll()
         if process.role is MonitorRole.ACTIVE and process.monitors != before.monitors:
             for peer in self._membership.peers():
                 self._server.notify(peer, wire.Monitors(process.term, process.monitors))
@@ -140,6 +144,8 @@ class Monitor:
         if self._process.role is MonitorRole.BACKUP:
             if not isinstance(notice, wire.ExchangeReport):
                 self._server.notify(peer, wire.Standby(self._process.term))
+            if isinstance(notice, wire.SubscriberReport):
+                self._roll.heard(notice.subscriber, now)
             return
         match notice:
             case wire.PublisherReport():
@@ -238,9 +244,10 @@ class Monitor:
                 await asyncio.sleep(wait)
 
     def _tick(self) -> None:
-        if self._process.role is MonitorRole.BACKUP:
-            return
         now = time.monotonic()
+        if self._process.role is MonitorRole.BACKUP:
+            self._roll.forget(now)
+            return
         self._perform(self._membership.tick(now))
         try:
             self._membership.check()

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
-from roq.errors import Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError
+from roq.errors import Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError, Unavailable
 from roq.runtime import sockets
 from roq.runtime.observe import Counters, Refusals
 from roq.wire.decoding import UNDECODABLE
@@ -123,7 +123,8 @@ class RpcServer:
 class RpcClient:
     """A DEALER connected to one endpoint; ZeroMQ reconnects it for ever.
 
-    `replies` and `notices` are the unions of the conversation; `on_notice` must not block.
+    `replies` and `notices` are the unions of the conversation; `on_notice` must not block. watched: requests under way fail
+    with Unavailable as soon as the connection ends or is refused, instead of at their deadline.
     """
 
     def __init__(
@@ -133,6 +134,8 @@ class RpcClient:
         notices: Any = None,
         on_notice: Callable[[Any], None] | None = None,
         counters: Counters | None = None,
+        *,
+        watched: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.counters = counters if counters is not None else Counters()
@@ -144,6 +147,7 @@ class RpcClient:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._closed = False
         socket = sockets.control_socket(zmq.DEALER)
+        self._ends = sockets.Link(sockets.connection_ends(socket), self._connection_ended) if watched else None
         socket.connect(endpoint)
         self._link = sockets.Link(socket, self._message)
 
@@ -189,12 +193,21 @@ class RpcClient:
         except (FrameError, *UNDECODABLE) as error:
             self._refusals.note("undecodable", error)
 
+    def _connection_ended(self, event: list[bytes]) -> None:
+        self._fail(Unavailable, f"no connection to {self.endpoint}")
+
+    def _fail(self, error: type[RoqError], reason: str) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error(reason))
+
     def close(self) -> None:
         """Fail what is waiting with Closed and close the socket."""
         if self._closed:
             return
         self._closed = True
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(Closed(f"the connection to {self.endpoint} was closed"))
+        self._fail(Closed, f"the connection to {self.endpoint} was closed")
+        if self._ends is not None:
+            self._link.socket.disable_monitor()
+            self._ends.close()
         self._link.close()

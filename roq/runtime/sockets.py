@@ -27,6 +27,7 @@ RECONNECT_MAX_MS = 1_000
 LINGER_MS = 200  # control messages still on their way at close
 MAX_SOCKETS = 20_000  # per context; a load generator opens many
 KEPT_FREE_BYTES = 16 * 1024 * 1024  # freed memory a process keeps for its next frames
+POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)  # plain integers: an enum's "&" is slow, and this is asked all the time
 DRAIN_AT_ONCE = 200  # messages read from one socket before other work gets a turn
 
 _context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -118,6 +119,11 @@ def subscriber_socket(max_frame_bytes: int) -> zmq.Socket[bytes]:
     return socket
 
 
+def connection_ends(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """A PAIR that gets a message whenever a connection of `socket` ends or is refused, until `socket.disable_monitor()`."""
+    return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+
+
 def inproc_pair(endpoint: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     """Two connected PAIR sockets inside this process: the control line of a proxy. Nothing lingers at close."""
     near, far = context().socket(zmq.PAIR), context().socket(zmq.PAIR)
@@ -157,7 +163,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._backlog: deque[Sequence[bytes]] = deque()
         self._fd = int(socket.get(zmq.FD))
-        self._closed = False
+        self._closed = self._looking = False
         self._loop.add_reader(self._fd, self._ready)
         self._loop.call_soon(self._ready)  # the descriptor only tells news; look once at what is there already
 
@@ -170,8 +176,14 @@ class Link:
             if len(self._backlog) >= CONTROL_MESSAGES_QUEUED:
                 return False
             self._backlog.append(parts)
-        self._loop.call_soon(self._ready)  # sending may swallow the descriptor's news of incoming messages
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._look)  # sending may swallow the descriptor's news of incoming messages
         return sent is not None
+
+    def _look(self) -> None:
+        self._looking = False
+        self._ready()
 
     def _try_send(self, parts: Sequence[bytes]) -> bool | None:
         """True: sent; False: not now; None: never (unroutable)."""
@@ -189,11 +201,11 @@ class Link:
         if self._closed:
             return
         events = int(self.socket.get(zmq.EVENTS))
-        while self._backlog and events & zmq.POLLOUT:
+        while self._backlog and events & POLLOUT:
             if self._try_send(self._backlog[0]) is False:
                 break
             self._backlog.popleft()
-        if not events & zmq.POLLIN:
+        if not events & POLLIN:
             return
         for _ in range(DRAIN_AT_ONCE):
             try:
@@ -213,3 +225,14 @@ class Link:
         self._closed = True
         self._loop.remove_reader(self._fd)
         self.socket.close()
+
+
+def router_link(address: str, port: int, on_message: Callable[[list[bytes]], None]) -> tuple[Link, int]:
+    """A bound ROUTER for control messages on the running loop, and the port bound (0: any free one). Raises PortTaken."""
+    socket = control_socket(zmq.ROUTER)
+    try:
+        bound = bind(socket, address, port)
+    except PortTaken:
+        socket.close()
+        raise
+    return Link(socket, on_message), bound

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roq.errors import ExchangeNotFound, LastExchange, NotReady
+from roq.monitor.backup import HEARD_SECONDS, KNOWN_SECONDS, Roll
 from roq.monitor.loss import LINK_SECONDS
 from roq.monitor.membership import (
     EXCHANGE_SILENT_SECONDS,
@@ -12,10 +13,11 @@ from roq.monitor.membership import (
     PUBLISHER_SILENT_SECONDS,
     REJOIN_SECONDS,
     SUBSCRIBER_SILENT_SECONDS,
+    Membership,
 )
 from roq.monitor.records import Answer, ExchangeState, Retire, Unwatch, Watch
 from roq.wire import monitor as wire
-from tests.unit.small_queue import P, Queue, S, address, notices, replies
+from tests.unit.small_queue import USE, P, Queue, S, T, address, notices, replies
 
 # --- draining ---------------------------------------------------------------------------------------------------------
 
@@ -200,6 +202,32 @@ def test_who_lost_its_exchange_waits_for_a_restarted_monitor_to_know_the_subscri
         queue.join(path=4, exchange="")
     queue.now += REJOIN_SECONDS
     assert queue.join(path=4, exchange="").path == 5
+
+
+def test_an_activated_backup_waits_for_the_subscribers_that_reported_to_it_only() -> None:
+    queue = Queue()
+    queue.machine = Membership(3, USE, frozenset({S, T}))
+    queue.exchange("A")
+    for subscriber in (S, T):
+        with pytest.raises(NotReady, match="come back"):
+            queue.join(path=4, exchange="")
+        queue.subscribe(subscriber)
+        with pytest.raises(NotReady, match="come back"):
+            queue.join(path=4, exchange="")  # it would not hear what comes through A
+        queue.proves("A/1", id=subscriber)
+    with pytest.raises(NotReady, match="come back"):
+        queue.join(path=4, exchange="elsewhere")  # its link is fine: that Exchange will report
+    assert queue.join(path=4, exchange="").path == 5
+
+
+def test_a_backup_knows_the_subscribers_once_all_had_time_to_report() -> None:
+    roll = Roll()
+    assert roll.expected(100.0) is None, "nobody has reported: there may be some"
+    roll.heard(S, 100.0)
+    assert roll.expected(100.0 + KNOWN_SECONDS - 0.1) is None
+    roll.heard(T, 101.0)
+    assert roll.expected(100.0 + KNOWN_SECONDS) == frozenset({S, T})
+    assert roll.expected(100.0 + HEARD_SECONDS + 0.5) == frozenset({T}), "the other has left, or is not heard by us"
 
 
 def test_a_silent_subscriber_is_evicted_and_stops_nobody() -> None:

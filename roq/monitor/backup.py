@@ -1,0 +1,31 @@
+"""What a backup Monitor knows of the queue's subscribers, who report to it too: whom to expect when it is activated. Pure."""
+
+from __future__ import annotations
+
+KNOWN_SECONDS = 2.0  # after the first report everybody else has told a backup of itself too
+HEARD_SECONDS = 5.0  # a subscriber that has been silent for longer is not waited for
+
+
+class Roll:
+    """The subscribers that have reported to a backup."""
+
+    def __init__(self) -> None:
+        self._first = 0.0
+        self._last: dict[int, float] = {}
+
+    def heard(self, subscriber: int, now: float) -> None:
+        """A subscriber has reported."""
+        self._first = self._first or now
+        self._last[subscriber] = now
+
+    def forget(self, now: float) -> None:
+        """Once a second: whoever has been silent for long."""
+        for subscriber in [one for one, last in self._last.items() if now - last > HEARD_SECONDS]:
+            del self._last[subscriber]
+
+    def expected(self, now: float) -> frozenset[int] | None:
+        """Who will come back to this Monitor if it is activated now; None while this backup is too young to know."""
+        if not self._first or now - self._first < KNOWN_SECONDS:
+            return None
+        self.forget(now)
+        return frozenset(self._last)

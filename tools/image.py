@@ -1,4 +1,6 @@
-"""Builds the image of docker/ and prints its name: `tools/image.py`. Everything that was built before is used again.
+"""Builds the image of docker/ and prints its name: `tools/image.py [PACKAGE…]`. Everything that was built before is used again.
+
+PACKAGE: more Debian packages for it, such as systemd; that image is not roq:latest.
 
 Base: what ROQ_BASE_IMAGE names; else, as root on Debian, one made with debootstrap from this machine's own package sources;
 else Debian's public image. RoQ and its dependencies are installed here, for the image's Python, and copied in; ZooKeeper's
@@ -63,16 +65,16 @@ def exists(image: str) -> bool:
 # --- base -----------------------------------------------------------------------------------------------------------------
 
 
-def base_image() -> str:
-    """Name of an image with docker/packages.txt, or of one that can have them installed."""
+def base_image(packages: str) -> str:
+    """Name of an image with these packages, or of one that can have them installed."""
     if given := os.environ.get("ROQ_BASE_IMAGE"):
         return given
     mirror = package_mirror()
     if os.getuid() != 0 or not mirror or not shutil.which("apt-get"):
         return PUBLIC_BASE
-    name = f"roq-base:{digest([DOCKER / 'packages.txt'], SUITE, platform.machine(), *TRIMMED)}"
+    name = f"roq-base:{digest([], packages, SUITE, platform.machine(), *TRIMMED)}"
     if not exists(name):
-        make_base(name, mirror)
+        make_base(name, mirror, packages)
     return name
 
 
@@ -86,16 +88,15 @@ def package_mirror() -> str:
     return ""
 
 
-def make_base(name: str, mirror: str) -> None:
+def make_base(name: str, mirror: str, packages: str) -> None:
     """A minimal Debian with the packages, imported into the engine."""
     if not shutil.which("debootstrap"):
         say("installing debootstrap")
         run("apt-get", "update", "-qq")
         run("apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap")
-    packages = ",".join((DOCKER / "packages.txt").read_text().split())
     with tempfile.TemporaryDirectory(prefix="roq-base-") as folder:
         say("making a Debian base with debootstrap")
-        run("debootstrap", "--variant=minbase", f"--include={packages}", SUITE, folder, mirror)
+        run("debootstrap", "--variant=minbase", f"--include={','.join(packages.split())}", SUITE, folder, mirror)
         without = [f"--exclude=./{part}/*" for part in TRIMMED]
         with subprocess.Popen(["tar", "-C", folder, *without, "-c", "."], stdout=subprocess.PIPE) as tar:
             run("docker", "import", "-", name, stdin=tar.stdout)
@@ -159,36 +160,39 @@ def install_roq(target: Path) -> None:
         install(target, "--no-deps", *(str(wheel) for wheel in Path(folder).glob("*.whl")))
 
 
-def build(name: str, base: str) -> None:
+def build(name: str, latest: str, base: str, packages: str) -> None:
     """Put the context together and build. Layers whose content is as before are taken from the engine's cache."""
-    packages = packages_folder()
+    wheels = packages_folder()
     say("building RoQ's image")
     with tempfile.TemporaryDirectory(prefix="context-", dir=WORK) as folder:
         context = Path(folder)
-        for entry in ("Dockerfile", "base.sh", "packages.txt"):
+        for entry in ("Dockerfile", "base.sh"):
             shutil.copy(DOCKER / entry, context)
+        (context / "packages.txt").write_text(packages)
         shutil.copytree(DOCKER / "scripts", context / "scripts")
-        shutil.copytree(packages, context / "packages", copy_function=os.link)
+        shutil.copytree(wheels, context / "packages", copy_function=os.link)
         (context / "zookeeper").mkdir()
         for jar in find_jars():
             shutil.copy(jar, context / "zookeeper")
         install_roq(context / "roq")
-        run("docker", "build", "--quiet", "--build-arg", f"BASE={base}", "--tag", name, "--tag", "roq:latest", folder)
-    for old in run("docker", "images", "--format", "{{.Repository}}:{{.Tag}}", "roq").split():
-        if old not in (name, "roq:latest"):  # one that a container uses stays
+        run("docker", "build", "--quiet", "--build-arg", f"BASE={base}", "--tag", name, "--tag", latest, folder)
+    for old in run("docker", "images", "--format", "{{.Repository}}:{{.Tag}}", name.partition(":")[0]).split():
+        if old not in (name, latest):  # one that a container uses stays
             subprocess.run(["docker", "image", "rm", old], capture_output=True, check=False)
 
 
-def main() -> None:
+def main(more: list[str]) -> None:
     """Print the name of an image that holds this tree."""
     WORK.mkdir(parents=True, exist_ok=True)
-    base = base_image()
+    packages = (DOCKER / "packages.txt").read_text() + "".join(f"{package}\n" for package in more)
+    repository = "-".join(["roq", *more])
+    base = base_image(packages)
     own = [path for path in DOCKER.rglob("*") if path.is_file() and path.suffix not in (".yaml", ".md")]
-    name = f"roq:{digest([*own, *source_files(), ROOT / 'constraints.txt', Path(__file__)], base)}"
+    name = f"{repository}:{digest([*own, *source_files(), ROOT / 'constraints.txt', Path(__file__)], base)}"
     if not exists(name):
-        build(name, base)
+        build(name, f"{repository}:latest", base, packages)
     print(name)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

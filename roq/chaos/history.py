@@ -5,7 +5,7 @@ Messages are numbered from 1 per publisher in the payload, beside the SDK's own 
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
 from collections.abc import Iterable
 from struct import Struct
 from typing import NamedTuple
@@ -23,12 +23,13 @@ class Sent(NamedTuple):
 
 
 class Told(NamedTuple):
-    """One gap told by on_lost: `messages` many within first..last."""
+    """One gap told by on_lost: `messages` many within first..last. t: seconds after the start of the load."""
 
     publisher: int
     first: int
     last: int
     messages: int
+    t: float = 0.0
 
 
 class Done(msgspec.Struct):
@@ -52,7 +53,7 @@ class Heard:
         self.runs: list[list[tuple[int, int]]] = [[] for _ in range(publishers)]
         self.told: list[Told] = []
         self.foreign = 0
-        self.per_second: Counter[int] = Counter()
+        self.per_second = array("L")  # compact: a soak keeps many
         self.silence_seconds = 0.0
         self._last = 0.0
 
@@ -71,6 +72,7 @@ class Heard:
                 self.foreign += 1
                 continue
             self.arrived(publisher, number)
+        self.per_second.extend([0] * (int(seconds) + 1 - len(self.per_second)))
         self.per_second[int(seconds)] += arrived - (self.foreign - before)
         self.silence_seconds = max(self.silence_seconds, seconds - self._last)
         self._last = seconds
@@ -85,4 +87,4 @@ class Heard:
 
     def progress(self) -> int:
         """Grows with everything that comes or is told."""
-        return self.per_second.total() + self.foreign + sum(told.messages for told in self.told)
+        return sum(self.per_second) + self.foreign + sum(told.messages for told in self.told)

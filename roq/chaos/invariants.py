@@ -1,16 +1,60 @@
-"""The control plane's invariants (RELIABILITY 1.3) as far as a quiet cluster shows them. Pure.
+"""The control plane's invariants: of a quiet cluster at the end, and of what a witness saw all the time. Pure.
 
-C2 one active Monitor per queue; C3 that, replication - 1 backups on distinct hosts, one ScalingProcess, an Exchange at least;
-C4 and C7 hosts run exactly what the queues' records place there, and the operating system nothing else.
+C1 Writes of two reigns never mix: in the order of ZooKeeper's transactions the epochs of all assignments and of `gcm/epoch`
+   never decrease, and no host takes orders of an older epoch or revision than before. Quiet, no order is newer than the reign,
+   every host has obeyed its newest order, and no transaction is left.
+C2 One active Monitor per queue; over time, one host per term of a queue.
+C3 Quiet: that, replication - 1 backups on distinct hosts, one ScalingProcess, an Exchange at least.
+C4 Quiet: hosts run exactly what the queues' records place there, and the operating system nothing else. This is also
+C7 for what the run revived: a process of a former life is one that no record places there, or an orphan.
+C5 and C6 are checked by administration.py, the data plane's D1 to D5 by verdict.py, D6 by resources.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from roq.testing import HostProcess
 from roq.wire.assignment import MonitorRole, ProcessState
 from roq.wire.gcm import ClusterView, QueueInfo
+
+
+class Reign(NamedTuple):
+    """`gcm/epoch` as it was written by the ZooKeeper transaction `zxid`."""
+
+    zxid: int
+    epoch: int
+
+
+class Order(NamedTuple):
+    """An assignment."""
+
+    zxid: int
+    host: str
+    epoch: int
+    revision: int
+
+
+class Reported(NamedTuple):
+    """A host's report of which assignment it has taken in."""
+
+    zxid: int
+    host: str
+    epoch: int
+    revision: int
+
+
+class Term(NamedTuple):
+    """A queue's record. queue: of one life, from creation to removal."""
+
+    zxid: int
+    queue: str
+    term: int
+    host: str
+
+
+Seen = Reign | Order | Reported | Term
 
 
 def violations(view: ClusterView, processes: Mapping[str, Sequence[HostProcess]]) -> list[str]:
@@ -29,6 +73,62 @@ def violations(view: ClusterView, processes: Mapping[str, Sequence[HostProcess]]
         gone = pids - {one.pid for one in processes.get(host.host, ())}
         if gone:
             found.append(f"C4: {host.host} reports processes that are gone: {sorted(gone)}")
+    return found
+
+
+def unsettled(now: Iterable[Seen], transactions: Collection[str]) -> list[str]:
+    """C1 of a quiet cluster. now: everything in ZooKeeper at one moment."""
+    now = list(now)
+    found = [f"C1: transaction {path} is left" for path in transactions]
+    reign = max((one.epoch for one in now if isinstance(one, Reign)), default=0)
+    reports = {one.host: one for one in now if isinstance(one, Reported)}
+    for order in now:
+        if not isinstance(order, Order):
+            continue
+        if order.epoch > reign:
+            found.append(f"C1: assignment of {order.host} has epoch {order.epoch}, the reign is {reign}")
+        report = reports.get(order.host)
+        if report is None or report[2:] != order[2:]:
+            obeyed = f"{report.epoch}/{report.revision}" if report is not None else "nothing"
+            found.append(f"C1: {order.host} has obeyed {obeyed}, its assignment is {order.epoch}/{order.revision}")
+    return found
+
+
+def history_violations(seen: Collection[Seen]) -> list[str]:
+    """C1 and C2 over the whole run."""
+    found = [*_reigns(seen), *_obedience(seen)]
+    places: dict[tuple[str, int], set[str]] = {}
+    for one in seen:
+        if isinstance(one, Term):
+            places.setdefault((one.queue, one.term), set()).add(one.host)
+    for (queue, term), hosts in sorted(places.items()):
+        if len(hosts) > 1:
+            found.append(f"C2: in term {term} queue {queue} had active Monitors on {', '.join(sorted(hosts))}")
+    return found
+
+
+def _reigns(seen: Collection[Seen]) -> list[str]:
+    began = {one.epoch: one.zxid for one in seen if isinstance(one, Reign)}
+    found, highest = [], 0
+    for write in sorted((one for one in seen if isinstance(one, Reign | Order)), key=lambda one: one.zxid):
+        what = f"assignment of {write.host}" if isinstance(write, Order) else "gcm/epoch"
+        if write.epoch < highest:
+            found.append(f"C1: {what}: epoch {write.epoch} wrote after epoch {highest} had begun (zxid {write.zxid:x})")
+        if write.zxid < began.get(write.epoch, 0):
+            found.append(f"C1: {what}: epoch {write.epoch} wrote before it began (zxid {write.zxid:x})")
+        highest = max(highest, write.epoch)
+    return found
+
+
+def _obedience(seen: Collection[Seen]) -> list[str]:
+    found: list[str] = []
+    last: dict[str, Reported] = {}
+    for report in sorted((one for one in seen if isinstance(one, Reported)), key=lambda one: one.zxid):
+        before = last.get(report.host)
+        if before is not None and report[2:] < before[2:]:
+            went = f"from {before.epoch}/{before.revision} back to {report.epoch}/{report.revision}"
+            found.append(f"C1: {report.host} went {went}")
+        last[report.host] = report
     return found
 
 

@@ -132,7 +132,8 @@ class Load:
 
     def _teller(self, heard: Heard) -> Callable[[MessagesLost], None]:
         def tell(gap: MessagesLost) -> None:
-            heard.told.append(Told(self._indexes.get(gap.publisher, -1), gap.first, gap.last, gap.count))
+            at = round(time.monotonic() - self.started, 3)
+            heard.told.append(Told(self._indexes.get(gap.publisher, -1), gap.first, gap.last, gap.count, at))
 
         return tell
 

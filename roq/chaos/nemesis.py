@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
+from roq.chaos.administration import PREFIX
 from roq.chaos.history import Done
-from roq.chaos.schedule import IN_CONTAINERS, ON_LOOPBACK, PROCESSES, Fault, Kind, Role
+from roq.chaos.schedule import IN_CONTAINERS, LASTING, ON_LOOPBACK, PROCESSES, SHORT_SECONDS, Fault, Kind, Role
 from roq.errors import CallError, RoqError
 from roq.testing import DockerCluster, TestedCluster
-from roq.testing.cluster import CLIENT, HCM
+from roq.testing.cluster import CLIENT, HCM, Cut
 
 Undo = Callable[[], Awaitable[object]]
 ACT_SECONDS = 30.0  # one act on a cluster; a daemon started again is ready within this
@@ -21,11 +23,26 @@ def possible_in(cluster: TestedCluster) -> tuple[tuple[Kind, Role], ...]:
     return IN_CONTAINERS if isinstance(cluster, DockerCluster) else ON_LOOPBACK
 
 
+class Spared(NamedTuple):
+    """What shall live through the whole run: these machines, and the processes of this queue on them. They are frozen for as
+    long as nobody notices, and nothing else."""
+
+    machines: frozenset[str] = frozenset()
+    queue: str = ""
+
+    def covers(self, machine: str, process: str) -> bool:
+        """process: "" for the whole machine."""
+        return machine in self.machines and ("/" not in process or process.split("/")[1] == self.queue)
+
+
+NOTHING = Spared()
+
+
 class Nemesis:
     """`await Nemesis(cluster, faults).run()`; `log` is the record."""
 
-    def __init__(self, cluster: TestedCluster, faults: list[Fault]) -> None:
-        self._cluster, self._faults = cluster, faults
+    def __init__(self, cluster: TestedCluster, faults: list[Fault], spared: Spared = NOTHING) -> None:
+        self._cluster, self._faults, self._spared = cluster, faults, spared
         self.log: list[Done] = []
         self._unended: list[tuple[Undo, Done]] = []
 
@@ -69,29 +86,33 @@ class Nemesis:
     async def _choose(self, fault: Fault) -> tuple[str, str]:
         """Machine and, for faults of processes, name of the process."""
         cluster, number = self._cluster, fault.number
+        gentle = fault.kind is Kind.PAUSE and fault.seconds <= SHORT_SECONDS[1]
+        spared = NOTHING if gentle else self._spared
         match fault.role:
-            case Role.GCM:
-                return await cluster.leader(ACT_SECONDS / 2) if number % 2 else cluster.gcms[number % len(cluster.gcms)], ""
-            case Role.ZOOKEEPER:
-                return cluster.zookeepers[number % len(cluster.zookeepers)], ""
-            case Role.HOST:
-                return cluster.hosts[number % len(cluster.hosts)], ""
-            case Role.HCM:
-                return cluster.hosts[number % len(cluster.hosts)], HCM
-        machine, process = await self._find(fault.role, number)
+            case Role.GCM if number % 2 and not spared.machines:
+                return await cluster.leader(ACT_SECONDS / 2), ""
+            case _ if fault.role in LASTING:
+                process = HCM if fault.role is Role.HCM else ""
+                group = {Role.GCM: cluster.gcms, Role.ZOOKEEPER: cluster.zookeepers}.get(fault.role, cluster.hosts)
+                machines = [name for name in group if not spared.covers(name, process)]
+                if not machines:
+                    raise CallError(f"every {fault.role} is spared")
+                return machines[number % len(machines)], process
+        machine, process = await self._find(fault.role, number, spared)
         return machine, process if fault.kind in (Kind.KILL, Kind.PAUSE) else ""
 
-    async def _find(self, role: Role, number: int) -> tuple[str, str]:
-        """One of the processes of this kind that hosts report."""
+    async def _find(self, role: Role, number: int, spared: Spared) -> tuple[str, str]:
+        """One of the loaded queues' processes of this kind that hosts report."""
         found: list[tuple[str, str]] = []
         for host in self._cluster.hosts:
             try:
                 reported = await self._cluster.reported(host)
             except RoqError:
                 continue  # still coming back from the last fault
-            found += [(host, process.name) for process in reported if process.kind == role.value]
+            found += [(host, one.name) for one in reported if one.kind == role.value and not one.queue.startswith(PREFIX)]
+        found = [one for one in found if not spared.covers(*one)]
         if not found:
-            raise CallError(f"no {role} runs anywhere")
+            raise CallError(f"no {role} runs anywhere that is not spared")
         return sorted(found)[number % len(found)]
 
     # --- what ----------------------------------------------------------------------------------------------------------
@@ -121,6 +142,8 @@ class Nemesis:
                 await cluster.partition_from_zookeeper(machine)
             case Kind.MUTE:
                 await cluster.partition_one_way(machine, others)
+            case Kind.REJECT:
+                await cluster.partition(machine, others, how=Cut.REJECT)
             case _:
                 await cluster.partition(machine, others)
         return cluster.heal

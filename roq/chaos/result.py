@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from roq.chaos.administration import Counts
 from roq.chaos.history import Done, Heard
-from roq.chaos.verdict import Share, Verdict
+from roq.chaos.resources import Resources, Series
+from roq.chaos.verdict import Gap, Share, Verdict
 from roq.errors import CallError
 
 CLIENTS_MAX = 64
@@ -13,7 +15,8 @@ CLIENTS_MAX = 64
 
 class Options(msgspec.Struct, frozen=True):
     """seconds: of load under faults. rate: messages per second and publisher. every: seconds between faults. longest: no fault
-    takes longer (seconds; None: as long as `every` allows). size: bytes of a payload."""
+    takes longer (seconds; None: as long as `every` allows). size: bytes of a payload. soak: two queues with so many publishers
+    and subscribers each, the first one's processes on one host and one GCM are spared, and what they take is judged."""
 
     seconds: float = 60.0
     seed: int = 0
@@ -23,6 +26,7 @@ class Options(msgspec.Struct, frozen=True):
     every: float = 10.0
     longest: float | None = None
     size: int = 100
+    soak: bool = False
 
     def check(self) -> Options:
         """Itself; raises CallError for what can't run."""
@@ -53,14 +57,19 @@ class Result(msgspec.Struct, frozen=True):
     cluster: str
     healed_seconds: float
     subscribers: tuple[Share, ...]
+    gaps: tuple[Gap, ...]
+    administration: Counts
+    resources: Resources
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The result, and what its picture is drawn from."""
+    """The result, and what its pictures are drawn from. znodes: (seconds, count)."""
 
     result: Result
     heard: list[Heard]
     seconds: float
+    series: list[Series]
+    znodes: list[tuple[float, int]]
 
 
 def result(
@@ -71,8 +80,12 @@ def result(
     problems: list[str],
     violations: list[str],
     healed: float,
+    resources: Resources,
+    administration: Counts,
+    gaps: tuple[Gap, ...],
 ) -> Result:
     """Everything found, in one struct. healed: seconds from the last fault until all served."""
+    problems = [*problems, *resources.beyond, *(resources.problems if options.soak else ())]
     return Result(
         published=verdict.published,
         acked=verdict.acked,
@@ -91,4 +104,7 @@ def result(
         cluster=cluster,
         healed_seconds=round(healed, 2),
         subscribers=verdict.subscribers,
+        gaps=gaps,
+        administration=administration,
+        resources=resources,
     )

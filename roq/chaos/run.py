@@ -6,22 +6,25 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from msgspec import structs
 
-from roq.chaos import invariants
+from roq.chaos import resources
+from roq.chaos.beside import Beside
 from roq.chaos.history import Done
 from roq.chaos.load import Load
-from roq.chaos.nemesis import Nemesis, possible_in
+from roq.chaos.nemesis import NOTHING, Nemesis, Spared, possible_in
 from roq.chaos.result import Options, Run, result
-from roq.chaos.schedule import schedule
-from roq.chaos.verdict import judge
+from roq.chaos.schedule import Role, gentle, schedule
+from roq.chaos.verdict import gaps, judge, together
 from roq.client.cluster import Cluster
+from roq.client.ring import RING_SECONDS
 from roq.errors import RoqError
 from roq.testing import DockerCluster, LoopbackCluster, TestedCluster
 from roq.testing.docker_cluster import IMAGE
 
-QUEUE = "chaos"
+QUEUE, SECOND = "chaos", "second"  # a soak has both
 SESSION_SECONDS = 4.0
 HOSTS, GCMS, EXCHANGES, REPLICATION = 3, 2, 2, 2
 HEALED_SECONDS = 60.0  # after the last fault everything serves again within this
@@ -70,69 +73,74 @@ async def run(cluster: TestedCluster, options: Options, tell: Callable[[str], No
         session_seconds=SESSION_SECONDS,
         longest=options.longest,
     )
-    nemesis = Nemesis(cluster, faults)
-    async with cluster.connect() as client:
-        await _queue(cluster, client)
+    queues = (QUEUE, SECOND) if options.soak else (QUEUE,)
+    spared = Spared(frozenset({cluster.hosts[0], cluster.gcms[0]}), QUEUE) if options.soak else NOTHING
+    if options.soak:
+        faults = [gentle(fault) if fault.role is Role.ZOOKEEPER else fault for fault in faults]
+    nemesis = Nemesis(cluster, faults, spared)
+    async with cluster.connect() as client, AsyncExitStack() as exits:
+        for at, queue in enumerate(queues):
+            await _queue(cluster, client, queue, at)
         counts = {"publishers": options.publishers, "subscribers": options.subscribers, "size": options.size}
-        async with Load(client, QUEUE, rate=options.rate, **counts) as load:
-            tell(f"load: {options.publishers} publishers, {options.rate:g} messages/s each; {len(faults)} faults to come")
-            await nemesis.run(load.started, lambda done: tell(_line(done)))
-            await asyncio.sleep(load.started + options.seconds - time.monotonic())
-            healed, missing = await _settle(cluster, nemesis, load)
-            tell(f"healed after {healed:.1f} s" + (f", except: {missing}" if missing else ""))
-            await asyncio.sleep(CALM_SECONDS)
+        loads = [await exits.enter_async_context(Load(client, queue, rate=options.rate, **counts)) for queue in queues]
+        started = loads[0].started
+        beside = await exits.enter_async_context(Beside(cluster, started, options.every))
+        tell(f"load: {options.publishers} publishers, {options.rate:g} messages/s each; {len(faults)} faults to come")
+        await nemesis.run(started, lambda done: tell(_line(done)))
+        await asyncio.sleep(started + options.seconds - time.monotonic())
+        await beside.stop()
+        healed, missing = await _settle(cluster, nemesis, loads, queues)
+        tell(f"healed after {healed:.1f} s" + (f", except: {missing}" if missing else ""))
+        await asyncio.sleep(CALM_SECONDS)
+        for load in loads:
             await load.stop_publishing(FLUSH_LAST_SECONDS)
+        for load in loads:
             await load.drain(IDLE_SECONDS, DRAIN_SECONDS)
-            found = await _violations(cluster, client)
-            seconds = time.monotonic() - load.started
-            verdict, failures = judge(load.sent(), load.heard), list(load.failures)
-        failures += [one for one in load.failures if one not in failures]
-        with contextlib.suppress(RoqError):
-            await client.remove_queue(QUEUE)
-    problems = [*verdict.problems(), *failures, *([f"not healed: {missing}"] if missing else [])]
+        found = await beside.violations(client, HEALED_SECONDS / 2)
+        seconds = time.monotonic() - started
+        verdict = together([judge(load.sent(), load.heard) for load in loads])
+        await exits.aclose()
+        for queue in queues:
+            with contextlib.suppress(RoqError):
+                await client.remove_queue(queue)
+    failures = [failure for load in loads for failure in load.failures]
+    heard = [one for load in loads for one in load.heard]
+    told, unexcused = gaps(heard, nemesis.log, ring_seconds=RING_SECONDS)
+    problems = [*verdict.problems(), *unexcused, *failures, *([f"not healed: {missing}"] if missing else [])]
     kind = "docker" if isinstance(cluster, DockerCluster) else "local"
-    return Run(result(options, kind, verdict, nemesis.log, problems, found, healed), load.heard, seconds)
+    taken = resources.judge(beside.watch.series, beside.watch.znodes, options.seconds)
+    answer = result(options, kind, verdict, nemesis.log, problems, found, healed, taken, beside.administration.counts, told)
+    return Run(answer, heard, seconds, beside.watch.series, beside.watch.znodes)
 
 
-async def _queue(cluster: TestedCluster, client: Cluster) -> None:
-    await client.create_queue(QUEUE, replication=min(REPLICATION, len(cluster.hosts)), overflow="block")
+async def _queue(cluster: TestedCluster, client: Cluster, queue: str, first: int) -> None:
+    """A queue whose processes begin on the host with this number, from 0."""
+    hosts = [*cluster.hosts[first:], *cluster.hosts[:first]]
+    await client.create_queue(queue, replication=min(REPLICATION, len(hosts)), overflow="block", host=hosts[0])
     for number in range(1, EXCHANGES):
-        await client.create_exchange(QUEUE, host=cluster.hosts[number % len(cluster.hosts)])
-    await cluster.wait_queue_ready(QUEUE, exchanges=EXCHANGES)
+        await client.create_exchange(queue, host=hosts[number % len(hosts)])
+    await cluster.wait_queue_ready(queue, exchanges=EXCHANGES)
 
 
-async def _settle(cluster: TestedCluster, nemesis: Nemesis, load: Load) -> tuple[float, str]:
+async def _settle(cluster: TestedCluster, nemesis: Nemesis, loads: list[Load], queues: tuple[str, ...]) -> tuple[float, str]:
     """Heal everything and wait until all serves; how long that took, and what does not."""
     begun = time.monotonic()
 
+    def unhealthy() -> list[str]:
+        return [text for load in loads for text in load.unhealthy()]
+
     async def serves() -> bool:
-        return not load.unhealthy()
+        return not unhealthy()
 
     try:
         await nemesis.mend()
         await cluster.wait_hosts(len(cluster.hosts), timeout_seconds=HEALED_SECONDS)
-        await cluster.wait_queue_ready(QUEUE, timeout_seconds=HEALED_SECONDS)
+        for queue in queues:
+            await cluster.wait_queue_ready(queue, timeout_seconds=HEALED_SECONDS)
         await cluster.wait_for(serves, "every client is ready", HEALED_SECONDS)
     except RoqError as error:
-        return time.monotonic() - begun, "; ".join([str(error), *load.unhealthy()])
+        return time.monotonic() - begun, "; ".join([str(error), *unhealthy()])
     return time.monotonic() - begun, ""
-
-
-async def _violations(cluster: TestedCluster, client: Cluster) -> list[str]:
-    """What is still wrong with the cluster when it had its time to become right."""
-    found: list[str] = []
-
-    async def right() -> bool:
-        view = await client.view()
-        processes = {host: await cluster.processes(host) for host in cluster.hosts}
-        found[:] = invariants.violations(view, processes)
-        return not found
-
-    try:
-        await cluster.wait_for(right, "the invariants hold", HEALED_SECONDS / 2)
-    except RoqError as error:
-        return found or [str(error)]
-    return []
 
 
 def _line(done: Done) -> str:

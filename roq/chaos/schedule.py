@@ -1,7 +1,8 @@
 """The faults of a run: what, whom, when, how long. Pure: the same arguments give the same schedule.
 
 One fault every `every` seconds, ended before the next begins; a quarter of the periods is quiet (never the first). Faults are
-dealt from a shuffled deck of all that are possible, so that each comes once before any comes twice.
+dealt from a shuffled deck of all that are possible, so that each comes once before any comes twice. A third of the partitions
+reject.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import random
 from enum import StrEnum
 
 import msgspec
+from msgspec import structs
 
 from roq.errors import CallError
 
 QUIET = 0.25  # of the periods
+REJECTED = 3  # every third partition
 CALM_SECONDS = 3.0  # at least, between the end of a fault and the next period
 WARM_UP_SECONDS = 2.0  # of undisturbed load at the start
 EVERY_SECONDS_MIN = 2.0
@@ -22,11 +25,12 @@ LONGER_THAN_SESSION = (1.0, 2.5)  # a long fault takes the session and this much
 
 
 class Kind(StrEnum):
-    """What is done. A partition drops packets silently."""
+    """What is done. A partition drops packets silently, REJECT answers them with resets."""
 
     KILL = "kill"
     PAUSE = "pause"
     PARTITION = "partition"  # from every other machine and the clients
+    REJECT = "reject"  # the same, told
     CUT_FROM_ZOOKEEPER = "cut-from-zookeeper"
     MUTE = "mute"  # one-way: it hears, but is not heard
 
@@ -96,9 +100,17 @@ def schedule(
             length = round(dice.uniform(low, min(high, most)), 3)
             at = round(start + dice.uniform(0.0, min(every - most, seconds - most - start)), 3)
             lasts = kind is not Kind.KILL or role in LASTING
-            faults.append(Fault(at, kind, role, length if lasts else 0.0, dice.randrange(1 << 16)))
+            number = dice.randrange(1 << 16)
+            if kind is Kind.PARTITION and (number >> 8) % REJECTED == 0:
+                kind = Kind.REJECT
+            faults.append(Fault(at, kind, role, length if lasts else 0.0, number))
         start += every
     return faults
+
+
+def gentle(fault: Fault) -> Fault:
+    """The same, over before anybody loses a session."""
+    return structs.replace(fault, seconds=min(fault.seconds, SHORT_SECONDS[1]))
 
 
 def _deck(possible: tuple[tuple[Kind, Role], ...], *, with_long: bool) -> list[tuple[Kind, Role, bool]]:

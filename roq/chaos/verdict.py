@@ -5,6 +5,16 @@ unknown     published, not acked, not delivered, not told
 duplicated  delivered again
 reordered   delivered after a later one of the same publisher
 adds_up     delivered + reported_gaps == published, and nothing that was told as lost was delivered
+
+What a run of roq chaos checks, by the names of RELIABILITY 1.3:
+D1 no acknowledged loss        lost
+D2 order per publisher         reordered
+D3 no duplicates               duplicated
+D4 nothing damaged or unknown  foreign: size, publisher and number of every message
+D5 every gap is told           adds_up; and told only where a fault was longer than a publisher remembers: gaps
+D6 memory is bounded           resources.py: no process ever has more than MEMORY_MAX
+C1 to C4, C7                   invariants.py
+C5, C6                         administration.py
 """
 
 from __future__ import annotations
@@ -14,10 +24,13 @@ from itertools import starmap
 
 import msgspec
 
-from roq.chaos.history import Heard, Sent
+from roq.chaos.history import Done, Heard, Sent
 from roq.chaos.numbers import Numbers, count
+from roq.chaos.schedule import Kind, Role
 
+TOLD_WITHIN_SECONDS = 15.0  # after a fault's end: paths are proved again, held messages are given up
 EXAMPLES = 5  # ranges named per problem
+COUNTS = ("published", "acked", "delivered", "lost", "duplicated", "reordered", "unknown", "reported_gaps", "foreign")
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -35,6 +48,19 @@ class Share(msgspec.Struct, frozen=True):
     adds_up: bool
     silence_seconds: float
     examples: tuple[str, ...] = ()  # where the first violations are
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """One gap that a subscriber was told of, `t` seconds after the start. fault: when the fault began that may have caused it,
+    None: no fault can have."""
+
+    t: float
+    subscriber: int
+    publisher: int
+    first: int
+    last: int
+    messages: int
+    fault: float | None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -81,6 +107,41 @@ def judge(sent: Sequence[Sent], heard: Sequence[Heard]) -> Verdict:
         adds_up=all(share.adds_up for share in shares),
         subscribers=shares,
     )
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict on several loads."""
+    if len(verdicts) == 1:
+        return verdicts[0]
+    shares = tuple(share for one in verdicts for share in one.subscribers)
+    adds_up = all(one.adds_up for one in verdicts)
+    sums = {name: sum(getattr(one, name) for one in verdicts) for name in COUNTS}
+    return Verdict(**sums, adds_up=adds_up, subscribers=shares)
+
+
+def gaps(heard: Sequence[Heard], faults: Sequence[Done], *, ring_seconds: float) -> tuple[tuple[Gap, ...], list[str]]:
+    """Every gap that was told, with the latest fault that cut messages' ways for as long as a publisher remembers; as problems,
+    those told when no such fault was on or just over: all others must lose nothing."""
+    cuts = [fault for fault in faults if fault.seconds >= ring_seconds and _cuts_ways(fault)]
+    found, problems = [], []
+    for subscriber, one in enumerate(heard):
+        for told in one.told:
+            long = [fault for fault in cuts if fault.t <= told.t]
+            cause = long[-1] if long and told.t <= long[-1].t + long[-1].seconds + TOLD_WITHIN_SECONDS else None
+            gap = Gap(told.t, subscriber, told.publisher, told.first, told.last, told.messages, cause.t if cause else None)
+            found.append(gap)
+            if cause is None:
+                problems.append(
+                    f"subscriber {subscriber}: {told.messages} messages told lost at {told.t:.1f} s, no long fault was on"
+                )
+    return tuple(found), problems
+
+
+def _cuts_ways(fault: Done) -> bool:
+    """Whether messages can't pass some Exchange meanwhile."""
+    if fault.kind in (Kind.KILL, Kind.PAUSE):
+        return fault.role in (Role.EXCHANGE, Role.HOST)
+    return fault.kind != Kind.CUT_FROM_ZOOKEEPER and fault.role in (Role.EXCHANGE, Role.MONITOR, Role.HOST)
 
 
 def _share(sent: Sequence[Sent], heard: Heard) -> Share:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from roq.cli import host_install
 from roq.cli.address import ClusterOption, JsonOption, with_cluster
 from roq.cli.output import console, print_json, say, table
 from roq.cli.status import host_table
@@ -14,7 +15,8 @@ from roq.client.overview import host_rows
 from roq.errors import HostNotFound
 from roq.wire.gcm import HostInfo
 
-app = typer.Typer(help="Hosts: list, show, drain.", no_args_is_help=True)
+app = typer.Typer(help="Hosts: list, show, drain, install.", no_args_is_help=True)
+app.command("install")(host_install.install)
 HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="Name of the host.", show_default=False)]
 
 

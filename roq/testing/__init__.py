@@ -11,8 +11,8 @@ See roq/testing/cluster.py for what can be done to a cluster. DockerCluster need
 image` in RoQ's sources builds it).
 """
 
-from roq.testing.cluster import HostProcess, NotPossible, TestedCluster
+from roq.testing.cluster import Cut, HostProcess, NotPossible, TestedCluster
 from roq.testing.docker_cluster import DockerCluster
 from roq.testing.loopback_cluster import LoopbackCluster
 
-__all__ = ["DockerCluster", "HostProcess", "LoopbackCluster", "NotPossible", "TestedCluster"]
+__all__ = ["Cut", "DockerCluster", "HostProcess", "LoopbackCluster", "NotPossible", "TestedCluster"]

@@ -11,6 +11,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
+from enum import StrEnum
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -29,6 +30,14 @@ ANSWER_SECONDS = 2.0  # one question inside a wait
 HCM, GCM, TEMPLATE = "roq-hcm", "roq-gcm", "roq-template"  # process names beside those of ProcessSpec.name
 
 T = TypeVar("T")
+
+
+class Cut(StrEnum):
+    """What becomes of a packet on a way that is cut. DROP: nothing, as behind a pulled cable. REJECT: its sender is told at
+    once (TCP reset, ICMP port unreachable), as by a firewall or a machine without that service."""
+
+    DROP = "drop"
+    REJECT = "reject"
 
 
 class NotPossible(CallError):
@@ -104,23 +113,23 @@ class TestedCluster(ABC):
     async def unpause_process(self, name: str, pid: int) -> None:
         """SIGCONT, if the process still lives."""
 
-    async def partition_one_way(self, source: str | Iterable[str], target: str | Iterable[str]) -> None:
-        """Drop silently what `source` sends to `target`; names or groups of names."""
+    async def partition_one_way(self, source: str | Iterable[str], target: str | Iterable[str], *, how: Cut = Cut.DROP) -> None:
+        """Let nothing through that `source` sends to `target`; names or groups of names."""
         raise NotPossible
 
-    async def partition(self, one: str | Iterable[str], other: str | Iterable[str]) -> None:
-        """Drop silently what goes between the two, in both directions."""
-        await self.partition_one_way(one, other)
-        await self.partition_one_way(other, one)
+    async def partition(self, one: str | Iterable[str], other: str | Iterable[str], *, how: Cut = Cut.DROP) -> None:
+        """Let nothing through between the two, in either direction."""
+        await self.partition_one_way(one, other, how=how)
+        await self.partition_one_way(other, one, how=how)
 
-    async def partition_halves(self, half: Iterable[str]) -> None:
+    async def partition_halves(self, half: Iterable[str], *, how: Cut = Cut.DROP) -> None:
         """Cut these machines off from all other ones; the test's own machine reaches both sides."""
         inside = set(half)
-        await self.partition(inside, set(self.machines()) - inside)
+        await self.partition(inside, set(self.machines()) - inside, how=how)
 
-    async def partition_from_zookeeper(self, *names: str) -> None:
+    async def partition_from_zookeeper(self, *names: str, how: Cut = Cut.DROP) -> None:
         """Cut machines off from ZooKeeper only."""
-        await self.partition(names, self.zookeepers)
+        await self.partition(names, self.zookeepers, how=how)
 
     async def delay(self, name: str, milliseconds: float, jitter_milliseconds: float = 0.0) -> None:
         """Hold back every packet a machine sends by so much."""
@@ -147,6 +156,10 @@ class TestedCluster(ABC):
     @abstractmethod
     async def processes(self, name: str) -> list[HostProcess]:
         """Every RoQ process of a running machine, as its operating system sees them."""
+
+    @abstractmethod
+    async def system_processes(self, name: str) -> list[HostProcess]:
+        """The same with pids as the machine of the test numbers them, for /proc. Raises RoqError if the machine is down."""
 
     async def __aenter__(self) -> TestedCluster:
         await self.open()

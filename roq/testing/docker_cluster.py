@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roq.errors import CallError, DeadlineExceeded, ProcessFailed, RoqError
-from roq.testing.cluster import CLIENT, GCM, HCM, TEMPLATE, HostProcess, NotPossible, TestedCluster, names
+from roq.testing.cluster import CLIENT, GCM, HCM, TEMPLATE, Cut, HostProcess, NotPossible, TestedCluster, names
 from roq.testing.engine import STOP_SECONDS, Engine
 from roq.testing.links import DELAY_QUEUE, Links
 
@@ -29,7 +29,7 @@ FIRST_ADDRESS = {"zookeeper": 11, "gcm": 31, "host": 51}  # last byte
 MACHINES_MAX = 20  # of one role
 USER_ID = 550  # docker/base.sh
 STATE, CLOCK = Path("/var/lib/roq"), Path("/etc/roq/clock")
-FILLER = STATE / "filler"
+FILLER, ONCE = STATE / "filler", STATE / "once"
 SYSTEM = ("zookeeper", "gcm", "host")
 
 
@@ -283,9 +283,27 @@ class DockerCluster(TestedCluster):
         found = {int(pid): comm for pid, stat, comm in (line.split(None, 2) for line in listing.splitlines()) if stat[0] != "Z"}
         return {pid: comm.strip() for pid, comm in found.items() if comm.startswith("roq-")}
 
+    async def system_processes(self, name: str) -> list[HostProcess]:
+        """By what they call themselves: names as only the HCM tells them are asked of it in the containers' own pids."""
+        listing = await self._docker.call(self._machine(name).container.top, ps_args="-e -o pid,comm")
+        found = ((int(pid), comm) for pid, comm in listing["Processes"])
+        return [HostProcess(comm, pid) for pid, comm in found if comm.startswith("roq-")]
+
     async def kill_process(self, name: str, process: str) -> int:
         """SIGKILL one process, named as `processes` tells it."""
         return await self._signal(name, process, "KILL")
+
+    async def restart_daemon(self, name: str, **environment: str) -> None:
+        """End a GCM or HCM cleanly. Its successor, and only that one, has these environment variables besides."""
+        daemon = GCM if self._machine(name).role == "gcm" else HCM
+        lines = "".join(f"{key}={value}\\n" for key, value in environment.items())
+        await self.run(name, f"printf '{lines}' >{ONCE}")
+        ended = await self._signal(name, daemon, "TERM")
+
+        async def again() -> bool:
+            return any(program == daemon and pid != ended for pid, program in (await self._programs(name)).items())
+
+        await self.wait_for(again, f"{daemon} on {name} is started again")
 
     async def pause_process(self, name: str, process: str) -> int:
         """SIGSTOP."""
@@ -307,11 +325,11 @@ class DockerCluster(TestedCluster):
 
     # --- network --------------------------------------------------------------------------------------------------------
 
-    async def partition_one_way(self, source: str | Iterable[str], target: str | Iterable[str]) -> None:
+    async def partition_one_way(self, source: str | Iterable[str], target: str | Iterable[str], *, how: Cut = Cut.DROP) -> None:
         """Machines must run; a paused one can't be told."""
         sources, targets = names(source), names(target)
         self._check_names(*sources, *targets)
-        await self._apply(*self._links.block(sources, targets))
+        await self._apply(*self._links.block(sources, targets, how))
 
     async def delay(self, name: str, milliseconds: float, jitter_milliseconds: float = 0.0) -> None:
         """Holds packets back in a program inside the machine, so that the kernel needs no netem."""

@@ -121,8 +121,9 @@ class Engine:
         address: str,
         environment: Mapping[str, str],
         tmpfs: Mapping[str, str],
+        options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Create one container; it is not started."""
+        """Create one container; it is not started. options: of the SDK, beside or instead of ours."""
         endpoint = self._client.api.create_endpoint_config(ipv4_address=address)
         return await self.call(
             self._client.containers.create,
@@ -135,8 +136,11 @@ class Engine:
             environment=dict(environment),
             labels=labels(token),
             tmpfs=dict(tmpfs),
-            init=True,  # reaps what a killed daemon leaves
-            cap_add=["NET_ADMIN"],  # partitions are made inside
+            **{
+                "init": True,  # reaps what a killed daemon leaves
+                "cap_add": ["NET_ADMIN"],  # partitions are made inside
+                **(options or {}),
+            },
         )
 
     async def image_there(self, image: str) -> bool:

@@ -1,7 +1,7 @@
 """The network between machines of a DockerCluster as one value: who can't hear whom, who is slow; and its firewall rules.
 
-Pure: the rules are text for iptables-restore, applied inside a machine. A machine drops what it must not hear; what the
-test's own machine must not hear is dropped by its sender.
+Pure: the rules are text for iptables-restore, applied inside a machine. A machine drops or rejects what it must not hear; what
+the test's own machine must not hear is dropped or rejected by its sender. Rejections themselves go through.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from roq.testing.cluster import CLIENT
+from roq.testing.cluster import CLIENT, Cut
 
 DELAY_QUEUE = 7  # number of the kernel's packet queue that docker/scripts/delay serves
 
@@ -19,13 +19,14 @@ class Links:
     """addresses: IP address by name, CLIENT included."""
 
     addresses: Mapping[str, str]
-    blocked: set[tuple[str, str]] = field(default_factory=set)  # (source, target)
+    blocked: dict[tuple[str, str], Cut] = field(default_factory=dict)  # by (source, target)
     delayed: set[str] = field(default_factory=set)  # their packets wait in DELAY_QUEUE
 
-    def block(self, sources: set[str], targets: set[str]) -> set[str]:
+    def block(self, sources: set[str], targets: set[str], how: Cut = Cut.DROP) -> set[str]:
         """Cut these ways; the machines whose rules change."""
-        new = {(source, target) for source in sources for target in targets if source != target} - self.blocked
-        self.blocked |= new
+        ways = {(source, target) for source in sources for target in targets if source != target}
+        new = {way for way in ways if self.blocked.get(way) is not how}
+        self.blocked |= dict.fromkeys(new, how)
         return {source if target == CLIENT else target for source, target in new}
 
     def heal(self) -> set[str]:
@@ -42,11 +43,19 @@ class Links:
     def rules(self, name: str) -> str:
         """All rules of one machine, for iptables-restore."""
         lines = ["*filter", ":INPUT ACCEPT", ":OUTPUT ACCEPT"]  # replaces what was there
-        for source, target in sorted(self.blocked):
+        for (source, target), how in sorted(self.blocked.items()):
             if target == name:
-                lines.append(f"-A INPUT -s {self.addresses[source]} -j DROP")
+                lines += _barred(f"-A INPUT -s {self.addresses[source]}", how)
             elif source == name and target == CLIENT:
-                lines.append(f"-A OUTPUT -d {self.addresses[CLIENT]} -j DROP")
+                lines += _barred(f"-A OUTPUT -d {self.addresses[CLIENT]}", how)
         if name in self.delayed:
             lines.append(f"-A OUTPUT ! -o lo -j NFQUEUE --queue-num {DELAY_QUEUE} --queue-bypass")
         return "\n".join([*lines, "COMMIT", ""])
+
+
+def _barred(packets: str, how: Cut) -> list[str]:
+    if how is Cut.DROP:
+        return [f"{packets} -j DROP"]
+    passing = ("-p tcp --tcp-flags RST RST", "-p icmp")
+    resets = [f"{packets} -p tcp -j REJECT --reject-with tcp-reset", f"{packets} -j REJECT"]
+    return [*(f"{packets} {rejection} -j ACCEPT" for rejection in passing), *resets]

@@ -22,7 +22,7 @@ from roq.testing.cluster import CLIENT, GCM, HCM, HostProcess, NotPossible, Test
 
 T = TypeVar("T")
 CALL_SECONDS = 90.0
-PROGRAMS = ("roq-gcm", "roq-hcm", "roq-template", "roq-monitor", "roq-exchange", "roq-scaling")
+PROGRAMS = ("roq-gcm", "roq-hcm", "roq-template", "roq-monitor", "roq-exchange", "roq-scaling", "roq-store", "roq-master")
 DAEMONS, CHILDREN = PROGRAMS[:3], PROGRAMS[3:]
 
 
@@ -196,6 +196,10 @@ class LoopbackCluster(TestedCluster):
             for pid, program in found
             if program in PROGRAMS
         ]
+
+    async def system_processes(self, name: str) -> list[HostProcess]:
+        """The same: there is one machine."""
+        return await self.processes(name)
 
     def _owned(self, name: str) -> list[leftovers.Leftover]:
         self._daemon(name)

@@ -16,12 +16,21 @@ import pytest
 import roq
 from roq.errors import CallError, DeadlineExceeded, HostNotFound, ProcessFailed, RoqError
 from roq.testing import DockerCluster, NotPossible
-from roq.testing.cluster import CLIENT
+from roq.testing.cluster import CLIENT, Cut
+from roq.testing.docker_cluster import USER_ID
 from roq.testing.engine import CLUSTER_LABEL, Engine
 from tests.harness.hearing import all_pairs, hearing
 
 CLUSTER = {"gcms": 2, "hcms": 2, "state_megabytes": 4}
 HOUR = 3600.0
+CONNECT = """python3 -c '
+import socket
+try:
+    socket.create_connection(("{address}", {port}), 2)
+    print("connected")
+except OSError as error:
+    print(type(error).__name__)
+'"""
 WRITE = "dd if=/dev/zero of=/var/lib/roq/more bs=1k count=1 && rm /var/lib/roq/more"
 
 
@@ -93,6 +102,50 @@ async def test_partitions_cut_exactly_these_ways(machines: DockerCluster) -> Non
     assert await hearing(machines, everyone) == all_pairs(half) | all_pairs(others)
     await machines.heal()
     assert await hearing(machines, everyone) == all_pairs(everyone)
+
+
+async def test_a_rejecting_partition_tells_both_sides_at_once(machines: DockerCluster) -> None:
+    async def connecting(source: str) -> str:
+        script = CONNECT.format(address=machines.address("host-2"), port=machines.hcm_port("host-2"))
+        return (await machines.run(source, script)).strip()
+
+    everyone = ("gcm-1", "host-1", "host-2")
+    await machines.partition("host-1", "host-2")
+    assert await connecting("host-1") == "TimeoutError"
+    await machines.partition("host-1", "host-2", how=Cut.REJECT)
+    assert await hearing(machines, everyone) == all_pairs(everyone) - {("host-1", "host-2"), ("host-2", "host-1")}
+    assert (await connecting("host-1"), await connecting("gcm-1")) == ("ConnectionRefusedError", "connected")
+    await machines.partition(CLIENT, "host-2", how=Cut.REJECT)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(machines.address("host-2"), machines.hcm_port("host-2"))
+    await machines.heal()
+    assert await connecting("host-1") == "connected"
+
+
+async def test_a_rejecting_partition_breaks_what_is_connected(machines: DockerCluster) -> None:
+    reader, writer = await asyncio.open_connection(machines.address("host-2"), machines.hcm_port("host-2"))
+    await reader.read(1)  # the greeting has begun
+    await machines.partition(CLIENT, "host-2", how=Cut.REJECT)
+    writer.write(bytes(64))  # answered with a reset
+    with pytest.raises(ConnectionResetError):
+        await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+
+
+async def test_a_daemon_gets_its_environment_once(machines: DockerCluster) -> None:
+    async def variables() -> str:
+        read = f"setpriv --reuid {USER_ID} --regid {USER_ID} --clear-groups cat /proc/$(pgrep -x roq-gcm)/environ"
+        return (await machines.run("gcm-2", f"{read} | tr '\\0' '\\n' | grep ROQ_X || echo none")).strip()
+
+    await machines.restart_daemon("gcm-2", ROQ_X_TEST="1")
+    assert await variables() == "ROQ_X_TEST=1"
+    await machines.kill_process("gcm-2", "roq-gcm")
+    await machines.wait_for(lambda: _runs(machines, "gcm-2", "roq-gcm"), "gcm-2 runs again")
+    assert await variables() == "none"
+
+
+async def _runs(machines: DockerCluster, name: str, program: str) -> bool:
+    return program in {process.name for process in await machines.processes(name)}
 
 
 async def test_a_host_cut_off_from_zookeeper_only(machines: DockerCluster) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from roq.chaos import invariants
 from roq.chaos.history import STAMP, Done, Heard, Sent, Told
+from roq.chaos.invariants import Order, Reign, Reported, Seen, Term, history_violations, unsettled
 from roq.chaos.numbers import Numbers, count
 from roq.chaos.picture import timeline
 from roq.chaos.result import Options
 from roq.chaos.schedule import CALM_SECONDS, IN_CONTAINERS, ON_LOOPBACK, Fault, Kind, Role, schedule
-from roq.chaos.verdict import Verdict, judge
+from roq.chaos.verdict import Verdict, gaps, judge, together
 from roq.errors import CallError
 from roq.testing import HostProcess
 from roq.wire.assignment import (
@@ -52,7 +53,8 @@ def test_faults_come_one_after_the_other_and_a_quarter_of_the_periods_is_quiet(s
 
 def test_everything_possible_happens_short_and_long() -> None:
     found = faults()
-    assert {(one.kind, one.role) for one in found} == set(IN_CONTAINERS)
+    rejected = {(Kind.REJECT, role) for kind, role in IN_CONTAINERS if kind is Kind.PARTITION}
+    assert {(one.kind, one.role) for one in found} == {*IN_CONTAINERS, *rejected}
     for kind, role in IN_CONTAINERS:
         lengths = [one.seconds for one in found if (one.kind, one.role) == (kind, role)]
         if kind is Kind.KILL and role in (Role.EXCHANGE, Role.MONITOR, Role.SCALING):
@@ -120,6 +122,23 @@ def test_told_but_delivered_does_not_add_up() -> None:
     assert not verdict([1, 2, 6, 7, 8, 9, 10], [Told(0, 3, 5, 3), Told(0, 3, 5, 3)]).adds_up, "told twice"
 
 
+def test_a_gap_needs_a_fault_that_cuts_for_longer_than_the_ring() -> None:
+    heard = Heard(1)
+    heard.told = [Told(0, 3, 5, 3, 12.0), Told(0, 7, 8, 2, 41.0), Told(0, 9, 9, 1, 9.0)]
+    faults = [
+        Done(4.0, "kill", "host-1", 1.2, "host"),
+        Done(10.0, "partition", "host-2", 5.5, "monitor"),
+        *(Done(39.0, kind, "host-3", 6.0, "monitor") for kind in ("pause", "cut-from-zookeeper")),
+        Done(40.0, "kill", "host-3", 4.9, "host"),
+    ]
+    found, problems = gaps([heard], faults, ring_seconds=5.0)
+    assert [(gap.t, gap.messages, gap.fault) for gap in found] == [(12.0, 3, 10.0), (41.0, 2, None), (9.0, 1, None)]
+    assert problems == [
+        "subscriber 0: 2 messages told lost at 41.0 s, no long fault was on",
+        "subscriber 0: 1 messages told lost at 9.0 s, no long fault was on",
+    ]
+
+
 def test_duplicated_and_reordered() -> None:
     found = verdict([1, 2, 3, 2, 3, *range(4, 11)])
     assert (found.duplicated, found.reordered, found.lost) == (2, 0, 0)
@@ -152,7 +171,7 @@ def test_damaged_and_unknown_messages_are_foreign() -> None:
     heard = Heard(1)
     good = STAMP.pack(0, 1) + bytes(8)
     heard.take([(1, good), (2, good), (1, good[:-1]), (1, STAMP.pack(3, 1) + bytes(8))], len(good), 1.5)
-    assert (heard.foreign, heard.runs, dict(heard.per_second), heard.silence_seconds) == (3, [[(1, 1)]], {1: 1}, 1.5)
+    assert (heard.foreign, heard.runs, list(heard.per_second), heard.silence_seconds) == (3, [[(1, 1)]], [0, 1], 1.5)
     found = judge([Sent(1, 1)], [heard])
     assert (found.foreign, found.adds_up) == (3, False)
 
@@ -185,9 +204,62 @@ def test_the_invariants_of_a_quiet_cluster() -> None:
     assert any("gone" in line for line in invariants.violations(cluster(*RIGHT), {"h": SEEN["h"][:2]}))
 
 
+def test_two_loads_have_one_verdict() -> None:
+    whole, broken = verdict([*range(1, 11)]), verdict([1, 2, 4, 4, 3, *range(5, 10)])
+    both = together([whole, broken])
+    assert (both.published, both.delivered, both.lost, both.duplicated, both.reordered, both.adds_up) == (
+        20,
+        19,
+        1,
+        1,
+        1,
+        False,
+    )
+    assert "subscriber 1: publisher 0: lost 10..10" in both.problems()
+    assert together([whole]) == whole
+
+
+NOW: list[Seen] = [Reign(10, 3), Order(12, "h", 3, 9), Reported(13, "h", 3, 9), Order(5, "g", 2, 4), Reported(6, "g", 2, 4)]
+
+
+def test_reigns_that_do_not_mix() -> None:
+    seen = [*NOW, Reign(3, 2), Order(11, "g", 3, 5), Term(4, "q", 1, "h"), Term(12, "q", 2, "g"), Term(13, "q", 2, "g")]
+    assert history_violations(seen) == []
+    assert unsettled(NOW, []) == []
+
+
+def test_a_write_of_a_reign_that_is_over_is_found() -> None:
+    late = history_violations([Reign(3, 2), Reign(10, 3), Order(11, "h", 2, 9)])
+    assert late == ["C1: assignment of h: epoch 2 wrote after epoch 3 had begun (zxid b)"]
+    assert "before it began" in history_violations([Reign(10, 3), Order(9, "h", 3, 1)])[0]
+    assert "gcm/epoch" in history_violations([Reign(10, 3), Reign(11, 2)])[0]
+
+
+def test_a_host_that_takes_an_older_order_is_found() -> None:
+    assert history_violations([Reported(5, "h", 3, 4), Reported(9, "h", 4, 1)]) == []
+    assert history_violations([Reported(5, "h", 3, 4), Reported(9, "h", 2, 7)]) == ["C1: h went from 3/4 back to 2/7"]
+    assert history_violations([Reported(9, "h", 3, 3), Reported(5, "h", 3, 4)]) == ["C1: h went from 3/4 back to 3/3"]
+
+
+def test_a_term_with_two_active_monitors_is_found() -> None:
+    found = history_violations([Term(4, "q", 1, "h"), Term(5, "q", 1, "g"), Term(5, "r", 1, "g")])
+    assert found == ["C2: in term 1 queue q had active Monitors on g, h"]
+
+
+def test_what_is_unsettled_is_found() -> None:
+    assert unsettled(NOW, ["transactions/queue/t"]) == ["C1: transaction transactions/queue/t is left"]
+    assert unsettled([*NOW, Order(14, "i", 4, 1), Reported(15, "i", 4, 1)], []) == [
+        "C1: assignment of i has epoch 4, the reign is 3"
+    ]
+    assert unsettled([*NOW, Order(14, "i", 3, 2), Reported(15, "i", 3, 1)], []) == [
+        "C1: i has obeyed 3/1, its assignment is 3/2"
+    ]
+    assert "obeyed nothing" in unsettled([Reign(1, 3), Order(2, "i", 3, 2)], [])[0]
+
+
 def test_the_picture_is_well_formed() -> None:
     heard = Heard(1)
-    heard.per_second.update({0: 100, 1: 50, 3: 100})
+    heard.per_second.extend([100, 50, 0, 100])
     heard.told = [Told(0, 3, 5, 3)]
     text = timeline("seed 1 <&>", [heard, heard], [Done(1.0, "kill", "host-1:exchange/q/3f", 0.0, "exchange")], 4.0)
     assert ElementTree.fromstring(text).tag.endswith("svg")

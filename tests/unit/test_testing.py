@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roq.errors import DeadlineExceeded, NotReady
-from roq.testing.cluster import CLIENT, TestedCluster
+from roq.testing.cluster import CLIENT, Cut, TestedCluster
 from roq.testing.engine import alive, owner
 from roq.testing.links import Links
 
@@ -30,10 +30,26 @@ def test_what_the_client_must_not_hear_is_dropped_by_its_sender() -> None:
     assert "-A INPUT -s 198.18.0.9 -j DROP" in links.rules("a")
 
 
+def test_a_rejection_is_told_and_goes_through_itself() -> None:
+    links = Links(ADDRESSES)
+    assert links.block({"a"}, {"b"}, Cut.REJECT) == {"b"}
+    lines = [line.removeprefix("-A INPUT -s 198.18.0.1 ") for line in links.rules("b").splitlines() if "198.18.0.1" in line]
+    assert lines == [
+        "-p tcp --tcp-flags RST RST -j ACCEPT",
+        "-p icmp -j ACCEPT",
+        "-p tcp -j REJECT --reject-with tcp-reset",
+        "-j REJECT",
+    ]
+    assert links.block({"a"}, {"b"}) == {"b"}, "another way of being cut"
+    assert "-A INPUT -s 198.18.0.1 -j DROP" in links.rules("b")
+    assert links.block({"a"}, {CLIENT}, Cut.REJECT) == {"a"}
+    assert "-A OUTPUT -d 198.18.0.9 -p tcp -j REJECT --reject-with tcp-reset" in links.rules("a")
+
+
 def test_groups_are_cut_from_each_other_and_healed() -> None:
     links = Links(ADDRESSES)
     assert links.block({"a", "b"}, {"b", "c"}) == {"b", "c"}
-    assert links.blocked == {("a", "b"), ("a", "c"), ("b", "c")}
+    assert set(links.blocked) == {("a", "b"), ("a", "c"), ("b", "c")}
     links.delayed.add("a")
     assert "NFQUEUE" in links.rules("a")
     assert links.heal() == {"a", "b", "c"}

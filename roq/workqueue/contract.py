@@ -37,8 +37,8 @@ class TaskState(StrEnum):
 class Settings(msgspec.Struct, frozen=True):
     """What a work queue is created with; kept with the queue, so that every process that opens it obeys the same.
 
-    max_attempts: a task leased this often and not acked is dead; 0: never. dedup_seconds: a `dedup_key` put again within this
-    time is the same task.
+    max_attempts: a task leased this often and not acked is dead, unless it was released without an error; 0: never.
+    dedup_seconds: a `dedup_key` put again within this time is the same task.
     """
 
     max_attempts: int = 0

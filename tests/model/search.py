@@ -1,12 +1,28 @@
-"""Breadth-first search of the model in moves.py: every state once, the shortest way to a breach."""
+"""Breadth-first search of a model (moves.py, shared_log.py): every state once, the shortest way to a breach."""
 
 from __future__ import annotations
 
 import gc
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple, Protocol, TypeVar
 
 from tests.model.moves import Breach, Model
-from tests.model.state import Config, State
+from tests.model.state import Config
+
+S = TypeVar("S", bound=Hashable)
+
+
+class Explorable(Protocol[S]):
+    """What can be searched."""
+
+    def start(self) -> S:
+        """The first state."""
+
+    def steps(self, state: S) -> Iterator[tuple[bool, str, S]]:
+        """Whether it must happen, what it is, what comes of it. Breach: a promise is broken."""
+
+    def end(self, state: S) -> None:
+        """Nothing must happen any more. Breach: a promise is not kept."""
 
 
 class Found(NamedTuple):
@@ -19,22 +35,27 @@ class Found(NamedTuple):
 
 
 def search(config: Config, states_max: int = 2_000_000) -> Found:
-    """All states of the model, nearest first, until one breaks a promise."""
+    """All states of the model of moves, nearest first, until one breaks a promise."""
+    return explore(Model(config), states_max)
+
+
+def explore(model: Explorable[S], states_max: int = 2_000_000) -> Found:
+    """All states of any model, nearest first, until one breaks a promise."""
     collecting = gc.isenabled()
     gc.disable()  # frozen values have no cycles, and looking for some takes a third of the time
     try:
-        return _search(Model(config), states_max)
+        return _search(model, states_max)
     finally:
         if collecting:
             gc.enable()
 
 
-def _search(model: Model, states_max: int) -> Found:
+def _search(model: Explorable[S], states_max: int) -> Found:
     start = model.start()
-    came_from: dict[State, State | None] = {start: None}
+    came_from: dict[S, S | None] = {start: None}
     layer, depth, ends = [start], 0, 0
     while layer:
-        following: list[State] = []
+        following: list[S] = []
         for state in layer:
             moving = False
             try:
@@ -53,7 +74,7 @@ def _search(model: Model, states_max: int) -> Found:
     return Found(len(came_from), ends, depth, ())
 
 
-def _trail(model: Model, came_from: dict[State, State | None], state: State) -> list[str]:
+def _trail(model: Explorable[S], came_from: dict[S, S | None], state: S) -> list[str]:
     """The steps from the start to `state`."""
     labels: list[str] = []
     while (before := came_from[state]) is not None:

@@ -1,0 +1,388 @@
+"""How a work queue's state follows from its records: the fold. Pure: no IO, no clock, no setting but those in the records.
+
+Theory of operation (RDSQ). All who read the same log are in the same state after the same record.
+
+    Push ──► delayed ── time ──► ready ── Pop ──► leased ── Complete ──► gone
+               ▲                   ▲                │
+               └──── delay ────────┴─── Requeue ────┤
+                                   ▲                └─ too many attempts, or DeadLetter ──► dead
+                                   └─────────────────────────── RequeueDead ─────────────────┘
+
+A Pop that finds nothing and may wait stands in line until a task comes, its time is over, or it is cancelled. The rules that
+keep this right whoever crashes when, each of them with its counterexample in tests/model:
+    a delivery is named by the LSN of its Pop, so a late record about an older delivery of a task does nothing;
+    the first record that ends a delivery decides, the others do nothing; an expiry names the end it saw, so it can't undo an
+    extension; a task that comes back is handed to a waiting Pop at once, and otherwise stands where it was pushed;
+    Pushes and Pops carry numbers of their sender, so a record written twice takes effect once.
+
+The shell appends Tick and Requeue when `next_due` has come; this file only says what is due. What a record means: records.py;
+status, dump, load and check: state.py. Limits here cut by the records alone: WAITERS_MAX, DEDUP_KEYS_MAX, senders.py.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
+
+from roq.workqueue.contract import Settings
+from roq.workqueue.effects import Counted, Delivered, Dropped, Effect, Handed, Known, Refused, Settled
+from roq.workqueue.ready import Ready, Task
+from roq.workqueue.records import (
+    POP_SHIFT,
+    BlobRef,
+    Cancel,
+    Complete,
+    Configure,
+    DeadLetter,
+    Extend,
+    InstanceDead,
+    Pop,
+    Purge,
+    Push,
+    Record,
+    ReleaseAll,
+    RemoveDead,
+    Replaced,
+    Requeue,
+    RequeueDead,
+    TaskKey,
+    Tick,
+)
+from roq.workqueue.senders import Senders, Use
+
+WAITERS_MAX = 10_000  # Pops in line; one more is answered at once, with nothing
+DEDUP_KEYS_MAX = 1_000_000  # remembered at once; above it the oldest are forgotten early
+APPLIED: tuple[Effect, ...] = (Settled(True),)
+LOST: tuple[Effect, ...] = (Settled(False),)
+Effects = Sequence[Effect]
+
+
+class Waiter(NamedTuple):
+    """A Pop in line. position: its LSN. until: ms."""
+
+    position: int
+    lease_ms: int
+    until: int
+
+
+class Fold:
+    """A work queue after `position` records. clock: the highest time in them, ms. Shells use state.State."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.clock = 0
+        self.settings = Settings()
+        self.version = 0  # how often it was configured
+        self.inserted = self.completed = self.removed = 0
+        self.ready = Ready()
+        self.delayed: list[tuple[int, int, Task]] = []  # a heap by due, order
+        self.leased: dict[int, Task] = {}  # by delivery
+        self.dead: dict[TaskKey, Task] = {}  # in the order of their deaths
+        self.waiters: OrderedDict[tuple[int, int], Waiter] = OrderedDict()  # by instance, nonce
+        self.producers, self.instances = Senders(), Senders()
+        self.keys: OrderedDict[str, tuple[int, TaskKey]] = OrderedDict()  # dedup key -> time, task
+        self.blobs: dict[TaskKey, Task] = {}  # tasks whose payload is elsewhere
+        self._ends: list[tuple[int, int]] = []  # a heap of (due, delivery) of leases, and of some that are over
+        self._handlers: dict[type, Callable[[Any], Effects]] = {
+            Push: self._push,
+            Pop: self._pop,
+            Complete: self._complete,
+            Requeue: self._requeue,
+            Extend: self._extend,
+            DeadLetter: self._dead_letter,
+            Cancel: self._cancel,
+            InstanceDead: self._instance_dead,
+            Tick: self._tick,
+            Configure: self._configure,
+            Purge: self._purge,
+            ReleaseAll: self._release_all,
+            RequeueDead: self._requeue_dead,
+            RemoveDead: self._remove_dead,
+            Replaced: self._replaced,
+        }
+
+    def apply(self, record: Record) -> Effects:
+        """Take the next record of the log."""
+        self.position += 1
+        if record.now > self.clock:  # noqa: PLR1730 - max() takes longer, and this runs for every record
+            self.clock = record.now
+        if self.delayed and self.delayed[0][0] <= self.clock:
+            return (*self._promote(), *self._handlers[type(record)](record))
+        return self._handlers[type(record)](record)
+
+    # --- what is due --------------------------------------------------------------------------------------------------
+
+    def next_due(self) -> int | None:
+        """ms when the next delay or lease ends. None: nothing will happen by itself."""
+        ends = self._ends
+        while ends and not self._is_current(ends[0]):
+            heappop(ends)
+        dues = [*([ends[0][0]] if ends else ()), *([self.delayed[0][0]] if self.delayed else ())]
+        return min(dues, default=None)
+
+    def expired(self, now: int, count: int) -> list[Requeue]:
+        """The records for a log: deliveries whose lease is over at `now`, at most `count`, the longest over first."""
+        found: dict[int, int] = {}
+        ends = self._ends
+        while ends and ends[0][0] <= now and len(found) < count:
+            due, delivery = heappop(ends)
+            if self._is_current((due, delivery)):
+                found[delivery] = due
+        for delivery, due in found.items():
+            heappush(ends, (due, delivery))  # it is over when the record is applied, not before
+        return [Requeue(now, delivery, self.leased[delivery].instance, due) for delivery, due in found.items()]
+
+    def _is_current(self, end: tuple[int, int]) -> bool:
+        task = self.leased.get(end[1])
+        return task is not None and task.due == end[0]
+
+    # --- tasks come ---------------------------------------------------------------------------------------------------
+
+    def _push(self, record: Push) -> Effects:
+        key = (record.producer, record.sequence)
+        use = self.producers.use(record.producer, record.sequence, self.clock)
+        if use is not Use.NEW:
+            return self._again(record, use)
+        if record.dedup_key and (same := self._same(record.dedup_key, key)) is not None:
+            dropped = (Dropped(record.payload),) if isinstance(record.payload, BlobRef) else ()
+            return (Known(same), *dropped)
+        self.inserted += 1
+        task = Task(self.position, record.producer, record.sequence, record.payload, record.priority, self.clock)
+        if type(record.payload) is BlobRef:
+            self.blobs[key] = task
+        if record.delay_ms > 0:
+            self._delay(task, record.delay_ms)
+            return ()
+        self.ready.push(task)
+        return self._serve() if self.waiters else ()
+
+    def _again(self, record: Push, use: Use) -> Effects:
+        if use is Use.FORGOTTEN:
+            return (Refused(),)
+        known = self.keys.get(record.dedup_key) if record.dedup_key else None
+        return (Known(known[1] if known else (record.producer, record.sequence)),)
+
+    def _same(self, dedup_key: str, task: TaskKey) -> TaskKey | None:
+        """The task this key stands for; None: from now on it is `task`."""
+        keys, over = self.keys, self.clock - round(self.settings.dedup_seconds * 1000)
+        while keys and (len(keys) >= DEDUP_KEYS_MAX or next(iter(keys.values()))[0] <= over):
+            keys.popitem(last=False)
+        known = keys.get(dedup_key)
+        if known is not None:
+            return known[1]
+        keys[dedup_key] = (self.clock, task)
+        return None
+
+    def _delay(self, task: Task, delay_ms: int) -> None:
+        task.due = self.clock + delay_ms
+        heappush(self.delayed, (task.due, task.order, task))
+
+    def _promote(self) -> Effects:
+        """Delayed tasks whose time has come."""
+        delayed, clock = self.delayed, self.clock
+        while delayed and delayed[0][0] <= clock:
+            task = heappop(delayed)[2]
+            task.due = 0
+            self.ready.put_back(task)
+        return self._serve()
+
+    # --- tasks go to Pops ---------------------------------------------------------------------------------------------
+
+    def _pop(self, record: Pop) -> Effects:
+        instance, nonce = record.instance, record.nonce
+        use = self.instances.use(instance, nonce, self.clock)
+        if use is not Use.NEW:
+            return self._pop_again(instance, nonce, use)
+        count = min(record.count, self.ready.count, 1 << POP_SHIFT)
+        if count > 0:
+            return (self._hand(instance, nonce, self.position, record.lease_ms, count),)
+        if record.wait_ms > 0 and len(self.waiters) < WAITERS_MAX:
+            self.waiters[instance, nonce] = Waiter(self.position, record.lease_ms, self.clock + record.wait_ms)
+            return ()
+        return (Delivered(instance, nonce, ()),)
+
+    def _pop_again(self, instance: int, nonce: int, use: Use) -> Effects:
+        if use is Use.FORGOTTEN:
+            return (Refused(),)
+        if (instance, nonce) in self.waiters:
+            return ()
+        mine = [task for task in self.leased.values() if task.instance == instance and task.nonce == nonce]
+        mine.sort(key=lambda task: task.delivery)
+        return (Delivered(instance, nonce, tuple(Handed(task.delivery, task.attempts, task.due, task) for task in mine)),)
+
+    def _hand(self, instance: int, nonce: int, position: int, lease_ms: int, count: int) -> Delivered:
+        handed: list[Handed] = []
+        due, delivery = self.clock + lease_ms, position << POP_SHIFT
+        take, leased, ends = self.ready.take, self.leased, self._ends
+        for _ in range(count):
+            task = take()
+            task.attempts += 1
+            task.due, task.delivery, task.instance, task.nonce = due, delivery, instance, nonce
+            leased[delivery] = task
+            heappush(ends, (due, delivery))
+            handed.append(Handed(delivery, task.attempts, due, task))
+            delivery += 1
+        self._forget_ends()
+        return Delivered(instance, nonce, tuple(handed))
+
+    def _forget_ends(self) -> None:
+        """Of leases that are over, when they are the most."""
+        if len(self._ends) > 2 * len(self.leased) + 4096:
+            self._ends = [(task.due, delivery) for delivery, task in self.leased.items()]
+            heapify(self._ends)
+
+    def _serve(self) -> Effects:
+        """Hand ready tasks to the Pops in line, one each; a Pop may have more at once only if it need not wait."""
+        out: list[Effect] = []
+        while self.waiters and self.ready.count:
+            (instance, nonce), waiter = self.waiters.popitem(last=False)
+            if waiter.until < self.clock:
+                out.append(Delivered(instance, nonce, ()))
+            else:
+                out.append(self._hand(instance, nonce, waiter.position, waiter.lease_ms, 1))
+        return out
+
+    def _cancel(self, record: Cancel) -> Effects:
+        if self.waiters.pop((record.instance, record.nonce), None) is None:
+            return ()
+        return (Delivered(record.instance, record.nonce, ()),)
+
+    # --- deliveries end -----------------------------------------------------------------------------------------------
+
+    def _current(self, delivery: int, instance: int) -> Task | None:
+        """The task of this delivery, if that is the one it is in."""
+        task = self.leased.get(delivery)
+        return task if task is not None and task.instance == instance else None
+
+    def _complete(self, record: Complete) -> Effects:
+        task = self._current(record.delivery, record.instance)
+        if task is None:
+            return LOST
+        del self.leased[record.delivery]
+        self.completed += 1
+        return APPLIED if type(task.payload) is bytes else (*APPLIED, *self._drop((task,)))
+
+    def _requeue(self, record: Requeue) -> Effects:
+        task = self._current(record.delivery, record.instance)
+        if task is None or (record.due and record.due != task.due):
+            return LOST
+        tried = bool(record.error or record.due)
+        self._give_back(task, record.error, record.delay_ms, may_die=tried)
+        return (*APPLIED, *self._serve()) if self.waiters else APPLIED
+
+    def _extend(self, record: Extend) -> Effects:
+        task = self._current(record.delivery, record.instance)
+        if task is None:
+            return LOST
+        task.due = self.clock + record.lease_ms
+        heappush(self._ends, (task.due, task.delivery))
+        self._forget_ends()
+        return APPLIED
+
+    def _dead_letter(self, record: DeadLetter) -> Effects:
+        task = self._current(record.delivery, record.instance)
+        if task is None:
+            return LOST
+        task.error = record.error
+        self._end(task)
+        self._bury(task)
+        return APPLIED
+
+    def _end(self, task: Task) -> None:
+        """It is leased no longer."""
+        del self.leased[task.delivery]
+        task.due = task.delivery = task.instance = task.nonce = 0
+
+    def _give_back(self, task: Task, error: str, delay_ms: int, *, may_die: bool) -> None:
+        task.error = error or task.error
+        self._end(task)
+        if may_die and 0 < self.settings.max_attempts <= task.attempts:
+            self._bury(task)
+        elif delay_ms > 0:
+            self._delay(task, delay_ms)
+        else:
+            self.ready.put_back(task)
+
+    def _bury(self, task: Task) -> None:
+        self.dead[task.producer, task.sequence] = task
+
+    def _instance_dead(self, record: InstanceDead) -> Effects:
+        self.instances.of(record.instance, self.clock).ended = True
+        gone = [key for key in self.waiters if key[0] == record.instance]
+        for key in gone:
+            del self.waiters[key]
+        tasks = [task for task in self.leased.values() if task.instance == record.instance]
+        for task in sorted(tasks, key=lambda task: task.order):
+            self._give_back(task, record.error, 0, may_die=True)
+        return (*(Delivered(*key, ()) for key in gone), Counted(len(tasks)), *self._serve())
+
+    def _tick(self, record: Tick) -> Effects:
+        over = [key for key, waiter in self.waiters.items() if waiter.until < self.clock]
+        for key in over:
+            del self.waiters[key]
+        return tuple(Delivered(*key, ()) for key in over)
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def _configure(self, record: Configure) -> Effects:
+        if record.version != self.version:
+            return LOST
+        self.settings = record.settings
+        self.version += 1
+        return APPLIED
+
+    def _purge(self, record: Purge) -> Effects:
+        tasks = [*self.ready, *(entry[2] for entry in sorted(self.delayed)), *self.leased.values()]
+        dropped = self._drop(task for task in tasks if type(task.payload) is BlobRef)
+        self.ready.clear()
+        self.delayed.clear()
+        self.leased.clear()
+        self._ends.clear()
+        self.keys.clear()
+        self.removed += len(tasks)
+        return (Counted(len(tasks)), *dropped)
+
+    def _release_all(self, record: ReleaseAll) -> Effects:
+        tasks = [*(entry[2] for entry in self.delayed), *self.leased.values()]
+        self.delayed.clear()
+        self.leased.clear()
+        self._ends.clear()
+        for task in tasks:
+            task.due = task.delivery = task.instance = task.nonce = 0
+        self.ready.fill(tasks)
+        return (Counted(len(tasks)), *self._serve())
+
+    def _chosen(self, tasks: tuple[TaskKey, ...] | None) -> list[Task]:
+        """Take these out of the dead letters."""
+        keys = list(self.dead) if tasks is None else tasks
+        return [task for key in keys if (task := self.dead.pop(key, None)) is not None]
+
+    def _requeue_dead(self, record: RequeueDead) -> Effects:
+        tasks = self._chosen(record.tasks)
+        for task in tasks:
+            task.attempts = 0
+        self.ready.fill(tasks)
+        return (Counted(len(tasks)), *self._serve())
+
+    def _remove_dead(self, record: RemoveDead) -> Effects:
+        tasks = self._chosen(record.tasks)
+        self.removed += len(tasks)
+        return (Counted(len(tasks)), *self._drop(task for task in tasks if type(task.payload) is BlobRef))
+
+    def _replaced(self, record: Replaced) -> Effects:
+        task = self.blobs.get(record.task)
+        if task is None or not isinstance(task.payload, BlobRef) or task.payload.blob != record.blob:
+            return LOST
+        task.payload = BlobRef(task.payload.blob, task.payload.size, task.payload.crc, record.holders)
+        return APPLIED
+
+    def _drop(self, tasks: Iterable[Task]) -> Effects:
+        """These tasks with blobs are gone for ever."""
+        out: list[Effect] = []
+        for task in tasks:
+            del self.blobs[task.producer, task.sequence]
+            assert isinstance(task.payload, BlobRef)
+            out.append(Dropped(task.payload))
+        return out

@@ -1,0 +1,69 @@
+"""What callers give, made into what backends take: for the asynchronous and the plain face alike.
+
+Limits of single tasks (payload, delay, priority, key) are checked by the backends, which know the queue's settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from roq.errors import InvalidConfiguration
+from roq.workqueue.contract import LEASE_COUNT_MAX, PUT_COUNT_MAX, NewTask, Settings
+
+PUT_BYTES = 4 * 1024 * 1024  # payload bytes that travel together; more only for one payload larger than this
+
+
+def new_task(payload: bytes, delay_seconds: float, priority: int, dedup_key: str) -> NewTask:
+    """A task to put. Raises TypeError for a payload that is not bytes."""
+    if type(payload) is not bytes:
+        payload = _as_bytes(payload)
+    return NewTask(payload, delay_seconds, priority, dedup_key)
+
+
+def _as_bytes(payload: object) -> bytes:
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        return bytes(payload)
+    raise TypeError(f"a payload is bytes, got {type(payload).__name__}")
+
+
+def put_parts(tasks: Iterable[NewTask | bytes]) -> Iterator[list[NewTask]]:
+    """Any number of tasks in parts that travel together."""
+    part: list[NewTask] = []
+    size = 0
+    for given in tasks:
+        task = given if isinstance(given, NewTask) else NewTask(_as_bytes(given))
+        if part and (len(part) == PUT_COUNT_MAX or size + len(task.payload) > PUT_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(task)
+        size += len(task.payload)
+    if part:
+        yield part
+
+
+def chosen_settings(max_attempts: int | None, dedup_seconds: float | None, payload_bytes_max: int | None) -> Settings | None:
+    """The settings a program asks for; None if it takes the queue as it is (a new one: with the defaults)."""
+    if max_attempts is None and dedup_seconds is None and payload_bytes_max is None:
+        return None
+    default = Settings()
+    chosen = Settings(
+        default.max_attempts if max_attempts is None else max_attempts,
+        default.dedup_seconds if dedup_seconds is None else dedup_seconds,
+        default.payload_bytes_max if payload_bytes_max is None else payload_bytes_max,
+    )
+    if chosen.max_attempts < 0 or not 0 <= chosen.dedup_seconds < float("inf") or chosen.payload_bytes_max < 1:
+        raise InvalidConfiguration(
+            "max_attempts and dedup_seconds are at least 0, payload_bytes_max at least 1, got "
+            f"{chosen.max_attempts}, {chosen.dedup_seconds} and {chosen.payload_bytes_max}"
+        )
+    return chosen
+
+
+def check_lease(seconds: float, count: int = 1, wait_seconds: float | None = 0.0) -> None:
+    """Raises InvalidConfiguration: before a call joins others', so that a wrong one harms no other."""
+    if not 0 < seconds < float("inf"):
+        raise InvalidConfiguration(f"a lease lasts more than 0 seconds, got {seconds}")
+    if not 1 <= count <= LEASE_COUNT_MAX:
+        raise InvalidConfiguration(f"1 to {LEASE_COUNT_MAX} tasks can be leased at once, got {count}")
+    if wait_seconds is not None and not wait_seconds >= 0:
+        raise InvalidConfiguration(f"wait_seconds is at least 0, got {wait_seconds}")

@@ -1,0 +1,115 @@
+"""Verbs into records: what is refused, and what the answers look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, TemporaryError
+from roq.workqueue import desk
+from roq.workqueue.contract import ERROR_BYTES_MAX, Ack, Extend, NewTask, Reject, Release, Settings
+from roq.workqueue.effects import Delivered, Known, Refused, Settled
+from roq.workqueue.records import DeadLetter, Requeue
+from roq.workqueue.state import State
+
+GOOD = desk.token(7 << 10 | 3, 0xABC)
+
+
+def put(**task: Any) -> object:
+    return desk.Desk(1).put([NewTask(**{"payload": b"", **task})], Settings(payload_bytes_max=10), 0)
+
+
+def lease(seconds: float = 1.0, count: int = 1, wait_seconds: float = 0.0) -> object:
+    return desk.Desk(1).lease(seconds, count, wait_seconds, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (PayloadTooLarge, lambda: put(payload=b"x" * 11)),
+        (InvalidConfiguration, lambda: put(delay_seconds=-0.1)),
+        (InvalidConfiguration, lambda: put(delay_seconds=float("nan"))),
+        (InvalidConfiguration, lambda: put(delay_seconds=float("inf"))),
+        (InvalidConfiguration, lambda: put(priority=128)),
+        (InvalidConfiguration, lambda: put(priority=-129)),
+        (InvalidConfiguration, lambda: put(priority=1.5)),
+        (InvalidConfiguration, lambda: put(dedup_key="k" * 257)),
+        (InvalidConfiguration, lambda: put(dedup_key="\udc80")),
+        (InvalidConfiguration, lambda: desk.Desk(1).put([NewTask(b"")] * 10_001, Settings(), 0)),
+        (InvalidConfiguration, lambda: lease(seconds=0)),
+        (InvalidConfiguration, lambda: lease(seconds=-1)),
+        (InvalidConfiguration, lambda: lease(seconds=float("nan"))),
+        (InvalidConfiguration, lambda: lease(count=0)),
+        (InvalidConfiguration, lambda: lease(count=1001)),
+        (InvalidConfiguration, lambda: lease(wait_seconds=-1)),
+        (InvalidConfiguration, lambda: lease(wait_seconds=float("nan"))),
+        (InvalidConfiguration, lambda: desk.settlement(Extend(GOOD, 0), 0)),
+        (InvalidConfiguration, lambda: desk.settlement(Release(GOOD, -1), 0)),
+        (CallError, lambda: desk.settlement(Ack(""), 0)),
+        (CallError, lambda: desk.settlement(Ack("7.1024.0000000000000abc"), 0)),
+        (CallError, lambda: desk.settlement(Ack("99999999999999999999.0.0000000000000abc"), 0)),
+        (CallError, lambda: desk.settlement(Ack("9999999999999999999.0.0000000000000abc"), 0)),
+        (CallError, lambda: desk.settlement(Ack(GOOD + "\n"), 0)),
+        (CallError, lambda: desk.settlement(Ack("1526590800--4c8f-0.json"), 0)),
+        (CallError, lambda: desk.chosen(["no id"])),
+    ],
+)
+def test_wrong_calls_are_refused(kind: type[Exception], call: Callable[[], object]) -> None:
+    with pytest.raises(kind):
+        call()
+
+
+def test_a_refused_put_uses_no_number() -> None:
+    one = desk.Desk(5)
+    with pytest.raises(PayloadTooLarge):
+        one.put([NewTask(b""), NewTask(b"xx")], Settings(payload_bytes_max=1), 0)
+    assert [push.sequence for push in one.put([NewTask(b""), NewTask(b"x")], Settings(), 0)] == [1, 2]
+
+
+def test_ids_and_tokens_read_back() -> None:
+    for key in ((0, 1), (2**64 - 1, 10**18)):
+        assert desk.parse_task_id(desk.task_id(key)) == key
+    for delivery, instance in ((1 << 10, 1), ((2**54 - 1) << 10 | 1023, 2**64 - 1)):
+        assert desk.parse_token(desk.token(delivery, instance)) == (delivery, instance)
+
+
+def test_a_token_of_an_older_lease_is_answered_none() -> None:
+    one, state = desk.Desk(5), State()
+    (push,) = one.put([NewTask(b"a")], Settings(), 0)
+    assert desk.put_id(push, state.apply(push)) == "0000000000000005-1"
+    (delivered,) = state.apply(one.lease(1.0, 1, 0.0, 0))
+    assert isinstance(delivered, Delivered)
+    leased = desk.leased(delivered.handed[0], one.id, b"a")
+    assert (leased.id, leased.token, leased.attempt, leased.expires) == ("0000000000000005-1", "2.0.0000000000000005", 1, 1.0)
+
+    def answer(settlement: Ack | Extend | Release | Reject) -> str | None:
+        return desk.settled(settlement, state.apply(desk.settlement(settlement, 0)))
+
+    assert answer(Extend(leased.token, 5)) == leased.token
+    assert answer(Release(leased.token)) == ""
+    for settlement in (Ack(leased.token), Extend(leased.token, 1), Release(leased.token), Reject(leased.token, "")):
+        assert answer(settlement) is None
+
+
+def test_answers_to_a_put() -> None:
+    (push,) = desk.Desk(5).put([NewTask(b"a")], Settings(), 0)
+    assert desk.put_id(push, [Known((6, 7))]) == "0000000000000006-7"
+    with pytest.raises(TemporaryError):
+        desk.put_id(push, [Refused()])
+    assert desk.settled(Ack(GOOD), [Settled(False)]) is None
+
+
+def test_long_error_texts_are_cut_at_a_character() -> None:
+    record = desk.settlement(Reject(GOOD, "é" * ERROR_BYTES_MAX), 0)
+    assert isinstance(record, DeadLetter)
+    assert record.error == "é" * (ERROR_BYTES_MAX // 2)
+    odd = desk.settlement(Release(GOOD, 0.0, "a" + "é" * ERROR_BYTES_MAX), 0)
+    assert isinstance(odd, Requeue)
+    assert len(odd.error.encode()) == ERROR_BYTES_MAX - 1
+    assert desk.cut_error("\udc80") == "?"
+
+
+def test_times_are_rounded_up() -> None:
+    assert [desk.milliseconds(s) for s in (0.0, 0.0001, 0.001, 1.5, 0.3, 1e9)] == [0, 1, 1, 1500, 300, 10**12]

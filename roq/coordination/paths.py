@@ -99,6 +99,11 @@ def queue(name: str) -> str:
     return f"{QUEUES}/{name}"
 
 
+def work_queue(name: str) -> str:
+    """One work queue's record."""
+    return f"{WORK_QUEUES}/{name}"
+
+
 def policies() -> str:
     """Folder of all scaling policies."""
     return POLICIES
@@ -109,6 +114,11 @@ def policy(name: str) -> str:
     return f"{POLICIES}/{name}"
 
 
+def log(id: str) -> str:
+    """One replicated log's metadata."""
+    return f"{LOGS}/{id}"
+
+
 def transactions(kind: TransactionKind) -> str:
     """Folder of the unfinished transactions of one kind."""
     return f"{TRANSACTIONS}/{kind}"
@@ -117,3 +127,13 @@ def transactions(kind: TransactionKind) -> str:
 def transaction(kind: TransactionKind, id: str) -> str:
     """One unfinished transaction."""
     return f"{TRANSACTIONS}/{kind}/{id}"
+
+
+def logs() -> str:
+    """Folder of all replicated logs."""
+    return LOGS
+
+
+def store_cookie(host: str) -> str:
+    """Which disk is the host's: roq.store.cookie."""
+    return f"{HOST_STATES}/{host}/disk"

@@ -16,6 +16,7 @@ import msgspec
 from roq.errors import FrameError
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.policy import Policy
+from roq.wire.work_queue import WorkQueueSpec
 
 T = TypeVar("T")
 
@@ -26,10 +27,29 @@ class ProcessKind(StrEnum):
     MONITOR = "monitor"
     EXCHANGE = "exchange"
     SCALING = "scaling"
+    STORE = "store"
+    MASTER = "master"
+
+
+WORK = "work/"
+STORES = "stores/"
+
+
+def work_subject(queue: str) -> str:
+    """Subject of a work queue: what its processes, transactions and waiters have in common. That of a publish/subscribe
+    queue is its name, and a name has no "/"."""
+    return WORK + queue
+
+
+def subject_of(kind: ProcessKind, queue: str) -> str:
+    """What a process belongs to: a queue, a work queue, or the stores."""
+    if kind is ProcessKind.MASTER:
+        return WORK + queue
+    return STORES if kind is ProcessKind.STORE else queue
 
 
 class MonitorRole(StrEnum):
-    """What a Monitor does: one of a queue is active, the others wait to be."""
+    """What a Monitor or a master does: one of a queue is active, the others wait to be."""
 
     ACTIVE = "active"
     BACKUP = "backup"
@@ -73,7 +93,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process the host shall run. `monitor`: the active one; None where it is on the same host: the HCM knows its ports.
 
     For kind MONITOR: its `role`, and `monitors`, the queue's Monitors as far as they are known, the active one first; empty
-    while it is the only one.
+    while it is the only one. For kind MASTER: its `role`, and `work`. For kind STORE: queue is empty.
     """
 
     kind: ProcessKind
@@ -85,11 +105,19 @@ class ProcessSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: Policy | None = None  # for kind SCALING
     role: MonitorRole = MonitorRole.ACTIVE
     monitors: tuple[MonitorAddress, ...] = ()
+    work: WorkQueueSpec | None = None
 
     @property
     def name(self) -> str:
-        """Unique on the cluster for as long as the process is wanted, e.g. `exchange/orders/3f2a…`."""
+        """Unique on its host for as long as the process is wanted, e.g. `exchange/orders/3f2a…`, `store`."""
+        if self.kind is ProcessKind.STORE:
+            return str(self.kind)
         return f"{self.kind}/{self.queue}/{self.exchange}" if self.exchange else f"{self.kind}/{self.queue}"
+
+    @property
+    def subject(self) -> str:
+        """What it belongs to."""
+        return subject_of(self.kind, self.queue)
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -113,7 +141,7 @@ class ProcessState(StrEnum):
 
 class RunningProcess(msgspec.Struct, frozen=True):
     """One child process as its HCM sees it. ports: port number by role (monitor: clients, kpis, control; exchange: front,
-    back, control; scaling: control)."""
+    back, control; scaling: control; store and master: clients, control)."""
 
     name: str
     kind: ProcessKind
@@ -124,6 +152,11 @@ class RunningProcess(msgspec.Struct, frozen=True):
     ports: dict[str, int]
     restarts: int = 0
     error: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What it belongs to."""
+        return subject_of(self.kind, self.queue)
 
 
 class HostReport(msgspec.Struct, frozen=True):

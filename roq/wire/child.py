@@ -8,8 +8,9 @@ from roq.wire.assignment import MonitorAddress, ProcessSpec
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
-    """Everything a child needs. `monitor` is always filled in. A child sends the datagram `ready <pid> <name>` to
-    `ready_socket` once it serves, and beats `slot` of the board at `board` about once a second."""
+    """Everything a child needs. `monitor` is always filled in for what belongs to a queue. `data_dir`: folder of the store's
+    data in the host's state directory; only the store makes it and writes there. A child sends the datagram
+    `ready <pid> <name>` to `ready_socket` once it serves, and beats `slot` of the board at `board` about once a second."""
 
     process: ProcessSpec
     host: str
@@ -22,3 +23,4 @@ class ChildSpec(msgspec.Struct, frozen=True):
     zookeeper: str  # "zk1:2181,zk2:2181/RoQ"
     log_path: str
     log_level: str = "INFO"
+    data_dir: str = ""

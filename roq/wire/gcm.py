@@ -12,6 +12,7 @@ import msgspec
 
 from roq.wire.assignment import HostReport, MonitorAddress, QueueRecord, QueueSettings
 from roq.wire.policy import Policy
+from roq.wire.work_queue import MasterAddress, TaskSettings, WorkQueueRecord
 
 BROADCAST_TOPIC = b"topology"
 
@@ -114,6 +115,35 @@ class GetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
     queue: str
 
 
+class CreateWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Create a work queue, answered when its master runs. Where nothing is said, an existing one may be any, and a new one
+    gets the default. write_quorum 0: 3 stores, or as many as there are hosts; ack_quorum 0: the majority of them."""
+
+    name: str
+    transaction: str
+    settings: TaskSettings | None = None
+    write_quorum: int = 0
+    ack_quorum: int = 0
+    standbys: int | None = None  # 1
+
+
+class RemoveWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Stop and forget, its tasks included. Answered when no process of it is left."""
+
+    name: str
+    transaction: str
+
+
+class DescribeWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One work queue and where it serves."""
+
+    name: str
+
+
+class ListWorkQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """All work queues."""
+
+
 class GetCluster(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The whole cluster, as the broadcast shows it."""
 
@@ -142,6 +172,20 @@ class Queues(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to ListQueues."""
 
     queues: tuple[QueueInfo, ...]
+
+
+class WorkQueueInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One work queue. masters: those that run, the active one first; ready: the active one runs."""
+
+    record: WorkQueueRecord
+    masters: tuple[MasterAddress, ...]
+    ready: bool
+
+
+class WorkQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to ListWorkQueues."""
+
+    work_queues: tuple[WorkQueueInfo, ...]
 
 
 class ExchangeCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -187,6 +231,7 @@ class ClusterView(msgspec.Struct, frozen=True, tag=True, array_like=True):
     time: float
     hosts: tuple[HostInfo, ...]
     queues: tuple[QueueInfo, ...]
+    work_queues: tuple[WorkQueueInfo, ...] = ()
 
 
 Request = (
@@ -203,6 +248,10 @@ Request = (
     | DrainHost
     | SetPolicy
     | GetPolicy
+    | CreateWorkQueue
+    | RemoveWorkQueue
+    | DescribeWorkQueue
+    | ListWorkQueues
     | GetCluster
 )
-Reply = Done | Exists | QueueInfo | Queues | ExchangeCreated | Hosts | PolicyInfo | ClusterView
+Reply = Done | Exists | QueueInfo | Queues | WorkQueueInfo | WorkQueues | ExchangeCreated | Hosts | PolicyInfo | ClusterView

@@ -1,0 +1,112 @@
+"""The locks between the processes that share a log: one small file each, locked with flock(2).
+
+The kernel lets go of a lock when its holder dies, at whatever instruction, and wakes whoever waits for it. A lock belongs to
+the open file, so two logs of one process exclude each other too; threads of one log need a mutex besides. A forked child
+would keep its parent's locks alive: it closes them at once, and its copy of the log is closed.
+
+Order, where two are held: open · append · disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterator
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
+from pathlib import Path
+
+from roq.log.local.disk import MODE
+
+ROUNDS = 4  # lock files that the rounds of group sync take in turn
+
+
+class Locks:
+    """The open lock files of one log: descriptors.
+
+    append: who writes entries, or changes which segment is written. disk: who syncs. rounds: held by the writer that will sync
+    for its round. presence: shared by everybody who has the log open. upkeep: who writes a snapshot.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._open: list[int] = []
+        self.is_open = True
+        try:
+            self.append, self.disk, self.presence, self.upkeep = map(
+                self._file, self._paths(folder, "append disk presence upkeep")
+            )
+            self.rounds = tuple(self._file(folder / f"round-{number}") for number in range(ROUNDS))
+        except OSError:
+            self.close()
+            raise
+        _everywhere.add(self)
+
+    @staticmethod
+    def _paths(folder: Path, names: str) -> list[Path]:
+        return [folder / name for name in names.split()]
+
+    def _file(self, path: Path) -> int:
+        self._open.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
+        return self._open[-1]
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.is_open = False
+        while self._open:
+            os.close(self._open.pop())
+
+
+class LifeLock:
+    """A file that is locked alone as long as its owner lives."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+        flock(self._descriptor, LOCK_EX)
+        _everywhere.add(self)
+
+    def close(self) -> None:
+        """Let go."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@contextlib.contextmanager
+def held(descriptor: int) -> Iterator[None]:
+    """Hold the lock of this file alone; waits for it."""
+    flock(descriptor, LOCK_EX)
+    try:
+        yield
+    finally:
+        flock(descriptor, LOCK_UN)
+
+
+def try_alone(descriptor: int) -> bool:
+    """Take the lock alone if nobody has it."""
+    try:
+        flock(descriptor, LOCK_EX | LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def share(descriptor: int) -> None:
+    """Hold the lock together with others; waits while somebody holds it alone."""
+    flock(descriptor, LOCK_SH)
+
+
+def release(descriptor: int) -> None:
+    """Let go."""
+    flock(descriptor, LOCK_UN)
+
+
+_everywhere: weakref.WeakSet[Locks | LifeLock] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for locks in list(_everywhere):
+        locks.close()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,177 @@
+"""What ZooKeeper keeps of a log (`logs/<id>`, JSON, changed by compare-and-set), and every change that may be made to it.
+
+A log is a chain of segments; a segment is written by one epoch to one ensemble of nodes (hosts) at a time. When the ensemble
+changes, a new fragment begins. Positions begin at 1 and have no gaps; an entry's position is its name in every store.
+Changes are pure functions; they raise LogFenced if the log is no longer the caller's to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+
+from roq.errors import CallError, LogFenced
+
+SEGMENTS_MAX = 2_000  # of one log: their JSON must stay far below what a znode holds
+
+
+class State(StrEnum):
+    """How a segment is."""
+
+    OPEN = "open"
+    RECOVERY = "recovery"  # an epoch is finding out where it ends
+    CLOSED = "closed"
+
+
+class Fragment(msgspec.Struct, frozen=True, array_like=True):
+    """From position `first` on, entries are on `nodes`."""
+
+    first: int
+    nodes: tuple[str, ...]
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One segment. last: its last position, -1 unless CLOSED."""
+
+    id: str
+    first: int
+    state: State
+    fragments: tuple[Fragment, ...]
+    last: int = -1
+
+    def fragment_of(self, position: int) -> Fragment:
+        """Where the entry at `position` is."""
+        return [one for one in self.fragments if one.first <= position][-1]
+
+    def end_of(self, fragment: Fragment) -> int:
+        """Last position of a fragment of a closed segment."""
+        later = [one.first for one in self.fragments if one.first > fragment.first]
+        return min(later) - 1 if later else self.last
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """State as of `position`: a blob on `nodes`."""
+
+    position: int
+    blob: str
+    size: int
+    nodes: tuple[str, ...]
+
+
+class LogMeta(msgspec.Struct, frozen=True):
+    """The log. serial: number of the next segment or blob. trimmed: entries up to here may be gone. term: of its owner."""
+
+    epoch: int = 0
+    term: int = 0
+    serial: int = 1
+    write_quorum: int = 3
+    ack_quorum: int = 2
+    trimmed: int = 0
+    segments: tuple[Segment, ...] = ()
+    snapshot: Snapshot | None = None
+
+    @property
+    def next_first(self) -> int:
+        """Where the segment after the last closed one begins."""
+        return self.segments[-1].last + 1 if self.segments else self.trimmed + 1
+
+    def check(self) -> None:
+        """Its invariants."""
+        assert 1 <= self.ack_quorum <= self.write_quorum
+        expected = None
+        for place, segment in enumerate(self.segments):
+            assert segment.state is State.CLOSED or place == len(self.segments) - 1, "only the last segment may be unfinished"
+            assert expected in (None, segment.first), "a gap between segments"
+            firsts = [one.first for one in segment.fragments]
+            assert firsts == sorted({segment.first, *firsts}), "fragments out of order"
+            assert all(len(set(one.nodes)) == len(one.nodes) >= self.ack_quorum for one in segment.fragments)
+            if segment.state is State.CLOSED:
+                assert segment.first <= firsts[-1] <= segment.last
+                expected = segment.last + 1
+        if self.segments:
+            assert self.segments[0].first <= self.trimmed + 1
+
+
+Change = Callable[[LogMeta], LogMeta]
+
+
+def take(meta: LogMeta, term: int) -> LogMeta:
+    """A new owner: the next epoch; an open segment goes into recovery. Raises LogFenced if a later term had it."""
+    if term < meta.term:
+        raise LogFenced(f"term {meta.term} has this log, this is term {term}")
+    segments = meta.segments
+    if segments and segments[-1].state is not State.CLOSED:
+        segments = (*segments[:-1], msgspec.structs.replace(segments[-1], state=State.RECOVERY))
+    return msgspec.structs.replace(meta, epoch=meta.epoch + 1, term=term, segments=segments)
+
+
+def owned(meta: LogMeta, epoch: int) -> LogMeta:
+    """Itself. Raises LogFenced unless `epoch` owns it."""
+    if meta.epoch != epoch:
+        raise LogFenced(f"epoch {meta.epoch} has this log, this was epoch {epoch}")
+    return meta
+
+
+def close_last(meta: LogMeta, last: int, fragments: tuple[Fragment, ...]) -> LogMeta:
+    """The unfinished segment ends at `last`, on these fragments. An empty one leaves the chain."""
+    segment = meta.segments[-1]
+    if last < segment.first:
+        return msgspec.structs.replace(meta, segments=meta.segments[:-1])
+    kept = tuple(one for one in fragments if one.first <= last)
+    closed = msgspec.structs.replace(segment, state=State.CLOSED, last=last, fragments=kept)
+    return msgspec.structs.replace(meta, segments=(*meta.segments[:-1], closed))
+
+
+def open_next(meta: LogMeta, id: str, nodes: tuple[str, ...]) -> LogMeta:
+    """A new segment behind the last one, which is closed."""
+    if len(meta.segments) >= SEGMENTS_MAX:
+        raise CallError(f"a log has at most {SEGMENTS_MAX} segments: make a snapshot")
+    first = max(meta.next_first, meta.trimmed + 1)
+    segment = Segment(id, first, State.OPEN, (Fragment(first, nodes),))
+    return msgspec.structs.replace(meta, serial=meta.serial + 1, segments=(*meta.segments, segment))
+
+
+def change_ensemble(meta: LogMeta, id: str, first: int, nodes: tuple[str, ...]) -> LogMeta:
+    """From `first` (nothing from there on is acknowledged) the open segment is on these nodes."""
+    segment = meta.segments[-1] if meta.segments else None
+    if segment is None or segment.id != id or segment.state is not State.OPEN:
+        raise LogFenced(f"segment {id} is not open any more")
+    kept = tuple(one for one in segment.fragments if one.first < first)
+    changed = msgspec.structs.replace(segment, fragments=(*kept, Fragment(first, nodes)))
+    return msgspec.structs.replace(meta, segments=(*meta.segments[:-1], changed))
+
+
+def replace_nodes(meta: LogMeta, id: str, first: int, before: tuple[str, ...], after: tuple[str, ...]) -> LogMeta:
+    """Copies of the closed fragment at `first` are on `after` now. Unchanged if it isn't on `before` any more."""
+    segments = []
+    for segment in meta.segments:
+        if segment.id == id and segment.state is State.CLOSED:
+            fragments = tuple(
+                Fragment(one.first, after) if (one.first, one.nodes) == (first, before) else one for one in segment.fragments
+            )
+            segment = msgspec.structs.replace(segment, fragments=fragments)
+        segments.append(segment)
+    return msgspec.structs.replace(meta, segments=tuple(segments))
+
+
+def set_snapshot(meta: LogMeta, snapshot: Snapshot) -> LogMeta:
+    """Readers may begin here: closed segments up to its position leave the chain."""
+    if meta.snapshot is not None and meta.snapshot.position > snapshot.position:
+        return meta
+    gone = [one for one in meta.segments if one.state is State.CLOSED and one.last <= snapshot.position]
+    return msgspec.structs.replace(
+        meta,
+        serial=meta.serial + 1,
+        snapshot=snapshot,
+        trimmed=max(meta.trimmed, *(one.last for one in gone)) if gone else meta.trimmed,
+        segments=tuple(one for one in meta.segments if one not in gone),
+    )
+
+
+def move_snapshot(meta: LogMeta, blob: str, nodes: tuple[str, ...]) -> LogMeta:
+    """Copies of the snapshot are on `nodes` now."""
+    if meta.snapshot is None or meta.snapshot.blob != blob:
+        return meta
+    return msgspec.structs.replace(meta, snapshot=msgspec.structs.replace(meta.snapshot, nodes=nodes))

@@ -1,0 +1,164 @@
+"""Reading a replicated log: from any node that has an entry, up to the last confirmed one. Never disturbs the writer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from roq.coordination import paths
+from roq.coordination.operations import Node
+from roq.coordination.session import Session
+from roq.errors import FrameError, LogTrimmed, LogUnavailable, RoqError
+from roq.log.replicated.directory import Directory
+from roq.log.replicated.metadata import LogMeta, Segment, State
+from roq.log.replicated.stores import Stores
+from roq.wire import store as wire
+from roq.wire.assignment import from_json
+
+WAIT_SECONDS = 5.0  # a store holds a question for news so long
+ANSWER_SECONDS = 3.0
+RETRY_SECONDS = 0.1
+Entry = tuple[int, bytes]
+
+
+class LogReader:
+    """Reads one log. Needs ZooKeeper to begin, and to see new segments."""
+
+    def __init__(self, session: Session, log_id: str, directory: Directory) -> None:
+        self._session, self.log_id = session, log_id
+        self.stores = Stores(directory)
+        self._meta: LogMeta | None = None
+        self._known = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._preferred = ""
+        self._watch = session.watch_data(paths.log(log_id), self._seen)
+
+    def _seen(self, node: Node | None) -> None:
+        if node is not None:
+            try:
+                self._meta = from_json(node.data, LogMeta)
+            except FrameError:
+                return
+            self._known.set()
+            self._changed.set()
+
+    async def meta(self) -> LogMeta:
+        """The newest metadata known; waits until the log is there."""
+        await self._known.wait()
+        assert self._meta is not None
+        return self._meta
+
+    async def refresh(self) -> LogMeta:
+        """Metadata read now. Raises LogUnavailable (there is no such log), ZooKeeperUnavailable."""
+        node = await self._session.get(paths.log(self.log_id))
+        if node is None:
+            raise LogUnavailable(f"there is no log {self.log_id}")
+        self._seen(node)
+        return await self.meta()
+
+    async def load_snapshot(self) -> tuple[int, bytes] | None:
+        """(position, data) of the newest snapshot, None if there is none. Raises LogUnavailable, StorageFailed."""
+        while True:
+            snapshot = (await self.refresh()).snapshot
+            if snapshot is None:
+                return None
+            try:
+                return snapshot.position, await self.stores.get_blob(snapshot.nodes, snapshot.blob)
+            except RoqError:
+                newer = (await self.refresh()).snapshot
+                if newer == snapshot:
+                    raise
+
+    async def read(self, after: int) -> list[Entry]:
+        """Confirmed entries behind position `after`, about 1 MiB at most; [] if there are none yet.
+
+        Raises LogTrimmed (load the snapshot), LogUnavailable (no node that has it answers).
+        """
+        return await self._read(await self.meta(), after, 0.0)
+
+    async def follow(self, after: int) -> AsyncIterator[list[Entry]]:
+        """Runs of confirmed entries behind `after`, as they come, for ever. Waits while stores are away. Raises LogTrimmed."""
+        while True:
+            meta = await self.meta()
+            self._changed.clear()
+            try:
+                entries = await self._read(meta, after, WAIT_SECONDS)
+            except LogUnavailable:
+                await self._news(RETRY_SECONDS)
+                continue
+            if entries:
+                after = entries[-1][0]
+                yield entries
+            elif not _unfinished(meta, after):
+                await self._news(WAIT_SECONDS)
+
+    async def _news(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _read(self, meta: LogMeta, after: int, wait_seconds: float) -> list[Entry]:
+        position = after + 1
+        if after < meta.trimmed and (not meta.segments or meta.segments[0].first > position):
+            raise LogTrimmed()
+        for segment in meta.segments:
+            if segment.first <= position and (segment.state is not State.CLOSED or position <= segment.last):
+                return await self._read_segment(segment, position, wait_seconds)
+        return []
+
+    async def _read_segment(self, segment: Segment, position: int, wait_seconds: float) -> list[Entry]:
+        fragment = segment.fragment_of(position)
+        later = [one.first for one in segment.fragments if one.first > position]
+        last = min(later) - 1 if later else max(segment.last, 0)  # 0: up to what is confirmed
+        nodes = sorted(fragment.nodes, key=lambda node: node != self._preferred)
+        error: RoqError | None = None
+        for node in nodes:
+            request = wire.Read(segment.id, position, last, 0.0 if last else wait_seconds)
+            try:
+                answer = await self._ask(node, request)
+            except RoqError as failed:
+                error = failed
+                continue
+            entries = list(enumerate(answer.entries, answer.first))
+            if not _intact(segment.id, answer):
+                error = LogUnavailable(f"host {node} sent a damaged entry")
+                continue
+            if entries or not answer.missing:
+                self._preferred = node
+                return entries
+        if error is None or not last:
+            await self.refresh()
+        raise LogUnavailable(f"no node has position {position} of log {self.log_id}: {error or 'missing everywhere'}")
+
+    async def _ask(self, node: str, request: wire.Read) -> wire.Entries:
+        """The answer; a question that waits for news is dropped when the metadata change."""
+        ask = asyncio.ensure_future(self.stores.request(node, request, wire.Entries, request.wait_seconds + ANSWER_SECONDS))
+        if not request.wait_seconds:
+            return await ask
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait((ask, changed), return_when=asyncio.FIRST_COMPLETED)
+            return ask.result() if ask.done() else wire.Entries(request.first, [], [], 0, False)
+        finally:
+            ask.cancel()
+            changed.cancel()
+            await asyncio.gather(ask, changed, return_exceptions=True)
+
+    def close(self) -> None:
+        """Let go."""
+        self._watch.close()
+        self.stores.close()
+
+
+def _unfinished(meta: LogMeta, after: int) -> bool:
+    """Is there an unfinished segment that may get a position behind `after`?"""
+    return bool(meta.segments) and meta.segments[-1].state is not State.CLOSED
+
+
+def _intact(segment: str, answer: wire.Entries) -> bool:
+    return all(
+        wire.entry_crc(segment, position, entry) == crc
+        for position, (crc, entry) in enumerate(zip(answer.crcs, answer.entries, strict=True), answer.first)
+    )

@@ -1,0 +1,175 @@
+"""Taking a log over: the shell around Recovery. Fences, reads, secures, and finds nodes for the next segment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from roq.errors import LogFenced, LogUnavailable, NoHosts, RoqError, TemporaryError
+from roq.log.replicated.metadata import LogMeta, State
+from roq.log.replicated.placement import choose
+from roq.log.replicated.recovery import Recovery
+from roq.log.replicated.stores import Stores
+from roq.wire import store as wire
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 0.1
+SECURE_SECONDS = 2.0  # for writing a recovered entry again, before another node is taken
+REQUEST_SECONDS = 2.0
+
+
+def segment_id(log_id: str, epoch: int, serial: int) -> str:
+    """Name of a segment: never used twice."""
+    return f"{log_id}~{epoch}.{serial}"
+
+
+class TakeOver:
+    """Recovers the last segment of `meta`, of which `epoch` is the owner. `notice` must be fed with the stores' answers."""
+
+    def __init__(self, log_id: str, stores: Stores, meta: LogMeta) -> None:
+        self._log_id, self._stores, self._meta = log_id, stores, meta
+        self._recovery: Recovery | None = None
+        self._progress = asyncio.Event()
+        self._enough = asyncio.Event()  # nodes are fenced
+        self._failed: RoqError | None = None
+        if meta.segments and meta.segments[-1].state is not State.CLOSED:
+            self._recovery = Recovery(meta.segments[-1], meta.epoch, meta.ack_quorum)
+
+    def notice(self, node: str, notice: wire.Added | wire.Refused) -> None:
+        """A store's answer to an entry that was written again."""
+        recovery = self._recovery
+        if recovery is None or recovery.writing is None or notice.segment != recovery.segment.id:
+            return
+        if isinstance(notice, wire.Added):
+            recovery.writing.added(node, notice.first, notice.count)
+        elif notice.reason is wire.Refusal.FENCED:
+            self._failed = LogFenced("a newer epoch recovers this log")
+        self._progress.set()
+
+    async def recover(self) -> Recovery | None:
+        """The finished recovery, None if there was nothing to recover. Raises LogFenced; waits for stores otherwise."""
+        recovery = self._recovery
+        if recovery is None:
+            return None
+        readers = [asyncio.create_task(self._ask(recovery, node)) for node in recovery.nodes]
+        try:
+            while not recovery.done:
+                self._progress.clear()
+                if recovery.writing is not None:
+                    await self._secure(recovery)
+                if self._failed is not None:
+                    raise self._failed
+                if not recovery.done and not self._progress.is_set():
+                    await self._pause()
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+        return recovery
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(SECURE_SECONDS):
+                await self._progress.wait()
+        except TimeoutError:
+            await self._replace_silent()
+
+    async def _ask(self, recovery: Recovery, node: str) -> None:
+        """Fence the node, then have it tell what it knows, until the end is decided; again and again if it fails."""
+        segment, epoch = recovery.segment.id, recovery.epoch
+        fenced = False
+        while recovery.end is None:
+            before = recovery.position if recovery.writing is not None else 0
+            try:
+                if not fenced:
+                    answer = await self._stores.request(node, wire.Fence(segment, epoch), wire.Fenced, REQUEST_SECONDS)
+                    recovery.node_fenced(node, answer.confirmed)
+                    fenced = True
+                    if recovery.writing is not None:
+                        self._enough.set()
+                else:
+                    await self._enough.wait()
+                    request = wire.Recover(segment, epoch, recovery.position, wire.RECOVER_COUNT_MAX)
+                    found = await self._stores.request(node, request, wire.Recovered, REQUEST_SECONDS)
+                    recovery.answered(node, found.first, found.answers)
+                self._progress.set()
+            except LogFenced as error:
+                self._failed = error
+                self._progress.set()
+                return
+            except TemporaryError as error:
+                log.info("recovery waits", extra={"fields": {"segment": segment, "node": node, "reason": str(error)}})
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if recovery.end is None and recovery.writing is not None and recovery.position == before:
+                await asyncio.sleep(RETRY_SECONDS / 5)  # others must answer first
+
+    async def _secure(self, recovery: Recovery) -> None:
+        writing = recovery.writing
+        assert writing is not None
+        for node, frame in writing.frames():
+            self._stores.send(node, frame)
+
+    async def _replace_silent(self) -> None:
+        """Entries were not confirmed in time: send again, and take other nodes for silent ones where there are some."""
+        recovery = self._recovery
+        assert recovery is not None
+        writing = recovery.writing
+        if writing is None or writing.drained:
+            return
+        silent = {node for node in writing.nodes if writing.behind(node)}
+        good = tuple(node for node in writing.nodes if node not in silent)
+        spares = self._stores.directory.hosts() - set(writing.nodes)
+        for node in writing.nodes:
+            writing.send_again(node)
+        if len(good) < recovery.ack_quorum and spares:
+            segment, candidates = recovery.segment.id, list(choose(recovery.segment.id, spares, len(spares)))
+            try:
+                fresh = await open_nodes(self._stores, segment, recovery.epoch, candidates, len(silent), 1)
+            except LogFenced as error:
+                self._failed = error
+                return
+            except TemporaryError as error:
+                log.info("no spare stores", extra={"fields": {"segment": segment, "reason": str(error)}})
+                return
+            if len(good) + len(fresh) >= recovery.ack_quorum:
+                recovery.replace((*good, *fresh))
+
+
+async def open_nodes(
+    stores: Stores,
+    segment: str,
+    epoch: int,
+    candidates: list[str],
+    count: int,
+    least: int,
+) -> tuple[str, ...]:
+    """Announce the segment to stores in order of preference until `count` know it; at least `least`.
+
+    Raises LogFenced, NoHosts (fewer than `least` known hosts), LogUnavailable (fewer answered).
+    """
+    if len(candidates) < least:
+        raise NoHosts(f"{len(candidates)} hosts with a store, this log needs {least}")
+    opened: list[str] = []
+    errors: list[RoqError] = []
+
+    async def announce(node: str) -> None:
+        try:
+            await stores.request(node, wire.OpenSegment(segment, epoch), wire.Done, REQUEST_SECONDS)
+            opened.append(node)
+        except RoqError as error:
+            errors.append(error)
+
+    rest = list(candidates)
+    while len(opened) < count and rest:
+        wanted, rest = rest[: count - len(opened)], rest[count - len(opened) :]
+        await asyncio.gather(*map(announce, wanted))
+        if fenced := next((error for error in errors if isinstance(error, LogFenced)), None):
+            raise fenced
+    if len(opened) < least:
+        raise (
+            errors[-1]
+            if len(errors) == 1
+            else LogUnavailable(f"{len(opened)} stores answered, this log needs {least}: {errors}")
+        )
+    return tuple(node for node in candidates if node in opened)[:count]

@@ -1,0 +1,400 @@
+"""The writer of a replicated log: shell around Appending. Entries of one turn of the loop leave in one frame per store.
+
+ZooKeeper is needed to take the log over, to change the ensemble after a store failed, to roll and to make a snapshot; not
+to append. The writer stops for good when it is fenced, when the disks are full, or when too few stores answer for long; what
+was not acknowledged then is *unknown*: it may be in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from roq.coordination.session import Session
+from roq.errors import Closed, LogFenced, LogUnavailable, PayloadTooLarge, RoqError, StorageFailed, TemporaryError
+from roq.log.replicated import metadata
+from roq.log.replicated.appending import Appending
+from roq.log.replicated.chain import Chain
+from roq.log.replicated.directory import Directory
+from roq.log.replicated.health import Health
+from roq.log.replicated.metadata import Change, LogMeta, Snapshot
+from roq.log.replicated.placement import choose
+from roq.log.replicated.settings import LogSettings
+from roq.log.replicated.stores import Stores
+from roq.log.replicated.takeover import TakeOver, open_nodes, segment_id
+from roq.wire import store as wire
+
+log = logging.getLogger(__name__)
+
+
+class LogWriter:
+    """The one writer of a log in its epoch. Made by `take_over`."""
+
+    def __init__(self, log_id: str, chain: Chain, directory: Directory, settings: LogSettings) -> None:
+        self.log_id, self.settings, self._chain = log_id, settings, chain
+        self.stores = Stores(directory, self._notice)
+        self._loop = asyncio.get_running_loop()
+        self._taking: TakeOver | None = None
+        self._appending: Appending | None = None
+        self._futures: deque[asyncio.Future[int]] = deque()  # of positions acked+1 …
+        self._held: list[bytes] = []  # taken while the next segment is being opened
+        self._error: RoqError | None = None
+        self._failed = asyncio.Event()
+        self._scheduled = False
+        self._drained = asyncio.Event()
+        self._rolling = False
+        self._told = 0  # the confirmed position the stores know
+        self._confirm_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._health: Health | None = None
+        self._busy = asyncio.Lock()  # one roll or ensemble change at a time
+
+    @classmethod
+    async def take_over(
+        cls, session: Session, log_id: str, directory: Directory, settings: LogSettings, term: int
+    ) -> LogWriter:
+        """Fence every earlier writer, recover what it left, and begin a new segment. Makes the log if there is none.
+
+        Raises LogFenced (a later term has it, or took it meanwhile), NoHosts, LogUnavailable, StorageFull, DeadlineExceeded
+        after `settings.take_over_seconds`; then it may be tried again.
+        """
+        chain = Chain(session, log_id)
+        writer = cls(log_id, chain, directory, settings)
+        try:
+            async with asyncio.timeout(settings.take_over_seconds):
+                await writer._take(term)
+        except TimeoutError:
+            await writer.close()
+            raise LogUnavailable(f"too few stores of log {log_id} answered in {settings.take_over_seconds:g} s") from None
+        except BaseException:
+            await writer.close()
+            raise
+        return writer
+
+    async def _take(self, term: int) -> None:
+        chain, settings = self._chain, self.settings
+        if await chain.read() is None:
+            await chain.create(LogMeta(write_quorum=settings.write_quorum, ack_quorum=settings.ack_quorum))
+            await chain.read()
+        meta = await chain.change(lambda meta: metadata.take(meta, term))
+        self.epoch = meta.epoch
+        self._taking = TakeOver(self.log_id, self.stores, meta)
+        recovery = await self._taking.recover()
+        self._taking = None
+        segment, nodes = await self._announce(meta)
+
+        def begin(meta: LogMeta) -> LogMeta:
+            metadata.owned(meta, self.epoch)
+            if recovery is not None and recovery.end is not None:
+                meta = metadata.close_last(meta, recovery.end, recovery.written)
+            return metadata.open_next(meta, segment, nodes)
+
+        self._open(await chain.change(begin))
+        self._start(self._look_after())
+        log.info("log taken over", extra={"fields": {"log": self.log_id, "epoch": self.epoch, "confirmed": self.confirmed}})
+
+    async def _announce(self, meta: LogMeta) -> tuple[str, tuple[str, ...]]:
+        """Id and nodes of the next segment."""
+        segment = segment_id(self.log_id, self.epoch, meta.serial)
+        hosts = self.stores.directory.hosts()
+        candidates = list(choose(segment, hosts, len(hosts)))
+        nodes = await open_nodes(self.stores, segment, self.epoch, candidates, meta.write_quorum, meta.ack_quorum)
+        if len(nodes) < meta.write_quorum:
+            log.warning("fewer stores than the write quorum", extra={"fields": {"log": self.log_id, "nodes": len(nodes)}})
+        return segment, nodes
+
+    def _open(self, meta: LogMeta) -> None:
+        segment = meta.segments[-1]
+        nodes = segment.fragments[-1].nodes
+        self._appending = Appending(segment.id, self.epoch, nodes, meta.ack_quorum, segment.first)
+        self._told = segment.first - 1
+        self._health = Health(self.settings, nodes, time.monotonic())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if not isinstance(error, RoqError):
+                log.error("the log's writer failed", exc_info=error)
+            self._stop(error if isinstance(error, RoqError) else StorageFailed(f"{type(error).__name__}: {error}"))
+
+    # --- appending ----------------------------------------------------------------------------------------------------
+
+    @property
+    def confirmed(self) -> int:
+        """The highest acknowledged position."""
+        return self._appending.acked if self._appending is not None else 0
+
+    @property
+    def meta(self) -> LogMeta:
+        """The log's metadata as this writer knows them."""
+        return self._chain.meta
+
+    @property
+    def error(self) -> RoqError | None:
+        """Why the writer stopped; None while it goes on."""
+        return self._error
+
+    async def failed(self) -> RoqError:
+        """Wait until the writer stops; why."""
+        await self._failed.wait()
+        assert self._error is not None
+        return self._error
+
+    def append(self, entry: bytes) -> asyncio.Future[int]:
+        """Append one entry. The future gives its position when it and all before it are on stable storage of the ack quorum.
+
+        Raises PayloadTooLarge, LogUnavailable (too much is on its way: wait for some of it), and what stopped the writer. The
+        future raises LogFenced, LogUnavailable, StorageFull: the outcome is unknown then.
+        """
+        if self._error is not None:
+            raise self._error
+        appending, health = self._appending, self._health
+        assert appending is not None
+        assert health is not None
+        if len(entry) > wire.ENTRY_BYTES_MAX:
+            raise PayloadTooLarge(f"{len(entry)} bytes: an entry has at most {wire.ENTRY_BYTES_MAX}")
+        if appending.bytes_pending > self.settings.window_bytes or len(self._futures) >= self.settings.window_entries:
+            raise LogUnavailable("too many entries are not acknowledged yet")
+        if self._rolling:
+            self._held.append(entry)
+        else:
+            appending.append(entry)
+            health.took(entry)
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._futures.append(future)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        return future
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        appending = self._appending
+        if appending is None or self._error is not None:
+            return
+        assert self._health is not None
+        self._health.before_sending(appending, time.monotonic())
+        self._send(appending)
+
+    def _send(self, appending: Appending) -> None:
+        for node, frame in appending.frames():
+            self.stores.send(node, frame)
+            self._told = appending.acked
+
+    def _notice(self, node: str, notice: wire.Added | wire.Refused) -> None:
+        if self._taking is not None:
+            self._taking.notice(node, notice)
+            return
+        appending = self._appending
+        if appending is None or notice.segment != appending.segment or self._error is not None:
+            return
+        if isinstance(notice, wire.Refused):
+            self._refusal(node, notice)
+            return
+        if self._health is not None:
+            self._health.heard(node, time.monotonic())
+        before = appending.acked
+        self._acknowledge(before, appending.added(node, notice.first, notice.count))
+
+    def _acknowledge(self, before: int, acked: int) -> None:
+        for position in range(before + 1, acked + 1):
+            future = self._futures.popleft()
+            if not future.done():
+                future.set_result(position)
+        if acked > before and self._confirm_timer is None:
+            self._confirm_timer = self._loop.call_later(self.settings.confirm_seconds, self._confirm)
+        if self._appending is not None and self._appending.drained:
+            self._drained.set()
+
+    def _confirm(self) -> None:
+        """Nothing was sent since the last acknowledgement: tell the stores, so that followers see it."""
+        self._confirm_timer = None
+        appending = self._appending
+        if appending is not None and self._error is None and appending.acked > self._told:
+            self._told = appending.acked
+            for node in appending.nodes:
+                self.stores.send(node, appending.confirmation())
+
+    def _refusal(self, node: str, notice: wire.Refused) -> None:
+        if notice.reason is wire.Refusal.FENCED:
+            self._stop(LogFenced())
+        elif notice.reason is wire.Refusal.DIVERGED:
+            self._stop(StorageFailed(f"host {node} holds another entry at {notice.first} of {notice.segment}"))
+        elif self._health is not None:
+            self._health.refused(node, notice.reason)
+
+    def _stop(self, error: RoqError) -> None:
+        """For good. What is not acknowledged is unknown."""
+        if self._error is not None:
+            return
+        self._error = error
+        reason = f"{type(error).__name__}: {error}"
+        log.warning("the log's writer stops", extra={"fields": {"log": self.log_id, "reason": reason}})
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(type(error)(str(error)))
+                future.exception()  # a caller that has gone need not be told
+        self._futures.clear()
+        self._drained.set()
+        self._failed.set()
+
+    # --- looking after the ensemble -----------------------------------------------------------------------------------
+
+    async def _look_after(self) -> None:
+        """Send again what was lost, replace nodes that fail, roll."""
+        while self._error is None:
+            await asyncio.sleep(self.settings.check_seconds)
+            appending, health = self._appending, self._health
+            if appending is None or health is None or self._busy.locked():
+                continue
+            now = time.monotonic()
+            for node in health.silent(appending, self.settings.resend_seconds, now):
+                appending.send_again(node)
+            self._send(appending)
+            if (bad := health.bad(appending, now)) and await self._replace(appending, health, bad, now):
+                continue
+            wanted = min(self.meta.write_quorum, len(self.stores.directory.hosts()))
+            if self._error is None and self._chain.connected and health.wants_roll(appending, wanted, now):
+                await self.roll()
+
+    async def _replace(self, appending: Appending, health: Health, bad: list[str], now: float) -> bool:
+        """Take other nodes for those that fail. Where there are none, wait for them, and at last give up."""
+        spares = self.stores.directory.hosts() - set(appending.nodes)
+        if (failure := health.failure(appending, bad, spares, now)) is not None:
+            self._stop(failure)
+        due = health.due(bad, now)
+        if self._error is not None or not due or not spares or not self._chain.connected:
+            return False
+        candidates = list(choose(appending.segment, spares, len(spares)))
+        try:
+            fresh = await open_nodes(self.stores, appending.segment, self.epoch, candidates, len(due), 1)
+        except TemporaryError as error:
+            if isinstance(error, LogFenced):
+                raise
+            health.postpone(due, now)
+            return False
+        replacement = dict(zip(due, fresh, strict=False))
+        await self._change_ensemble(appending, tuple(replacement.get(node, node) for node in appending.nodes))
+        return True
+
+    async def _change_ensemble(self, appending: Appending, nodes: tuple[str, ...]) -> None:
+        async with self._busy:
+            if appending is not self._appending:
+                return  # rolled meanwhile
+            first = appending.begin_change()
+            await self.change(lambda meta: metadata.change_ensemble(meta, appending.segment, first, nodes))
+            log.info("ensemble changed", extra={"fields": {"segment": appending.segment, "first": first, "nodes": nodes}})
+            if self._health is not None:
+                self._health.changed(nodes, time.monotonic())
+            self._acknowledge(appending.acked, appending.finish_change(nodes))
+            self._flush()
+
+    async def roll(self) -> None:
+        """Close the segment and go on in a new one, on the hosts that are best now. Raises LogFenced."""
+        async with self._busy:
+            appending = self._appending
+            assert appending is not None
+            try:
+                segment, nodes = await self._announce(self.meta)
+            except TemporaryError as error:
+                if isinstance(error, LogFenced):
+                    raise
+                log.info("can't roll now", extra={"fields": {"log": self.log_id, "reason": str(error)}})
+                assert self._health is not None
+                self._health.since = time.monotonic()  # again after `mend_seconds`
+                return
+            self._rolling = True
+            try:
+                if not await self._drain(appending):
+                    return
+
+                def change(meta: LogMeta) -> LogMeta:
+                    meta = metadata.close_last(meta, appending.acked, meta.segments[-1].fragments)
+                    return metadata.open_next(meta, segment, nodes)
+
+                self._open(await self.change(change))
+            finally:
+                self._rolling = False
+                self._release_held()
+
+    async def _drain(self, appending: Appending) -> bool:
+        """Wait until everything sent is acknowledged; False if that takes too long."""
+        self._drained.clear()
+        try:
+            async with asyncio.timeout(self.settings.resend_seconds):
+                while not appending.drained:
+                    self._drained.clear()
+                    await self._drained.wait()
+                    if self._error is not None:
+                        return False
+        except TimeoutError:
+            return False
+        return self._error is None
+
+    def _release_held(self) -> None:
+        held, self._held = self._held, []
+        if self._appending is None or self._health is None or self._error is not None:
+            return
+        for entry in held:
+            self._appending.append(entry)
+            self._health.took(entry)
+        if held:
+            self._flush()
+
+    # --- snapshots and metadata ---------------------------------------------------------------------------------------
+
+    async def own(self) -> LogMeta:
+        """The metadata, read now. Raises LogFenced if the log has another owner, ZooKeeperUnavailable."""
+        meta = await self._chain.refresh()
+        if meta is None or meta.epoch != self.epoch:
+            error = LogFenced("the log has another owner")
+            self._stop(error)
+            raise error
+        return meta
+
+    async def change(self, change: Change) -> LogMeta:
+        """Change the metadata as the log's owner. Raises LogFenced."""
+
+        def checked(meta: LogMeta) -> LogMeta:
+            return change(metadata.owned(meta, self.epoch))
+
+        try:
+            return await self._chain.change(checked)
+        except LogFenced as error:
+            self._stop(error)
+            raise
+
+    async def snapshot(self, position: int, data: bytes) -> None:
+        """Store the state as of `position` (≤ confirmed): readers begin there, and what it covers may be deleted.
+
+        Raises LogFenced, LogUnavailable, StorageFull.
+        """
+        assert position <= self.confirmed
+        meta = self.meta
+        blob = f"{self.log_id}~snapshot-{self.epoch}.{meta.serial}.{position}"
+        hosts = choose(blob, self.stores.directory.hosts(), meta.write_quorum)
+        if len(hosts) < meta.ack_quorum:
+            raise LogUnavailable(f"{len(hosts)} hosts with a store, a snapshot needs {meta.ack_quorum}")
+        nodes = await self.stores.put_blob(hosts, blob, data, enough=meta.ack_quorum)
+        if self._health is not None and self._health.entries >= self.settings.roll_entries:
+            await self.roll()  # so that what the snapshot covers can go
+        await self.change(lambda meta: metadata.set_snapshot(meta, Snapshot(position, blob, len(data), nodes)))
+
+    async def close(self) -> None:
+        """Stop. What is not acknowledged is unknown. The log stays open for the next take-over."""
+        self._stop(Closed("the log's writer was closed"))
+        if self._confirm_timer is not None:
+            self._confirm_timer.cancel()
+        for task in (tasks := list(self._tasks)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.stores.close()

@@ -1,0 +1,74 @@
+"""Store process: one per host. Keeps segments of replicated logs and blobs in `spec.data_dir`.
+
+It serves at `spec.ports["clients"]` (roq.wire.store) and `spec.ports["control"]`. ZooKeeper is needed only to make sure that
+the disk is this host's: an empty disk waits for it, one with a cookie serves at once and is checked as soon as ZooKeeper
+answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from roq.coordination.session import Session
+from roq.errors import InvalidConfiguration, RoqError, ZooKeeperUnavailable
+from roq.runtime.child import announce_ready, beat, open_board
+from roq.runtime.run import Tasks, run
+from roq.runtime.shutdown import ShutdownMonitor
+from roq.store.cookie import Cookie, read_cookie, register
+from roq.store.server import StoreServer
+from roq.wire.child import ChildSpec
+
+log = logging.getLogger(__name__)
+ZOOKEEPER_RETRY_SECONDS = 1.0
+
+
+async def check_disk(spec: ChildSpec, directory: Path, cookie: Cookie | None) -> Cookie:
+    """Wait for ZooKeeper and compare. Raises InvalidConfiguration."""
+    while True:
+        try:
+            session = await Session.connect(spec.zookeeper)
+            try:
+                return await register(session, directory, spec.host, cookie)
+            finally:
+                await session.close()
+        except ZooKeeperUnavailable:
+            await asyncio.sleep(ZOOKEEPER_RETRY_SECONDS)
+
+
+async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
+    """Serve until `stop`. Raises PortTaken, InvalidConfiguration, StorageFailed."""
+    directory = Path(spec.data_dir)
+    failure: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        failure.append(error)
+        stop.set()
+
+    tasks = Tasks(fail)
+    board = open_board(spec)
+    tasks.start(beat(board, spec.slot), "heartbeat")
+    cookie = read_cookie(directory, spec.host)
+    if cookie is None:
+        cookie = await check_disk(spec, directory, None)
+    else:
+        tasks.start(check_disk(spec, directory, cookie), "disk check")
+    server = StoreServer(directory, spec.host, spec.address, spec.ports["clients"], fail, disk_name=cookie.uuid)
+    control = ShutdownMonitor(spec.process.name, spec.address, spec.ports["control"], stop, server.counters)
+    announce_ready(spec)
+    try:
+        await stop.wait()
+    finally:
+        control.close()
+        await server.close()
+        await tasks.stop()
+        board.close()
+    if failure:
+        raise failure[0] if isinstance(failure[0], RoqError) else InvalidConfiguration(str(failure[0]))
+
+
+def main(spec: ChildSpec) -> int:
+    """Entry point of the forked child; its exit code."""
+    Path(spec.data_dir).mkdir(parents=True, exist_ok=True)
+    return run(lambda stop: serve(spec, stop))

@@ -1,0 +1,362 @@
+"""The store's sockets and threads around Storage and Blobs. Nothing is decided here.
+
+One thread writes and syncs the journal; while it does, the loop collects what comes next, so a busy store syncs once for
+many entries of many logs. A failed sync ends the store for good: what is on the disk is unknown then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+from roq.errors import CallError, LogFenced, RoqError, StorageFailed, StorageFull
+from roq.runtime.observe import Counters
+from roq.runtime.rpc import RpcClient, RpcServer
+from roq.store.blobs import Blobs
+from roq.store.copying import copy_blob, copy_segment
+from roq.store.disk import Disk, OsDisk
+from roq.store.journal import FILE_BYTES, Write
+from roq.store.scrub import scrub
+from roq.store.storage import COPY_EPOCH, Storage
+from roq.wire import store as wire
+from roq.wire.store import Add, Refusal
+
+log = logging.getLogger(__name__)
+MARKER_SECONDS = 0.02  # idle for so long: prove that the last batch was durable
+PREPARE_RETRY_SECONDS = 1.0  # on a full disk
+COMPACT_EVERY_SECONDS = 1.0
+COMPACT_STEP_SECONDS = 0.005
+COPIES_AT_ONCE = 2  # segments and blobs fetched from other stores
+WAIT_SECONDS_MAX = 30.0  # of a Read that follows
+
+
+class StoreServer:
+    """One store on the running loop. `failed` is called once if the disk fails.
+
+    Raises PortTaken, StorageFailed, UnknownFormat.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        host: str,
+        address: str,
+        port: int,
+        failed: Callable[[RoqError], None],
+        *,
+        disk: Disk | None = None,
+        file_bytes: int = FILE_BYTES,
+        disk_name: str = "",
+    ) -> None:
+        self._host, self._disk_name, self._failed = host, disk_name, failed
+        self._directory = directory
+        self.counters = Counters()
+        try:
+            (directory / "journal").mkdir(parents=True, exist_ok=True)
+            self.storage = Storage(disk or OsDisk(), directory / "journal", file_bytes)
+            self.blobs = Blobs(directory / "blobs", free_bytes_min=2 * file_bytes)
+        except OSError as error:
+            raise StorageFailed(f"can't open the store in {directory}: {error}") from error
+        self._loop = asyncio.get_running_loop()
+        self._writing = self._scheduled = self._preparing = self._closed = False
+        self._marker: asyncio.TimerHandle | None = None
+        self._marked = True
+        self._followers: dict[str, list[asyncio.Future[None]]] = {}
+        self._copies = asyncio.Semaphore(COPIES_AT_ONCE)
+        self._sources: dict[str, RpcClient] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writes: SimpleQueue[Write | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
+        self._thread.start()
+        self._server = RpcServer(address, port, wire.Request, self._handle, wire.NoticeToStore, self._notice, self.counters)
+        self.port = self._server.port
+        self._kick()
+        self._start(self._compact())
+        self._start(scrub(self.storage, self.blobs, self.counters, self._kick))
+
+    def _start(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- entries ------------------------------------------------------------------------------------------------------
+
+    def _notice(self, peer: bytes, add: Add) -> None:
+        count = len(add.entries)
+        if len(add.crcs) != count or add.first < 1 or not 0 <= add.epoch < COPY_EPOCH:
+            self.counters["refused_malformed"] += 1
+            return
+
+        def answer(refusal: Refusal | None) -> None:
+            if refusal is not None:
+                self.counters[f"refused_{refusal.name.lower()}"] += max(count, 1)
+                if refusal in (Refusal.DIVERGED, Refusal.DAMAGED):
+                    log.error("entry refused", extra={"fields": {"segment": add.segment, "why": refusal.name}})
+                self._server.notify(peer, wire.Refused(add.segment, add.first, count, refusal))
+            elif count:
+                self._server.notify(peer, wire.Added(add.segment, add.first, count))
+
+        self.counters["entries"] += count
+        self.storage.add(add, answer)
+        waiting = self._followers.get(add.segment)
+        if waiting and not count:
+            self._wake(add.segment)
+        self._kick()
+
+    def _wake(self, segment: str) -> None:
+        for future in self._followers.pop(segment, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def _kick(self) -> None:
+        """Write what is pending once this turn of the loop has taken in what there is."""
+        if not self._writing and not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        self._scheduled = False
+        if self._writing or self._closed:
+            return
+        write = self.storage.stage()
+        if self.storage.wants_file and not self._preparing:
+            self._preparing = True
+            self._start(self._prepare())
+        if write is not None:
+            self._submit(write)
+            self._marked = False
+        elif not self._marked and self._marker is None:
+            self._marker = self._loop.call_later(MARKER_SECONDS, self._mark)
+
+    def _mark(self) -> None:
+        self._marker = None
+        if not self._writing and not self._closed and (write := self.storage.marker()) is not None:
+            self._marked = True
+            self._submit(write)
+
+    def _submit(self, write: Write) -> None:
+        self._writing = True
+        if self._marker is not None:
+            self._marker.cancel()
+            self._marker = None
+        self._writes.put(write)
+
+    def _write(self) -> None:
+        """The journal's thread."""
+        while (write := self._writes.get()) is not None:
+            try:
+                self.storage.journal.perform(write)
+            except StorageFailed as error:
+                self._call(self._broken, error)
+                return
+            self._call(self._written, write)
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _broken(self, error: RoqError) -> None:
+        log.critical("the disk failed", extra={"fields": {"reason": str(error)}})
+        self._closed = True
+        self._failed(error)
+
+    def _written(self, write: Write) -> None:
+        self._writing = False
+        self.counters["syncs"] += 1
+        self.storage.committed(write)
+        for segment in list(self._followers):
+            self._wake(segment)
+        if not self._closed:
+            self._next()
+
+    async def _compact(self) -> None:
+        """Look after the journal's size, in small steps."""
+        while True:
+            await asyncio.sleep(COMPACT_EVERY_SECONDS)
+            while self.storage.compact():
+                self.counters["compaction_steps"] += 1
+                self._kick()
+                await asyncio.sleep(COMPACT_STEP_SECONDS)
+
+    async def _prepare(self) -> None:
+        """Make the next journal file; on a full disk again and again, or make room."""
+        while not self._closed:
+            try:
+                number = await asyncio.to_thread(self.storage.journal.create)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    self._broken(StorageFailed(f"can't make a journal file: {error}"))
+                    return
+                self.storage.full = True
+                self.counters["disk_full"] += 1
+                self._kick()
+                await asyncio.sleep(PREPARE_RETRY_SECONDS)
+                continue
+            self.storage.full = False
+            self.storage.journal.adopt(number)
+            break
+        self._preparing = False
+        self._kick()
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def _durable(self, begin: Callable[[Callable[[Refusal | None], None]], None], what: str) -> None:
+        """Run one of Storage's verbs and wait for its answer."""
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def answer(refusal: Refusal | None) -> None:
+            if future.done():
+                return
+            if refusal is None:
+                future.set_result(None)
+            elif refusal is Refusal.FENCED:
+                future.set_exception(LogFenced(f"{what}: a newer epoch has it"))
+            elif refusal is Refusal.FULL:
+                future.set_exception(StorageFull())
+            else:
+                future.set_exception(CallError(f"{what}: {refusal.name}"))
+
+        begin(answer)
+        self._kick()
+        await future
+
+    async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.OpenSegment(segment, epoch):
+                await self._durable(lambda done: self.storage.open_segment(segment, epoch, done), segment)
+            case wire.Fence(segment, epoch):
+                await self._durable(lambda done: self.storage.fence(segment, epoch, done), segment)
+                return wire.Fenced(self.storage.confirmed(segment))
+            case wire.Recover(segment, epoch, first, count):
+                await self._durable(lambda done: self.storage.fence(segment, epoch, done), segment)
+                return self._recovered(segment, first, min(count, wire.RECOVER_COUNT_MAX))
+            case wire.Read():
+                return await self._read(request)
+            case wire.Holes(segment, first, last):
+                return wire.Ranges(await self._holes(segment, first, last))
+            case wire.CopySegment(segment, epoch):
+                await self._durable(lambda done: self.storage.fence(segment, epoch, done), segment)
+                async with self._copies:
+                    await copy_segment(request, self._source(request.source), self._missing, self._add_copy)
+            case wire.DeleteSegment(segment, epoch):
+                await self._durable(lambda done: self.storage.delete(segment, epoch, done), segment)
+            case wire.ListSegments(prefix, after, count):
+                return wire.Segments(self.storage.views(prefix, after, min(count, wire.LIST_COUNT_MAX)))
+            case wire.DescribeStore():
+                return self._describe()
+            case _:
+                return await self._handle_blob(request)
+        return wire.Done()
+
+    async def _handle_blob(self, request: Any) -> msgspec.Struct:
+        match request:
+            case wire.PutBlob(blob, offset, total, crc, data):
+                await asyncio.to_thread(self.blobs.put, blob, offset, total, crc, data)
+            case wire.GetBlob(blob, offset, count):
+                return wire.BlobPart(*await asyncio.to_thread(self.blobs.get, blob, offset, count))
+            case wire.CopyBlob(blob, source):
+                async with self._copies:
+                    await copy_blob(blob, self._source(source), self.blobs)
+            case wire.DeleteBlob(blob):
+                await asyncio.to_thread(self.blobs.delete, blob)
+            case wire.ListBlobs(prefix, after, count):
+                return wire.Blobs(*await asyncio.to_thread(self.blobs.views, prefix, after, min(count, wire.LIST_COUNT_MAX)))
+        return wire.Done()
+
+    def _recovered(self, segment: str, first: int, count: int) -> wire.Recovered:
+        answers, size = [], 0
+        for position in range(first, first + count):
+            answers.append(self.storage.look(segment, position))
+            size += len(answers[-1][2])
+            if size > wire.FRAME_BYTES:
+                break
+        return wire.Recovered(first, answers)
+
+    async def _read(self, request: wire.Read) -> wire.Entries:
+        segment, first = request.segment, request.first
+        if request.wait_seconds > 0 and self.storage.confirmed(segment) < first:
+            await self._wait_confirmed(segment, first, min(request.wait_seconds, WAIT_SECONDS_MAX))
+        confirmed = self.storage.confirmed(segment)
+        last = request.last if request.last > 0 else confirmed
+        return wire.Entries(first, *self._entries(segment, first, last, confirmed))
+
+    def _entries(self, segment: str, first: int, last: int, confirmed: int) -> tuple[list[int], list[bytes], int, bool]:
+        crcs, entries, missing = self.storage.read(segment, first, last)
+        return crcs, entries, confirmed, missing
+
+    async def _wait_confirmed(self, segment: str, first: int, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while self.storage.confirmed(segment) < first:
+                    future: asyncio.Future[None] = self._loop.create_future()
+                    self._followers.setdefault(segment, []).append(future)
+                    await future
+        except TimeoutError:
+            return
+
+    async def _holes(self, segment: str, first: int, last: int) -> list[tuple[int, int]]:
+        ranges: list[tuple[int, int]] = []
+        while first <= last:
+            _, entries, missing = self.storage.read(segment, first, last)
+            first += len(entries)
+            if missing:
+                if ranges and ranges[-1][1] == first - 1:
+                    ranges[-1] = (ranges[-1][0], first)
+                else:
+                    ranges.append((first, first))
+                self.storage.put_aside(segment, first)
+                first += 1
+            await asyncio.sleep(0)
+        self._kick()
+        return ranges
+
+    def _missing(self, segment: str, first: int, last: int) -> list[tuple[int, int]]:
+        return self.storage.missing(segment, first, last)
+
+    async def _add_copy(self, segment: str, first: int, crcs: list[int], entries: list[bytes]) -> None:
+        add = Add(segment, COPY_EPOCH, first, 0, crcs, entries)
+        await self._durable(lambda done: self.storage.add(add, done), segment)
+
+    def _source(self, endpoint: str) -> RpcClient:
+        if endpoint not in self._sources:
+            if len(self._sources) > 100:
+                self._sources.pop(next(iter(self._sources))).close()
+            self._sources[endpoint] = RpcClient(endpoint, wire.Reply, watched=True)
+        return self._sources[endpoint]
+
+    def _describe(self) -> wire.StoreView:
+        space = os.statvfs(self._directory)
+        journal = self.storage.journal
+        return wire.StoreView(
+            self._host,
+            self._disk_name,
+            space.f_bavail * space.f_frsize,
+            len(journal.numbers) * journal.file_bytes,
+            self.storage.shelf.live_bytes(),
+            len(self.storage.shelf.segments),
+            {**self.counters, "damages": self.storage.damaged},
+        )
+
+    async def close(self) -> None:
+        """Stop serving; what is pending and not answered is not promised."""
+        self._closed = True
+        if self._marker is not None:
+            self._marker.cancel()
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in self._sources.values():
+            client.close()
+        self._writes.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self.storage.journal.close()

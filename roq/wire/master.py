@@ -1,0 +1,291 @@
+"""Conversation between clients and the master of a work queue (its ROUTER ↔ DEALER).
+
+    [1, kind, id, body]   as in envelope.py; requests and replies are decoded in one go, bodies are the arrays below
+
+Times are in milliseconds, times of day since 1970. A request that got no answer is sent again, to whoever is the active
+master then, with the same numbers: (producer, sequence) names a put task for ever, (instance, nonce) a lease request, and
+`again` tells that it may have been done before. A standby, and a master that was replaced, answer NotLeader.
+Payloads from `blob_bytes` on travel beside this conversation (roq/wire/store.py): Reserve, upload to the store that was named,
+Stored; a lease names the stores to fetch from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from roq.wire.envelope import VERSION, EnvelopeKind
+from roq.wire.work_queue import TaskSettings
+
+# --- values ------------------------------------------------------------------------------------------------------------
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """A store: its host and the ZeroMQ endpoint of its request socket."""
+
+    host: str
+    endpoint: str
+
+
+class Elsewhere(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A payload that stores keep. crc: CRC-32 of its bytes. places: in the order to be tried."""
+
+    blob: str
+    size: int
+    crc: int
+    places: tuple[Place, ...]
+
+
+class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A task to put."""
+
+    payload: bytes
+    delay_ms: int = 0
+    priority: int = 0
+    dedup_key: str = ""
+
+
+class Settle(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The end or extension of a lease. milliseconds: of an extension, or the delay of a release."""
+
+    kind: int
+    token: str
+    milliseconds: int = 0
+    error: str = ""
+
+
+ACK, EXTEND, RELEASE, REJECT = range(4)
+
+
+class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A leased task."""
+
+    id: str
+    token: str
+    payload: bytes | Elsewhere
+    attempt: int
+    priority: int
+    inserted: int
+    expires: int
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A task as peek shows it. due: 0 for none."""
+
+    id: str
+    payload: bytes | Elsewhere
+    state: str
+    attempts: int
+    priority: int
+    inserted: int
+    due: int
+    error: str
+    holder: str
+
+
+# --- requests ----------------------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag=1, array_like=True, gc=False):
+    """Are you the active master?"""
+
+
+class Put(msgspec.Struct, frozen=True, tag=2, array_like=True, gc=False):
+    """Add tasks, numbered from `sequence` on."""
+
+    producer: int
+    sequence: int
+    tasks: list[Task]
+
+
+class Lease(msgspec.Struct, frozen=True, tag=3, array_like=True, gc=False):
+    """Settle, then hand out up to `count` tasks; wait up to wait_ms for the first one."""
+
+    instance: int
+    nonce: int
+    again: int
+    lease_ms: int
+    count: int
+    wait_ms: int
+    settle: list[Settle]
+
+
+class SettleAll(msgspec.Struct, frozen=True, tag=4, array_like=True, gc=False):
+    """Settle."""
+
+    instance: int
+    again: int
+    settle: list[Settle]
+
+
+class ReleaseEvery(msgspec.Struct, frozen=True, tag=5, array_like=True, gc=False):
+    """Make every leased and delayed task ready."""
+
+
+class PurgeQueue(msgspec.Struct, frozen=True, tag=6, array_like=True, gc=False):
+    """Remove every task that is not dead."""
+
+
+class RequeueLetters(msgspec.Struct, frozen=True, tag=7, array_like=True, gc=False):
+    """Make dead letters ready again; None: all."""
+
+    ids: list[str] | None
+
+
+class RemoveLetters(msgspec.Struct, frozen=True, tag=8, array_like=True, gc=False):
+    """Forget dead letters; None: all."""
+
+    ids: list[str] | None
+
+
+class Peek(msgspec.Struct, frozen=True, tag=9, array_like=True, gc=False):
+    """The first tasks of a state."""
+
+    state: str
+    count: int
+
+
+class GetStatus(msgspec.Struct, frozen=True, tag=10, array_like=True, gc=False):
+    """Counts."""
+
+
+class Reserve(msgspec.Struct, frozen=True, tag=11, array_like=True, gc=False):
+    """Where may I store the payload of task (producer, sequence)? (Blizzard's pending enqueue.) avoid: hosts that failed."""
+
+    producer: int
+    sequence: int
+    size: int
+    crc: int
+    avoid: list[str]
+
+
+class Stored(msgspec.Struct, frozen=True, tag=12, array_like=True, gc=False):
+    """The payload of task (producer, sequence) is stored as `blob`. task: its payload is empty. Answered with Added when
+    enough stores have copies and the task is in the log."""
+
+    producer: int
+    sequence: int
+    blob: str
+    task: Task
+
+
+# --- replies -----------------------------------------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=1, array_like=True, gc=False):
+    """I am."""
+
+    term: int
+    settings: TaskSettings
+    blob_bytes: int
+
+
+class Added(msgspec.Struct, frozen=True, tag=2, array_like=True, gc=False):
+    """The tasks are in the log. known: (place in the request, id) of those that are another, earlier task, by their key."""
+
+    known: list[tuple[int, str]] = []
+
+
+class Leases(msgspec.Struct, frozen=True, tag=3, array_like=True, gc=False):
+    """Per settlement the token valid now, "" if the lease is over, None if it was lost before; and tasks."""
+
+    settled: list[str | None]
+    tasks: list[Given]
+
+
+class Counted(msgspec.Struct, frozen=True, tag=4, array_like=True, gc=False):
+    """How many tasks were changed."""
+
+    count: int
+
+
+class Tasks(msgspec.Struct, frozen=True, tag=5, array_like=True, gc=False):
+    """Answer to Peek."""
+
+    tasks: list[Seen]
+
+
+class StatusNow(msgspec.Struct, frozen=True, tag=6, array_like=True, gc=False):
+    """Answer to GetStatus. oldest_ms: age of the oldest ready task, -1 if none is ready."""
+
+    ready: int
+    delayed: int
+    leased: int
+    dead: int
+    completed: int
+    inserted: int
+    oldest_ms: int
+
+
+class Reserved(msgspec.Struct, frozen=True, tag=7, array_like=True, gc=False):
+    """Upload it there, as this blob, soon."""
+
+    blob: str
+    place: Place
+
+
+Request = (
+    Hello
+    | Put
+    | Lease
+    | SettleAll
+    | ReleaseEvery
+    | PurgeQueue
+    | RequeueLetters
+    | RemoveLetters
+    | Peek
+    | GetStatus
+    | Reserve
+    | Stored
+)
+Reply = Welcome | Added | Leases | Counted | Tasks | StatusNow | Reserved
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request with its envelope."""
+
+    version: int
+    kind: int
+    id: int
+    body: Request
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A reply with its envelope."""
+
+    version: int
+    kind: int
+    id: int
+    body: Reply
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_call = msgspec.msgpack.Decoder(Call).decode
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+def seal_call(id: int, body: Request) -> bytes:
+    """The bytes of a request."""
+    return _encode((VERSION, int(EnvelopeKind.REQUEST), id, body))
+
+
+def seal_answer(id: int, body: Any) -> bytes:
+    """The bytes of a reply."""
+    return _encode((VERSION, int(EnvelopeKind.REPLY), id, body))
+
+
+def open_call(message: bytes) -> Call:
+    """Raises msgspec's errors or UnicodeDecodeError (UNDECODABLE) for anything but a well-formed request."""
+    call = _decode_call(message)
+    if call.version != VERSION or call.kind != EnvelopeKind.REQUEST or call.id < 0:
+        raise msgspec.ValidationError(f"message of version {call.version}, kind {call.kind}")
+    return call
+
+
+def open_answer(message: bytes) -> Answer:
+    """Raises as open_call for anything but a well-formed reply; errors are opened with envelope.error_of."""
+    answer = _decode_answer(message)
+    if answer.version != VERSION or answer.kind != EnvelopeKind.REPLY:
+        raise msgspec.ValidationError(f"message of version {answer.version}, kind {answer.kind}")
+    return answer

@@ -1,0 +1,58 @@
+"""Work queues as the GCM keeps them: the JSON of `work-queues/<q>`, what a master is told, and where masters serve.
+
+The conversation with a master is in roq/wire/master.py. A work queue and a publish/subscribe queue may have the same name.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TaskSettings(msgspec.Struct, frozen=True):
+    """What `roq.workqueue.contract.Settings` says, field by field."""
+
+    max_attempts: int = 0
+    dedup_seconds: float = 300.0
+    payload_bytes_max: int = 1024 * 1024
+
+
+class WorkQueueSpec(msgspec.Struct, frozen=True):
+    """What every master and standby of a work queue is told. `log`: id of its replicated log, which no other queue ever has,
+    not even one of the same name. Quorums: stores that keep each entry, and that must have it before it counts."""
+
+    log: str
+    write_quorum: int
+    ack_quorum: int
+    settings: TaskSettings = TaskSettings()
+
+
+class WorkQueueRecord(msgspec.Struct, frozen=True):
+    """JSON of `work-queues/<q>`. standbys: wanted ones; standby_hosts: where they are. term: of the active master."""
+
+    name: str
+    spec: WorkQueueSpec
+    standbys: int
+    master_host: str
+    term: int
+    standby_hosts: tuple[str, ...]
+    created: float  # seconds since 1970, for people only
+    transaction: str  # id of the request that created it
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts of its active master (first) and its standbys."""
+        return (self.master_host, *self.standby_hosts)
+
+
+class MasterAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where a running master or standby serves."""
+
+    host: str
+    address: str  # IP address or DNS name
+    port: int
+    term: int
+    active: bool
+
+    def endpoint(self) -> str:
+        """ZeroMQ endpoint of its request socket."""
+        return f"tcp://{self.address}:{self.port}"

@@ -1,0 +1,125 @@
+"""One store server in this process: a failing disk, entries and followers on the wire; and the directory of stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roq.coordination import paths
+from roq.coordination.session import Session
+from roq.errors import LogFenced, RoqError, StorageFailed
+from roq.log.replicated.directory import StoreDirectory
+from roq.runtime.rpc import RpcClient
+from roq.store.server import StoreServer
+from roq.wire import store as wire
+from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess, to_json
+from roq.wire.store import Add, Added, Refused, entry_crc
+from tests.unit.lossy_disk import LossyDisk
+
+
+def add(first: int, *entries: bytes, epoch: int = 1, confirmed: int = 0) -> Add:
+    crcs = [entry_crc("s", position, entry) for position, entry in enumerate(entries, first)]
+    return Add("s", epoch, first, confirmed, crcs, list(entries))
+
+
+class Peer:
+    """A writer's end of the conversation."""
+
+    def __init__(self, port: int) -> None:
+        self.answers: asyncio.Queue[Added | Refused] = asyncio.Queue()
+        self.client = RpcClient(f"tcp://127.0.0.1:{port}", wire.Reply, wire.NoticeToWriter, self.answers.put_nowait)
+
+    async def send(self, one: Add) -> Added | Refused:
+        self.client.notify(one)
+        return await asyncio.wait_for(self.answers.get(), 5)
+
+    async def ask(self, request: wire.Request) -> Any:
+        return await self.client.request(request, wire.Done | wire.Entries | wire.Fenced, 5.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("failing", ["write", "sync"])
+async def test_a_store_whose_disk_fails_answers_nothing_more(tmp_path: Path, failing: str) -> None:
+    failed: asyncio.Queue[RoqError] = asyncio.Queue()
+    disk = LossyDisk()
+    server = StoreServer(tmp_path, "h", "127.0.0.1", 0, failed.put_nowait, disk=disk)
+    peer = Peer(server.port)
+    try:
+        await peer.ask(wire.OpenSegment("s", 1))
+        assert await peer.send(add(1, b"one")) == Added("s", 1, 1)
+        disk.failing = failing
+        peer.client.notify(add(2, b"two"))
+        assert isinstance(await asyncio.wait_for(failed.get(), 5), StorageFailed)
+        disk.failing = ""  # a later sync would succeed, and prove nothing
+        peer.client.notify(add(2, b"two"))
+        await asyncio.sleep(0.2)
+        assert peer.answers.empty()
+        assert failed.empty()
+    finally:
+        peer.client.close()
+        await server.close()
+
+
+async def test_entries_fences_and_followers_on_the_wire(tmp_path: Path) -> None:
+    server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None)
+    peer, other = Peer(server.port), Peer(server.port)
+    try:
+        assert await peer.send(add(1, b"early")) == Refused("s", 1, 1, wire.Refusal.NOT_OPEN)
+        await peer.ask(wire.OpenSegment("s", 1))
+        assert await peer.send(add(1, b"one", b"two")) == Added("s", 1, 2)
+        assert (await peer.ask(wire.Read("s", 1, 0))).entries == []  # nothing is confirmed yet
+        follower = asyncio.ensure_future(other.ask(wire.Read("s", 1, 0, 5.0)))
+        await asyncio.sleep(0.05)
+        peer.client.notify(add(3, confirmed=2))
+        assert (await asyncio.wait_for(follower, 2)).entries == [b"one", b"two"]
+        assert (await other.ask(wire.Fence("s", 4))).confirmed == 2
+        assert await peer.send(add(3, b"three")) == Refused("s", 3, 1, wire.Refusal.FENCED)
+        with pytest.raises(LogFenced):
+            await peer.ask(wire.OpenSegment("s", 3))
+        peer.client.notify(Add("s", 5, 3, 0, [1], []))  # malformed: dropped and counted
+        peer.client.notify(Add("s", 5, 0, 0, [1], [b""]))
+        assert await peer.send(add(3, b"three", epoch=5)) == Added("s", 3, 1)
+        assert server.counters["refused_malformed"] == 2
+    finally:
+        peer.client.close()
+        other.client.close()
+        await server.close()
+
+
+async def test_the_directory_follows_registrations_and_reports(
+    chroot: str, sessions: Callable[..., Awaitable[Session]]
+) -> None:
+    session = await sessions(chroot)
+    await session.ensure_root()
+    changed = asyncio.Event()
+    directory = await StoreDirectory(session, changed.set).start()
+    assert directory.hosts() == frozenset()
+
+    async def report(host: str, state: ProcessState, port: int) -> None:
+        ports = {"clients": port, "control": 1}
+        process = RunningProcess("store", ProcessKind.STORE, "", "", state, 1, ports)
+        await session.ensure_path(paths.running(host))
+        await session.set(paths.running(host), to_json(HostReport(host, "10.0.0.1", "i", 1, 1, (process,))), -1)
+
+    async def until(hosts: str) -> None:
+        async with asyncio.timeout(5):
+            while directory.hosts() != frozenset(hosts):
+                changed.clear()
+                await changed.wait()
+
+    await report("a", ProcessState.RUNNING, 7)
+    await report("b", ProcessState.STARTING, 8)
+    await session.ensure_path(paths.hosts())
+    for host in "ab":
+        await session.create_ephemeral(paths.host(host))
+    await until("a")
+    await report("b", ProcessState.RUNNING, 8)
+    await until("ab")
+    await session.delete(paths.host("a"))
+    await until("b")
+    assert directory.endpoint("a") == "tcp://10.0.0.1:7"  # still known: it may serve on
+    assert directory.endpoint("c") is None
+    directory.close()

@@ -1,0 +1,160 @@
+"""The pure parts of the replicated log that the model search does not walk through: metadata, placement, repair, health."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roq.errors import LogFenced, LogUnavailable, StorageFull
+from roq.log.replicated import metadata
+from roq.log.replicated.appending import Appending
+from roq.log.replicated.health import Health
+from roq.log.replicated.metadata import Fragment, LogMeta, Segment, Snapshot, State
+from roq.log.replicated.placement import choose, rank
+from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan
+from roq.log.replicated.settings import LogSettings
+from roq.wire.store import Refusal
+
+ABC = ("a", "b", "c")
+
+
+def chain(*lasts: int) -> LogMeta:
+    """Closed segments that end there, then an open one."""
+    meta = metadata.take(LogMeta(), 1)
+    for place, last in enumerate(lasts):
+        meta = metadata.open_next(meta, f"log~1.{place + 1}", ABC)
+        meta = metadata.close_last(meta, last, meta.segments[-1].fragments)
+        meta.check()
+    return metadata.open_next(meta, f"log~1.{len(lasts) + 1}", ABC)
+
+
+def test_segments_follow_each_other_without_gaps_and_empty_ones_vanish() -> None:
+    meta = chain(10, 10, 25)
+    meta.check()
+    assert [(one.first, one.last) for one in meta.segments] == [(1, 10), (11, 25), (26, -1)]
+    assert meta.segments[1].fragment_of(12).nodes == ABC
+
+
+def test_a_later_term_takes_the_log_and_an_earlier_one_does_not() -> None:
+    meta = metadata.take(chain(5), 3)
+    assert (meta.epoch, meta.term, meta.segments[-1].state) == (2, 3, State.RECOVERY)
+    assert metadata.take(meta, 3).epoch == 3  # the same term again: the master was restarted
+    with pytest.raises(LogFenced):
+        metadata.take(meta, 2)
+    with pytest.raises(LogFenced):
+        metadata.owned(meta, 1)
+    with pytest.raises(LogFenced):
+        metadata.change_ensemble(meta, meta.segments[-1].id, 6, ABC)
+
+
+def test_a_fragment_that_began_where_nothing_was_acknowledged_is_replaced() -> None:
+    meta = chain()
+    id = meta.segments[-1].id
+    meta = metadata.change_ensemble(meta, id, 1, ("a", "b", "d"))
+    assert meta.segments[-1].fragments == (Fragment(1, ("a", "b", "d")),)
+    meta = metadata.change_ensemble(meta, id, 4, ("a", "e", "d"))
+    closed = metadata.close_last(meta, 9, meta.segments[-1].fragments).segments[-1]
+    assert [(one.first, closed.end_of(one)) for one in closed.fragments] == [(1, 3), (4, 9)]
+    early = metadata.close_last(meta, 3, meta.segments[-1].fragments).segments[-1]
+    assert [one.first for one in early.fragments] == [1]
+
+
+def test_a_snapshot_lets_go_what_it_covers() -> None:
+    meta = metadata.set_snapshot(chain(10, 20, 30), Snapshot(25, "log~snapshot-1.5.25", 3, ABC))
+    meta.check()
+    assert (meta.trimmed, [one.first for one in meta.segments]) == (20, [21, 31])
+    assert metadata.set_snapshot(meta, Snapshot(24, "older", 3, ABC)) == meta
+    assert [one.name for one in holdings(meta)] == ["log~snapshot-1.5.25", "log~1.3"]
+
+
+@given(st.sets(st.text(min_size=1, max_size=3), min_size=2, max_size=8), st.text())
+def test_a_lost_host_moves_only_what_it_held(hosts: set[str], key: str) -> None:
+    before = rank(key, hosts)
+    assert sorted(before) == sorted(hosts)
+    assert rank(key, hosts - {before[-1]}) == before[:-1]
+    assert choose(key, hosts, 2, keep=[before[-1]]) == (before[-1], before[0])
+
+
+SEGMENT = Holding("s", ABC, 1, 9)
+
+
+@pytest.mark.parametrize(
+    ("live", "gone", "lacking", "expected"),
+    [
+        ("abcd", "", (), None),
+        ("bcd", "", (), None),  # not given up yet
+        ("bcd", "a", (), Copy(SEGMENT, ("b", "c"), "d", ("b", "c", "d"))),
+        ("bc", "a", (), None),  # nowhere to copy to
+        ("d", "abc", (), None),  # no source
+        ("abcd", "", ((SEGMENT, "b"),), Copy(SEGMENT, ("a", "c"), "b", ABC)),
+        ("bcd", "a", ((SEGMENT, "b"),), Copy(SEGMENT, ("c",), "b", ABC)),  # first what is quick
+        ("d", "ab", ((SEGMENT, "c"),), None),
+    ],
+)
+def test_what_is_copied(live: str, gone: str, lacking: tuple[tuple[Holding, str], ...], expected: Copy | None) -> None:
+    assert plan([SEGMENT], 3, set(live), set(gone), lacking) == ([] if expected is None else [expected])
+
+
+def test_too_few_copies_grow_when_a_host_comes() -> None:
+    assert plan([Holding("b", ("a",))], 2, {"a", "d"}, set()) == [Copy(Holding("b", ("a",)), ("a",), "d", ("a", "d"))]
+
+
+def test_garbage_is_only_what_nobody_names_and_nobody_is_about_to_use() -> None:
+    meta = metadata.take(chain(10), 2)  # epoch 2, serial 3
+    names = ["log~1.1", "log~1.2", "log~1.7", "log~2.2", "log~2.3", "log~3.1", "other~1.1", "log~x", "log~snapshot-1.1.4"]
+    assert garbage(meta, "log", 2, names, "a") == ["log~1.7", "log~2.2", "log~snapshot-1.1.4"]
+    assert garbage(meta, "log", 2, ["log~1.1", "log~1.2"], "z") == ["log~1.1"]  # z is no node of the closed one
+
+
+def writing(*held: int) -> Appending:
+    """Three entries sent to a, b, c, which hold as many of them."""
+    appending = Appending("s", 1, ABC, 2, 1)
+    for number in range(3):
+        appending.append(b"%d" % number)
+    list(appending.frames())
+    for node, count in zip(ABC, held, strict=True):
+        appending.added(node, 1, count)
+    appending.check()
+    return appending
+
+
+def test_a_node_that_owes_an_answer_is_late_even_if_the_others_are_enough() -> None:
+    settings = LogSettings()
+    appending, health = writing(3, 3, 0), Health(settings, ABC, 0.0)
+    assert appending.drained
+    assert health.bad(appending, 1.0) == []
+    assert health.bad(appending, 3.0) == ["c"]
+    assert health.failure(appending, ["c"], (), 99.0) is None
+    appending.send_again("c")
+    assert health.wants_roll(appending, 3, 99.0) is False  # nothing was taken
+    health.took(b"x")
+    assert health.wants_roll(appending, 3, 99.0) is True
+    assert health.wants_roll(writing(3, 3, 3), 3, 99.0) is False
+
+
+def test_a_writer_gives_up_when_waiting_can_not_help() -> None:
+    health = Health(LogSettings(), ABC, 0.0)
+    appending = writing(3, 0, 0)
+    assert health.failure(appending, ["b", "c"], (), 5.0) is None
+    assert isinstance(health.failure(appending, ["b", "c"], (), 20.0), LogUnavailable)
+    health.refused("b", Refusal.FULL)
+    assert health.failure(appending, ["b"], (), 1.0) is None  # a and c are enough
+    health.refused("c", Refusal.FULL)
+    assert health.bad(appending, 0.1) == ["b", "c"]
+    assert isinstance(health.failure(appending, ["b", "c"], (), 1.0), StorageFull)
+    assert health.failure(appending, ["b", "c"], {"d"}, 1.0) is None  # others may take their places
+
+
+def test_metadata_that_make_no_sense_are_noticed() -> None:
+    gap = LogMeta(
+        1,
+        1,
+        3,
+        3,
+        2,
+        0,
+        (Segment("x", 1, State.CLOSED, (Fragment(1, ABC),), 4), Segment("y", 6, State.OPEN, (Fragment(6, ABC),))),
+    )
+    with pytest.raises(AssertionError, match="gap"):
+        gap.check()

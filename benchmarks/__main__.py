@@ -1,23 +1,38 @@
-"""`python -m benchmarks [pubsub|cost|moves]`: all without an argument. Progress on stderr, Markdown tables on stdout."""
+"""`python -m benchmarks [pubsub|cost|moves|failover|workqueue|file|churn]`: all without an argument.
+
+Progress on stderr, Markdown tables on stdout.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from pathlib import Path
 
 import msgspec
 import uvloop
 
+from benchmarks.churn import study as churn_study
 from benchmarks.contenders import contenders
 from benchmarks.cost import Cost, cost, cost_rows
+from benchmarks.durable import report as durable_report
+from benchmarks.durable.run import Measured as DurableMeasured
+from benchmarks.durable.run import measure as measure_durable
+from benchmarks.durable.systems import present as durable_systems
+from benchmarks.durable.workload import CLIENTS, Mode, Workload
+from benchmarks.failover import PARTS, Failover, failover, failover_rows
+from benchmarks.file_queue import BIG_COLUMNS, COMPARED_COLUMNS, FileQueueFound, big_rows, compared_rows, file_queue
 from benchmarks.measure import Measured, measure
 from benchmarks.moves import Moves, moves, moves_rows
-from benchmarks.report import full, markdown
+from benchmarks.report import full, markdown, spread
 from benchmarks.scenarios import SCENARIOS
 
 RUN_SECONDS, QUICK_RUN_SECONDS = 3.0, 1.0
 LATENCY_SECONDS, QUICK_LATENCY_SECONDS = 8.0, 2.0
+RUNS, FAIL_OVER_RUNS = 3, 20
+TASKS, QUICK_TASKS, WINDOW_TASKS = 10_000, 300, 100_000  # per client
+FILE_ROUNDS, FILE_TASKS, BIG_TASKS = 5, 1000, 1_000_000
 REPEATS = 2  # of a disturbed run
 
 
@@ -42,7 +57,7 @@ async def pubsub(arguments: argparse.Namespace) -> list[Measured]:
         else:
             seconds = QUICK_RUN_SECONDS if arguments.quick else RUN_SECONDS
         repeats = 0 if arguments.quick else REPEATS
-        found.append(await measure(scenario, present, arguments.runs, seconds, repeats, tell))
+        found.append(await measure(scenario, present, arguments.runs or RUNS, seconds, repeats, tell))
     print(full(found, absent))
     return found
 
@@ -63,27 +78,93 @@ async def planned_moves(arguments: argparse.Namespace) -> Moves:
     return found
 
 
+async def fail_over_times(arguments: argparse.Namespace) -> Failover:
+    """Everything killed in turn; the report goes to standard output."""
+    runs, outage_seconds = (1, 10.0) if arguments.quick else (arguments.runs or FAIL_OVER_RUNS, 60.0)
+    found = await failover(runs, outage_seconds, [part for part in arguments.only or PARTS if part in PARTS], tell)
+    before, after = found.load_average
+    print(
+        f"Medians of {runs}; sessions of {found.session_seconds:g} s; the machine's load average {before:.1f} to {after:.1f}\n"
+    )
+    print(markdown(("what", "median", "slowest", "target", "verdict", "messages"), failover_rows(found)))
+    return found
+
+
+async def work_queues(arguments: argparse.Namespace) -> list[DurableMeasured]:
+    """RDSQ's Figure 2 and windows, durable; the report goes to standard output."""
+    there, absent = await durable_systems(arguments.systems)
+    for name, reason in absent.items():
+        tell(f"not taking part: {name} ({reason})")
+    loads = [Workload(Mode.ONE_BY_ONE, clients, QUICK_TASKS if arguments.quick else TASKS) for clients in CLIENTS]
+    loads += [Workload(Mode.WINDOW, clients, WINDOW_TASKS // (10 if arguments.quick else 1)) for clients in (1, 4)]
+    wanted = arguments.only or [""]
+    loads = [load for load in loads if any(part in f"{load.mode}, {load.clients} clients" for part in wanted)]
+    found = [await measure_durable(load, list(there), arguments.runs or RUNS, tell) for load in loads]
+    print(durable_report.full(found, absent))
+    return found
+
+
+def file_queues(arguments: argparse.Namespace) -> FileQueueFound:
+    """The file queue beside python-task-queue, and with many tasks; the report goes to standard output."""
+    rounds, tasks, many = (1, 300, 5000) if arguments.quick else (arguments.runs or FILE_ROUNDS, FILE_TASKS, BIG_TASKS)
+    found = file_queue(rounds, tasks, many, tell)
+    print(markdown(COMPARED_COLUMNS, compared_rows(found)))
+    print(f"\nRoQ leases and acks by the hundred: {spread(found.batch_rates)} tasks/s")
+    print(f"{found.big.tasks:,} tasks in one queue, put at {found.big.put_rate:,.0f}/s:\n")
+    print(markdown(BIG_COLUMNS, big_rows(found.big)))
+    return found
+
+
+async def node_churn(arguments: argparse.Namespace) -> churn_study.Study:
+    """Blizzard's evaluation on a virtual clock; the report goes to standard output, the pictures to --pictures."""
+    quick = arguments.quick
+    operations = churn_study.QUICK_OPERATIONS if quick else churn_study.OPERATIONS
+    hours, values, seeds = (0.5, 50, 1) if quick else (7.0, 100, 5)
+    found = await asyncio.to_thread(churn_study.study, operations, hours, values, seeds, tell)
+    print(markdown(churn_study.COLUMNS, churn_study.rows(found)))
+    if arguments.pictures:
+        churn_study.save(found, arguments.pictures)
+    return found
+
+
 def parse(words: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("pubsub", "cost", "moves", "all"), default="all")
+    parser.add_argument(
+        "what", nargs="?", choices=("pubsub", "cost", "moves", "failover", "workqueue", "file", "churn", "all"), default="all"
+    )
     parser.add_argument("--quick", action="store_true", help="short runs, to see that all works; the numbers mean little")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each system in each scenario; medians count")
-    parser.add_argument("--only", action="append", help="scenarios whose name contains this; may be repeated")
+    parser.add_argument(
+        "--runs", type=int, help="runs of each system in each scenario (3), of each fail-over (20); medians count"
+    )
+    parser.add_argument(
+        "--only", action="append", help="scenarios whose name contains this, or these fail-overs; may be repeated"
+    )
     parser.add_argument("--systems", action="append", help="only these systems; may be repeated")
     parser.add_argument("--json", type=Path, help="write every run's result to this file")
+    parser.add_argument("--pictures", type=Path, help="churn: write its pictures to this folder")
     return parser.parse_args(words)
 
 
 async def main(arguments: argparse.Namespace) -> None:
     """Do what was asked."""
-    results: dict[str, list[Measured] | Cost | Moves] = {}
+    results: dict[
+        str, list[Measured] | list[DurableMeasured] | Cost | Moves | Failover | FileQueueFound | churn_study.Study
+    ] = {}
     if arguments.what in ("pubsub", "all"):
         results["pubsub"] = await pubsub(arguments)
     if arguments.what in ("cost", "all"):
         results["cost"] = await idle_cost(arguments)
     if arguments.what in ("moves", "all"):
         results["moves"] = await planned_moves(arguments)
+    if arguments.what in ("failover", "all"):
+        results["failover"] = await fail_over_times(arguments)
+    if arguments.what in ("workqueue", "churn", "all"):
+        results["workqueue"] = await work_queues(arguments)
+    if arguments.what in ("file", "all"):
+        results["file"] = file_queues(arguments)
+    if arguments.what in ("churn", "all"):
+        results["churn"] = await node_churn(arguments)
     if arguments.json:
         arguments.json.write_bytes(msgspec.json.encode(results))
 

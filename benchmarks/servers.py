@@ -98,14 +98,55 @@ def _rabbitmq(directory: Path) -> Plan:
     return Plan([RABBIT_SERVER], environment, f"amqp://guest:guest@{ADDRESS}:{port}/", port, RABBIT_SECONDS)
 
 
+def _redis_aof(directory: Path) -> Plan:
+    (port,) = free_ports(1)
+    flags = ("--save", "", "--appendonly", "yes", "--appendfsync", "always", "--dir", str(directory), "--daemonize", "no")
+    command = ["redis-server", "--port", str(port), "--bind", ADDRESS, *flags]
+    return Plan(command, {}, f"{ADDRESS}:{port}", port)
+
+
+def _jetstream(directory: Path, sync: str = "") -> Plan:
+    (port,) = free_ports(1)
+    configuration = directory / "nats.conf"
+    configuration.write_text(f"listen: {ADDRESS}:{port}\njetstream {{\n  store_dir: {directory}/store\n{sync}}}\n")
+    return Plan(["nats-server", "-c", str(configuration)], {}, f"nats://{ADDRESS}:{port}", port)
+
+
+def _jetstream_sync(directory: Path) -> Plan:
+    return _jetstream(directory, "  sync_interval: always\n")
+
+
+def _beanstalkd(directory: Path) -> Plan:
+    (port,) = free_ports(1)
+    return Plan(["beanstalkd", "-l", ADDRESS, "-p", str(port), "-b", str(directory), "-f", "0"], {}, f"{ADDRESS}:{port}", port)
+
+
 def _zmq_proxy(directory: Path) -> Plan:
     front, back = free_ports(2)
     command = [sys.executable, "-m", "benchmarks.zmq_proxy", ADDRESS, str(front), str(back)]
     return Plan(command, {}, f"{ADDRESS}:{front}:{back}", back)
 
 
-PLANS: dict[str, Callable[[Path], Plan]] = {"nats": _nats, "redis": _redis, "rabbitmq": _rabbitmq, "zmq-proxy": _zmq_proxy}
-PROGRAMS = {"nats": "nats-server", "redis": "redis-server", "rabbitmq": RABBIT_SERVER, "zmq-proxy": sys.executable}
+PLANS: dict[str, Callable[[Path], Plan]] = {
+    "nats": _nats,
+    "redis": _redis,
+    "redis-aof": _redis_aof,
+    "rabbitmq": _rabbitmq,
+    "jetstream": _jetstream,
+    "jetstream-sync": _jetstream_sync,
+    "beanstalkd": _beanstalkd,
+    "zmq-proxy": _zmq_proxy,
+}
+PROGRAMS = {
+    "nats": "nats-server",
+    "redis": "redis-server",
+    "redis-aof": "redis-server",
+    "rabbitmq": RABBIT_SERVER,
+    "jetstream": "nats-server",
+    "jetstream-sync": "nats-server",
+    "beanstalkd": "beanstalkd",
+    "zmq-proxy": sys.executable,
+}
 
 
 def installed(kind: str) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 
 from roq.coordination.paths import TransactionKind
 from roq.wire.assignment import (
+    WORK,
     Assignment,
     HostReport,
     MonitorAddress,
@@ -24,10 +25,14 @@ from roq.wire.assignment import (
     ProcessState,
     QueueRecord,
     RunningProcess,
+    work_subject,
 )
-from roq.wire.gcm import ClusterView, HostInfo, QueueInfo
+from roq.wire.gcm import ClusterView, HostInfo, QueueInfo, WorkQueueInfo
 from roq.wire.hcm import HostPayload
 from roq.wire.policy import Policy
+from roq.wire.work_queue import MasterAddress, WorkQueueRecord
+
+Record = QueueRecord | WorkQueueRecord
 
 
 class Action(StrEnum):
@@ -37,12 +42,15 @@ class Action(StrEnum):
     REMOVE_QUEUE = "remove-queue"
     CREATE_EXCHANGE = "create-exchange"
     REMOVE_EXCHANGE = "remove-exchange"
+    CREATE_WORK_QUEUE = "create-work-queue"
+    REMOVE_WORK_QUEUE = "remove-work-queue"
 
 
 class Transaction(msgspec.Struct, frozen=True):
     """JSON of `transactions/{queue,exchange}/<id>`: a request under way, so that the next leader can finish it.
 
-    hosts: those that must act. A removal stays for a while after it is done: its repetition gets the same answer.
+    hosts: those that must act. A removal stays for a while after it is done: its repetition gets the same answer. log: of a
+    work queue that is removed.
     """
 
     id: str
@@ -51,6 +59,13 @@ class Transaction(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...]
     created: float  # seconds since 1970
     exchange: str = ""
+    log: str = ""
+
+    @property
+    def subject(self) -> str:
+        """The queue, work queue or Exchange's queue it is about (roq.wire.assignment.subject_of)."""
+        about_work = self.action in (Action.CREATE_WORK_QUEUE, Action.REMOVE_WORK_QUEUE)
+        return work_subject(self.queue) if about_work else self.queue
 
     @property
     def kind(self) -> TransactionKind:
@@ -122,14 +137,19 @@ class Host:
         return sum(spec.kind is ProcessKind.MONITOR for spec in self.assigned.values())
 
     @cached_property
+    def masters(self) -> int:
+        """Masters and standbys assigned."""
+        return sum(spec.kind is ProcessKind.MASTER for spec in self.assigned.values())
+
+    @cached_property
     def running(self) -> Mapping[str, RunningProcess]:
         """Processes the host reports, by name, in whatever state."""
         return {process.name: process for process in self.report.processes} if self.report is not None else {}
 
     @cached_property
-    def queues_reported(self) -> frozenset[str]:
-        """Queues of which any process is reported."""
-        return frozenset(process.queue for process in self.running.values())
+    def subjects_reported(self) -> frozenset[str]:
+        """Queues and work queues of which any process is reported."""
+        return frozenset(process.subject for process in self.running.values())
 
     def assignment(self, epoch: int) -> Assignment:
         """The znode's value."""
@@ -143,6 +163,7 @@ class Cluster:
     epoch: int = 0
     hosts: Mapping[str, Host] = field(default_factory=dict)
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
+    work_queues: Mapping[str, WorkQueueRecord] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
     transactions: Mapping[str, Transaction] = field(default_factory=dict)
     recoveries: Mapping[str, Recovery] = field(default_factory=dict)  # by host
@@ -159,8 +180,20 @@ class Cluster:
         """The same with this host's newest state."""
         return replace(self, hosts={**self.hosts, host.name: host})
 
-    def hosts_of(self, record: QueueRecord) -> tuple[str, ...]:
-        """Names of the hosts that have a part of the queue, the active Monitor's first."""
+    def record(self, subject: str) -> Record | None:
+        """The queue or work queue of this subject."""
+        if subject.startswith(WORK):
+            return self.work_queues.get(subject.removeprefix(WORK))
+        return self.queues.get(subject)
+
+    def records(self) -> dict[str, Record]:
+        """Queues and work queues by subject."""
+        return {**self.queues, **{work_subject(name): record for name, record in self.work_queues.items()}}
+
+    def hosts_of(self, record: Record) -> tuple[str, ...]:
+        """Names of the hosts that have a part of the queue, the active Monitor's or master's first."""
+        if isinstance(record, WorkQueueRecord):
+            return record.hosts
         return tuple(dict.fromkeys((*record.monitor_hosts, *record.exchanges.values())))
 
 
@@ -177,6 +210,11 @@ def process_names(record: QueueRecord) -> list[tuple[str, str]]:
 def monitor_name(queue: str) -> str:
     """Process name of a Monitor; a host has at most one of a queue."""
     return f"{ProcessKind.MONITOR}/{queue}"
+
+
+def master_name(queue: str) -> str:
+    """Process name of a master or standby; a host has at most one of a work queue."""
+    return f"{ProcessKind.MASTER}/{queue}"
 
 
 def exchange_name(queue: str, exchange: str) -> str:
@@ -220,6 +258,17 @@ def queue_info(cluster: Cluster, record: QueueRecord) -> QueueInfo:
     return QueueInfo(record, monitors, ready, cluster.policy(record.name))
 
 
+def work_queue_info(cluster: Cluster, record: WorkQueueRecord) -> WorkQueueInfo:
+    """The work queue as clients see it."""
+    name, masters = master_name(record.name), list[MasterAddress]()
+    for host in record.hosts:
+        report = cluster.host(host).report
+        if report is not None and is_running(cluster, host, name):
+            port = cluster.host(host).running[name].ports.get("clients", 0)
+            masters.append(MasterAddress(host, report.address, port, record.term, host == record.master_host))
+    return WorkQueueInfo(record, tuple(masters), is_running(cluster, record.master_host, name))
+
+
 def host_info(host: Host) -> HostInfo:
     """The host as clients see it."""
     at = host.registration
@@ -250,4 +299,5 @@ def _matters(host: Host) -> bool:
 def view(cluster: Cluster, leader: str, now: float) -> ClusterView:
     """What the broadcast shows. now: seconds since 1970."""
     queues = tuple(queue_info(cluster, cluster.queues[name]) for name in sorted(cluster.queues))
-    return ClusterView(cluster.epoch, leader, now, host_infos(cluster), queues)
+    work_queues = tuple(work_queue_info(cluster, cluster.work_queues[name]) for name in sorted(cluster.work_queues))
+    return ClusterView(cluster.epoch, leader, now, host_infos(cluster), queues, work_queues)

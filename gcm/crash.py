@@ -16,6 +16,7 @@ RECOVERY_STEPS = ("seen", "recorded", "activated", "repaired", "forgotten")
 POINTS = (
     *(f"create_queue.{step}" for step in REQUEST_STEPS),
     *(f"create_exchange.{step}" for step in REQUEST_STEPS),
+    *(f"create_work_queue.{step}" for step in REQUEST_STEPS),
     *(f"recover_host.{step}" for step in RECOVERY_STEPS),
 )
 

@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Iterable
 
-from gcm import transactions
+from gcm import transactions, work_queues
 from gcm.cluster import Action, Cluster, Transaction, exchange_name
 from gcm.crash import crash_point
+from gcm.erase import erase
 from gcm.reign import Decide, Reign
-from roq.errors import ExchangeNotFound, NotLeader, NotReady, ProcessFailed, QueueNotFound, RoqError
+from roq.errors import ExchangeNotFound, NotLeader, NotReady, ProcessFailed, QueueNotFound, RoqError, WorkQueueNotFound
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Finisher:
 
     def _start(self, entries: Iterable[Transaction]) -> None:
         for entry in entries:
-            task = asyncio.get_running_loop().create_task(self._finish(entry), name=f"{entry.action} {entry.queue}")
+            task = asyncio.get_running_loop().create_task(self._finish(entry), name=f"{entry.action} {entry.subject}")
             task.add_done_callback(_log_failure)
             self._tasks[entry.id] = task
 
@@ -67,19 +68,24 @@ class Finisher:
         match entry.action:
             case Action.CREATE_QUEUE:
                 await self._until_created(entry, revisions, lambda now: transactions.without_queue(now, entry.queue))
+            case Action.CREATE_WORK_QUEUE:
+                await self._until_created(entry, revisions, lambda now: work_queues.without(now, entry.queue))
             case Action.CREATE_EXCHANGE:
                 await self._until_created(entry, revisions, lambda now: _without_exchange(now, entry))
-            case Action.REMOVE_QUEUE | Action.REMOVE_EXCHANGE:
-                await self._reign.until(entry.queue, lambda now: transactions.none_left(now, entry, revisions))
+            case Action.REMOVE_QUEUE | Action.REMOVE_EXCHANGE | Action.REMOVE_WORK_QUEUE:
+                await self._reign.until(entry.subject, lambda now: transactions.none_left(now, entry, revisions))
+                if entry.log:
+                    await self._reign.remove_log(entry.log)
+                    self._reign.tasks.start(erase(self._reign.cluster, entry.log), f"erase log {entry.log}")
                 self._forget_after(entry, entry.created + transactions.REMOVAL_KEPT_SECONDS - time.time())
 
     async def _until_created(self, entry: Transaction, revisions: transactions.Revisions, roll_back: Decide) -> None:
         try:
-            await self._reign.until(entry.queue, lambda cluster: _created(cluster, entry, revisions))
+            await self._reign.until(entry.subject, lambda cluster: _created(cluster, entry, revisions))
         except ProcessFailed:
-            await self._reign.change(roll_back, entry.queue)
+            await self._reign.change(roll_back, entry.subject)
             raise
-        except (QueueNotFound, ExchangeNotFound):
+        except (QueueNotFound, ExchangeNotFound, WorkQueueNotFound):
             self._forget_after(entry, 0)
             raise
         self._forget_after(entry, 0)
@@ -100,7 +106,9 @@ class Finisher:
 
 
 def _created(cluster: Cluster, entry: Transaction, revisions: transactions.Revisions) -> bool:
-    """The hosts run what was created. Raises ProcessFailed, or QueueNotFound or ExchangeNotFound if it is unwanted again."""
+    """The hosts run what was created. Raises ProcessFailed, or that it is not found if it is unwanted again."""
+    if entry.action is Action.CREATE_WORK_QUEUE:
+        return work_queues.created(cluster, entry, revisions)
     record = cluster.queues.get(entry.queue)
     if record is None or (not entry.exchange and record.transaction != entry.id):
         raise QueueNotFound(f"queue {entry.queue!r} was removed while it was being created")

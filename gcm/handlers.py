@@ -10,14 +10,15 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from gcm import transactions
-from gcm.cluster import Cluster, host_infos, queue_info, view
+from gcm import transactions, work_queues
+from gcm.cluster import Cluster, host_infos, queue_info, view, work_queue_info
 from gcm.crash import crash_point
 from gcm.leadership import Leadership, Serving
 from gcm.reign import Reign
 from roq.errors import CallError, ExchangeNotFound, NotLeader, NotReady
 from roq.ids import check_name
 from roq.wire import gcm as wire
+from roq.wire.assignment import STORES, work_subject
 from roq.wire.gcm import Done, QueueInfo
 from roq.wire.policy import Policy
 
@@ -69,8 +70,17 @@ class Handlers:
                 return await self.drain_host(serving, request)
             case wire.SetPolicy():
                 return await self.set_policy(serving, request)
+            case wire.CreateWorkQueue() | wire.RemoveWorkQueue():
+                return await self._change_work_queue(serving, request)
             case _:
                 return self._read(serving.reign.cluster, request)
+
+    async def _change_work_queue(
+        self, serving: Serving, request: wire.CreateWorkQueue | wire.RemoveWorkQueue
+    ) -> msgspec.Struct:
+        if isinstance(request, wire.CreateWorkQueue):
+            return await self.create_work_queue(serving, request)
+        return await self.remove_work_queue(serving, request)
 
     def _read(self, cluster: Cluster, request: wire.Request) -> msgspec.Struct:
         match request:
@@ -84,6 +94,11 @@ class Handlers:
                 return wire.Hosts(host_infos(cluster))
             case wire.GetPolicy(queue):
                 return wire.PolicyInfo(cluster.policy(transactions.record_of(cluster, check_name(queue)).name))
+            case wire.DescribeWorkQueue(name):
+                return work_queue_info(cluster, work_queues.record_of(cluster, check_name(name, "work queue")))
+            case wire.ListWorkQueues():
+                infos = (work_queue_info(cluster, cluster.work_queues[name]) for name in sorted(cluster.work_queues))
+                return wire.WorkQueues(tuple(infos))
             case wire.GetCluster():
                 return view(cluster, self._leader, self._clock())
         raise CallError(f"no such request: {type(request).__name__}")
@@ -137,6 +152,34 @@ class Handlers:
         queue = check_name(request.queue)
         _check_policy(request.policy)
         await serving.reign.change(lambda now: transactions.set_policy(now, request), queue)
+        return Done()
+
+    # --- work queues -------------------------------------------------------------------------------------------------
+
+    async def create_work_queue(self, serving: Serving, request: wire.CreateWorkQueue) -> wire.WorkQueueInfo:
+        """Created, and its master and stores run; the same for a repetition, and for another request that fits it."""
+        name = check_name(request.name, "work queue")
+        _check(request.transaction)
+        work_queues.check(request)
+        reign, subject = serving.reign, work_subject(name)
+        async with self._bounded(f"work queue {name!r} does not serve"):
+            await reign.until(subject, lambda cluster: not transactions.leftovers(cluster, subject))
+            crash_point("create_work_queue.received")
+            cluster = await reign.change(
+                lambda now: work_queues.create(now, request, self._clock(), self._chance), subject, STORES
+            )
+            crash_point("create_work_queue.recorded")
+            await serving.finisher.settle(work_queues.record_of(cluster, name).transaction, self._wait_seconds)
+            crash_point("create_work_queue.settled")
+            await reign.until(subject, lambda now: work_queues.serves(now, work_queues.record_of(now, name), {}))
+        return work_queue_info(reign.cluster, work_queues.record_of(reign.cluster, name))
+
+    async def remove_work_queue(self, serving: Serving, request: wire.RemoveWorkQueue) -> Done:
+        """Removed, and none of its processes is left on a live host."""
+        name = check_name(request.name, "work queue")
+        _check(request.transaction)
+        await serving.reign.change(lambda now: work_queues.remove(now, request, self._clock()), work_subject(name))
+        await serving.finisher.settle(request.transaction, self._wait_seconds)
         return Done()
 
     # --- Exchanges and hosts -----------------------------------------------------------------------------------------

@@ -43,8 +43,32 @@ def place_monitor(cluster: Cluster, taken: Collection[str], chance: random.Rando
     return _least(hosts, lambda host: (host.monitors, host.exchanges >= host.exchanges_max), chance) if hosts else None
 
 
+def place_master(cluster: Cluster, taken: Collection[str], chance: random.Random) -> Host | None:
+    """The host for one more master of a work queue that has some on `taken`: fewest masters, then fewest Monitors. None if no
+    host takes it."""
+    hosts = [host for host in cluster.hosts.values() if host.name not in taken and takes_monitor(host)]
+    return _least(hosts, lambda host: (host.masters, host.monitors), chance) if hosts else None
+
+
+def refilled(
+    hosts: Collection[str], count: int, failed: Callable[[str], bool], place: Callable[[Collection[str]], Host | None]
+) -> tuple[str, ...]:
+    """The hosts of `count` backups that run, as far as `place(taken)` finds hosts; those that failed go last of all, one for
+    each that replaces them."""
+    backups = list(hosts)
+    lame = [name for name in backups if failed(name)]
+    while len(backups) - len(lame) < count:
+        host = place(backups)
+        if host is None:
+            break
+        backups.append(host.name)
+        if lame and len(backups) > count:
+            backups.remove(lame.pop())
+    return tuple(backups)
+
+
 def takes_monitor(host: Host) -> bool:
-    """One more Monitor may be placed here."""
+    """One more Monitor, master or store may be placed here."""
     return host.alive and not host.draining and len(host.assigned) < PROCESSES_MAX
 
 

@@ -12,21 +12,26 @@ from typing import TypeVar
 
 import msgspec
 
-from gcm.cluster import Cluster, Host, monitor_address
+from gcm.cluster import Cluster, Host, Record, monitor_address
+from gcm.placement import takes_monitor
 from roq.coordination import paths
 from roq.coordination.multi import Create, Delete, Op, SetData
 from roq.coordination.paths import TransactionKind
-from roq.wire.assignment import MonitorAddress, MonitorRole, ProcessKind, ProcessSpec, QueueRecord, to_json
+from roq.wire.assignment import STORES, MonitorAddress, MonitorRole, ProcessKind, ProcessSpec, QueueRecord, to_json
+from roq.wire.work_queue import WorkQueueRecord
 
+STORE = ProcessSpec(ProcessKind.STORE, "")
 V = TypeVar("V", bound=msgspec.Struct)
 
 
-def wanted_processes(cluster: Cluster, record: QueueRecord) -> dict[str, list[ProcessSpec]]:
+def wanted_processes(cluster: Cluster, record: Record) -> dict[str, list[ProcessSpec]]:
     """What each host shall run for the queue: nothing if it is stopped.
 
     An Exchange away from its Monitor is wanted once the Monitor's ports are known; they are the last known ones while the
     Monitor restarts.
     """
+    if isinstance(record, WorkQueueRecord):
+        return _wanted_masters(record)
     if not record.running:
         return {}
     addresses = monitor_addresses(cluster, record)
@@ -50,6 +55,14 @@ def wanted_processes(cluster: Cluster, record: QueueRecord) -> dict[str, list[Pr
     return wanted
 
 
+def _wanted_masters(record: WorkQueueRecord) -> dict[str, list[ProcessSpec]]:
+    def master(role: MonitorRole) -> ProcessSpec:
+        return ProcessSpec(ProcessKind.MASTER, record.name, term=record.term, role=role, work=record.spec)
+
+    standbys = {host: [master(MonitorRole.BACKUP)] for host in record.standby_hosts}
+    return {**standbys, record.master_host: [master(MonitorRole.ACTIVE)]}
+
+
 def monitor_addresses(cluster: Cluster, record: QueueRecord) -> dict[str, MonitorAddress]:
     """Where the queue's Monitors serve, by host, the active one's first. One that restarts keeps its ports, so that its last
     known address holds; one that never served is left out."""
@@ -71,49 +84,69 @@ def _last_known(cluster: Cluster, record: QueueRecord) -> dict[str, MonitorAddre
     known: dict[str, MonitorAddress] = {}
     for name in cluster.hosts_of(record):
         for spec in cluster.host(name).assigned.values():
-            if spec.queue == record.name:
+            if spec.subject == record.name:
                 known |= {address.host: address for address in spec.monitors}
                 known |= {spec.monitor.host: spec.monitor} if spec.monitor is not None else {}
     return known
 
 
-def assign(cluster: Cluster, queues: Iterable[str], before: Cluster) -> Cluster:
-    """The cluster with the assignments of these queues made right. before: where their processes may still be assigned."""
+def assign(cluster: Cluster, subjects: Iterable[str], before: Cluster) -> Cluster:
+    """The cluster with the assignments of these queues, work queues, and the STORES made right. before: where their processes
+    may still be assigned."""
     hosts = dict(cluster.hosts)
-    for queue in queues:
-        record, former = cluster.queues.get(queue), before.queues.get(queue)
+    for subject in subjects:
+        if subject == STORES:
+            hosts |= {name: _with_store(hosts[name]) for name in lacking_stores(cluster)}
+            continue
+        record, former = cluster.record(subject), before.record(subject)
         wanted = wanted_processes(cluster, record) if record is not None else {}
         touched = {*wanted, *(before.hosts_of(former) if former is not None else ())}
         for name in touched | ({*cluster.hosts_of(record)} if record is not None else set()):
             host = hosts.get(name) or Host(name)
-            processes = _without(host.assigned, queue) | {spec.name: spec for spec in wanted.get(name, ())}
+            processes = _without(host.assigned, subject) | {spec.name: spec for spec in wanted.get(name, ())}
             if processes != host.assigned:
                 hosts[name] = replace(host, assigned=processes)
     return replace(cluster, hosts=hosts)
 
 
+def lacking_stores(cluster: Cluster) -> list[str]:
+    """Hosts that shall run a store and are not told so. Each does once there are work queues, and does so from then on:
+    what a store keeps is removed or moved by what uses it."""
+    if not cluster.work_queues:
+        return []
+    return [name for name, host in cluster.hosts.items() if takes_monitor(host) and STORE.name not in host.assigned]
+
+
+def _with_store(host: Host) -> Host:
+    return replace(host, assigned={**host.assigned, STORE.name: STORE})
+
+
 def assign_all(cluster: Cluster) -> Cluster:
     """Every assignment made right, whatever stands there now (start of a reign)."""
-    known = {name: record for name, record in cluster.queues.items() if record.running}
+    known = {key: record for key, record in cluster.records().items() if isinstance(record, WorkQueueRecord) or record.running}
     cleaned = {
         name: replace(host, assigned={key: spec for key, spec in host.assigned.items() if _belongs(known, name, spec)})
         for name, host in cluster.hosts.items()
         if any(not _belongs(known, name, spec) for spec in host.assigned.values())
     }
-    return assign(replace(cluster, hosts={**cluster.hosts, **cleaned}), known, cluster)
+    return assign(replace(cluster, hosts={**cluster.hosts, **cleaned}), [*known, STORES], cluster)
 
 
-def _belongs(queues: Mapping[str, QueueRecord], host: str, spec: ProcessSpec) -> bool:
-    record = queues.get(spec.queue)
+def _belongs(known: Mapping[str, Record], host: str, spec: ProcessSpec) -> bool:
+    if spec.kind is ProcessKind.STORE:
+        return True
+    record = known.get(spec.subject)
     if record is None:
         return False
+    if isinstance(record, WorkQueueRecord):
+        return host in record.hosts
     if spec.kind is ProcessKind.EXCHANGE:
         return record.exchanges.get(spec.exchange) == host
     return host in record.monitor_hosts if spec.kind is ProcessKind.MONITOR else host == record.monitor_host
 
 
-def _without(assigned: Mapping[str, ProcessSpec], queue: str) -> dict[str, ProcessSpec]:
-    return {name: spec for name, spec in assigned.items() if spec.queue != queue}
+def _without(assigned: Mapping[str, ProcessSpec], subject: str) -> dict[str, ProcessSpec]:
+    return {name: spec for name, spec in assigned.items() if spec.subject != subject}
 
 
 def stamp(before: Cluster, after: Cluster) -> Cluster:
@@ -140,6 +173,7 @@ def changes(before: Cluster, after: Cluster) -> list[Op]:
     operations = _table(before.transactions, after.transactions, lambda _, entry: paths.transaction(entry.kind, entry.id))
     operations += _table(before.recoveries, after.recoveries, lambda host, _: paths.transaction(TransactionKind.HOST, host))
     operations += _table(before.queues, after.queues, lambda name, _: paths.queue(name))
+    operations += _table(before.work_queues, after.work_queues, lambda name, _: paths.work_queue(name))
     operations += _table(before.policies, after.policies, lambda name, _: paths.policy(name))
     for host in changed_hosts(before, after):
         data, path = to_json(host.assignment(after.epoch)), paths.assignment(host.name)

@@ -14,21 +14,23 @@ from dataclasses import replace
 
 import msgspec
 
+from gcm import work_queues
 from gcm.cluster import Action, Cluster, Host, Recovery, Transaction, failure, is_running, monitor_name
-from gcm.placement import has_room, place_monitor, takes_monitor
+from gcm.placement import has_room, place_monitor, refilled, takes_monitor
 from gcm.transactions import exchange_id
 from roq.wire.assignment import QueueRecord
+from roq.wire.work_queue import WorkQueueRecord
 
-Step = Callable[[Cluster, str, random.Random], Cluster]  # (cluster, queue, chance)
+Step = Callable[[Cluster, str, random.Random], Cluster]  # (cluster, subject, chance)
 
 
 def lost_hosts(cluster: Cluster) -> dict[str, list[str]]:
-    """The queues that still have a part on a lost host, by host."""
+    """Subjects of the queues and work queues that still have a part on a lost host, by host."""
     lost: dict[str, list[str]] = {}
-    for queue, record in cluster.queues.items():
+    for subject, record in cluster.records().items():
         for name in cluster.hosts_of(record):
             if not cluster.host(name).alive:
-                lost.setdefault(name, []).append(queue)
+                lost.setdefault(name, []).append(subject)
     return lost
 
 
@@ -54,11 +56,13 @@ def end(cluster: Cluster, hosts: Iterable[str]) -> Cluster:
 # --- service -----------------------------------------------------------------------------------------------------------
 
 
-def fail_over(cluster: Cluster, queue: str, chance: random.Random) -> Cluster:
-    """Nothing of the queue stands on a lost host any more, as far as there is room elsewhere."""
-    record = cluster.queues.get(queue)
+def fail_over(cluster: Cluster, subject: str, chance: random.Random) -> Cluster:
+    """Nothing of the queue or work queue stands on a lost host any more, as far as there is room elsewhere."""
+    record = cluster.record(subject)
     if record is None or all(cluster.host(name).alive for name in cluster.hosts_of(record)):
         return cluster
+    if isinstance(record, WorkQueueRecord):
+        return work_queues.fail_over(cluster, record, chance)
     moved = _with_live_monitors(cluster, record, chance)
     cluster, moved = _with_live_exchanges(cluster, moved, chance)
     return _with_record(cluster, moved)
@@ -131,31 +135,30 @@ def _exchange_host(cluster: Cluster, record: QueueRecord, added: Counter[str], c
 
 
 def lacking(cluster: Cluster) -> list[str]:
-    """Queues whose replication factor can be restored, in part at least."""
+    """Subjects of the queues and work queues whose replication factor can be restored, in part at least."""
     takers = {name for name, host in cluster.hosts.items() if takes_monitor(host)}
     return [
         queue
         for queue, record in cluster.queues.items()
         if record.settings.replication > 1 and takers - {*record.monitor_hosts} and _missing(cluster, record)
-    ]
+    ] + work_queues.lacking(cluster, takers)
 
 
-def repair(cluster: Cluster, queue: str, chance: random.Random) -> Cluster:
-    """As many backups as the queue was created with, each on a host of its own, as far as there are hosts. One that its host
-    has given up goes to another host."""
-    record = cluster.queues.get(queue)
+def repair(cluster: Cluster, subject: str, chance: random.Random) -> Cluster:
+    """As many backups as the queue or work queue was created with, each on a host of its own, as far as there are hosts. One
+    that its host has given up goes to another host."""
+    record = cluster.record(subject)
     if record is None:
         return cluster
-    backups = list(record.backups)
-    failed = [name for name in backups if failure(cluster, name, monitor_name(queue)) is not None]
-    while len(backups) - len(failed) < record.settings.replication - 1:
-        host = place_monitor(cluster, (record.monitor_host, *backups), chance)
-        if host is None:
-            break
-        backups.append(host.name)
-        if failed and len(backups) > record.settings.replication - 1:
-            backups.remove(failed.pop())
-    return _with_record(cluster, msgspec.structs.replace(record, backups=tuple(backups)))
+    if isinstance(record, WorkQueueRecord):
+        return work_queues.repair(cluster, record, chance)
+    backups = refilled(
+        record.backups,
+        record.settings.replication - 1,
+        lambda host: failure(cluster, host, monitor_name(record.name)) is not None,
+        lambda taken: place_monitor(cluster, (record.monitor_host, *taken), chance),
+    )
+    return _with_record(cluster, msgspec.structs.replace(record, backups=backups))
 
 
 def _missing(cluster: Cluster, record: QueueRecord) -> bool:

@@ -18,12 +18,13 @@ from gcm.cluster import Cluster, Host
 from gcm.reconcile import assign, assign_all, changed_hosts, changes, stamp
 from gcm.snapshot import decode_registration, decode_report, read_host, read_snapshot
 from roq.coordination import paths
+from roq.coordination.errors import NoNode
 from roq.coordination.multi import Create, Delete, Fence, Op, SetData, fenced
 from roq.coordination.session import Node, Session, Watch
 from roq.errors import CallError, HostFull, NotLeader, RoqError
 from roq.runtime.observe import Counters
 from roq.runtime.run import Tasks
-from roq.wire.assignment import HostReport
+from roq.wire.assignment import STORES, HostReport
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ Decide = Callable[[Cluster], Cluster]
 @dataclass(frozen=True)
 class _Change:
     decide: Decide
-    queues: tuple[str, ...]  # whose assignments follow
+    subjects: tuple[str, ...]  # whose assignments follow
     done: asyncio.Future[Cluster]
 
 
@@ -106,15 +107,16 @@ class Reign:
 
     # --- changing ----------------------------------------------------------------------------------------------------
 
-    async def change(self, decide: Decide, *queues: str) -> Cluster:
-        """The cluster after `decide` has been applied, written, and the assignments of `queues` made to follow.
+    async def change(self, decide: Decide, *subjects: str) -> Cluster:
+        """The cluster after `decide` has been applied, written, and the assignments of `subjects` (queues, work queues) made
+        to follow.
 
         Raises what `decide` raises, or NotLeader if the write failed (it may still have taken effect).
         """
         if self.ended.done() or len(self._waiting) >= CHANGES_WAITING:
             raise NotLeader("this Global Configuration Manager leads no longer")
         done: asyncio.Future[Cluster] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Change(decide, queues, done))
+        self._waiting.append(_Change(decide, subjects, done))
         self._work.set()
         return await done
 
@@ -156,7 +158,7 @@ class Reign:
             if change.done.cancelled():
                 continue
             try:
-                after = assign(change.decide(after), change.queues, after)
+                after = assign(change.decide(after), change.subjects, after)
             except RoqError as error:
                 change.done.set_exception(error)
                 continue
@@ -178,18 +180,28 @@ class Reign:
                 now, assigned=host.assigned, draining_wanted=host.draining_wanted, revision=host.revision
             )
         self._become(replace(after, hosts=hosts))
-        touched = {name for name in {**before.queues, **after.queues} if before.queues.get(name) is not after.queues.get(name)}
-        self._wake(touched)
+        old, new = before.records(), after.records()
+        self._wake([subject for subject in {**old, **new} if old.get(subject) is not new.get(subject)])
 
     def _become(self, cluster: Cluster) -> None:
         before, self.cluster = self.cluster, cluster
         for callback in self.on_change:
             callback(before, cluster)
 
+    async def remove_log(self, id: str) -> None:
+        """Forget the log of a work queue that is gone; its stores drop what they hold of it."""
+        try:
+            await fenced(self._session, self.fence, Delete(paths.log(id)))
+        except NoNode:
+            return
+        except RoqError as error:
+            self._finish(error)
+            raise NotLeader(f"a log could not be removed: {error}") from error
+
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    async def until(self, queue: str, done: Callable[[Cluster], bool]) -> Cluster:
-        """The first cluster of which `done` is true; asked again whenever something about `queue` changes.
+    async def until(self, subject: str, done: Callable[[Cluster], bool]) -> Cluster:
+        """The first cluster of which `done` is true; asked again whenever something about `subject` (a queue) changes.
 
         Raises what `done` raises, or NotLeader if the reign ends.
         """
@@ -197,18 +209,18 @@ class Reign:
             if self.ended.done():
                 raise NotLeader("this Global Configuration Manager leads no longer")
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters[queue].add(future)
+            self._waiters[subject].add(future)
             try:
                 await future
             finally:
-                self._waiters[queue].discard(future)
-                if not self._waiters[queue]:
-                    del self._waiters[queue]
+                self._waiters[subject].discard(future)
+                if not self._waiters[subject]:
+                    del self._waiters[subject]
         return self.cluster
 
-    def _wake(self, queues: Iterable[str]) -> None:
-        for queue in queues:
-            for future in self._waiters.get(queue, ()):
+    def _wake(self, subjects: Iterable[str]) -> None:
+        for subject in subjects:
+            for future in self._waiters.get(subject, ()):
                 if not future.done():
                     future.set_result(None)
 
@@ -272,11 +284,11 @@ class Reign:
         after = replace(before, report=self._report(name))
         self._become(self.cluster.with_host(after))
         changed = {
-            (before.running.get(key) or after.running[key]).queue
+            (before.running.get(key) or after.running[key]).subject
             for key in {**before.running, **after.running}
             if before.running.get(key) != after.running.get(key)
         }
-        if before.reported_revision != after.reported_revision:
+        if before.reported_revision != after.reported_revision or STORES in changed:
             changed |= self._waiters.keys()
         self._wake(changed)
         if moved := [queue for queue in changed if self._monitor_matters(queue, name)]:

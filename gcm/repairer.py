@@ -15,8 +15,10 @@ from collections.abc import Iterable
 from gcm import recovery
 from gcm.cluster import Cluster
 from gcm.crash import crash_point
+from gcm.reconcile import lacking_stores
 from gcm.reign import Reign
 from roq.errors import NotLeader
+from roq.wire.assignment import STORES
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,9 @@ class Repairer:
         changed = [(before.host(name), host) for name, host in after.hosts.items() if before.hosts.get(name) is not host]
         if any((old.alive, old.draining) != (new.alive, new.draining) for old, new in changed):
             self._work.set()
-        elif self._later is None and (changed or before.queues is not after.queues):
+        elif self._later is None and (
+            changed or before.queues is not after.queues or before.work_queues is not after.work_queues
+        ):
             self._later = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
@@ -71,8 +75,10 @@ class Repairer:
             crash_point("recover_host.recorded")
         started = time.monotonic()
         if lost:
-            await self._each(recovery.fail_over, dict.fromkeys(queue for queues in lost.values() for queue in queues))
+            await self._each(recovery.fail_over, dict.fromkeys(subject for subjects in lost.values() for subject in subjects))
             crash_point("recover_host.activated")
+        if lacking_stores(reign.cluster):
+            await reign.change(lambda cluster: cluster, STORES)
         await self._each(recovery.repair, recovery.lacking(reign.cluster))
         if lost:
             crash_point("recover_host.repaired")
@@ -84,12 +90,12 @@ class Repairer:
             fields = {"hosts": fresh, "seconds": round(time.monotonic() - started, 3), "queues_left": left}
             log.warning("recovered lost hosts", extra={"fields": fields})
 
-    async def _change(self, step: recovery.Step, queue: str) -> None:
-        await self._reign.change(lambda cluster: step(cluster, queue, self._chance), queue)
+    async def _change(self, step: recovery.Step, subject: str) -> None:
+        await self._reign.change(lambda cluster: step(cluster, subject, self._chance), subject)
 
-    async def _each(self, step: recovery.Step, queues: Iterable[str]) -> None:
+    async def _each(self, step: recovery.Step, subjects: Iterable[str]) -> None:
         """One change per queue: they are written together as far as they fit, and one that can't be harms no other."""
-        names = list(queues)
+        names = list(subjects)
         for first in range(0, len(names), QUEUES_AT_ONCE):
             part = names[first : first + QUEUES_AT_ONCE]
             outcomes = await asyncio.gather(*(self._change(step, queue) for queue in part), return_exceptions=True)

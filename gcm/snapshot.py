@@ -21,6 +21,7 @@ from roq.errors import FrameError
 from roq.wire.assignment import Assignment, HostReport, QueueRecord, from_json
 from roq.wire.hcm import HostPayload
 from roq.wire.policy import Policy
+from roq.wire.work_queue import WorkQueueRecord
 
 READS_AT_ONCE = 100
 
@@ -41,6 +42,7 @@ async def read_snapshot(session: Session, epoch: int) -> Snapshot:
     """Everything, as of now or later. Call it after the epoch was taken: no older leader changes anything meanwhile."""
     unreadable: list[str] = []
     queues = await _table(session, paths.QUEUES, QueueRecord, [])
+    work_queues = await _table(session, paths.WORK_QUEUES, WorkQueueRecord, [])
     policies = await _table(session, paths.POLICIES, Policy, unreadable)
     transactions: dict[str, Transaction] = {}
     for kind in (paths.TransactionKind.QUEUE, paths.TransactionKind.EXCHANGE):
@@ -48,7 +50,7 @@ async def read_snapshot(session: Session, epoch: int) -> Snapshot:
     recoveries = await _table(session, paths.transactions(paths.TransactionKind.HOST), Recovery, unreadable)
     names = {*await session.children(paths.HOST_STATES), *await session.children(paths.HOSTS)}
     hosts = await _each(sorted(names), lambda name: read_host(session, name))
-    cluster = Cluster(epoch, {host.name: host for host in hosts}, queues, policies, transactions, recoveries)
+    cluster = Cluster(epoch, {host.name: host for host in hosts}, queues, work_queues, policies, transactions, recoveries)
     return Snapshot(cluster, tuple(unreadable))
 
 

@@ -60,9 +60,10 @@ class Topology:
         self._link.close()
 
 
-def _shape(cluster: Cluster) -> tuple[int, int, int, int]:
-    """Differs if the epoch, a queue, a policy or the set of hosts does: these tables are replaced whole when they change."""
-    return cluster.epoch, id(cluster.queues), id(cluster.policies), len(cluster.hosts)
+def _shape(cluster: Cluster) -> tuple[int, int, int, int, int]:
+    """Differs if the epoch, a queue, a work queue, a policy or the set of hosts does: these tables are replaced whole when
+    they change."""
+    return cluster.epoch, id(cluster.queues), id(cluster.work_queues), id(cluster.policies), len(cluster.hosts)
 
 
 def _matters(before: Cluster, after: Cluster, name: str) -> bool:

@@ -30,6 +30,7 @@ from roq.errors import (
 from roq.wire.assignment import QueueRecord, QueueSettings
 from roq.wire.gcm import CreateExchange, CreateQueue, DrainHost, RemoveExchange, RemoveQueue, SetPolicy
 from roq.wire.limits import FRAME_BYTES_CEILING
+from roq.wire.work_queue import WorkQueueRecord
 
 REPLICATION_MAX = 16  # Monitors of one queue: each backup costs its active one an update
 FRAME_BYTES_MIN = 1024  # smaller ones hold no topic
@@ -82,12 +83,14 @@ def create_queue(cluster: Cluster, request: CreateQueue, now: float, chance: ran
     record = QueueRecord(request.name, request.settings, True, host, 1, {exchange: host}, now, request.transaction, backups)
     policies = {**cluster.policies, request.name: request.policy} if request.policy is not None else cluster.policies
     entry = Transaction(request.transaction, Action.CREATE_QUEUE, request.name, (host, *backups), now)
-    return _begin(replace(cluster, queues={**cluster.queues, record.name: record}, policies=policies), entry)
+    return begin(replace(cluster, queues={**cluster.queues, record.name: record}, policies=policies), entry)
 
 
-def leftovers(cluster: Cluster, queue: str) -> bool:
-    """Some live host reports processes of a queue that does not exist."""
-    return queue not in cluster.queues and any(host.alive and queue in host.queues_reported for host in cluster.hosts.values())
+def leftovers(cluster: Cluster, subject: str) -> bool:
+    """Some live host reports processes of a queue or work queue that does not exist."""
+    return cluster.record(subject) is None and any(
+        host.alive and subject in host.subjects_reported for host in cluster.hosts.values()
+    )
 
 
 def remove_queue(cluster: Cluster, request: RemoveQueue, now: float) -> Cluster:
@@ -97,19 +100,24 @@ def remove_queue(cluster: Cluster, request: RemoveQueue, now: float) -> Cluster:
         return cluster
     record = record_of(cluster, request.name)
     entry = Transaction(request.transaction, Action.REMOVE_QUEUE, request.name, cluster.hosts_of(record), now)
-    return _begin(without_queue(cluster, request.name), entry)
+    return begin(without_queue(cluster, request.name), entry)
 
 
 def without_queue(cluster: Cluster, queue: str) -> Cluster:
     """Nothing of the queue is wanted any more, nor of what was being created for it."""
+    cluster = without_creations(cluster, queue)
+    return replace(cluster, queues=_without(cluster.queues, queue), policies=_without(cluster.policies, queue))
+
+
+def without_creations(cluster: Cluster, subject: str) -> Cluster:
+    """Without what was being created for this queue or work queue."""
     kept = {
         id: entry
         for id, entry in cluster.transactions.items()
-        if entry.queue != queue or entry.action in (Action.REMOVE_QUEUE, Action.REMOVE_EXCHANGE)
+        if entry.subject != subject
+        or entry.action not in (Action.CREATE_QUEUE, Action.CREATE_EXCHANGE, Action.CREATE_WORK_QUEUE)
     }
-    return replace(
-        cluster, queues=_without(cluster.queues, queue), policies=_without(cluster.policies, queue), transactions=kept
-    )
+    return replace(cluster, transactions=kept)
 
 
 def start_queue(cluster: Cluster, queue: str) -> Cluster:
@@ -139,7 +147,7 @@ def create_exchange(cluster: Cluster, request: CreateExchange, now: float, chanc
     host = place_exchange(cluster, request.host, chance).name
     record = msgspec.structs.replace(record, exchanges={**record.exchanges, exchange: host})
     entry = Transaction(request.transaction, Action.CREATE_EXCHANGE, request.queue, (host,), now, exchange)
-    return _begin(_with_record(cluster, record), entry)
+    return begin(_with_record(cluster, record), entry)
 
 
 def remove_exchange(cluster: Cluster, request: RemoveExchange, now: float) -> Cluster:
@@ -156,7 +164,7 @@ def remove_exchange(cluster: Cluster, request: RemoveExchange, now: float) -> Cl
     if len(record.exchanges) == 1:
         raise LastExchange(f"{request.exchange!r} is the only Exchange of queue {request.queue!r}")
     entry = Transaction(request.transaction, Action.REMOVE_EXCHANGE, request.queue, (host,), now, request.exchange)
-    return _begin(without_exchange(cluster, request.queue, request.exchange), entry)
+    return begin(without_exchange(cluster, request.queue, request.exchange), entry)
 
 
 def without_exchange(cluster: Cluster, queue: str, exchange: str) -> Cluster:
@@ -186,7 +194,8 @@ def end(cluster: Cluster, transaction: str) -> Cluster:
     return replace(cluster, transactions=_without(cluster.transactions, transaction))
 
 
-def _begin(cluster: Cluster, entry: Transaction) -> Cluster:
+def begin(cluster: Cluster, entry: Transaction) -> Cluster:
+    """With this transaction recorded."""
     return replace(cluster, transactions={**cluster.transactions, entry.id: entry})
 
 
@@ -229,27 +238,27 @@ def serves(cluster: Cluster, record: QueueRecord, revisions: Revisions) -> bool:
     return all_run(cluster, process_names(record), revisions) and all(settled(host) for host in record.backups)
 
 
-def stopped(cluster: Cluster, queue: str, hosts: Iterable[str], revisions: Revisions) -> bool:
-    """No live host of these reports any process of the queue, or it is wanted again."""
-    record = cluster.queues.get(queue)
-    if record is not None and record.running:
+def stopped(cluster: Cluster, subject: str, hosts: Iterable[str], revisions: Revisions) -> bool:
+    """No live host of these reports any process of the queue or work queue, or it is wanted again."""
+    record = cluster.record(subject)
+    if record is not None and (isinstance(record, WorkQueueRecord) or record.running):
         return True
-    return all(_gone(cluster, name, queue, "", revisions) for name in hosts)
+    return all(_gone(cluster, name, subject, "", revisions) for name in hosts)
 
 
 def none_left(cluster: Cluster, entry: Transaction, revisions: Revisions) -> bool:
     """No live host of a removal reports what was removed. A lost host stops it when it comes back."""
     if not entry.exchange:
-        return stopped(cluster, entry.queue, entry.hosts, revisions)
+        return stopped(cluster, entry.subject, entry.hosts, revisions)
     return all(_gone(cluster, name, entry.queue, entry.exchange, revisions) for name in entry.hosts)
 
 
-def _gone(cluster: Cluster, host_name: str, queue: str, exchange: str, revisions: Revisions) -> bool:
+def _gone(cluster: Cluster, host_name: str, subject: str, exchange: str, revisions: Revisions) -> bool:
     host = cluster.host(host_name)
     if not host.alive:
         return True
     if host.reported_revision < revisions.get(host_name, 0):
         return False
     if exchange:
-        return exchange_name(queue, exchange) not in host.running
-    return queue not in host.queues_reported
+        return exchange_name(subject, exchange) not in host.running
+    return subject not in host.subjects_reported

@@ -28,14 +28,7 @@ from roq.runtime.observe import Counters
 from roq.runtime.run import Tasks
 from roq.runtime.shutdown import ask
 from roq.wire import process as process_wire
-from roq.wire.assignment import (
-    Assignment,
-    MonitorAddress,
-    ProcessKind,
-    ProcessSpec,
-    ProcessState,
-    RunningProcess,
-)
+from roq.wire.assignment import Assignment, MonitorAddress, ProcessKind, ProcessSpec, ProcessState, RunningProcess
 from roq.wire.child import ChildSpec
 
 log = logging.getLogger(__name__)
@@ -46,6 +39,7 @@ STOP_SECONDS = 15.0  # for all children, SIGKILL included; what survives that ha
 TICK_GAP_SECONDS = 2.0  # if we ourselves stood still for longer (a paused machine), nobody is called late at once
 PRUNE_SECONDS = 60.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+NOWHERE = MonitorAddress("", "", 0, 0)  # of what belongs to no queue
 STATES = {
     Phase.WAITING: ProcessState.STARTING,
     Phase.STARTING: ProcessState.STARTING,
@@ -144,6 +138,7 @@ class Host:
         try:
             async with asyncio.timeout(STOP_SECONDS if self._managed else None):
                 while self._managed:
+                    self._empty.clear()  # it was empty before, perhaps
                     await self._empty.wait()
         except TimeoutError:
             log.error("processes that can't be stopped are left", extra={"fields": {"names": sorted(self._managed)}})
@@ -226,7 +221,7 @@ class Host:
         if record.spec.kind is ProcessKind.MONITOR:
             told = (Phase.STARTING, Phase.RUNNING)  # the Monitor's old address
             for name, other in self._managed.items():
-                if other.record.spec.queue == record.spec.queue and other is not managed and other.child.phase in told:
+                if other.record.spec.subject == record.spec.subject and other is not managed and other.child.phase in told:
                     self._event(name, supervisor.Replaced())
 
     def _refresh(self, managed: _Managed) -> None:
@@ -303,14 +298,15 @@ class Host:
     def _child_spec(self, record: ChildRecord) -> ChildSpec:
         spec, config = record.spec, self._config
         monitor = spec.monitor
-        if monitor is None:
+        if monitor is None and spec.kind in (ProcessKind.STORE, ProcessKind.MASTER):
+            monitor = NOWHERE
+        elif monitor is None:
             local = self.state.children.get(f"{ProcessKind.MONITOR}/{spec.queue}")
             if local is None or not local.ports:
                 raise RoqError(f"{spec.name}: no address of a Monitor is given, and none runs on this host")
             address = config.address
-            monitor = MonitorAddress(
-                config.host, address, local.ports["clients"], local.ports["kpis"], local.spec.term, local.spec.role
-            )
+            at = local.ports
+            monitor = MonitorAddress(config.host, address, at["clients"], at["kpis"], local.spec.term, local.spec.role)
         return ChildSpec(
             process=msgspec.structs.replace(spec, monitor=monitor),
             host=config.host,
@@ -323,6 +319,7 @@ class Host:
             zookeeper=self._zookeeper,
             log_path=str(self._directory.log_of(spec.name).absolute()),
             log_level=config.log_level,
+            data_dir=str(self._directory.store.absolute()),
         )
 
     async def _ask_shutdown(self, managed: _Managed) -> None:

@@ -5,6 +5,7 @@ each child its specification, ports, slot, pid and start time. Whoever holds the
     <state-dir>/state.json    LocalState, replaced atomically and synced
     <state-dir>/heartbeats    the HeartbeatBoard
     <state-dir>/logs/         one log per child
+    <state-dir>/store/        the store's data
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ class StateDirectory:
     def logs(self) -> Path:
         """Folder of the children's logs."""
         return self.path / "logs"
+
+    @property
+    def store(self) -> Path:
+        """Folder of the store's data; the store makes it."""
+        return self.path / "store"
 
     @property
     def board(self) -> Path:

@@ -12,6 +12,8 @@ ROLES: dict[ProcessKind, tuple[str, ...]] = {
     ProcessKind.MONITOR: ("clients", "kpis", "control"),
     ProcessKind.EXCHANGE: ("front", "back", "control"),
     ProcessKind.SCALING: ("control",),
+    ProcessKind.STORE: ("clients", "control"),
+    ProcessKind.MASTER: ("clients", "control"),
 }
 
 

@@ -4,6 +4,11 @@ async with roq.connect("127.0.0.1:2181") as cluster:
     await cluster.create_queue("orders")
     async with cluster.publisher("orders") as publisher:
         await publisher.publish("eu.paris", b"...")
+
+async with roq.open_queue("file:///data/tasks") as tasks:
+    await tasks.put(b"...")
+    async for task in tasks.leases(seconds=60):
+        await task.ack()
 """
 
 from __future__ import annotations
@@ -13,8 +18,12 @@ from roq.client.cluster import Cluster, connect
 from roq.client.message import Message, log_lost, raise_lost
 from roq.client.publisher import Publisher
 from roq.client.subscriber import Subscriber
-from roq.errors import MessagesLost, RoqError, SlowSubscriber
+from roq.errors import LeaseLost, MessagesLost, RoqError, SlowSubscriber
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule, policy_from_toml
+from roq.workqueue.contract import NewTask, Status, TaskState, TaskView
+from roq.workqueue.handling import Work
+from roq.workqueue.leasing import Task
+from roq.workqueue.queue import WorkQueue, open_queue
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,17 +31,26 @@ __all__ = [
     "Cluster",
     "ExchangeRule",
     "HostRule",
+    "LeaseLost",
     "Message",
     "MessagesLost",
+    "NewTask",
     "Policy",
     "Publisher",
     "QueueRule",
     "RoqError",
     "SlowSubscriber",
+    "Status",
     "Subscriber",
+    "Task",
+    "TaskState",
+    "TaskView",
+    "Work",
+    "WorkQueue",
     "blocking",
     "connect",
     "log_lost",
+    "open_queue",
     "policy_from_toml",
     "raise_lost",
 ]

@@ -5,6 +5,8 @@
             publisher.publish("eu.paris", b"...")
         with cluster.subscriber("orders") as subscriber:
             for message in subscriber: ...
+    with roq.blocking.open_queue("file:///data/tasks") as tasks:  # no loop there: straight to the queue
+        for task in tasks.leases(seconds=60): ...; task.ack()
 
 Objects may be used from any thread. The thread is a daemon: a program that forgets to close exits at once.
 """
@@ -30,6 +32,9 @@ from roq.wire import gcm
 from roq.wire import monitor as wire
 from roq.wire.kpi import QueueKpi
 from roq.wire.policy import Policy
+from roq.workqueue.blocking_queue import Task, WorkQueue, open_queue
+
+__all__ = ["Cluster", "Publisher", "Subscriber", "Task", "WorkQueue", "connect", "open_queue"]
 
 T = TypeVar("T")
 PENDING_BYTES = 4 * 1024 * 1024  # handed over by `publish` and not taken by the loop yet; above this it waits
@@ -288,6 +293,22 @@ class Cluster:
     def remove_exchange(self, queue: str, exchange: str) -> None:
         """See roq.Cluster.remove_exchange."""
         self._loop.call(self._cluster.remove_exchange(queue, exchange))
+
+    def create_work_queue(self, name: str, **settings: Any) -> gcm.WorkQueueInfo:
+        """See roq.Cluster.create_work_queue."""
+        return self._loop.call(self._cluster.create_work_queue(name, **settings))
+
+    def remove_work_queue(self, name: str) -> None:
+        """See roq.Cluster.remove_work_queue."""
+        self._loop.call(self._cluster.remove_work_queue(name))
+
+    def work_queues(self) -> list[gcm.WorkQueueInfo]:
+        """See roq.Cluster.work_queues."""
+        return self._loop.call(self._cluster.work_queues())
+
+    def work_queue(self, name: str) -> gcm.WorkQueueInfo:
+        """See roq.Cluster.work_queue."""
+        return self._loop.call(self._cluster.work_queue(name))
 
     def hosts(self) -> list[gcm.HostInfo]:
         """See roq.Cluster.hosts."""

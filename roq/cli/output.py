@@ -22,6 +22,9 @@ NEXT_STEP: tuple[tuple[type[RoqError], str], ...] = (
     (errors.HostNotFound, "`roq host ls` tells the hosts there are"),
     (errors.ExchangeNotFound, "`roq queue show` tells the queue's Exchanges"),
     (errors.PublisherNotFound, "`roq queue show` tells the queue's publishers"),
+    (errors.WorkQueueNotFound, "`roq task create` or `roq task put` makes one"),
+    (errors.TaskNotFound, "`roq task dead ls` tells the dead letters there are"),
+    (errors.LeaseLost, "`roq task peek --state leased` tells who leases what"),
     (errors.ClusterNotFound, "is the chroot right? `roq up` starts a cluster on this machine"),
     (
         errors.ZooKeeperUnavailable,

@@ -24,6 +24,7 @@ from roq.wire.assignment import MonitorAddress, Overflow, QueueSettings
 from roq.wire.kpi import QueueKpi
 from roq.wire.limits import FRAME_BYTES_CEILING, FRAME_BYTES_MAX, FRAME_OVERHEAD_BYTES
 from roq.wire.policy import Policy
+from roq.wire.work_queue import TaskSettings
 
 T = TypeVar("T", bound=msgspec.Struct)
 ADMIN_SECONDS = 15.0  # default deadline of an administrative request
@@ -121,6 +122,40 @@ class Cluster:
         """Drain an Exchange without loss, then stop it. Raises ExchangeNotFound, LastExchange."""
         await self.drain_exchange(queue, exchange, timeout_seconds=timeout_seconds)
         await self._ask(gcm.RemoveExchange(queue, exchange, new_token()), gcm.Done, timeout_seconds)
+
+    # --- work queues --------------------------------------------------------------------------------------------------
+
+    async def create_work_queue(
+        self,
+        name: str,
+        *,
+        settings: TaskSettings | None = None,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        standbys: int | None = None,
+        timeout_seconds: float = ADMIN_SECONDS,
+    ) -> gcm.WorkQueueInfo:
+        """Create a work queue and wait until its master runs. What is None may be any in an existing one.
+
+        write_quorum: stores that keep each entry (3, or as many as there are hosts); ack_quorum: that must have it before it
+        counts (the majority); standbys: masters in waiting, on other hosts (1). Raises InvalidName, WorkQueueConflict, NoHosts,
+        InvalidConfiguration, Unavailable.
+        """
+        check_name(name, "work queue")
+        request = gcm.CreateWorkQueue(name, new_token(), settings, write_quorum or 0, ack_quorum or 0, standbys)
+        return await self._ask(request, gcm.WorkQueueInfo, timeout_seconds)
+
+    async def remove_work_queue(self, name: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
+        """Stop and forget a work queue, its tasks included. Raises WorkQueueNotFound."""
+        await self._ask(gcm.RemoveWorkQueue(name, new_token()), gcm.Done, timeout_seconds)
+
+    async def work_queues(self) -> list[gcm.WorkQueueInfo]:
+        """All work queues, by name."""
+        return list((await self._ask(gcm.ListWorkQueues(), gcm.WorkQueues, ADMIN_SECONDS)).work_queues)
+
+    async def work_queue(self, name: str) -> gcm.WorkQueueInfo:
+        """One work queue. Raises WorkQueueNotFound."""
+        return await self._ask(gcm.DescribeWorkQueue(name), gcm.WorkQueueInfo, ADMIN_SECONDS)
 
     # --- hosts, policies, the whole -----------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from roq.coordination.session import Session
 from roq.local.zookeeper import LocalZooKeeper
 from tests.integration.faults import Wire, expire
 from tests.integration.running import RunningCluster
+from tests.integration.workqueue_rig import FACES, KINDS, Faces, new_address, removed_at_the_end
 
 
 @pytest.fixture(scope="session")
@@ -85,3 +88,28 @@ async def queue(client: roq.Cluster) -> AsyncIterator[str]:
     await client.create_queue(name, overflow="block")
     yield name
     await client.remove_queue(name)
+
+
+@pytest.fixture(params=KINDS)
+def work_address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A work queue nobody has opened yet; one of every kind."""
+    if request.param != "roq":
+        yield new_address(str(request.param), tmp_path)
+        return
+    cluster = request.getfixturevalue("cluster")
+    with removed_at_the_end(cluster, new_address("roq", cluster.zookeeper)) as address:
+        yield address
+
+
+@pytest.fixture(params=FACES)
+def faces(request: pytest.FixtureRequest, work_address: str) -> Iterator[Faces]:
+    """Opens that work queue, asynchronous or plain, behind plain calls."""
+    made = Faces(str(request.param), work_address)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def work_queue(faces: Faces) -> Any:
+    """That work queue, opened once."""
+    return faces.open()

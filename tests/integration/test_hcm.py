@@ -207,6 +207,16 @@ async def test_shutdown_host_leaves_nothing(rig: Rig) -> None:
     assert {name: process.ports for name, process in after.items()} == {name: process.ports for name, process in before.items()}
 
 
+async def test_a_host_that_was_empty_meanwhile_stops_too(rig: Rig) -> None:
+    await rig.start()
+    await rig.running(*queue("orders"))
+    await rig.running()
+    await rig.running(*queue("bills"))
+    assert await rig.call(wire.ShutdownHost("test")) == wire.Done()
+    assert await rig.ended(8.0) == 0, rig.log()
+    assert leftovers.find(rig.token) == []
+
+
 async def test_without_keep_children_a_signal_stops_all(rig: Rig) -> None:
     await rig.start("--no-keep-children")
     await rig.running(*queue("stubborn"))

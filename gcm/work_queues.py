@@ -1,0 +1,174 @@
+"""Work queues as the GCM sees them: creation, removal, fail-over and repair. Pure, as transactions.py and recovery.py, whose
+counterparts these are. Not covered: what is in a work queue, which only its master knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Collection
+from dataclasses import replace
+
+import msgspec
+
+from gcm import transactions
+from gcm.cluster import Action, Cluster, Transaction, failure, is_running, master_name
+from gcm.placement import place_master, refilled
+from roq.errors import InvalidConfiguration, NoHosts, NotReady, ProcessFailed, WorkQueueConflict, WorkQueueNotFound
+from roq.wire.assignment import ProcessKind, work_subject
+from roq.wire.gcm import CreateWorkQueue, RemoveWorkQueue
+from roq.wire.limits import CONTROL_BYTES_MAX
+from roq.wire.work_queue import TaskSettings, WorkQueueRecord, WorkQueueSpec
+
+WRITE_QUORUM_DEFAULT = 3
+WRITE_QUORUM_MAX = 9
+STANDBYS_DEFAULT = 1
+STANDBYS_MAX = 15
+
+
+def record_of(cluster: Cluster, name: str) -> WorkQueueRecord:
+    """The work queue's record; raises WorkQueueNotFound."""
+    record = cluster.work_queues.get(name)
+    if record is None:
+        raise WorkQueueNotFound(f"no work queue is named {name!r}")
+    return record
+
+
+def log_id(name: str, transaction: str) -> str:
+    """The log of the work queue this transaction creates."""
+    return hashlib.sha256(f"log\0{name}\0{transaction}".encode()).hexdigest()[:16]
+
+
+def check(request: CreateWorkQueue) -> None:
+    """Raises InvalidConfiguration."""
+    write, ack, standbys, settings = request.write_quorum, request.ack_quorum, request.standbys, request.settings
+    if not 0 <= write <= WRITE_QUORUM_MAX or not 0 <= ack <= (write or WRITE_QUORUM_MAX):
+        raise InvalidConfiguration(f"a write quorum is 1 to {WRITE_QUORUM_MAX}, an ack quorum not above it; got {write}, {ack}")
+    if standbys is not None and not 0 <= standbys <= STANDBYS_MAX:
+        raise InvalidConfiguration(f"standbys are 0 to {STANDBYS_MAX}, got {standbys}")
+    if settings is not None and (
+        settings.max_attempts < 0 or settings.dedup_seconds < 0 or not 0 < settings.payload_bytes_max <= CONTROL_BYTES_MAX // 2
+    ):
+        raise InvalidConfiguration(f"not possible for a work queue: {settings}")
+
+
+def create(cluster: Cluster, request: CreateWorkQueue, now: float, chance: random.Random) -> Cluster:
+    """The work queue with its master, and standbys on as many other hosts as there are."""
+    existing = cluster.work_queues.get(request.name)
+    if existing is not None:
+        if not _fits(existing, request):
+            raise WorkQueueConflict(f"work queue {request.name!r} exists with other settings: {existing.spec}")
+        return cluster
+    if transactions.leftovers(cluster, work_subject(request.name)):
+        raise NotReady(f"processes of a removed work queue {request.name!r} are still stopping")
+    write, ack = _quorums(cluster, request)
+    hosts: tuple[str, ...] = ()
+    standbys = request.standbys if request.standbys is not None else STANDBYS_DEFAULT
+    while len(hosts) < 1 + standbys and (another := place_master(cluster, hosts, chance)) is not None:
+        hosts += (another.name,)
+    if not hosts:
+        raise NoHosts
+    spec = WorkQueueSpec(log_id(request.name, request.transaction), write, ack, request.settings or TaskSettings())
+    record = WorkQueueRecord(request.name, spec, standbys, hosts[0], 1, hosts[1:], now, request.transaction)
+    entry = Transaction(request.transaction, Action.CREATE_WORK_QUEUE, request.name, hosts, now)
+    return transactions.begin(_with_record(cluster, record), entry)
+
+
+def _fits(record: WorkQueueRecord, request: CreateWorkQueue) -> bool:
+    return (
+        request.settings in (None, record.spec.settings)
+        and request.write_quorum in (0, record.spec.write_quorum)
+        and request.ack_quorum in (0, record.spec.ack_quorum)
+        and request.standbys in (None, record.standbys)
+    )
+
+
+def _quorums(cluster: Cluster, request: CreateWorkQueue) -> tuple[int, int]:
+    alive = sum(host.alive for host in cluster.hosts.values())
+    if not alive:
+        raise NoHosts
+    write = request.write_quorum or max(min(WRITE_QUORUM_DEFAULT, alive), request.ack_quorum)
+    if write > alive:
+        raise NoHosts(f"a write quorum of {write} needs as many hosts, {alive} are there")
+    return write, request.ack_quorum or write // 2 + 1
+
+
+def remove(cluster: Cluster, request: RemoveWorkQueue, now: float) -> Cluster:
+    """Without the work queue."""
+    former = cluster.transactions.get(request.transaction)
+    if former is not None and former.action is Action.REMOVE_WORK_QUEUE and former.queue == request.name:
+        return cluster
+    record = record_of(cluster, request.name)
+    entry = Transaction(request.transaction, Action.REMOVE_WORK_QUEUE, record.name, record.hosts, now, log=record.spec.log)
+    return transactions.begin(without(cluster, record.name), entry)
+
+
+def without(cluster: Cluster, name: str) -> Cluster:
+    """Nothing of the work queue is wanted any more."""
+    kept = {key: record for key, record in cluster.work_queues.items() if key != name}
+    return replace(transactions.without_creations(cluster, work_subject(name)), work_queues=kept)
+
+
+def created(cluster: Cluster, entry: Transaction, revisions: transactions.Revisions) -> bool:
+    """The hosts run what this transaction created. Raises ProcessFailed, or WorkQueueNotFound if it is unwanted again."""
+    record = cluster.work_queues.get(entry.queue)
+    if record is None or record.transaction != entry.id:
+        raise WorkQueueNotFound(f"work queue {entry.queue!r} was removed while it was being created")
+    return serves(cluster, record, revisions)
+
+
+def serves(cluster: Cluster, record: WorkQueueRecord, revisions: transactions.Revisions) -> bool:
+    """Its master runs, and enough stores for its log. Raises ProcessFailed if a host has given the master up."""
+    name = master_name(record.name)
+    if (reason := failure(cluster, record.master_host, name)) is not None:
+        raise ProcessFailed(reason)
+    stores = sum(is_running(cluster, host, str(ProcessKind.STORE)) for host in cluster.hosts)
+    return stores >= record.spec.write_quorum and transactions.all_run(cluster, [(record.master_host, name)], revisions)
+
+
+def fail_over(cluster: Cluster, record: WorkQueueRecord, chance: random.Random) -> Cluster:
+    """A standby is activated under the next term, rather one that runs; without any, a new master is placed."""
+    standbys = [name for name in record.standby_hosts if cluster.host(name).alive]
+    active, name = record.master_host, master_name(record.name)
+    if not cluster.host(active).alive:
+        if standbys:
+            active = min(standbys, key=lambda host: (not is_running(cluster, host, name), cluster.host(host).masters, host))
+            standbys.remove(active)
+        elif (new := place_master(cluster, (), chance)) is not None:
+            active = new.name
+    term = record.term + (active != record.master_host)
+    return _with_record(cluster, msgspec.structs.replace(record, master_host=active, term=term, standby_hosts=tuple(standbys)))
+
+
+def lacking(cluster: Cluster, takers: Collection[str]) -> list[str]:
+    """Subjects of work queues that lack a standby which one of these hosts could run."""
+    return [
+        work_subject(name)
+        for name, record in cluster.work_queues.items()
+        if record.standbys and {*takers} - {*record.hosts} and _missing(cluster, record)
+    ]
+
+
+def _missing(cluster: Cluster, record: WorkQueueRecord) -> bool:
+    return len(record.standby_hosts) < record.standbys or any(_given_up(cluster, record, host) for host in record.standby_hosts)
+
+
+def _given_up(cluster: Cluster, record: WorkQueueRecord, host: str) -> bool:
+    return failure(cluster, host, master_name(record.name)) is not None
+
+
+def repair(cluster: Cluster, record: WorkQueueRecord, chance: random.Random) -> Cluster:
+    """As many standbys as it was created with, as far as there are hosts."""
+    standbys = refilled(
+        record.standby_hosts,
+        record.standbys,
+        lambda host: _given_up(cluster, record, host),
+        lambda taken: place_master(cluster, (record.master_host, *taken), chance),
+    )
+    return _with_record(cluster, msgspec.structs.replace(record, standby_hosts=standbys))
+
+
+def _with_record(cluster: Cluster, record: WorkQueueRecord) -> Cluster:
+    if cluster.work_queues.get(record.name) == record:
+        return cluster
+    return replace(cluster, work_queues={**cluster.work_queues, record.name: record})

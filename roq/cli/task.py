@@ -1,0 +1,286 @@
+"""`roq task …`: work queues from the shell, whatever their address. Tasks of one command are leased by it and settled by token.
+
+Not covered: dead letters (task_dead.py), the live picture (task_watch.py), carrying tasks elsewhere (task_move.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+import typer
+
+from roq.blocking import WorkQueue, open_queue
+from roq.cli import task_dead, task_move, task_watch
+from roq.cli.address import JsonOption
+from roq.cli.output import console, print_json, say, table
+from roq.cli.task_address import AddressArgument, CountOption, PayloadRow, age, full_address, opened, payload_row, shown
+from roq.errors import CallError, LeaseLost, PayloadTooLarge
+from roq.workqueue.contract import NewTask, Settings, Status, TaskState, TaskView
+
+app = typer.Typer(help="Work queues: put, lease, ack, watch, move.", no_args_is_help=True)
+app.add_typer(task_dead.app, name="dead")
+app.command("watch")(task_watch.watch)
+app.command("move")(task_move.move)
+
+BLOCK_BYTES = 1024 * 1024  # read from standard input at once
+STANDARD_INPUT = 0
+TokensArgument = Annotated[list[str], typer.Argument(metavar="TOKEN…", help="As `roq task lease` told.", show_default=False)]
+SecondsOption = Annotated[float, typer.Option("--seconds", "-s", help="How long the lease lasts.")]
+
+
+class LeasedRow(msgspec.Struct):
+    """A leased task for JSON."""
+
+    id: str
+    token: str
+    attempt: int
+    priority: int
+    inserted: float
+    expires: float
+    payload: PayloadRow
+
+
+class ViewRow(msgspec.Struct):
+    """A task that was looked at, for JSON."""
+
+    id: str
+    state: TaskState
+    attempts: int
+    priority: int
+    inserted: float
+    due: float
+    error: str
+    holder: str
+    payload: PayloadRow
+
+
+class StatusRow(msgspec.Struct):
+    """`roq task status --json`."""
+
+    address: str
+    status: Status
+    settings: Settings
+
+
+def view_row(view: TaskView) -> ViewRow:
+    """For JSON."""
+    known = {name: getattr(view, name) for name in ViewRow.__struct_fields__ if name != "payload"}
+    return ViewRow(**known, payload=payload_row(view.payload))
+
+
+@app.command("create")
+def create(
+    address: AddressArgument,
+    max_attempts: Annotated[int | None, typer.Option(min=0, help="Leases until a task is dead; 0: never.")] = None,
+    dedup_seconds: Annotated[float | None, typer.Option(min=0, help="How long a dedup key is remembered.")] = None,
+    payload_bytes_max: Annotated[int | None, typer.Option(min=1, help="Limit of one payload.")] = None,
+) -> None:
+    """Make a queue with settings of its own; again with the same ones, nothing happens. `put` makes one with the defaults."""
+    where = full_address(address)
+    with open_queue(
+        where, max_attempts=max_attempts, dedup_seconds=dedup_seconds, payload_bytes_max=payload_bytes_max
+    ) as queue:
+        say(f"{where}: {_settings_text(queue.settings)}")
+
+
+def _settings_text(settings: Settings) -> str:
+    attempts = f"dead after {settings.max_attempts} attempts" if settings.max_attempts else "tried for ever"
+    return f"{attempts}, dedup keys kept {age(settings.dedup_seconds)}, payloads up to {settings.payload_bytes_max} bytes"
+
+
+@app.command("put")
+def put(
+    address: AddressArgument,
+    payloads: Annotated[list[str] | None, typer.Argument(metavar="[PAYLOAD…]", help="Else a task per line of input.")] = None,
+    delay: Annotated[float, typer.Option(help="Seconds until it can be leased.")] = 0.0,
+    priority: Annotated[int, typer.Option(help="-128 to 127; higher goes first.")] = 0,
+    dedup_key: Annotated[str, typer.Option(help="Put again within the window, it is the same task (one task only).")] = "",
+    json: JsonOption = False,
+) -> None:
+    """Put tasks: the arguments, or a task per line of standard input. Prints their ids."""
+    if dedup_key and len(payloads or ()) != 1:
+        raise CallError("--dedup-key goes with one payload as argument")
+    count = 0
+    with open_queue(full_address(address)) as queue:
+        given = [os.fsencode(one) for one in payloads or ()]
+        for part in [given] if given else _lines(queue):
+            ids = queue.put_many(NewTask(line, delay, priority, dedup_key) for line in part)
+            count += len(ids)
+            if json:
+                for one in ids:
+                    print_json({"id": one})
+            else:
+                sys.stdout.write("".join(f"{one}\n" for one in ids))
+                sys.stdout.flush()
+    say(f"roq task put: {count} tasks")
+
+
+def _lines(queue: WorkQueue) -> Iterator[list[bytes]]:
+    """Whole lines as they come; a last line without newline counts too."""
+    rest = b""
+    while block := os.read(STANDARD_INPUT, BLOCK_BYTES):
+        lines = (rest + block).split(b"\n")
+        rest = lines.pop()
+        if len(rest) > queue.settings.payload_bytes_max:
+            raise PayloadTooLarge(f"a line of more than {queue.settings.payload_bytes_max} bytes")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+@app.command("lease")
+def lease(
+    address: AddressArgument,
+    seconds: SecondsOption = 60.0,
+    count: CountOption = 1,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the first task.")] = 0.0,
+    json: JsonOption = False,
+) -> None:
+    """Lease tasks and tell their tokens, for `ack`, `extend`, `release` and `reject`. Nothing to lease: exit code 1."""
+    with opened(address) as queue:
+        deadline = time.monotonic() + wait
+        while not (tasks := queue.lease(seconds, count, min(1.0, max(0.0, deadline - time.monotonic())))):
+            if time.monotonic() >= deadline:
+                break
+    rows = [
+        LeasedRow(task.id, task.token, task.attempt, task.priority, task.inserted, task.expires, payload_row(task.payload))
+        for task in tasks
+    ]
+    if json:
+        print_json(rows)
+    elif rows:
+        cells = [(task.token, str(task.attempt), str(task.priority), shown(task.payload)) for task in tasks]
+        console().print(table("", ("TOKEN", ">ATTEMPT", ">PRIORITY", "PAYLOAD"), cells))
+    if not rows:
+        say("roq task lease: nothing to lease")
+        raise typer.Exit(1)
+
+
+def _tell_lost(lost: list[str], count: int, what: str) -> None:
+    """Raises LeaseLost if there are any."""
+    if lost:
+        raise LeaseLost(f"{len(lost)} of {count} leases ended before: {' '.join(lost)}")
+    say(f"roq task: {what} {count}")
+
+
+@app.command("ack")
+def ack(address: AddressArgument, tokens: TokensArgument) -> None:
+    """These tasks are done."""
+    with opened(address) as queue:
+        _tell_lost(queue.ack_many(tokens), len(tokens), "acked")
+
+
+@app.command("extend")
+def extend(address: AddressArgument, tokens: TokensArgument, seconds: SecondsOption = 60.0) -> None:
+    """Keep these leases from now on. Prints the tokens that are valid from now on."""
+    lost = []
+    with opened(address) as queue:
+        for token in tokens:
+            try:
+                print(queue.extend(token, seconds), flush=True)
+            except LeaseLost:
+                lost.append(token)
+    _tell_lost(lost, len(tokens), "extended")
+
+
+@app.command("release")
+def release(
+    address: AddressArgument,
+    tokens: TokensArgument,
+    delay: Annotated[float, typer.Option(help="Seconds until it can be leased again.")] = 0.0,
+    error: Annotated[str, typer.Option(help="Why it failed; kept with the task.")] = "",
+) -> None:
+    """Give these tasks back."""
+    with opened(address) as queue:
+        _tell_lost(queue.release_many(tokens, delay, error), len(tokens), "released")
+
+
+@app.command("reject")
+def reject(
+    address: AddressArgument,
+    tokens: TokensArgument,
+    error: Annotated[str, typer.Option(help="Why; kept with the task.")] = "rejected by hand",
+) -> None:
+    """Make these tasks dead letters."""
+    with opened(address) as queue:
+        _tell_lost(queue.reject_many(tokens, error), len(tokens), "rejected")
+
+
+@app.command("status")
+def status(address: AddressArgument, json: JsonOption = False) -> None:
+    """Count tasks; tell the age of the oldest ready one."""
+    with opened(address) as queue:
+        found, settings = queue.status(), queue.settings
+    if json:
+        print_json(StatusRow(full_address(address), found, settings))
+        return
+    left = found.ready + found.delayed + found.leased
+    share = f" ({left / found.inserted:.0%} left)" if found.inserted else ""
+    rows = [
+        ("ready", f"{found.ready:,}"),
+        ("delayed", f"{found.delayed:,}"),
+        ("leased", f"{found.leased:,}"),
+        ("dead", f"{found.dead:,}"),
+        ("completed", f"{found.completed:,}"),
+        ("inserted", f"{found.inserted:,}{share}"),
+        ("oldest ready", age(found.oldest_seconds)),
+        ("settings", _settings_text(settings)),
+    ]
+    console().print(table(full_address(address), ("TASKS", ""), rows))
+
+
+@app.command("peek")
+def peek(
+    address: AddressArgument,
+    state: Annotated[TaskState, typer.Option(help="Which tasks.")] = TaskState.READY,
+    count: CountOption = 10,
+    json: JsonOption = False,
+) -> None:
+    """Show tasks without leasing them: who holds them, how often they were tried, what went wrong last."""
+    with opened(address) as queue:
+        views = queue.peek(state, count)
+    if json:
+        print_json([view_row(view) for view in views])
+        return
+    now = time.time()
+    rows = [
+        (
+            view.id,
+            str(view.attempts),
+            str(view.priority),
+            age(now - view.inserted),
+            age(view.due - now) if view.due else "-",
+            view.holder or "-",
+            shown(view.error) or "-",
+            shown(view.payload),
+        )
+        for view in views
+    ]
+    columns = ("ID", ">ATTEMPTS", ">PRIORITY", ">AGE", ">DUE IN", "HOLDER", "LAST ERROR", "PAYLOAD")
+    console().print(table("", columns, rows))
+
+
+@app.command("release-all")
+def release_all(address: AddressArgument) -> None:
+    """Make every leased and delayed task ready: after a crash of all workers, without waiting for their leases."""
+    with opened(address) as queue:
+        say(f"roq task release-all: {queue.release_all()} tasks")
+
+
+@app.command("purge")
+def purge(
+    address: AddressArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+) -> None:
+    """Remove every task that is not dead, leased ones too."""
+    with opened(address) as queue:
+        if not yes and sys.stdin.isatty():
+            found = queue.status()
+            typer.confirm(f"Remove {found.ready + found.delayed + found.leased} tasks?", abort=True, err=True)
+        say(f"roq task purge: {queue.purge()} tasks")

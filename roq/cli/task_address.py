@@ -1,0 +1,92 @@
+"""What `roq task …` commands share: which queue is meant, how tasks are shown."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from typing import Annotated
+
+import msgspec
+import typer
+
+from roq.blocking import WorkQueue, open_queue
+from roq.cli.address import CONNECT_SECONDS
+from roq.client.cluster import connect
+from roq.errors import InvalidAddress, WorkQueueNotFound
+from roq.workqueue.address import SCHEMES, Place, folder_address, parse
+
+SHOWN_CHARACTERS = 60  # of a payload or an error in a table
+
+AddressArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ADDRESS",
+        help="A folder, or file:///dir, log:///dir, roq://zk1:2181,zk2:2181/name.",
+        show_default=False,
+    ),
+]
+CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="At most so many.")]
+
+
+def full_address(given: str) -> str:
+    """A folder's path becomes its file: address. Raises InvalidAddress."""
+    if given.partition(":")[0] in SCHEMES:
+        if given.startswith("memory:"):
+            raise InvalidAddress("memory: is a queue within one program; a command can't see another program's")
+        return given
+    if given.startswith(("/", ".", "~")) or os.path.isdir(given):
+        return folder_address(os.path.abspath(os.path.expanduser(given)))
+    parse(given)  # raises, and tells what an address looks like
+    return given
+
+
+def opened(given: str) -> WorkQueue:
+    """A queue that exists. Raises WorkQueueNotFound: a mistyped path shall not become a queue."""
+    address = full_address(given)
+    place = parse(address)
+    needed = {"file": os.path.join(place.path, "queue"), "log": place.path}.get(place.scheme)
+    if needed is not None and not os.path.isdir(needed):
+        raise WorkQueueNotFound(f"there is no work queue in {place.path}")
+    if place.scheme == "roq":
+        asyncio.run(_known(place))
+    return open_queue(address)
+
+
+async def _known(place: Place) -> None:
+    async with connect(place.zookeeper, connect_seconds=CONNECT_SECONDS) as cluster:
+        await cluster.work_queue(place.path)
+
+
+class PayloadRow(msgspec.Struct, omit_defaults=True):
+    """A payload for JSON: as text if it is UTF-8, in base64 if not."""
+
+    text: str | None = None
+    base64: str | None = None
+
+
+def payload_row(payload: bytes) -> PayloadRow:
+    """See PayloadRow."""
+    try:
+        return PayloadRow(text=payload.decode())
+    except UnicodeDecodeError:
+        return PayloadRow(base64=base64.b64encode(payload).decode())
+
+
+def shown(value: bytes | str) -> str:
+    """The beginning of a payload or an error, on one line."""
+    text = value[: SHOWN_CHARACTERS * 4].decode(errors="replace") if isinstance(value, bytes) else value
+    line = "".join(character if character.isprintable() else " " for character in text.split("\n", 1)[0])
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def age(seconds: float | None) -> str:
+    """75.0 → 1 min 15 s."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 48 * 3600 else f"{whole // 86400} d"

@@ -1,0 +1,99 @@
+"""`roq task move FROM TO`: carries tasks from one queue to another while workers work on both.
+
+A batch is leased from FROM, put to TO, then acked at FROM, so nothing is lost whenever this process dies; what it had put and
+not acked is put again by the next move, under the same dedup key (the task's id in FROM), and so is the same task in TO while
+TO remembers the key. Priorities and the order go along; a delayed task is carried when its delay is over. Dead letters stay.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
+import typer
+
+from roq.blocking import WorkQueue, open_queue
+from roq.cli.address import JsonOption
+from roq.cli.output import print_json, say
+from roq.cli.task_address import AddressArgument, full_address, opened
+from roq.errors import CallError
+from roq.workqueue.contract import LEASE_COUNT_MAX, NewTask
+
+LEASE_SECONDS = 60.0  # of a batch; shorter than any sensible dedup window
+FIRST_COUNT = 10  # tasks of the first batch, which tells how big they are
+BATCH_BYTES = 8 * 1024 * 1024  # aimed at from then on
+WAIT_SECONDS = 1.0  # for tasks to come while FROM is not empty
+TERMINATED = 128 + signal.SIGTERM
+
+
+class Moved(msgspec.Struct):
+    """What a move did. again: tasks whose lease at FROM ended before they were acked there; they may be done twice.
+    dead_left: dead letters of FROM."""
+
+    moved: int = 0
+    again: int = 0
+    dead_left: int = 0
+    stopped: bool = False
+
+
+def move(
+    source: AddressArgument,
+    target: Annotated[str, typer.Argument(metavar="TO", help="Where to; made if it is new.", show_default=False)],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on when it is empty, until Ctrl-C.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Carry all tasks of a queue to another one, at least once each, while workers go on. Ends when FROM is empty."""
+    if full_address(source) == full_address(target):
+        raise CallError("FROM and TO are the same queue")
+    done = Moved()
+    with opened(source) as giver, open_queue(full_address(target)) as taker, _stop_asked() as stop:
+        try:
+            _carry(giver, taker, done, stop, follow=follow)
+            done.dead_left = giver.status().dead
+        finally:
+            letters = f"; {done.dead_left} dead letters stay" if done.dead_left else ""
+            twice = f"; {done.again} may be done twice" if done.again else ""
+            say(f"roq task move: {done.moved} tasks{twice}{letters}")
+            if json:
+                print_json(done)
+    if done.stopped and not follow:
+        raise typer.Exit(TERMINATED)
+
+
+@contextmanager
+def _stop_asked() -> Iterator[threading.Event]:
+    """Set by SIGTERM or SIGINT: the batch in hand is finished first."""
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _carry(giver: WorkQueue, taker: WorkQueue, done: Moved, stop: threading.Event, *, follow: bool) -> None:
+    count, wait = FIRST_COUNT, 0.0
+    while not stop.is_set():
+        tasks = giver.lease(LEASE_SECONDS, count, wait)
+        if not tasks:
+            status = giver.status()
+            if not (follow or status.ready or status.delayed or status.leased):
+                return
+            wait = WAIT_SECONDS
+            continue
+        wait = 0.0
+        try:
+            taker.put_many(NewTask(task.payload, 0.0, task.priority, task.id) for task in tasks)
+        except BaseException:
+            giver.release_many(tasks)
+            raise
+        done.again += len(giver.ack_many(tasks))
+        done.moved += len(tasks)
+        mean = max(1, sum(len(task.payload) for task in tasks) // len(tasks))
+        count = max(1, min(LEASE_COUNT_MAX, BATCH_BYTES // mean))
+    done.stopped = True

@@ -1,0 +1,248 @@
+"""Master process: the active one of a work queue answers its clients, a standby follows the log and waits.
+
+    standby ──activated──► take the log over ──► catch up with it ──► serve ──append failed──► begin again
+       ▲                       │ a later term has it                                               │
+       └───────────────────────┴───────────────────────────────────────────────────────────────────┘
+
+Which one is active is the GCM's word (role and term in the ProcessSpec); that there is only one is the log's: taking it over
+fences every other. Sockets: `clients` (door.py), `control` (Shutdown Monitor). Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from roq.coordination.session import Session
+from roq.errors import InvalidConfiguration, LogFenced, NotLeader, NotReady, RoqError, TemporaryError, UnknownFormat
+from roq.log.replicated.directory import StoreDirectory
+from roq.log.replicated.reader import LogReader
+from roq.log.replicated.repairer import Repairer, RepairSettings
+from roq.log.replicated.settings import LogSettings
+from roq.log.replicated.writer import LogWriter
+from roq.master.blobs import Blobs
+from roq.master.door import Door
+from roq.master.follower import Follower
+from roq.master.reign import Clock, Reign
+from roq.master.service import Service
+from roq.runtime.backoff import delays
+from roq.runtime.child import announce_ready, beat, open_board
+from roq.runtime.observe import Counters
+from roq.runtime.run import Tasks, run
+from roq.runtime.shutdown import ShutdownMonitor
+from roq.wire import master as wire
+from roq.wire.assignment import MonitorRole, ProcessSpec
+from roq.wire.child import ChildSpec
+from roq.wire.envelope import seal_error
+from roq.wire.work_queue import WorkQueueSpec
+from roq.workqueue.contract import Settings
+from roq.workqueue.records import BlobRef, Configure
+
+BLOB_BYTES = 64 * 1024  # payloads from here on do not pass the master
+GRACE_MS = 2_000  # after a take-over no lease ends: those who hold one must find the new master first
+SNAPSHOT_BYTES_MIN = 32 * 1024 * 1024  # of the log since the last snapshot
+SNAPSHOT_RATIO = 3  # … and this many times the last snapshot's size, so that making them stays a small part of the work
+SNAPSHOT_LOOK_SECONDS = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Master:
+    """One master, active or standby, on the running loop."""
+
+    def __init__(self, spec: ChildSpec, stop: asyncio.Event) -> None:
+        if spec.process.work is None:
+            raise InvalidConfiguration("a master without a work queue")
+        self._spec, self._stop = spec, stop
+        self._process, self._work = spec.process, spec.process.work
+        self.counters = Counters()
+        self._clock = Clock()
+        self._reign: Reign | None = None
+        self._blobs: Blobs | None = None
+        self._changed = asyncio.Event()
+        self._trouble: RoqError | None = None  # why we can't serve although it is our turn
+        self._fenced_term = 0  # a later one has the log: we are not active whatever our assignment says
+        self._tasks = Tasks(lambda error: stop.set())
+        control = spec.ports["control"]
+        self._control = ShutdownMonitor(spec.process.name, spec.address, control, stop, self.counters, self._configure)
+        self._door = Door(spec.address, spec.ports["clients"], self._take, self.counters)
+
+    @property
+    def _active(self) -> bool:
+        return self._process.role is MonitorRole.ACTIVE and self._process.term > self._fenced_term
+
+    def _configure(self, process: ProcessSpec) -> None:
+        """A standby is activated, or a term begins."""
+        if (process.role, process.term) != (self._process.role, self._process.term):
+            log.info("role changed", extra={"fields": {"role": str(process.role), "term": process.term}})
+        self._process = process
+        self._changed.set()
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _take(self, peer: bytes, id: int, request: wire.Request) -> None:
+        reign, blobs = self._reign, self._blobs
+        if reign is None or reign.failed.done() or blobs is None:
+            leads = self._active and (reign is None or not isinstance(reign.failed.result(), LogFenced))
+            trouble = self._trouble or NotReady("the master is just taking over")
+            error = trouble if leads else NotLeader("this is not the active master")
+            self._door.send(peer, seal_error(id, error))
+        elif type(request) is wire.Reserve:
+            blobs.reserve(peer, id, request)
+            reign.turn()
+        elif type(request) is wire.Stored:
+            blobs.stored(peer, id, request)
+            reign.turn()
+        else:
+            reign.take(peer, id, request)
+
+    # --- reigns -------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        session = await self._session()
+        try:
+            directory = await StoreDirectory(session).start()
+            pauses = delays(0.05, 1.0)
+            while True:
+                try:
+                    await self._live(session, directory)
+                    pauses = delays(0.05, 1.0)
+                except LogFenced as error:
+                    log.warning("fenced", extra={"fields": {"reason": str(error)}})
+                    self._fenced_term = self._process.term
+                except UnknownFormat:
+                    raise  # reading on would be wrong
+                except TemporaryError as error:
+                    self._trouble = error
+                    log.warning("begin again", extra={"fields": {"error": type(error).__name__, "reason": str(error)}})
+                    await asyncio.sleep(next(pauses))
+        finally:
+            await session.close()
+
+    async def _session(self) -> Session:
+        for delay in delays():
+            try:
+                return await Session.connect(self._spec.zookeeper)
+            except TemporaryError as error:
+                log.warning("waiting for ZooKeeper", extra={"fields": {"reason": str(error)}})
+                await asyncio.sleep(delay)
+        raise AssertionError("delays() never ends")
+
+    async def _live(self, session: Session, directory: StoreDirectory) -> None:
+        """Follow, and when it is our turn, reign until something ends it."""
+        reader = LogReader(session, self._work.log, directory)
+        try:
+            follower = Follower(reader)
+            if not self._active:
+                await self._follow(follower)
+            writer = await LogWriter.take_over(session, self._work.log, directory, _settings(self._work), self._process.term)
+            try:
+                await follower.catch_up(writer.confirmed)
+                await self._serve_from(follower, writer)
+            finally:
+                await writer.close()
+        finally:
+            reader.close()
+
+    async def _follow(self, follower: Follower) -> None:
+        following = asyncio.get_running_loop().create_task(follower.follow(), name="follow the log")
+        try:
+            while not self._active:
+                self._changed.clear()
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait({following, changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if following.done():
+                    following.result()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _serve_from(self, follower: Follower, writer: LogWriter) -> None:
+        quiet_until = self._clock.now() + GRACE_MS if follower.position else 0
+        term = self._process.term
+        service = Service(follower.state, follower.recent, term, BLOB_BYTES, self._places, quiet_until)
+        reign = Reign(service, writer, self._door.send, self._drop, self._clock, self.counters)
+        reign.position = follower.position
+        blobs = Blobs(self._work, writer.stores, service, reign.turn, reign.barrier, self._clock.now, self.counters)
+        if not service.state.version:
+            service.apply(Configure(self._clock.now(), _contract_settings(self._work), 0))
+        beside = Tasks(lambda error: None)
+        beside.start(self._snapshots(reign, writer), "snapshots")
+        beside.start(Repairer(writer, RepairSettings()).run(), "repairs of the log")
+        self._reign, self._blobs, self._trouble = reign, blobs, None
+        self.counters["reigns"] += 1
+        log.info("serving", extra={"fields": {"term": term, "position": follower.position}})
+        reign.turn()
+        blobs.start()
+        try:
+            error = await reign.failed
+            if isinstance(error, LogFenced):
+                self._fenced_term = term
+        finally:
+            self._reign = self._blobs = None
+            reign.close()
+            await beside.stop()
+            await blobs.close()
+        raise error if isinstance(error, RoqError) else AssertionError(error)
+
+    def _places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
+        return self._blobs.places(hosts) if self._blobs is not None else ()
+
+    def _drop(self, blobs: Iterable[BlobRef]) -> None:
+        if self._blobs is not None:
+            self._blobs.drop(blobs)
+
+    async def _snapshots(self, reign: Reign, writer: LogWriter) -> None:
+        """Every so often; the log before one may go."""
+        written = size = 0
+        pauses = delays(SNAPSHOT_LOOK_SECONDS, 60.0)
+        while True:
+            await asyncio.sleep(SNAPSHOT_LOOK_SECONDS)
+            if reign.bytes_written - written < max(SNAPSHOT_BYTES_MIN, SNAPSHOT_RATIO * size):
+                continue
+            position, data = await reign.snapshot()
+            try:
+                await writer.snapshot(position, data)
+            except LogFenced:
+                return  # the reign ends by itself
+            except TemporaryError as error:
+                log.warning("no snapshot", extra={"fields": {"reason": str(error)}})
+                await asyncio.sleep(next(pauses))
+                continue
+            written, size = reign.bytes_written, len(data)
+            self.counters["snapshots"] += 1
+
+    async def serve(self) -> None:
+        """Until stopped."""
+        board = open_board(self._spec)
+        self._tasks.start(beat(board, self._spec.slot), "heartbeat")
+        self._tasks.start(self._run(), "reigns")
+        announce_ready(self._spec)
+        try:
+            await self._stop.wait()
+        finally:
+            await self._tasks.stop()
+            self._door.close()
+            self._control.close()
+            board.close()
+
+
+def _settings(work: WorkQueueSpec) -> LogSettings:
+    return LogSettings.model_validate({"write_quorum": work.write_quorum, "ack_quorum": work.ack_quorum})
+
+
+def _contract_settings(work: WorkQueueSpec) -> Settings:
+    settings = work.settings
+    return Settings(settings.max_attempts, settings.dedup_seconds, settings.payload_bytes_max)
+
+
+async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
+    """Serve until `stop`. Raises PortTaken."""
+    await Master(spec, stop).serve()
+
+
+def main(spec: ChildSpec) -> int:
+    """Entry point of the forked child; its exit code."""
+    return run(lambda stop: serve(spec, stop))

@@ -1,0 +1,216 @@
+"""One reign of a master: requests of a turn of the loop become one entry of the log, and are answered when it is durable.
+
+At most APPENDS_AT_ONCE entries are on their way; what comes meanwhile waits for the next one, so a busy log grows by few large
+entries and an idle one answers at once. The first append that fails ends the reign: which of the last records took effect is
+for the next one to find out. What is answered is decided in service.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from roq.errors import LogFenced, NotLeader, RoqError
+from roq.master.service import Batch, Service
+from roq.runtime.observe import Counters
+from roq.wire import master as wire
+from roq.wire.envelope import seal_error
+from roq.workqueue.records import BlobRef, encode
+
+APPENDS_AT_ONCE = 2
+TIMER_SECONDS_MAX = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Writer(Protocol):
+    """The log."""
+
+    def append(self, entry: bytes) -> asyncio.Future[int]:
+        """Resolves with the position when it and all before it are on stable storage."""
+
+
+class Clock:
+    """Milliseconds since 1970 that never step back or jump."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> int:
+        """Now."""
+        return int((self._offset + time.monotonic()) * 1000)
+
+
+class Reign:
+    """send(peer, message); drop(blobs): nobody needs them any more; `failed` has why it ended."""
+
+    def __init__(
+        self,
+        service: Service,
+        writer: Writer,
+        send: Callable[[bytes, bytes], bool],
+        drop: Callable[[Iterable[BlobRef]], None],
+        clock: Clock,
+        counters: Counters,
+    ) -> None:
+        self.service = service
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self.position = 0  # of the newest durable entry
+        self.bytes_written = 0
+        self._writer, self._send, self._drop, self._clock, self._counters = writer, send, drop, clock, counters
+        self._loop = asyncio.get_running_loop()
+        self._under_way: deque[Batch] = deque()
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0
+        self._wanted: asyncio.Future[tuple[int, bytes]] | None = None
+        self._dumped: tuple[Batch, bytes, asyncio.Future[tuple[int, bytes]]] | None = None
+
+    def take(self, peer: bytes, id: int, request: wire.Request) -> None:
+        """A request."""
+        self.service.take(peer, id, request, self._clock.now())
+        self.turn()
+
+    def turn(self) -> None:
+        """Look once this turn of the loop has taken in what there is."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self.failed.done():
+            return
+        batches = self.service.batches
+        if len(self._under_way) < APPENDS_AT_ONCE:
+            self.service.cut()
+        while batches:
+            batch = batches[0]
+            if not batch.records:
+                batches.popleft()
+                if self._under_way:  # it tells of what is not durable yet
+                    self._under_way[-1].answers += batch.answers
+                else:
+                    self._settle(batch)
+            elif len(self._under_way) < APPENDS_AT_ONCE:
+                batches.popleft()
+                self._append(batch)
+            else:
+                break
+        if self._wanted is not None and not self.service.cut():
+            self._dump()
+        self._set_timer()
+
+    def _append(self, batch: Batch) -> None:
+        entry = encode(batch.records)
+        self.bytes_written += len(entry)
+        self._counters["entries"] += 1
+        self._counters["records"] += len(batch.records)
+        try:
+            appended = self._writer.append(entry)
+        except RoqError as error:
+            self._fail(error)
+            return
+        self._under_way.append(batch)
+        appended.add_done_callback(partial(self._appended, batch))
+
+    def _appended(self, batch: Batch, appended: asyncio.Future[int]) -> None:
+        if self.failed.done():
+            return
+        error = appended.exception() if not appended.cancelled() else LogFenced("the log was closed")
+        if error is not None:
+            self._fail(error)
+            return
+        assert self._under_way[0] is batch, "entries are durable in their order"
+        self._under_way.popleft()
+        self.position = appended.result()
+        if self._dumped is not None and self._dumped[0] is batch:
+            (_, dump, wanted), self._dumped = self._dumped, None
+            if not wanted.done():
+                wanted.set_result((self.position, dump))
+        self._settle(batch)
+        if self.service.batches or not self._under_way:
+            self._turn()
+
+    def _settle(self, batch: Batch) -> None:
+        for peer, _, message in batch.answers:
+            if not self._send(peer, message):
+                self._counters["answers_undelivered"] += 1
+        if batch.dropped:
+            self._drop(batch.dropped)
+        for call in batch.then:
+            call()
+
+    async def barrier(self) -> None:
+        """Returns when all that was applied is durable; raises NotLeader if it never will be."""
+        durable = asyncio.Event()
+        self.service.after(durable.set, self._clock.now())
+        self.turn()
+        waiting = self._loop.create_task(durable.wait())
+        try:
+            ends: list[asyncio.Future[Any]] = [waiting, self.failed]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not durable.is_set():
+            raise NotLeader("this master serves no longer")
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    def snapshot(self) -> asyncio.Future[tuple[int, bytes]]:
+        """Position and dump of the state, as soon as they can be told together."""
+        self._wanted = self._loop.create_future()
+        self.turn()
+        return self._wanted
+
+    def _dump(self) -> None:
+        """The state now is that behind the newest entry appended: nothing is applied and not appended."""
+        wanted, self._wanted = self._wanted, None
+        if wanted is None or wanted.done():
+            return
+        dump = self.service.state.dump()
+        if self._under_way:
+            self._dumped = (self._under_way[-1], dump, wanted)
+        else:
+            wanted.set_result((self.position, dump))
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        due = self.service.due()
+        if due is None:
+            return
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        self._timer_due = due
+        seconds = min(max(due + 1 - self._clock.now(), 0) / 1000, TIMER_SECONDS_MAX)
+        self._timer = self._loop.call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self.failed.done():
+            self.service.tick(self._clock.now())
+            self._turn()
+
+    def close(self) -> None:
+        """Do nothing more. Whoever waits for an answer is told that it will not come from here."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fail(LogFenced("the reign has ended"))
+        if self._wanted is not None:
+            self._wanted.cancel()
+        if self._dumped is not None:
+            self._dumped[2].cancel()
+        error = NotLeader("this master serves no longer")
+        left = [(peer, id) for batch in self._under_way for peer, id, _ in batch.answers]
+        for peer, id in (*left, *self.service.unanswered()):
+            self._send(peer, seal_error(id, error))

@@ -1,0 +1,365 @@
+"""What the active master answers: requests in, records for the log and answers out. Pure: no IO, no clock; times come in as ms.
+
+Records are applied at once and answers made at once, but an answer belongs to the batch that was open when it was made and is
+sent only when that batch, and so all before it, is on stable storage. Nothing that a crash could undo is ever seen: not by
+the one who asked for it, nor by others who read. If an append fails, this whole object is thrown away and the state is read
+from the log again.
+
+    request ──► records ──► state.apply ──► answer ──┐
+                   └──────► batch ──► log ── durable ┴──► sent
+
+A lease request that finds nothing is parked here, not in the log: a Pop is written when there is a task for it. Not covered:
+sockets and the log (process.py), payloads kept by stores (blobs.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqError, TemporaryError
+from roq.master.recent import Recent
+from roq.master.requests import check_lease, check_put, check_task, largest_inline, letters, settlement
+from roq.wire import master as wire
+from roq.wire.envelope import seal_error
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue import desk
+from roq.workqueue.contract import TaskState
+from roq.workqueue.effects import Counted, Delivered, Dropped, Effect, Known, Refused, Settled
+from roq.workqueue.ready import Task
+from roq.workqueue.records import (
+    BlobRef,
+    Pop,
+    Purge,
+    Push,
+    Record,
+    ReleaseAll,
+    RemoveDead,
+    Replaced,
+    RequeueDead,
+    Tick,
+)
+from roq.workqueue.state import State
+
+ENTRY_BYTES = 1024 * 1024  # a batch with so many takes no more; a record has far less than a store takes as one entry
+RECORD_BYTES = 64  # of a record without what users gave
+IDS_MAX = 20_000  # dead letters named at once
+ENTRY_RECORDS = 10_000
+REPLY_BYTES = 4 * 1024 * 1024  # of payloads in one reply: it must pass as one frame
+EXPIRED_AT_ONCE = 1_000
+PARKED_MAX = 100_000  # lease requests that wait; more are answered at once, with nothing
+WAIT_MS_MAX = 10_000  # a client asks again
+PEEK_MAX = 10_000
+MILLISECONDS_MAX = round(desk.SECONDS_MAX * 1000)
+PROOF_MS = 5_000
+Locate = Callable[[tuple[str, ...]], tuple[wire.Place, ...]]
+
+
+@dataclass(slots=True)
+class Batch:
+    """What becomes one entry of the log, and what is due when it is durable. No records: only something to wait for."""
+
+    records: list[Record] = field(default_factory=list)
+    answers: list[tuple[bytes, int, bytes]] = field(default_factory=list)  # peer, id of the request, message
+    dropped: list[BlobRef] = field(default_factory=list)
+    then: list[Callable[[], None]] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Parked:
+    """A lease request that waits for a task. until: ms."""
+
+    peer: bytes
+    id: int
+    pop: Pop
+    until: int
+
+
+class Service:
+    """One reign over one state. locate: hosts of a blob's holders to the places a client can fetch from. quiet_until (ms): no
+    lease ends before; after a take-over those who hold one must find the new master first."""
+
+    def __init__(self, state: State, recent: Recent, term: int, blob_bytes: int, locate: Locate, quiet_until: int = 0) -> None:
+        self.state, self.recent = state, recent
+        self._term, self._blob_bytes, self._locate, self._quiet_until = term, blob_bytes, locate, quiet_until
+        self.batches: deque[Batch] = deque()  # to be appended, in order
+        self._batch = Batch()
+        self._parked: deque[Parked] = deque()
+        self._largest = largest_inline(state)  # payload bytes in one task, at most
+        self._proved = 0  # ms of the newest record
+
+    # --- what the shell asks ------------------------------------------------------------------------------------------
+
+    def cut(self) -> deque[Batch]:
+        """Close the open batch if there is anything in it; everything to be appended."""
+        batch = self._batch
+        if batch.records or batch.answers:
+            self.batches.append(batch)
+            self._batch = Batch()
+        return self.batches
+
+    def unanswered(self) -> list[tuple[bytes, int]]:
+        """(peer, id) of every request that still waits here; they are forgotten."""
+        found = [(one.peer, one.id) for one in self._parked]
+        found += [(peer, id) for batch in self.cut() for peer, id, _ in batch.answers]
+        self._parked.clear()
+        self.batches.clear()
+        return found
+
+    def due(self) -> int | None:
+        """When `tick` has something to do (ms), None: never by itself."""
+        dues = [self._parked[0].until] if self._parked else []
+        if (due := self.state.next_due()) is not None:
+            dues.append(max(due, self._quiet_until))
+        return min(dues, default=None)
+
+    def tick(self, now: int) -> None:
+        """End what is over."""
+        if now >= self._quiet_until:
+            for record in self.state.expired(now, EXPIRED_AT_ONCE):
+                self.apply(record)
+        if (due := self.state.next_due()) is not None and due <= now and now > self.state.clock:
+            self.apply(Tick(now))
+        self._serve_parked(now)
+        parked = self._parked
+        while parked and parked[0].until <= now:  # nearly in this order: all wait about equally long
+            one = parked.popleft()
+            self._nothing(one.peer, one.id, [], now)
+
+    def _prove(self, now: int) -> None:
+        """Have this batch go through the log: what is answered with it is told by one who still owns it."""
+        if not self._batch.records:
+            self.apply(Tick(now))
+
+    def after(self, call: Callable[[], None], now: int) -> None:
+        """Call when all that was applied is durable."""
+        self._prove(now)
+        self._batch.then.append(call)
+
+    def _nothing(self, peer: bytes, id: int, settled: list[str | None], now: int) -> None:
+        """There is no task. Mostly said without a proof: a master that was replaced says so no longer than PROOF_MS."""
+        if now - self._proved > PROOF_MS:
+            self._prove(now)
+        self._answer(peer, id, wire.Leases(settled, []))
+
+    def apply(self, record: Record, size: int = 0) -> Sequence[Effect]:
+        """One more record of this reign, for the log and at once for the state. size: bytes of what users gave."""
+        if self._batch.size >= ENTRY_BYTES or len(self._batch.records) >= ENTRY_RECORDS:
+            self.cut()
+        batch = self._batch
+        batch.size += RECORD_BYTES + size
+        batch.records.append(record)
+        self._proved = record.now
+        effects = self.state.apply(record)
+        self.recent.note(record, effects)
+        for effect in effects:
+            if type(effect) is Dropped:
+                batch.dropped.append(effect.blob)
+        return effects
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def take(self, peer: bytes, id: int, request: wire.Request, now: int) -> None:
+        """Answer a request, now or when there is a task. Its error is an answer too."""
+        try:
+            kind = type(request)
+            if kind is wire.Put:
+                self._put(peer, id, request, now)  # type: ignore[arg-type]
+            elif kind is wire.Lease:
+                self._lease(peer, id, request, now)  # type: ignore[arg-type]
+            elif kind is wire.SettleAll:
+                self._settle_all(peer, id, request, now)  # type: ignore[arg-type]
+            else:
+                self._rare(peer, id, request, now)
+        except RoqError as error:
+            self.refuse(peer, id, error)
+
+    def refuse(self, peer: bytes, id: int, error: RoqError) -> None:
+        """An error as an answer."""
+        self._batch.answers.append((peer, id, seal_error(id, error)))
+
+    def _answer(self, peer: bytes, id: int, body: wire.Reply) -> None:
+        self._batch.answers.append((peer, id, wire.seal_answer(id, body)))
+
+    def _put(self, peer: bytes, id: int, request: wire.Put, now: int) -> None:
+        producer, sequence, tasks = request.producer, request.sequence, request.tasks
+        check_put(request)
+        limit = self.state.settings.payload_bytes_max
+        for task in tasks:
+            length = len(task.payload)
+            check_task(task, length, limit, self._blob_bytes)
+            self._largest = max(self._largest, length)
+        known: list[tuple[int, str]] = []
+        for place, task in enumerate(tasks):
+            push = Push(now, producer, sequence + place, task.payload, task.priority, task.delay_ms, task.dedup_key)
+            effects = self.apply(push, len(task.payload) + 4 * len(task.dedup_key))
+            if effects and (other := self._known(push, effects)):
+                known.append((place, other))
+        self._answer(peer, id, wire.Added(known))
+        if self._parked and self.state.ready.count:
+            self._serve_parked(now)
+
+    @staticmethod
+    def _known(push: Push, effects: Iterable[Effect]) -> str:
+        """The id of the task this Push stands for, if that is another one. TemporaryError: it is not known what it did."""
+        for effect in effects:
+            if type(effect) is Known and effect.task != (push.producer, push.sequence):
+                return desk.task_id(effect.task)
+            if type(effect) is Refused:
+                raise TemporaryError("this put was repeated too late: whether it took effect is unknown")
+        return ""
+
+    def check_big(self, size: int) -> None:
+        """Raises PayloadTooLarge."""
+        if not 0 <= size <= self.state.settings.payload_bytes_max:
+            raise PayloadTooLarge(f"a payload has at most {self.state.settings.payload_bytes_max} bytes, got {size}")
+
+    def reserved(self, peer: bytes, id: int, reserved: wire.Reserved) -> None:
+        """A store was named for a payload."""
+        self._answer(peer, id, reserved)
+
+    def add_big(self, waiting: Iterable[tuple[bytes, int]], push: Push) -> None:
+        """A task whose payload is stored as often as it has to be; (peer, id) of those who wait for it."""
+        effects, blob = self.apply(push), push.payload
+        task = self.state.blobs.get((push.producer, push.sequence))
+        if isinstance(blob, BlobRef) and (task is None or task.payload != blob) and not _dropped(effects, blob):
+            self._batch.dropped.append(blob)  # it was put before, with another copy
+        for peer, id in waiting:
+            try:
+                other = self._known(push, effects)
+                self._answer(peer, id, wire.Added([(0, other)] if other else []))
+            except RoqError as error:
+                self.refuse(peer, id, error)
+        self._serve_parked(push.now)
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    def _lease(self, peer: bytes, id: int, request: wire.Lease, now: int) -> None:
+        count, lease_ms, nonce, instance = request.count, request.lease_ms, request.nonce, request.instance
+        check_lease(request)
+        settled = self._settle(request.settle, request.again, now) if request.settle else []
+        pop = Pop(now, instance, nonce, max(1, min(count, REPLY_BYTES // self._largest)), lease_ms)
+        if request.again:  # it may have been done, or still wait here
+            self._parked = deque(one for one in self._parked if (one.pop.instance, one.pop.nonce) != (instance, nonce))
+        elif not self.state.ready.count:
+            if settled or not request.wait_ms or len(self._parked) >= PARKED_MAX:  # the news of a settlement does not wait
+                self._nothing(peer, id, settled, now)
+            else:
+                self._parked.append(Parked(peer, id, pop, now + min(request.wait_ms, WAIT_MS_MAX)))
+            return
+        self._hand(peer, id, pop, settled)
+
+    def _hand(self, peer: bytes, id: int, pop: Pop, settled: list[str | None]) -> None:
+        tasks: list[wire.Given] = []
+        for effect in self.apply(pop):
+            if type(effect) is Refused:
+                raise CallError("this instance of a client was declared dead, or asks again too late: open the queue again")
+            if type(effect) is Delivered:
+                for delivery, attempt, due, task in effect.handed:
+                    key = desk.task_id((task.producer, task.sequence))
+                    token = desk.token(delivery, pop.instance)
+                    payload = task.payload if type(task.payload) is bytes else self._elsewhere(task)
+                    tasks.append(wire.Given(key, token, payload, attempt, task.priority, task.inserted, due))
+        self._answer(peer, id, wire.Leases(settled, tasks))
+
+    def _elsewhere(self, task: Task) -> wire.Elsewhere:
+        blob = task.payload
+        assert isinstance(blob, BlobRef)
+        return wire.Elsewhere(blob.blob, blob.size, blob.crc, self._locate(blob.holders))
+
+    def _serve_parked(self, now: int) -> None:
+        parked, ready = self._parked, self.state.ready
+        while parked and ready.count:
+            one = parked.popleft()
+            try:
+                self._hand(one.peer, one.id, msgspec.structs.replace(one.pop, now=now), [])
+            except RoqError as error:
+                self.refuse(one.peer, one.id, error)
+
+    def _settle_all(self, peer: bytes, id: int, request: wire.SettleAll, now: int) -> None:
+        self._answer(peer, id, wire.Leases(self._settle(request.settle, request.again, now), []))
+        if self._parked and self.state.ready.count:
+            self._serve_parked(now)
+
+    def _settle(self, settle: list[wire.Settle], again: int, now: int) -> list[str | None]:
+        """All are understood before the first one is applied."""
+        settled: list[str | None] = []
+        for one, record in [(one, settlement(one, now)) for one in settle]:
+            effects = self.apply(record, 4 * len(one.error))
+            if any(type(effect) is Settled and effect.applied for effect in effects):
+                settled.append(one.token if one.kind == wire.EXTEND else "")
+            elif again and one.kind != wire.EXTEND and record.delivery in self.recent:
+                settled.append("")  # done when it was asked for first
+            else:
+                settled.append(None)
+        return settled
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def _rare(self, peer: bytes, id: int, request: wire.Request, now: int) -> None:
+        body: wire.Reply
+        self._prove(now)
+        match request:
+            case wire.Hello():
+                settings = self.state.settings
+                told = TaskSettings(settings.max_attempts, settings.dedup_seconds, settings.payload_bytes_max)
+                body = wire.Welcome(self._term, told, self._blob_bytes)
+            case wire.GetStatus():
+                self.tick(now)
+                body = self._status(now)
+            case wire.Peek():
+                self.tick(now)
+                body = self._peek(request)
+            case wire.ReleaseEvery():
+                body = self._count(ReleaseAll(now))
+            case wire.PurgeQueue():
+                body = self._count(Purge(now))
+            case wire.RequeueLetters(ids):
+                body = self._count(RequeueDead(now, letters(ids)))
+            case wire.RemoveLetters(ids):
+                body = self._count(RemoveDead(now, letters(ids)))
+            case _:
+                raise CallError(f"no such request: {type(request).__name__}")
+        self._answer(peer, id, body)
+        self._serve_parked(now)
+
+    def _count(self, command: Record) -> wire.Counted:
+        return wire.Counted(sum(effect.tasks for effect in self.apply(command) if type(effect) is Counted))
+
+    def _status(self, now: int) -> wire.StatusNow:
+        status = self.state.status(now)
+        oldest = -1 if status.oldest_seconds is None else round(status.oldest_seconds * 1000)
+        return wire.StatusNow(
+            status.ready, status.delayed, status.leased, status.dead, status.completed, status.inserted, oldest
+        )
+
+    def _peek(self, request: wire.Peek) -> wire.Tasks:
+        try:
+            state = TaskState(request.state)
+        except ValueError:
+            raise InvalidConfiguration(f"no task is ever {request.state!r}") from None
+        seen: list[wire.Seen] = []
+        size = 0
+        for task in self.state.first(state, min(max(request.count, 0), PEEK_MAX)):
+            payload = task.payload if type(task.payload) is bytes else self._elsewhere(task)
+            size += len(payload) if isinstance(payload, bytes) else 0
+            if size > REPLY_BYTES and seen:
+                break
+            holder = f"{task.instance:016x}" if task.instance else ""
+            key = desk.task_id((task.producer, task.sequence))
+            seen.append(
+                wire.Seen(key, payload, state, task.attempts, task.priority, task.inserted, task.due, task.error, holder)
+            )
+        return wire.Tasks(seen)
+
+    def replace(self, task: tuple[int, int], blob: BlobRef, holders: tuple[str, ...], now: int) -> bool:
+        """A blob has other holders from now on, unless its task is gone."""
+        return any(type(effect) is Settled and effect.applied for effect in self.apply(Replaced(now, task, blob.blob, holders)))
+
+
+def _dropped(effects: Iterable[Effect], blob: BlobRef) -> bool:
+    return any(type(effect) is Dropped and effect.blob == blob for effect in effects)

@@ -1,0 +1,104 @@
+"""Where a work queue is: an address becomes an open backend.
+
+    memory:                                a queue of this opening alone, gone with it
+    memory:name                            shared by everything in this process, as long as the process lives
+    file:///data/tasks                     a folder: no server, also on a network file system, open to python-task-queue
+    log:///data/tasks                      a folder of one machine: fast and strict, any number of its processes
+    roq://zk1:2181,zk2:2181/name           a replicated queue of a RoQ cluster; before the name its chroot, if it has one
+
+A path is percent-decoded; relative ones and host parts are refused: two programs would mean different folders by them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple, cast
+from urllib.parse import quote, unquote
+
+from roq.errors import InvalidAddress
+from roq.ids import check_name
+from roq.workqueue.contract import Backend, Settings
+
+# Imported when one is opened: all four together would make `import roq` a third slower, for every program and command.
+BACKENDS = {
+    "memory": ("roq.workqueue.shared_memory", "open_memory"),
+    "file": ("roq.workqueue.file_queue.queue", "FileQueue"),
+    "log": ("roq.workqueue.log_queue", "LogQueue"),
+    "roq": ("roq.workqueue.remote", "RemoteQueue"),
+}
+SCHEMES = tuple(BACKENDS)
+EXAMPLES = "memory: · file:///data/tasks · log:///data/tasks · roq://zk1:2181,zk2:2181/name"
+
+
+class Place(NamedTuple):
+    """An address in parts. path: the folder (file, log) or the name (memory: "" for a private one; roq).
+    zookeeper: what `roq.connect` takes (roq)."""
+
+    scheme: str
+    path: str
+    zookeeper: str = ""
+
+
+def parse(address: str) -> Place:
+    """The parts of an address. Raises InvalidAddress."""
+    if not isinstance(address, str):
+        raise InvalidAddress(f"an address is a string, got {type(address).__name__}")
+    scheme, colon, rest = address.partition(":")
+    if not colon or scheme not in SCHEMES:
+        guess = f"; is {folder_address(address)} meant?" if address.startswith(("/", "./", "../", "~")) else ""
+        raise InvalidAddress(f"{address!r} is not the address of a work queue{guess} Addresses look like {EXAMPLES}")
+    if scheme == "memory":
+        return _memory(address, rest)
+    if not rest.startswith("//"):
+        raise InvalidAddress(f"{address!r}: after {scheme}: come two slashes. Addresses look like {EXAMPLES}")
+    return _cluster(address, rest[2:]) if scheme == "roq" else _folder(address, scheme, rest[2:])
+
+
+def folder_address(path: str) -> str:
+    """`file:///…` of a plain absolute path."""
+    return "file://" + quote(path) if path.startswith("/") else "file:///absolute/path"
+
+
+def _memory(address: str, name: str) -> Place:
+    if name.startswith("/"):
+        raise InvalidAddress(f"{address!r}: memory: stands alone, or is followed by a name without slashes")
+    return Place("memory", check_name(name, "work queue") if name else "")
+
+
+def _folder(address: str, scheme: str, path: str) -> Place:
+    if not path.startswith("/"):
+        raise InvalidAddress(f"{address!r}: the folder is written from the root, with three slashes: {scheme}:///data/tasks")
+    if "?" in path or "#" in path:
+        raise InvalidAddress(f"{address!r}: '?' and '#' in a folder's name are written %3F and %23")
+    folder = unquote(path)
+    if "\0" in folder or not folder.strip("/"):
+        raise InvalidAddress(f"{address!r} names no folder of its own")
+    return Place(scheme, folder)
+
+
+def _cluster(address: str, rest: str) -> Place:
+    zookeeper, slash, name = rest.rpartition("/")
+    hosts = zookeeper.partition("/")[0]
+    if not slash or not hosts or not name:
+        raise InvalidAddress(f"{address!r}: ZooKeeper's addresses and a queue's name are needed: roq://zk1:2181,zk2:2181/name")
+    for host in hosts.split(","):
+        port = host.rpartition(":")[2] if ":" in host else "2181"
+        if not host.rpartition(":")[0 if ":" in host else 2] or not (port.isdigit() and 0 < int(port) < 65536):
+            raise InvalidAddress(f"{address!r}: {host!r} is not the host:port of a ZooKeeper")
+    return Place("roq", check_name(unquote(name), "work queue"), zookeeper)
+
+
+def open_backend(address: str, settings: Settings | None) -> Backend:
+    """Open a work queue; settings None: as it is, a new one with the defaults. Raises InvalidAddress, WorkQueueConflict."""
+    place = parse(address)
+    module, name = BACKENDS[place.scheme]
+    kind = getattr(import_module(module), name)
+    match place.scheme:
+        case "log":
+            backend = kind(Path(place.path), settings)
+        case "roq":
+            backend = kind(place.zookeeper, place.path, settings)
+        case _:
+            backend = kind(place.path, settings)
+    return cast(Backend, backend)

@@ -1,0 +1,117 @@
+"""Payloads that do not pass the master (Blizzard): the client stores them at one store and fetches them from any that has them.
+
+    put   Reserve at the master ─► upload to the store it named ─► Stored at the master, which has it copied and then logged
+    get   the lease names the stores ─► fetch from the first one that has it whole
+
+An upload that breaks is begun again elsewhere; what it left is removed by the master. Not covered: tasks (remote.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from typing import TypeVar
+from zlib import crc32
+
+import msgspec
+
+from roq.errors import DeadlineExceeded, FrameError, RoqError, TaskNotFound, TemporaryError
+from roq.runtime.line import Line
+from roq.wire import master as wire
+from roq.wire import store as store_wire
+from roq.wire.decoding import UNDECODABLE
+from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal
+from roq.workqueue.master_link import MasterLink
+
+T = TypeVar("T", bound=msgspec.Struct)
+PART_SECONDS = 5.0  # one part, on stable storage
+COPY_SECONDS = 30.0  # the stores among themselves
+UPLOADS_MAX = 5  # of one payload, each to another store
+
+log = logging.getLogger(__name__)
+_decode_reply = msgspec.msgpack.Decoder(store_wire.Reply).decode
+
+
+class BigPayloads:
+    """Any thread."""
+
+    def __init__(self, link: MasterLink) -> None:
+        self._link = link
+        self._ids = itertools.count(1)
+
+    def put(self, producer: int, sequence: int, task: wire.Task) -> wire.Added:
+        """Store the payload and add the task."""
+        payload, crc = task.payload, crc32(task.payload)
+        bare = msgspec.structs.replace(task, payload=b"")
+        avoid: list[str] = []
+        for attempt in range(1, UPLOADS_MAX + 1):
+            request = wire.Reserve(producer, sequence, len(payload), crc, list(avoid))
+            reserved = self._link.ask(lambda again, request=request: request, wire.Reserved)  # type: ignore[misc]
+            try:
+                self._upload(reserved, payload, crc)
+                done = wire.Stored(producer, sequence, reserved.blob, bare)
+                return self._link.ask(lambda again, done=done: done, wire.Added, COPY_SECONDS)  # type: ignore[misc]
+            except (TemporaryError, TaskNotFound) as error:  # TaskNotFound: the reservation is gone with its master
+                if attempt == UPLOADS_MAX:
+                    raise
+                log.warning("upload begun again", extra={"fields": {"host": reserved.place.host, "reason": str(error)}})
+                if not isinstance(error, TaskNotFound):
+                    avoid.append(reserved.place.host)
+        raise AssertionError("the loop returns or raises")
+
+    def _upload(self, reserved: wire.Reserved, payload: bytes, crc: int) -> None:
+        line = self._link.lines.take(reserved.place.endpoint)
+        try:
+            for offset in range(0, len(payload), store_wire.BLOB_PART_BYTES):
+                part = payload[offset : offset + store_wire.BLOB_PART_BYTES]
+                self._ask(line, store_wire.PutBlob(reserved.blob, offset, len(payload), crc, part), store_wire.Done)
+        finally:
+            self._link.lines.give(line)
+
+    def get(self, where: wire.Elsewhere) -> bytes | None:
+        """The payload; None if it can't be had from any store just now."""
+        for place in where.places:
+            try:
+                return self._download(place, where)
+            except (RoqError, FrameError) as error:
+                fields = {"blob": where.blob, "host": place.host, "reason": str(error)}
+                log.warning("payload not fetched", extra={"fields": fields})
+        return None
+
+    def _download(self, place: wire.Place, where: wire.Elsewhere) -> bytes:
+        line, parts, size = self._link.lines.take(place.endpoint), list[bytes](), 0
+        try:
+            while size < where.size:
+                request = store_wire.GetBlob(where.blob, size, min(store_wire.BLOB_PART_BYTES, where.size - size))
+                part = self._ask(line, request, store_wire.BlobPart)
+                if not part.data or part.total != where.size:
+                    raise FrameError(f"blob {where.blob} has {part.total} bytes instead of {where.size}")
+                parts.append(part.data)
+                size += len(part.data)
+        finally:
+            self._link.lines.give(line)
+        payload = b"".join(parts)
+        if crc32(payload) != where.crc:
+            raise FrameError(f"blob {where.blob} was damaged on its way")
+        return payload
+
+    def _ask(self, line: Line, request: store_wire.Request, expect: type[T]) -> T:
+        id, deadline = next(self._ids), time.monotonic() + PART_SECONDS
+        line.send(seal(EnvelopeKind.REQUEST, id, request))
+        while True:
+            parts = line.receive(deadline)
+            if parts is None:
+                raise DeadlineExceeded(f"no answer to {type(request).__name__} from {line.endpoint}")
+            envelope = open_envelope(parts[-1])
+            if envelope.id != id:
+                continue
+            if envelope.kind == EnvelopeKind.ERROR:
+                raise error_of(envelope.body)
+            try:
+                reply = _decode_reply(envelope.body)
+            except UNDECODABLE as error:
+                raise FrameError(f"undecodable answer: {error}") from None
+            if isinstance(reply, expect):
+                return reply
+            raise FrameError(f"{type(reply).__name__} in reply to {type(request).__name__}")

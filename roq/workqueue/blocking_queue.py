@@ -1,0 +1,374 @@
+"""WorkQueue for plain code: the names of roq/workqueue/queue.py without `await`, straight to the backend.
+
+    with roq.blocking.open_queue("file:///data/tasks") as tasks:
+        tasks.put(b"...")
+        for task in tasks.leases(seconds=60):
+            ...
+            task.ack()
+
+No event loop and no other thread is in the way: this is the fast path of a program that does one thing at a time. Objects may
+be used from any thread. Leases are renewed by the same thread as in the asynchronous queue (lease_keeper.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from roq.errors import Closed, StorageFailed, TemporaryError
+from roq.runtime.backoff import delays
+from roq.workqueue.address import open_backend
+from roq.workqueue.blocking_worker import work
+from roq.workqueue.contract import (
+    LEASE_COUNT_MAX,
+    Backend,
+    Leased,
+    NewTask,
+    Release,
+    Settings,
+    Settlement,
+    Status,
+    TaskState,
+    TaskView,
+)
+from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
+from roq.workqueue.inputs import check_lease, chosen_settings, new_task, put_parts
+from roq.workqueue.lease_keeper import (
+    HeldTask,
+    LeaseKeeper,
+    Wish,
+    Wishes,
+    done,
+    extended,
+    given_back,
+    raise_lost,
+    rejected,
+    released,
+)
+
+logger = logging.getLogger(__name__)
+Held = TypeVar("Held", bound=HeldTask | str)  # a task, or its token
+WAIT_SLICE_SECONDS = 1.0  # one waiting call to the backend; bounds how long `run` takes to stop, and Ctrl-C
+
+
+class Task(HeldTask):
+    """A leased task: .id .payload .attempt .priority .inserted .expires .token .lost. Settle it once: ack, release or reject.
+
+    Each raises LeaseLost if the lease has ended before.
+    """
+
+    __slots__ = ("_flow", "_queue")
+
+    def __init__(self, leased: Leased, seconds: float, asked: float, queue: WorkQueue, flow: Flow | None = None) -> None:
+        super().__init__(leased, seconds, asked)
+        self._queue, self._flow = queue, flow
+
+    def ack(self) -> None:
+        """The task is done, durably when this returns."""
+        if self._flow is not None and self._flow.goes_on_after(self):
+            self._flow.ack(self)
+        else:
+            self._queue.settle_one(self, done)
+
+    def extend(self, seconds: float) -> None:
+        """Keep the lease for `seconds` from now. `leases` and `run` do that by themselves."""
+        check_lease(seconds)
+        self._queue.settle_one(self, extended(seconds))
+
+    def release(self, delay_seconds: float = 0.0, error: str = "") -> None:
+        """Give it back, to be leased again after `delay_seconds`. error: why; "" if it was not tried."""
+        self._queue.settle_one(self, released(delay_seconds, error))
+
+    def reject(self, error: str) -> None:
+        """Never try it again: it becomes a dead letter with this error."""
+        self._queue.settle_one(self, rejected(error))
+
+
+class WorkQueue:
+    """See roq.WorkQueue; the same methods, without `await`. Use as a context manager."""
+
+    def __init__(self, address: str, settings: Settings | None = None) -> None:
+        self.address = address
+        self._asked = settings
+        self._opened: Backend | None = None
+        self._closed = False
+
+    def __enter__(self) -> WorkQueue:
+        self.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close(reason(error) if isinstance(error, Exception) else "")
+
+    def open(self) -> None:
+        """Open, and create it if it is new. Raises InvalidAddress, WorkQueueConflict, WorkQueueNotFound, OSError."""
+        self._opened = open_backend(self.address, self._asked)
+        self.keeper = LeaseKeeper(self._opened.settle)
+
+    def close(self, error: str = "") -> None:
+        """Let go. What `leases` and `run` still hold is given back, with `error` if it was worked on; what `lease` gave stays
+        leased until it expires."""
+        if self._opened is None or self._closed:
+            return
+        self._closed = True
+        try:
+            wishes = given_back(self.keeper.close(), error)
+            for start in range(0, len(wishes), LEASE_COUNT_MAX):
+                self.keeper.settle(wishes[start : start + LEASE_COUNT_MAX])
+        except TemporaryError as failure:
+            logger.warning("%s: what was held could not be given back and comes back by itself: %s", self.address, failure)
+        finally:
+            self._opened.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def settings(self) -> Settings:
+        """What the queue was created with."""
+        return self._backend.settings
+
+    @property
+    def _backend(self) -> Backend:
+        if self._opened is None or self._closed:
+            raise Closed("this work queue is closed" if self._closed else "open this work queue first: with …")
+        return self._opened
+
+    # --- putting --------------------------------------------------------------------------------------------------------
+
+    def put(self, payload: bytes, *, delay_seconds: float = 0.0, priority: int = 0, dedup_key: str = "") -> str:
+        """See roq.WorkQueue.put."""
+        return self._backend.put((new_task(payload, delay_seconds, priority, dedup_key),))[0]
+
+    def put_many(self, tasks: Iterable[NewTask | bytes]) -> list[str]:
+        """See roq.WorkQueue.put_many."""
+        return [task_id for part in put_parts(tasks) for task_id in self._backend.put(part)]
+
+    # --- leasing --------------------------------------------------------------------------------------------------------
+
+    def lease(self, seconds: float = 60.0, count: int = 1, wait_seconds: float = 0.0) -> list[Task]:
+        """See roq.WorkQueue.lease."""
+        _, tasks, asked = self.trip(seconds, count, wait_seconds)
+        return [Task(leased, seconds, asked, self) for leased in tasks]
+
+    def leases(self, seconds: float = 60.0, *, count: int = 1, wait_seconds: float | None = None) -> Iterator[Task]:
+        """See roq.WorkQueue.leases."""
+        check_lease(seconds, count, wait_seconds)
+        flow = Flow(self, seconds, count, wait_seconds)
+        try:
+            while (task := flow.next()) is not None:
+                yield task
+                flow.leave()
+        finally:
+            flow.close()
+
+    def run(
+        self,
+        handler: Callable[[Task], object],
+        *,
+        concurrency: int = 1,
+        seconds: float = 60.0,
+        wait_seconds: float | None = None,
+        grace_seconds: float = GRACE_SECONDS,
+        retry_seconds: float = 1.0,
+    ) -> Work:
+        """See roq.WorkQueue.run: `handler(task)` in `concurrency` threads. A handler that is not through when the grace time
+        ends goes on in its thread, but its task is given back; the program may exit."""
+        self._backend  # noqa: B018  raises Closed
+        rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds).check()
+        return work(lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
+
+    def trip(
+        self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()
+    ) -> tuple[list[str | None], list[Leased], float]:
+        """One lease, after these settlements: their answers, the tasks, the monotonic time the leases began."""
+        check_lease(seconds, count, wait_seconds)
+        backend, tasks = self._backend, list[Leased]()
+        asked = time.monotonic()
+
+        def call(settlements: Sequence[Settlement]) -> list[str | None]:
+            answers, leased = backend.lease(seconds, count, wait_seconds, settlements)
+            tasks.extend(leased)
+            return answers
+
+        answers = self.keeper.settle(wishes, call) if wishes else call(())
+        if tasks and self._closed:  # by another thread: nobody is to work on these
+            backend.settle([Release(task.token) for task in tasks])
+            raise Closed("this work queue is closed")
+        return answers, tasks, asked if not wait_seconds else time.monotonic()
+
+    # --- settling -------------------------------------------------------------------------------------------------------
+
+    def settle_one(self, target: HeldTask | str, wish: Wish) -> str:
+        """Settle by task or token; the token from now on. Raises LeaseLost."""
+        self._backend  # noqa: B018
+        token = self.keeper.settle(((target, wish),))[0]
+        return raise_lost(target) if token is None else token
+
+    def _settle_many(self, tasks: Iterable[Held], wish: Wish) -> list[Held]:
+        self._backend  # noqa: B018
+        wanted, lost = list(tasks), list[Held]()
+        for start in range(0, len(wanted), LEASE_COUNT_MAX):
+            part = wanted[start : start + LEASE_COUNT_MAX]
+            tokens = self.keeper.settle([(task, wish) for task in part])
+            lost += [task for task, token in zip(part, tokens, strict=True) if token is None]
+        return lost
+
+    def ack(self, task: Task | str) -> None:
+        """See roq.WorkQueue.ack."""
+        if isinstance(task, Task):
+            task.ack()
+        else:
+            self.settle_one(task, done)
+
+    def extend(self, task: Task | str, seconds: float) -> str:
+        """See roq.WorkQueue.extend."""
+        check_lease(seconds)
+        return self.settle_one(task, extended(seconds))
+
+    def release(self, task: Task | str, delay_seconds: float = 0.0, error: str = "") -> None:
+        """See roq.WorkQueue.release."""
+        self.settle_one(task, released(delay_seconds, error))
+
+    def reject(self, task: Task | str, error: str) -> None:
+        """See roq.WorkQueue.reject."""
+        self.settle_one(task, rejected(error))
+
+    def ack_many(self, tasks: Iterable[Held]) -> list[Held]:
+        """See roq.WorkQueue.ack_many."""
+        return self._settle_many(tasks, done)
+
+    def extend_many(self, tasks: Iterable[Held], seconds: float) -> list[Held]:
+        """See roq.WorkQueue.extend_many."""
+        check_lease(seconds)
+        return self._settle_many(tasks, extended(seconds))
+
+    def release_many(self, tasks: Iterable[Held], delay_seconds: float = 0.0, error: str = "") -> list[Held]:
+        """See roq.WorkQueue.release_many."""
+        return self._settle_many(tasks, released(delay_seconds, error))
+
+    def reject_many(self, tasks: Iterable[Held], error: str) -> list[Held]:
+        """See roq.WorkQueue.reject_many."""
+        return self._settle_many(tasks, rejected(error))
+
+    # --- the whole queue ------------------------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """See roq.WorkQueue.status."""
+        return self._backend.status()
+
+    def peek(self, state: TaskState | str = TaskState.READY, count: int = 10) -> list[TaskView]:
+        """See roq.WorkQueue.peek."""
+        return self._backend.peek(TaskState(state), count)
+
+    def release_all(self) -> int:
+        """See roq.WorkQueue.release_all."""
+        return self._backend.release_all()
+
+    def purge(self) -> int:
+        """See roq.WorkQueue.purge."""
+        return self._backend.purge()
+
+    def dead(self, count: int = 100) -> list[TaskView]:
+        """See roq.WorkQueue.dead."""
+        return self.peek(TaskState.DEAD, count)
+
+    def requeue_dead(self, ids: Sequence[str] | None = None) -> int:
+        """See roq.WorkQueue.requeue_dead."""
+        return self._backend.requeue_dead(ids)
+
+    def remove_dead(self, ids: Sequence[str] | None = None) -> int:
+        """See roq.WorkQueue.remove_dead."""
+        return self._backend.remove_dead(ids)
+
+
+class Flow:
+    """The tasks of one `leases` loop: the current one, and spare ones that came with an ack. One thread, but for `stop`."""
+
+    def __init__(self, queue: WorkQueue, seconds: float, count: int, wait_seconds: float | None) -> None:
+        self._queue, self._seconds, self._count = queue, seconds, count
+        self._wait_seconds = float("inf") if wait_seconds is None else wait_seconds
+        self._spare: deque[Task] = deque()
+        self._current: Task | None = None
+        self._ending = threading.Event()
+
+    def stop(self) -> None:
+        """Fetch nothing more; a waiting `next` ends with None within a second. From any thread."""
+        self._ending.set()
+
+    def next(self) -> Task | None:
+        """The next task, None when none came in time. While the queue can't be reached, tries again."""
+        deadline, pauses = time.monotonic() + self._wait_seconds, delays()
+        while not self._spare:
+            if self._ending.is_set():
+                return None
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                self._take(*self._queue.trip(self._seconds, self._count, min(left, WAIT_SLICE_SECONDS))[1:])
+            except StorageFailed:
+                raise  # a person has to look
+            except TemporaryError as error:
+                pause = next(pauses)
+                if time.monotonic() + pause > deadline:
+                    raise
+                logger.warning("%s: no task for now: %s", self._queue.address, error)
+                self._ending.wait(pause)
+                continue
+            if not (self._spare or left):
+                return None
+        if self._ending.is_set():
+            return None
+        self._current = self._spare.popleft()
+        self._current.begun = True
+        return self._current
+
+    def _take(self, tasks: list[Leased], asked: float) -> None:
+        if tasks:
+            held = [Task(leased, self._seconds, asked, self._queue, self) for leased in tasks]
+            self._queue.keeper.hold(held)
+            self._spare.extend(held)
+
+    def goes_on_after(self, task: Task) -> bool:
+        """Whether the ack of this task shall bring the next one."""
+        return task is self._current and not self._spare and not self._ending.is_set() and not task.settled
+
+    def ack(self, task: Task) -> None:
+        """Ack and fetch in one trip that does not wait."""
+        answers, tasks, asked = self._queue.trip(self._seconds, self._count, 0.0, ((task, done),))
+        self._current = None
+        self._take(tasks, asked)
+        if answers[0] is None:
+            raise_lost(task)
+
+    def leave(self) -> None:
+        """The body is through with the current task; if it left it unsettled, its lease runs out."""
+        task, self._current = self._current, None
+        if task is not None and not task.settled:
+            self._queue.keeper.let_go(task)
+
+    def close(self) -> int:
+        """Give the spare tasks back; how many."""
+        self._ending.set()
+        self.leave()
+        spare, self._spare = list(self._spare), deque()
+        if spare and not self._queue.closed:
+            self._queue.release_many(spare)
+        return len(spare)
+
+
+def open_queue(
+    address: str,
+    *,
+    max_attempts: int | None = None,
+    dedup_seconds: float | None = None,
+    payload_bytes_max: int | None = None,
+) -> WorkQueue:
+    """See roq.open_queue."""
+    return WorkQueue(address, chosen_settings(max_attempts, dedup_seconds, payload_bytes_max))

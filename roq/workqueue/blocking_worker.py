@@ -1,0 +1,200 @@
+"""The plain worker behind `roq.blocking`'s `WorkQueue.run`: handlers in threads, signals, and a clean end.
+
+The calling thread only waits: for the workers, and for signals if it is the main thread. A thread can't be cancelled: a handler
+that outlives the grace time goes on, but its task is given back. Not covered: renewal (lease_keeper.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+from roq.errors import LeaseLost, TemporaryError
+from roq.runtime.backoff import delays
+from roq.workqueue.handling import Rules, Work, reason
+
+logger = logging.getLogger(__name__)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Handled(Protocol):
+    """What a worker needs of a task."""
+
+    id: str
+    attempt: int
+
+    @property
+    def settled(self) -> bool:
+        """Acked, released or rejected by the handler."""
+
+    @property
+    def lost(self) -> bool:
+        """Not ours any more."""
+
+    def ack(self) -> None:
+        """Done."""
+
+    def release(self, delay_seconds: float = 0.0, error: str = "") -> None:
+        """Give it back."""
+
+
+TaskT = TypeVar("TaskT", bound=Handled)
+TaskT_co = TypeVar("TaskT_co", bound=Handled, covariant=True)
+
+
+class Flow(Protocol[TaskT_co]):
+    """Where a worker's tasks come from."""
+
+    def next(self) -> TaskT_co | None:
+        """The next task; None: no more."""
+
+    def leave(self) -> None:
+        """Through with the current task."""
+
+    def stop(self) -> None:
+        """End `next`, from any thread."""
+
+    def close(self) -> int:
+        """Give back what was fetched and not begun; how many."""
+
+
+class _Signalled:
+    """A stop signal came."""
+
+
+class _Workers:
+    def __init__(self, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> None:
+        self._handler, self._rules = handler, rules
+        self._flows: list[Flow[Any]] = [flow() for _ in range(rules.concurrency)]
+        self.work = Work()
+        self._lock = threading.Lock()  # of `work` and `_current`
+        self._current: dict[Flow[Any], Any] = {}  # the task each busy worker is at
+        self._events: SimpleQueue[_Signalled | BaseException | None] = SimpleQueue()  # None: a worker has ended
+
+    def signalled(self, *_: object) -> None:
+        """In the signal handler: SimpleQueue.put may be called there."""
+        self._events.put(_Signalled())
+
+    def run(self) -> Work:
+        """Until there is nothing to do, a signal or a failure."""
+        for number, flow in enumerate(self._flows):
+            threading.Thread(target=self._one, args=(flow,), name=f"roq-worker-{number}", daemon=True).start()
+        left, failure = len(self._flows), None
+        try:
+            while left:
+                event = self._events.get()
+                if isinstance(event, _Signalled):
+                    self.work.stopped = True
+                    break
+                left -= 1
+                if event is not None:
+                    failure = event
+                    break
+        finally:  # also when the calling thread is interrupted
+            failure = self._wind_up(left) or failure
+        if failure is not None:
+            raise failure
+        return self.work
+
+    def _wind_up(self, left: int) -> BaseException | None:
+        """Idle workers end, busy ones have their grace; then their tasks are given back."""
+        failure: BaseException | None = None
+        for flow in self._flows:
+            flow.stop()
+        deadline = time.monotonic() + self._rules.grace_seconds
+        while left:
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                break
+            if isinstance(event, _Signalled):
+                break
+            left, failure = left - 1, failure or event
+        with self._lock:
+            unfinished = list(self._current.values())
+        for task in unfinished:
+            with contextlib.suppress(LeaseLost):
+                task.release()
+                self.work.returned += 1
+        return failure
+
+    def _one(self, flow: Flow[Any]) -> None:
+        """A worker thread."""
+        failure: BaseException | None = None
+        try:
+            try:
+                while (task := flow.next()) is not None:
+                    self._work_on(flow, task)
+                    flow.leave()
+            finally:
+                returned = flow.close()
+                with self._lock:
+                    self.work.returned += returned
+        except BaseException as error:  # noqa: BLE001  the thread's boundary: raised again in the caller's
+            failure = error
+        self._events.put(failure)
+
+    def _work_on(self, flow: Flow[Any], task: Any) -> None:
+        with self._lock:
+            self._current[flow] = task
+        try:
+            outcome = self._handle(task)
+        finally:
+            with self._lock:
+                del self._current[flow]
+        with self._lock:
+            setattr(self.work, outcome, getattr(self.work, outcome) + 1)
+
+    def _handle(self, task: Any) -> str:
+        """The name of the count that grows."""
+        try:
+            self._handler(task)
+        except Exception as error:  # noqa: BLE001  a stranger's code: its error is told and kept with the task
+            logger.warning("task %s, attempt %d: handler failed: %s: %s", task.id, task.attempt, type(error).__name__, error)
+            delay, text = self._rules.retry_delay(task.attempt), reason(error)
+            return "failed" if self._settle(task, lambda: task.release(delay, text)) else "lost"
+        return "done" if self._settle(task, task.ack) else "lost"
+
+    def _settle(self, task: Any, settle: Callable[[], None]) -> bool:
+        """Tries while the lease holds: the handler's work is not thrown away because a master changes just now."""
+        pauses = delays()
+        while not task.settled:
+            try:
+                settle()
+            except TemporaryError as error:
+                if task.lost:
+                    return False
+                logger.warning("task %s can't be settled yet: %s", task.id, error)
+                time.sleep(next(pauses))
+            except LeaseLost:
+                logger.warning("task %s: its lease was lost before it was settled; it is or was worked on again", task.id)
+                return False
+        return True
+
+
+@contextlib.contextmanager
+def _signals_to(call: Callable[..., None]) -> Iterator[None]:
+    """SIGTERM and SIGINT, where this thread may have them; the handlers before are put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, call) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: set by something that is not Python
+                signal.signal(number, handler)
+
+
+def work(flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> Work:
+    """Run a worker; see WorkQueue.run."""
+    workers = _Workers(flow, handler, rules)
+    with _signals_to(workers.signalled):
+        return workers.run()

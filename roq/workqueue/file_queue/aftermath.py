@@ -1,0 +1,98 @@
+"""What an ack leaves to do when the task is gone for everybody: free its blocks and, if asked for late syncs, sync and count.
+
+Freeing the blocks of two removed files takes longer than the lease and the ack together, and the kernel does it when the last
+descriptor is closed: so removed files are held open and closed here, in a thread. Not on network file systems, which rename a
+file removed while open to a name that python-task-queue stumbles over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from roq.workqueue.file_queue.storage import sync_folder
+
+logger = logging.getLogger(__name__)
+HELD_MAX = 256  # removed files kept open; beyond, the ack frees them itself
+GATHER_SECONDS = 0.005  # acks are counted, and their blocks freed, together
+_LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
+
+
+def is_local(path: str) -> bool:
+    """Whether removed files may be held open here."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo") as file:
+            mounts = [line.split() for line in file]
+    except OSError:
+        return False
+    return any(words[2] == number and words[words.index("-") + 1] in _LOCAL for words in mounts)
+
+
+class Aftermath:
+    """Of one open queue. count: adds to the completed. seconds: how long to gather."""
+
+    def __init__(self, count: Callable[[int], None], seconds: float) -> None:
+        self._count = count
+        self._seconds = max(GATHER_SECONDS, seconds)
+        self._lock = threading.Lock()
+        self._held: list[int] = []
+        self._dirty: set[str] = set()
+        self._acked = 0
+        self._work, self._closed = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, path: str) -> None:
+        """Keep a file open that is about to be removed."""
+        if len(self._held) >= HELD_MAX:
+            return
+        with suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDONLY)
+            with self._lock:
+                self._held.append(fd)
+
+    def add(self, acked: int = 0, dirty: Iterable[str] = ()) -> None:
+        """So many tasks are not counted, these folders not synced yet; or just: files are held."""
+        with self._lock:
+            self._acked += acked
+            self._dirty.update(dirty)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="roq-file-queue", daemon=True)
+                self._thread.start()
+        if not self._work.is_set():
+            self._work.set()
+
+    def flush(self) -> None:
+        """Do now what is left."""
+        with self._lock:
+            held, self._held = self._held, []
+            dirty, self._dirty = self._dirty, set()
+            acked, self._acked = self._acked, 0
+        for fd in held:
+            os.close(fd)
+        try:
+            for folder in dirty:
+                sync_folder(folder)
+        except OSError as error:
+            logger.error("acks could not be synced: a power loss may bring their tasks back: %s", error)
+        if acked:
+            self._count(acked)
+
+    def close(self) -> None:
+        """Do what is left and end the thread."""
+        self._closed.set()
+        self._work.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.flush()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._work.wait()
+            self._closed.wait(self._seconds)
+            self._work.clear()
+            self.flush()

@@ -1,0 +1,144 @@
+"""The window in which a `dedup_key` put again is the same task: dedup/keys, a list that is only appended to under a lock.
+
+    {expires} {sha256 of the key} {id}      written before the task is inserted
+    done {id}                               written after
+
+A key without `done` is of a put that was killed or failed in between: whoever finds it looks whether the task exists. A line
+cut short by a crash is passed over. The list is written anew when most of it is over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from roq.errors import StorageFailed
+from roq.workqueue.file_queue.storage import read_open, remove, replace_durable, try_lock, write_open
+
+LOCK_SECONDS = 10.0  # to wait for other processes' puts with keys
+_RETRY_SECONDS = 0.002
+REWRITE_BYTES = 1 << 20  # of a list that is worth writing anew
+DIGEST_BYTES = 16
+
+
+class Key(NamedTuple):
+    """A key's task."""
+
+    id: str
+    expires: float  # Unix seconds
+
+
+def digest(key: str) -> str:
+    """What stands in the list for a key."""
+    return hashlib.sha256(key.encode()).hexdigest()[: 2 * DIGEST_BYTES]
+
+
+class Dedup:
+    """Of one folder. mutex: of this process. clock: Unix seconds. exists: whether a task is in the queue or dead."""
+
+    def __init__(
+        self, folder: str, temporary: str, mutex: threading.Lock, clock: Callable[[], float], exists: Callable[[str], bool]
+    ) -> None:
+        self._path, self._lock_path, self._temporary = f"{folder}/keys", f"{folder}/lock", temporary
+        self._clock, self._exists = clock, exists
+        self._mutex = mutex
+        self._keys: dict[str, Key] = {}
+        self._done: set[str] = set()  # ids
+        self._inode, self._position = 0, 0  # how far the list was read
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else puts tasks with keys meanwhile, and what they put is known. Raises StorageFailed when that takes long."""
+        deadline = time.monotonic() + LOCK_SECONDS
+        with self._mutex:
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                while not try_lock(fd):
+                    if time.monotonic() > deadline:
+                        raise StorageFailed(f"{self._lock_path} stays locked by another process")
+                    time.sleep(_RETRY_SECONDS)
+                self._read()
+                yield
+            finally:
+                os.close(fd)
+
+    def find(self, key: str) -> str | None:
+        """The id of the task put with this key within the window. Inside `locked`."""
+        known = self._keys.get(digest(key))
+        if known is None or known.expires <= self._clock():
+            return None
+        return known.id if known.id in self._done or self._exists(known.id) else None
+
+    def begin(self, keys: Sequence[tuple[str, str]], expires: float) -> None:
+        """These (key, id) will be inserted now. Durable. Inside `locked`."""
+        found = {digest(key): Key(id, expires) for key, id in keys}
+        self._write("".join(f"{expires:.3f} {text} {key.id}\n" for text, key in found.items()))
+        self._keys.update(found)
+
+    def end(self, ids: Sequence[str]) -> None:
+        """They were inserted. Inside `locked`."""
+        self._write("".join(f"done {id}\n" for id in ids))
+        self._done.update(ids)
+
+    def clear(self) -> None:
+        """Forget every key. Inside `locked`."""
+        remove(self._path)
+        self._keys, self._done, self._inode, self._position = {}, set(), 0, 0
+
+    def _write(self, lines: str) -> None:
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            write_open(fd, lines.encode())
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def _read(self) -> None:
+        """What others wrote since; from the beginning if the list was written anew."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY)
+        except FileNotFoundError:
+            self._keys, self._done, self._inode, self._position = {}, set(), 0, 0
+            return
+        try:
+            found = os.fstat(fd)
+            if found.st_ino != self._inode or found.st_size < self._position:
+                self._keys, self._done, self._inode, self._position = {}, set(), found.st_ino, 0
+            os.lseek(fd, self._position, os.SEEK_SET)
+            data = read_open(fd)
+        finally:
+            os.close(fd)
+        if data and not data.endswith(b"\n"):  # cut short by a crash: end the line, so that the next one is whole
+            self._write("\n")
+            data += b"\n"
+        self._position += len(data)
+        for line in data.decode("ascii", "replace").splitlines():
+            self._take_in(line.split(" "))
+        if self._position > REWRITE_BYTES:
+            self._rewrite()
+
+    def _take_in(self, words: list[str]) -> None:
+        match words:
+            case ["done", id]:
+                self._done.add(id)
+            case [expires, text, id] if expires.replace(".", "").isdigit() and len(text) == 2 * DIGEST_BYTES:
+                self._keys[text] = Key(id, float(expires))
+
+    def _rewrite(self) -> None:
+        """Leave out what is over, if that is at least half."""
+        now = self._clock()
+        valid = {text: key for text, key in self._keys.items() if key.expires > now}
+        if 2 * len(valid) > len(self._keys):
+            return
+        self._keys, self._done = valid, {key.id for key in valid.values() if key.id in self._done}
+        lines = [f"{key.expires:.3f} {text} {key.id}\n" for text, key in valid.items()]
+        lines += [f"done {id}\n" for id in sorted(self._done)]
+        data = "".join(lines).encode()
+        replace_durable(self._path, data, f"{self._temporary}/keys-{secrets.token_hex(4)}")
+        self._inode, self._position = os.stat(self._path).st_ino, len(data)

@@ -1,0 +1,154 @@
+"""The names of task files, which hold a task's whole state, and what a movement file tells about the past. Pure.
+
+    queue/{due}--{id}.json        due: Unix seconds from which the task may be leased; 0: from the beginning
+    movement/{id}                 every name the task had, one per line, the current one last
+
+python-task-queue reads `due` with int(), so leading zeros mean nothing to it. Here they tell why the task waits until then:
+none: it is leased; one: the lease was extended; two: it was put with a delay or given back. A name is never used twice by one
+task, so that a name is the token of one lease.
+
+An id is a UUID; ours (version 8) can be sorted and carry the priority, so that one listing of the folder tells the order:
+
+    tttttttt-tttt-8ccc-pppp-rrrrrrrrrrrr    t: milliseconds of the insertion; c: counter within them; r: random
+    pppp = 0x8000 | (127 - priority) << 6
+
+Not covered: the files' content (content.py), which tasks go first (candidates.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import threading
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+JSON = ".json"  # tasks python-task-queue can run
+DATA = ".data"  # any other payload; as long as JSON, the slices below rely on it
+_ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_NAME = re.compile(rf"(0?0?)([1-9]\d{{0,11}}|0)--({_ID})(\.json|\.data)", re.ASCII)
+ID = re.compile(_ID, re.ASCII)
+_OURS = "8"  # the version of our ids
+_FRESH_LENGTH = 44  # of the name of a task that was never leased
+_PRIORITY_DEFAULT = "9fc0"
+_MILLISECONDS_MAX = (1 << 48) - 1
+_COUNTER_MAX = (1 << 12) - 1
+
+
+class Why(IntEnum):
+    """Why a task can't be leased before `due`: the number of leading zeros."""
+
+    LEASED = 0
+    EXTENDED = 1
+    WAITING = 2
+
+
+class Name(NamedTuple):
+    """A task file's name, taken apart."""
+
+    why: Why
+    due: int  # Unix seconds
+    id: str
+    suffix: str
+
+    def __str__(self) -> str:
+        return f"{'0' * self.why if self.due else ''}{self.due}--{self.id}{self.suffix}"
+
+    @property
+    def is_lease(self) -> bool:
+        """Whether this name is, or was, a lease's token."""
+        return self.due > 0 and self.why is not Why.WAITING
+
+
+def parse(text: str) -> Name | None:
+    """The name, or None if no task file is called so."""
+    match = _NAME.fullmatch(text)
+    if match is None or (match[1] and match[2] == "0"):
+        return None
+    return Name(Why(len(match[1])), int(match[2]), match[3], match[4])
+
+
+def parse_history(movement: bytes) -> list[Name]:
+    """The names in a movement file; what a crash or another program left there besides is passed over."""
+    found = (parse(line) for line in movement.decode("ascii", "replace").split("\n"))
+    return [name for name in found if name is not None]
+
+
+def attempts(history: Sequence[Name]) -> int:
+    """Leases so far. A lease is a name without leading zero that is due later than the one before: python-task-queue's release
+    and cancel are due earlier. (Its `renew` can't be told from a lease and counts.)"""
+    pairs = itertools.pairwise(history)
+    return sum(1 for before, name in pairs if name.why is Why.LEASED and name.due > before.due)
+
+
+def unused(name: Name, movement: bytes, step: int) -> Name:
+    """This name, or the nearest in steps of `step` seconds that the task never had."""
+    while f"{name}\n".encode() in movement:
+        name = name._replace(due=name.due + step)
+    return name
+
+
+def order(text: str, unknown: str) -> str:
+    """Sorts valid names by priority, then by insertion. unknown: stands for the insertion time of ids not made here."""
+    if text[-27] == _OURS:
+        return text[-22:-18] + text[-41:-23]
+    return _PRIORITY_DEFAULT + unknown
+
+
+def stamp(milliseconds: int) -> str:
+    """A time as it stands in our ids, for `order`."""
+    digits = f"{min(max(milliseconds, 0), _MILLISECONDS_MAX):012x}"
+    return f"{digits[:8]}-{digits[8:]}"
+
+
+def priority(id: str) -> int:
+    """The priority an id carries; 0 for ids not made here."""
+    return 127 - (int(id[19:23], 16) >> 6 & 0xFF) if id[14] == _OURS else 0
+
+
+def inserted(id: str) -> float | None:
+    """Unix seconds of the insertion, None for ids not made here."""
+    return int(id[:8] + id[9:13], 16) / 1000 if id[14] == _OURS else None
+
+
+def split_due(listed: Sequence[str], now: int) -> tuple[list[str], list[str]]:
+    """The names due by `now` and the others; what no task file is called is left out. A quick look at a million names: a few
+    that `parse` refuses may be among them."""
+    ready = [text for text in listed if len(text) == _FRESH_LENGTH and text[:3] == "0--"]
+    later: list[str] = []
+    if len(ready) == len(listed):
+        return ready, later
+    limit = str(now)
+    width = len(limit)
+    for text in listed:
+        due = text[:-43]
+        if due == "0" or text[-43:-41] != "--" or text[-5:] not in (JSON, DATA) or not due.isdecimal():
+            continue
+        if len(due) == width and due[:1] != "0":  # most names: compared as text
+            (ready if due <= limit else later).append(text)
+        else:
+            (ready if int(due) <= now else later).append(text)
+    return ready, later
+
+
+class IdMaker:
+    """Makes ids that grow within this process. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0  # milliseconds << 12 | counter
+
+    def make(self, milliseconds: int, priorities: Sequence[int]) -> list[str]:
+        """One id per priority, in order."""
+        with self._lock:
+            first = max(self._last + 1, milliseconds << 12)
+            self._last = first + len(priorities)
+        noise = os.urandom(6 * len(priorities)).hex()
+        return [_id(first + k, value, noise[12 * k : 12 * k + 12]) for k, value in enumerate(priorities)]
+
+
+def _id(position: int, value: int, noise: str) -> str:
+    group = 0x8000 | (127 - value) << 6
+    return f"{stamp(position >> 12)}-{_OURS}{position & _COUNTER_MAX:03x}-{group:04x}-{noise}"

@@ -1,0 +1,124 @@
+"""What `status` and `peek` show: one listing of the folders, and a look into a few files."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from roq.workqueue.contract import Status, TaskState, TaskView
+from roq.workqueue.file_queue import content, names
+from roq.workqueue.file_queue.dead import DeadLetters
+from roq.workqueue.file_queue.lane import Lane
+from roq.workqueue.file_queue.names import Name
+from roq.workqueue.file_queue.notes import Notes
+from roq.workqueue.file_queue.storage import read
+
+LOOKS = 1_000  # files looked into for one picture
+
+
+class Look(NamedTuple):
+    """One listing: the names due by `now`, and the others."""
+
+    now: float
+    ready: list[str]
+    later: list[str]
+
+
+class Picture:
+    """Of one open queue. lanes: by suffix. clock: Unix seconds."""
+
+    def __init__(self, lanes: Mapping[str, Lane], dead: DeadLetters, notes: Notes, clock: Callable[[], float]) -> None:
+        self._lanes, self._dead, self._notes, self._clock = lanes, dead, notes, clock
+
+    def look(self) -> Look:
+        """List the folders."""
+        now = self._clock()
+        listed = [text for lane in self._lanes.values() for text in os.listdir(lane.queue)]
+        return Look(now, *names.split_due(listed, int(now)))
+
+    def status(self, look: Look, inserted: int, completed: int) -> Status:
+        """Counts."""
+        now, ready, later = look
+        waiting = sum(text[:2] == "00" for text in later)
+        foreign = sum(1 for text in self._foreign(later) if self._is_new(text))
+        delayed = waiting + foreign
+        oldest = self._oldest(ready)
+        age = None if oldest is None else max(0.0, now - oldest)
+        return Status(len(ready), delayed, len(later) - delayed, len(self._dead.all()), completed, inserted, age)
+
+    def peek(self, look: Look, state: TaskState, count: int) -> list[TaskView]:
+        """The first tasks of a state."""
+        if state is TaskState.DEAD:
+            dead = sorted(self._dead.all(), key=lambda one: names.order(f"0--{one[0]}{one[1]}", ""))
+            return [view for id, suffix in dead[:count] if (view := self._dead_view(id, suffix)) is not None]
+        _, ready, later = look
+        if state is TaskState.READY:
+            chosen = iter(heapq.nsmallest(count, ready, key=lambda text: names.order(text, "")))
+        else:
+            foreign = {text for text in self._foreign(later) if self._is_new(text)}
+            of_state = [text for text in later if (text[:2] == "00" or text in foreign) == (state is TaskState.DELAYED)]
+            chosen = iter(heapq.nsmallest(count, of_state, key=lambda text: int(text[:-43])))
+        holders = self._notes.holders() if state is TaskState.LEASED else {}
+        return [view for text in chosen if (view := self._view(text, state, holders.get(text, ""))) is not None]
+
+    def spent(self, look: Look, attempts_max: int) -> Iterator[tuple[Name, int]]:
+        """Tasks whose last allowed lease is over, with their attempts; LOOKS at most are looked at."""
+        over = [text for text in look.ready if text[:2] not in ("0-", "00")]
+        for text in over[:LOOKS]:
+            name = names.parse(text)
+            if name is not None and (attempts := names.attempts(self._lanes[name.suffix].history(name.id))) >= attempts_max:
+                yield name, attempts
+
+    def _foreign(self, later: list[str]) -> list[str]:
+        """Some of the names python-task-queue made, which don't tell whether the task was leased."""
+        found = (text for text in later if text[:1] != "0" and text[-27] != "8")
+        return [text for text, _ in zip(found, range(LOOKS), strict=False)]
+
+    def _is_new(self, text: str) -> bool:
+        """Whether it was put with a delay and never leased."""
+        name = names.parse(text)
+        return name is not None and self._lanes[name.suffix].history(name.id) == [name]
+
+    def _oldest(self, ready: list[str]) -> float | None:
+        """Insertion time of the oldest ready task; of those of python-task-queue, some are looked at."""
+        ours = min((text[-41:-28] for text in ready if text[-27] == "8"), default=None)
+        found = [] if ours is None else [int(ours[:8] + ours[9:], 16) / 1000]
+        others = (text for text in ready if text[-27] != "8")
+        for text, _ in zip(others, range(LOOKS), strict=False):
+            name = names.parse(text)
+            try:
+                if name is not None:
+                    found.append(os.stat(f"{self._lanes[name.suffix].queue}/{text}").st_mtime)
+            except FileNotFoundError:
+                continue
+        return min(found, default=None)
+
+    def _view(self, text: str, state: TaskState, holder: str) -> TaskView | None:
+        name = names.parse(text)
+        if name is None:
+            return None
+        lane = self._lanes[name.suffix]
+        path = f"{lane.queue}/{text}"
+        try:
+            data = read(path)
+            inserted = names.inserted(name.id) or os.stat(path).st_mtime
+        except FileNotFoundError:
+            return None  # leased or done meanwhile
+        payload = content.decode(data, name.suffix)
+        attempts, error = names.attempts(lane.history(name.id)), self._notes.read(name.id).error
+        due = 0.0 if state is TaskState.READY else float(name.due)
+        priority = names.priority(name.id)
+        return TaskView(name.id, data if payload is None else payload, state, attempts, priority, inserted, due, error, holder)
+
+    def _dead_view(self, id: str, suffix: str) -> TaskView | None:
+        path = self._dead.path(id, suffix)
+        try:
+            data = read(path)
+            inserted = names.inserted(id) or os.stat(path).st_mtime
+        except FileNotFoundError:
+            return None
+        payload, note = content.decode(data, suffix), self._notes.read(id)
+        shown = data if payload is None else payload
+        return TaskView(id, shown, TaskState.DEAD, note.attempts, names.priority(id), inserted, 0.0, note.error, "")

@@ -1,0 +1,389 @@
+"""file: a work queue in a folder that any number of programs and hosts share, python-task-queue 2.14 among them.
+
+One task's journey: `put` writes it in tmp/, syncs it and renames it into queue/ (lane.py); `lease` takes the next candidate
+(candidates.py) and renames its file, the new name being the lease's token (names.py); `settle` with an Ack unlinks that very
+name. Payloads that program can run lie where it finds them, all others beside (content.py, folder.py).
+
+Times are whole seconds on disk: leases and delays end up to a second late, never early. All hosts' clocks should agree; if
+not, leases end early or late by the difference, and an old token is still refused. Not synced: leases (after a power loss there
+is no holder), the counters, and the number of attempts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+from roq.errors import CallError, InvalidConfiguration
+from roq.workqueue import desk
+from roq.workqueue.contract import (
+    LEASE_COUNT_MAX,
+    PUT_COUNT_MAX,
+    Ack,
+    Extend,
+    Leased,
+    NewTask,
+    Reject,
+    Release,
+    Settings,
+    Settlement,
+    Status,
+    TaskState,
+    TaskView,
+)
+from roq.workqueue.file_queue import content, names
+from roq.workqueue.file_queue.aftermath import Aftermath, is_local
+from roq.workqueue.file_queue.candidates import Candidates
+from roq.workqueue.file_queue.counters import Counters
+from roq.workqueue.file_queue.dead import DeadLetters
+from roq.workqueue.file_queue.dedup import Dedup
+from roq.workqueue.file_queue.folder import Folder
+from roq.workqueue.file_queue.lane import Busy, Lane, NewFile, Spent
+from roq.workqueue.file_queue.names import DATA, JSON, Name, Why
+from roq.workqueue.file_queue.notes import Note, Notes
+from roq.workqueue.file_queue.picture import Look, Picture
+from roq.workqueue.file_queue.storage import check_open, read, storage, sync_folder
+
+LISTINGS = 2  # per lease that does not wait: what stays locked by others must not make it list for ever
+POLL_SECONDS = (0.002, 0.05)  # first and longest pause of a lease that waits; other hosts can't wake it
+TORN_SECONDS = 60.0  # a file that is no task after so long never will be
+TORN_RETRY_SECONDS = 5
+
+
+class FileQueue:
+    """A Backend. Opening makes what is missing in the folder; a forked child opens its own.
+
+    settings: None takes those the folder was made with.
+    ack_sync_seconds: above 0, an Ack returns when the task is gone for every process, and is synced so much later at most: a
+    power loss may bring back tasks acked just before. clock: Unix seconds.
+    Raises WorkQueueConflict, UnknownFormat, StorageDenied, StorageFull or StorageFailed."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        settings: Settings | None = None,
+        ack_sync_seconds: float = 0.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        path = os.fspath(folder)
+        with storage(path):
+            place = Folder(path, settings)
+            self.path, self.settings = place.path, place.settings
+            mutexes = place.mutexes
+            limit = place.settings.max_attempts
+            self._lanes = {
+                JSON: Lane(place.path, place.temporary, JSON, mutexes.tasks, limit),
+                DATA: Lane(place.data, place.temporary, DATA, mutexes.tasks, limit),
+            }
+            place.sweep()
+            for lane in self._lanes.values():
+                place.sweep_movement(lane.queue, lane.movement)
+        self._clock = clock
+        self._ids = names.IdMaker()
+        self._candidates = Candidates([lane.queue for lane in self._lanes.values()], clock)
+        self._counters = Counters(place.path, mutexes.counters)
+        self._notes = Notes(place.meta, place.temporary)
+        self._dead = DeadLetters(place.dead, self._lanes, self._notes)
+        self._dedup = Dedup(place.dedup, place.temporary, mutexes.keys, clock, self._exists)
+        self._picture = Picture(self._lanes, self._dead, self._notes, clock)
+        self._aftermath = Aftermath(self._counters.add_completed, ack_sync_seconds)
+        weakref.finalize(self, self._aftermath.close)  # also when the program ends without `close`
+        self._hold = self._aftermath.hold if is_local(self.path) else None
+        self._late_sync = ack_sync_seconds > 0
+        self._news = threading.Condition()  # something became leasable here, or this queue was closed
+        self._closed = False
+
+    # --- put ----------------------------------------------------------------------------------------------------------
+
+    def put(self, tasks: Sequence[NewTask]) -> list[str]:
+        """Store tasks durably, all or none; their ids."""
+        check_open(closed=self._closed)
+        if len(tasks) > PUT_COUNT_MAX:
+            raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
+        for task in tasks:
+            desk.check_task(task, self.settings)
+        ids = self._ids.make(int(self._clock() * 1000), [task.priority for task in tasks])
+        with storage(self.path):
+            if any(task.dedup_key for task in tasks):
+                return self._put_with_keys(tasks, ids)
+            self._insert(tasks, ids)
+        return ids
+
+    def _put_with_keys(self, tasks: Sequence[NewTask], ids: list[str]) -> list[str]:
+        with self._dedup.locked():
+            fresh: dict[str, str] = {}  # key -> id
+            chosen: list[int] = []
+            for place, task in enumerate(tasks):
+                known = (fresh.get(task.dedup_key) or self._dedup.find(task.dedup_key)) if task.dedup_key else None
+                if known is not None:
+                    ids[place] = known
+                    continue
+                chosen.append(place)
+                if task.dedup_key:
+                    fresh[task.dedup_key] = ids[place]
+            if fresh:
+                self._dedup.begin(list(fresh.items()), self._clock() + self.settings.dedup_seconds)
+            self._insert([tasks[place] for place in chosen], [ids[place] for place in chosen])
+            if fresh:
+                self._dedup.end(list(fresh.values()))
+        return ids
+
+    def _insert(self, tasks: Sequence[NewTask], ids: Sequence[str]) -> None:
+        if not tasks:
+            return
+        now = self._clock()
+        files: dict[str, list[NewFile]] = {JSON: [], DATA: []}
+        for task, id in zip(tasks, ids, strict=True):
+            suffix = content.suffix(task.payload)
+            why, due = (Why.WAITING, math.ceil(now + task.delay_seconds)) if task.delay_seconds else (Why.LEASED, 0)
+            data = content.encode(task.payload, suffix, id, self.path)
+            files[suffix].append(NewFile(Name(why, due, id, suffix), data))
+        if files[JSON]:
+            self._lanes[JSON].insert(files[JSON])
+        if files[DATA]:
+            try:
+                self._lanes[DATA].insert(files[DATA])
+            except OSError:
+                self._lanes[JSON].withdraw(files[JSON])
+                raise
+        self._counters.add_inserted(len(tasks))
+        self._tell(str(file.name) for part in files.values() for file in part if file.name.due == 0)
+
+    # --- lease --------------------------------------------------------------------------------------------------------
+
+    def lease(
+        self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
+    ) -> tuple[list[str | None], list[Leased]]:
+        """First `settle`, then up to `count` tasks."""
+        check_open(closed=self._closed)
+        desk.check_lease(seconds)
+        if not 1 <= count <= LEASE_COUNT_MAX:
+            raise InvalidConfiguration(f"1 to {LEASE_COUNT_MAX} tasks can be leased at once, got {count}")
+        if not wait_seconds >= 0:
+            raise InvalidConfiguration(f"wait_seconds is at least 0, got {wait_seconds}")
+        settled = self.settle(settle) if settle else []
+        deadline = time.monotonic() + wait_seconds
+        pause = POLL_SECONDS[0]
+        while True:
+            with storage(self.path):
+                leases = self._lease(seconds, count)
+            left = deadline - time.monotonic()
+            if leases or left <= 0:
+                return settled, leases
+            with self._news:
+                if not self._closed:
+                    self._news.wait(min(left, pause, self._candidates.wait_seconds() + POLL_SECONDS[0]))
+            check_open(closed=self._closed)
+            pause = min(2 * pause, POLL_SECONDS[1])
+
+    def _lease(self, seconds: float, count: int) -> list[Leased]:
+        found: list[Leased] = []
+        listings_max = self._candidates.listings + LISTINGS
+        while len(found) < count and (text := self._candidates.take(listings_max)) is not None:
+            name = names.parse(text)
+            if name is None:
+                continue
+            leased = self._lease_one(name, seconds)
+            self._candidates.tell(lost=leased is None)
+            if leased is not None:
+                found.append(leased)
+        if found:
+            self._notes.hold([(leased.id, leased.token, leased.attempt) for leased in found])
+        return found
+
+    def _lease_one(self, name: Name, seconds: float) -> Leased | None:
+        lane = self._lanes[name.suffix]
+        try:
+            moved = lane.lease(name, math.ceil(self._clock() + seconds))
+        except Busy:
+            return None
+        if moved is None:
+            return None
+        if isinstance(moved, Spent):
+            self._bury(name, "", moved.attempts)
+            return None
+        try:
+            data = read(f"{lane.queue}/{moved.name}")
+            inserted = names.inserted(name.id) or os.stat(f"{lane.queue}/{moved.name}").st_mtime
+        except FileNotFoundError:
+            return None  # purged
+        payload = content.decode(data, name.suffix)
+        if payload is None:
+            self._set_aside(moved.name, moved.attempts)
+            return None
+        priority = names.priority(name.id)
+        return Leased(name.id, str(moved.name), payload, moved.attempts, priority, inserted, float(moved.name.due))
+
+    def _set_aside(self, name: Name, attempts: int) -> None:
+        """A file that is no task: it may be under way, later it is a dead letter."""
+        lane = self._lanes[name.suffix]
+        now = self._clock()
+        if now - os.stat(f"{lane.queue}/{name}").st_mtime < TORN_SECONDS:
+            lane.move(name, Why.WAITING, int(now) + TORN_RETRY_SECONDS, 1)
+        else:
+            self._bury(name, "the file is no task: cut short by a crash, or of another program", attempts)
+
+    # --- settle -------------------------------------------------------------------------------------------------------
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
+        """Per settlement: the token from now on, "" when the lease is over, None when it was lost before. Durable."""
+        check_open(closed=self._closed)
+        pairs = [(_checked(one), one) for one in settlements]
+        answers: list[str | None] = []
+        with storage(self.path):
+            for name, one in pairs:
+                answers.append(self._settle(name, one) if name.is_lease else None)
+            done = [(name, one) for (name, one), answer in zip(pairs, answers, strict=True) if answer is not None]
+            acked = [name for name, one in done if type(one) is Ack]
+            folders = {self._lanes[name.suffix].queue for name, _ in done}
+            late = self._late_sync and len(acked) == len(done)
+            if not late:
+                for folder in folders:
+                    sync_folder(folder)
+            self._notes.forget([name.id for name in acked if self._notes.drop(name.id)])
+        if late:
+            self._aftermath.add(len(acked), folders)
+        elif acked:
+            self._counters.add_completed(len(acked))
+            self._aftermath.add()
+        return answers
+
+    def _settle(self, name: Name, one: Settlement) -> str | None:
+        lane = self._lanes[name.suffix]
+        now = self._clock()
+        match one:
+            case Ack():
+                return "" if lane.ack(name, self._hold) else None
+            case Extend(seconds=seconds):
+                moved = lane.move(name, Why.EXTENDED, math.ceil(now + seconds), 1)
+                if moved is None:
+                    return None
+                self._notes.hold([(name.id, str(moved.name), moved.attempts)])
+                return str(moved.name)
+            case Release(delay_seconds=delay, error=error):
+                return self._release(lane, name, now, delay, desk.cut_error(error))
+            case Reject(error=error):
+                attempts = names.attempts(lane.history(name.id))
+                return "" if self._bury(name, desk.cut_error(error), attempts) else None
+
+    def _release(self, lane: Lane, name: Name, now: float, delay: float, error: str) -> str | None:
+        if error:
+            attempts = names.attempts(lane.history(name.id))
+            if 0 < self.settings.max_attempts <= attempts:
+                return "" if self._bury(name, error, attempts) else None
+            if not os.path.exists(f"{lane.queue}/{name}"):
+                return None
+            self._notes.write(name.id, Note(error, attempts))
+        due, step = (math.ceil(now + delay), 1) if delay else (int(now), -1)
+        moved = lane.move(name, Why.WAITING, due, step)
+        if moved is None:
+            return None
+        self._notes.drop(name.id)
+        if not delay:
+            self._tell([str(moved.name)])
+        return ""
+
+    def _bury(self, name: Name, error: str, attempts: int) -> bool:
+        self._notes.drop(name.id)
+        return self._dead.bury(name, Note(error or self._notes.read(name.id).error, attempts))
+
+    # --- all tasks ----------------------------------------------------------------------------------------------------
+
+    def release_all(self) -> int:
+        """Make every leased and delayed task ready; how many."""
+        check_open(closed=self._closed)
+        count = 0
+        with storage(self.path):
+            now = int(self._clock())
+            for lane in self._lanes.values():
+                for text in names.split_due(os.listdir(lane.queue), now)[1]:
+                    name = names.parse(text)
+                    count += name is not None and lane.move(name, Why.WAITING, now, -1) is not None
+                sync_folder(lane.queue)
+        self._candidates.clear()
+        self._tell(())
+        return count
+
+    def peek(self, state: TaskState, count: int) -> list[TaskView]:
+        """The first tasks of a state."""
+        check_open(closed=self._closed)
+        if count < 0:
+            raise InvalidConfiguration(f"count is at least 0, got {count}")
+        with storage(self.path):
+            return self._picture.peek(self._look(), state, count)
+
+    def status(self) -> Status:
+        """Counts, as of now. Exact but for tasks python-task-queue put with a delay: beyond 1,000 they count as leased."""
+        check_open(closed=self._closed)
+        with storage(self.path):
+            self._aftermath.flush()
+            return self._picture.status(self._look(), self._counters.inserted, self._counters.completed)
+
+    def purge(self) -> int:
+        """Remove every task that is not dead; how many."""
+        check_open(closed=self._closed)
+        with storage(self.path):
+            count = sum(lane.remove_all() for lane in self._lanes.values())
+            self._notes.forget(id for id in self._notes.ids() if not self._dead.exists(id))
+            with self._dedup.locked():
+                self._dedup.clear()
+        self._candidates.clear()
+        return count
+
+    def requeue_dead(self, ids: Sequence[str] | None) -> int:
+        """Make dead letters ready again with attempts at 0; how many. Raises CallError for what is no id."""
+        check_open(closed=self._closed)
+        with storage(self.path):
+            back = self._dead.requeue(ids)
+        self._tell(str(Name(Why.LEASED, 0, id, suffix)) for id, suffix in back)
+        return len(back)
+
+    def remove_dead(self, ids: Sequence[str] | None) -> int:
+        """Forget dead letters; how many. Raises CallError for what is no id."""
+        check_open(closed=self._closed)
+        with storage(self.path):
+            return self._dead.remove(ids)
+
+    def close(self) -> None:
+        """Let go; a lease() that waits ends with Closed. Leases stay."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+        self._aftermath.close()
+        self._notes.close()
+
+    def _look(self) -> Look:
+        """A listing in which the tasks whose last attempt is over are dead, though nobody tried to lease them yet."""
+        look = self._picture.look()
+        if self.settings.max_attempts:
+            dead = {str(name) for name, attempts in self._picture.spent(look, self.settings.max_attempts)
+                    if self._bury(name, "", attempts)}  # fmt: skip
+            if dead:
+                look = look._replace(ready=[text for text in look.ready if text not in dead])
+        return look
+
+    def _exists(self, id: str) -> bool:
+        return self._dead.exists(id) or any(lane.find(id) is not None for lane in self._lanes.values())
+
+    def _tell(self, ready: Iterable[str]) -> None:
+        """These became leasable by this process."""
+        self._candidates.add(ready)
+        with self._news:
+            self._news.notify_all()
+
+
+def _checked(one: Settlement) -> Name:
+    """The name a token is. Raises CallError or InvalidConfiguration."""
+    name = names.parse(one.token)
+    if name is None:
+        raise CallError(f"{one.token!r} is not the token of a lease of this kind of work queue")
+    match one:
+        case Extend(seconds=seconds):
+            desk.check_lease(seconds)
+        case Release(delay_seconds=delay):
+            desk.check_delay(delay)
+    return name

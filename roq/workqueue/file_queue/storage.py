@@ -1,0 +1,155 @@
+"""Files the way a queue needs them: written whole and durably, or not at all; errors that say what to do.
+
+Not covered: what the files mean. Nothing here relies on two hosts' appends being kept apart: appends happen under a lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from roq.errors import Closed, RoqError, StorageDenied, StorageFailed, StorageFull
+
+READ_BYTES = 65_536
+SYNC_COUNT = 256  # files open at once while they are written and synced
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_BUSY = (errno.EACCES, errno.EAGAIN)
+
+
+def storage_error(error: OSError, folder: str) -> RoqError:
+    """What an OSError means to the caller."""
+    if error.errno in _FULL:
+        return StorageFull(f"the disk under {folder} is full: {error}")
+    if error.errno in _DENIED:
+        return StorageDenied(f"{folder} can't be used by this user: {error}")
+    return StorageFailed(f"{folder}: {error}")
+
+
+@contextmanager
+def storage(folder: str) -> Iterator[None]:
+    """Raises StorageFull, StorageDenied or StorageFailed for an OSError inside."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, folder) from error
+
+
+def read(path: str) -> bytes:
+    """The whole file."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return read_open(fd)
+    finally:
+        os.close(fd)
+
+
+def read_open(fd: int) -> bytes:
+    """From the file's position to its end."""
+    data = os.read(fd, READ_BYTES)
+    if len(data) < READ_BYTES:
+        return data
+    parts = [data]
+    while part := os.read(fd, READ_BYTES):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def write_open(fd: int, data: bytes) -> None:
+    """All of it."""
+    written = os.write(fd, data)
+    while written < len(data):
+        written += os.write(fd, data[written:])
+
+
+def create(path: str, data: bytes) -> None:
+    """A new file; not durable yet."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        write_open(fd, data)
+    finally:
+        os.close(fd)
+
+
+def create_durable(files: Sequence[tuple[str, bytes]]) -> None:
+    """New files whose content is on stable storage; their folder entries are not yet. On an error some may exist."""
+    for start in range(0, len(files), SYNC_COUNT):
+        opened: list[int] = []
+        try:
+            for path, data in files[start : start + SYNC_COUNT]:
+                opened.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+                write_open(opened[-1], data)
+            if len(opened) > 1:
+                for fd in opened:  # begins to write back all of them, so that the first sync's commit covers the others
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            for fd in opened:
+                os.fdatasync(fd)
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+
+def sync_folder(path: str) -> None:
+    """Make the folder's entries durable: what was created, renamed and removed in it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_durable(path: str, data: bytes, temporary: str) -> None:
+    """A file that holds either the old or the new content after a crash, the new one on return."""
+    try:
+        create_durable([(temporary, data)])
+        os.rename(temporary, path)
+    except OSError:
+        remove(temporary)
+        raise
+    sync_folder(os.path.dirname(path))
+
+
+def remove(path: str) -> bool:
+    """Whether it was there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def remove_quietly(paths: Sequence[str]) -> None:
+    """After an error: what can't be removed is litter and swept later."""
+    for path in paths:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def rename(source: str, target: str) -> bool:
+    """False if the source is gone. Names are never used twice here, so a target that exists means the rename did happen: a
+    network file system may have sent it again and answer to the second one."""
+    try:
+        os.rename(source, target)
+    except FileNotFoundError:
+        return os.path.exists(target) and not os.path.exists(source)
+    return True
+
+
+def try_lock(fd: int) -> bool:
+    """The whole file's exclusive lock (`lockf`, held by the process: another thread needs a mutex of its own)."""
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _BUSY:
+            return False
+        raise
+    return True
+
+
+def check_open(*, closed: bool) -> None:
+    """Raises Closed."""
+    if closed:
+        raise Closed("the work queue was closed")

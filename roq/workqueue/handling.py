@@ -1,0 +1,61 @@
+"""What `run` does with a handler's outcome, for the asynchronous and the plain worker alike."""
+
+from __future__ import annotations
+
+import math
+import random
+import traceback
+
+import msgspec
+
+from roq.errors import InvalidConfiguration
+from roq.workqueue.contract import ERROR_BYTES_MAX
+from roq.workqueue.inputs import check_lease
+
+RETRY_SECONDS_MAX = 300.0  # longest back-off of a task that fails again and again
+GRACE_SECONDS = 10.0  # default time a handler has to finish once the worker was told to stop
+CONCURRENCY_MAX = 10_000
+
+
+class Work(msgspec.Struct):
+    """What a `run` did. failed: handlers that raised; their tasks were given back. lost: leases that ended before their
+    handler did. returned: tasks given back untried or unfinished because the worker stopped. stopped: by a signal."""
+
+    done: int = 0
+    failed: int = 0
+    lost: int = 0
+    returned: int = 0
+    stopped: bool = False
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """How a worker works. wait_seconds: end when there was nothing to do for so long; None: never."""
+
+    concurrency: int = 1
+    seconds: float = 60.0
+    wait_seconds: float | None = None
+    grace_seconds: float = GRACE_SECONDS
+    retry_seconds: float = 1.0
+
+    def check(self) -> Rules:
+        """Itself. Raises InvalidConfiguration."""
+        check_lease(self.seconds, 1, self.wait_seconds)
+        if not 1 <= self.concurrency <= CONCURRENCY_MAX:
+            raise InvalidConfiguration(f"concurrency is 1 to {CONCURRENCY_MAX}, got {self.concurrency}")
+        if not (self.grace_seconds >= 0 and self.retry_seconds >= 0):
+            raise InvalidConfiguration("grace_seconds and retry_seconds are at least 0")
+        return self
+
+    def retry_delay(self, attempt: int) -> float:
+        """Seconds until a task is tried again whose attempt number `attempt` failed: doubling, with jitter."""
+        if not self.retry_seconds:
+            return 0.0
+        doublings = min(attempt - 1, max(0, math.ceil(math.log2(RETRY_SECONDS_MAX / self.retry_seconds))))
+        return min(RETRY_SECONDS_MAX, self.retry_seconds * 2.0**doublings) * random.uniform(0.75, 1.25)
+
+
+def reason(error: BaseException) -> str:
+    """The text kept with a failed task: one line that tells what, then where."""
+    what = f"{type(error).__name__}: {error}".split("\n", 1)[0][: ERROR_BYTES_MAX // 4]
+    where = "".join(traceback.format_exception(error))
+    return f"{what}\n\n{where[-ERROR_BYTES_MAX // 2 :]}"

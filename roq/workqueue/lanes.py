@@ -1,0 +1,284 @@
+"""How calls of an event loop travel to a blocking backend: in threads, together.
+
+A lane has at most one call under way; what is asked for meanwhile travels with the next, so a thousand waiting coroutines
+cost one call and nobody chooses a linger. Leases have a lane per lease time with two calls: one that never waits, and one
+that waits for tasks on behalf of all who can. Cancelled callers leave nothing behind: what was not sent is dropped, leased
+tasks that nobody takes are given back. Not covered: what the calls mean (queue.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from roq.errors import CallError, Closed, RoqError
+from roq.workqueue.contract import LEASE_COUNT_MAX, Leased
+from roq.workqueue.lease_keeper import Wishes
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+THREADS = 8  # puts, settlements, leases, a waiting lease, and administration beside them
+WAIT_SLICE_SECONDS = 1.0  # one waiting call to the backend; bounds how long a cancelled wait keeps its thread
+
+
+class Threads:
+    """A few threads of one open queue, and the calls that are under way in them."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="roq-queue")
+        self._calls: set[asyncio.Future[Any]] = set()
+
+    def start(self, call: Callable[..., Result], *arguments: object) -> asyncio.Future[Result]:
+        """Call in a thread."""
+        future = self.loop.run_in_executor(self._pool, call, *arguments)
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        return future
+
+    async def settle_down(self, timeout_seconds: float) -> None:
+        """Wait until every call has ended, but not for ever."""
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=timeout_seconds)
+
+    async def close(self) -> None:
+        """Wait until every call has ended."""
+        while self._calls:
+            await asyncio.wait(self._calls)
+        self._pool.shutdown(wait=False)
+
+
+def answer(future: asyncio.Future[Result], result: Result | BaseException) -> None:
+    """Give the result or the error to who still waits."""
+    if future.done():
+        return
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+class _Entry(Generic[Item, Answer]):
+    __slots__ = ("future", "items", "size")
+
+    def __init__(self, items: Sequence[Item], size: int, future: asyncio.Future[list[Answer]]) -> None:
+        self.items, self.size, self.future = items, size, future
+
+
+class Lane(Generic[Item, Answer]):
+    """Batches of items to one blocking call. `call`: answers in the order of the items; all or nothing on CallError."""
+
+    def __init__(
+        self, threads: Threads, call: Callable[[list[Item]], list[Answer]], count_max: int, bytes_max: int = 1 << 62
+    ) -> None:
+        self._threads, self._call = threads, call
+        self._count_max, self._bytes_max = count_max, bytes_max
+        self._entries: deque[_Entry[Item, Answer]] = deque()
+        self._busy = False
+        self._closed = False
+
+    def add(self, items: Sequence[Item], size: int = 0) -> asyncio.Future[list[Answer]]:
+        """Have these travel with the next batch, together. size: bytes of the items."""
+        future: asyncio.Future[list[Answer]] = self._threads.loop.create_future()
+        if self._closed:
+            raise Closed("this work queue is closed")
+        self._entries.append(_Entry(items, size, future))
+        if not self._busy:
+            self._busy = True
+            self._threads.loop.call_soon(self._send)
+        return future
+
+    def close(self) -> None:
+        """What was not sent yet fails with Closed."""
+        self._closed = True
+        while self._entries:
+            answer(self._entries.popleft().future, Closed("this work queue was closed before it was sent"))
+
+    def _send(self) -> None:
+        batch: list[_Entry[Item, Answer]] = []
+        count = size = 0
+        while self._entries:
+            entry = self._entries[0]
+            if entry.future.done():  # cancelled
+                self._entries.popleft()
+                continue
+            count, size = count + len(entry.items), size + entry.size
+            if batch and (count > self._count_max or size > self._bytes_max):
+                break
+            batch.append(self._entries.popleft())
+        self._busy = bool(batch)
+        if batch:
+            self._threads.start(self._work, batch).add_done_callback(lambda done: self._sent(batch, done))
+
+    def _work(self, batch: list[_Entry[Item, Answer]]) -> list[list[Answer] | BaseException]:
+        """In a thread. One caller's mistake is his alone: a refused batch is sent again one by one."""
+        try:
+            answers = self._call([item for entry in batch for item in entry.items])
+        except CallError as error:
+            return [error] if len(batch) == 1 else [self._work([entry])[0] for entry in batch]
+        except RoqError as error:
+            return [_copied(error) for _ in batch]
+        results: list[list[Answer] | BaseException] = []
+        start = 0
+        for entry in batch:
+            results.append(answers[start : start + len(entry.items)])
+            start += len(entry.items)
+        return results
+
+    def _sent(self, batch: list[_Entry[Item, Answer]], done: asyncio.Future[list[list[Answer] | BaseException]]) -> None:
+        failure = done.exception()
+        results: list[list[Answer] | BaseException] = [failure] * len(batch) if failure is not None else done.result()
+        for entry, result in zip(batch, results, strict=True):
+            answer(entry.future, result)
+        self._send()
+
+
+def _copied(error: RoqError) -> RoqError:
+    """One error per waiting coroutine: each adds its own traceback."""
+    copy = type(error).__new__(type(error), *error.args)
+    copy.args = error.args
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error
+    return copy
+
+
+Trip = tuple[list[str | None], list[Leased], float]  # answers to the settlements, tasks, monotonic time it was asked
+TakeTrip = Callable[[float, int, float, Wishes], Trip]  # seconds, count, wait_seconds, settle: blocking
+
+
+class _Want:
+    """One caller's wish for tasks."""
+
+    __slots__ = ("count", "deadline", "future", "wishes")
+
+    def __init__(self, count: int, deadline: float, wishes: Wishes, future: asyncio.Future[Trip]) -> None:
+        self.count, self.deadline, self.wishes, self.future = count, deadline, wishes, future
+
+    def can_wait(self, now: float) -> bool:
+        return not self.wishes and self.deadline > now
+
+
+class LeaseLane:
+    """Leases of one lease time. `trip`: Backend.lease with wishes; `give_back`: release what nobody takes."""
+
+    def __init__(self, threads: Threads, seconds: float, trip: TakeTrip, give_back: Callable[[list[Leased]], None]) -> None:
+        self._threads, self._seconds = threads, seconds
+        self._trip, self._give_back = trip, give_back
+        self._new: deque[_Want] = deque()
+        self._patient: deque[_Want] = deque()  # found nothing and wait on
+        self._asking = self._waiting = self._closed = False
+
+    def add(self, count: int, wait_seconds: float, wishes: Wishes = ()) -> asyncio.Future[Trip]:
+        """Up to `count` tasks, waiting up to `wait_seconds` for the first. With wishes: settle first, never wait."""
+        if self._closed:
+            raise Closed("this work queue is closed")
+        future: asyncio.Future[Trip] = self._threads.loop.create_future()
+        self._new.append(_Want(count, time.monotonic() + wait_seconds, wishes, future))
+        if not self._asking:
+            self._asking = True
+            self._threads.loop.call_soon(self._ask)
+        return future
+
+    def close(self) -> None:
+        """Everybody who waits gets Closed."""
+        self._closed = True
+        for want in (*self._new, *self._patient):
+            answer(want.future, Closed("this work queue is closed"))
+        self._new.clear()
+        self._patient.clear()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way or wanted."""
+        return not (self._asking or self._waiting or self._new or self._patient)
+
+    def _ask(self) -> None:
+        """Send what is new; alone and able to wait, it goes straight into the waiting call."""
+        wants = _taken(self._new)
+        self._asking = False
+        if not wants:
+            return
+        now = time.monotonic()
+        if not self._waiting and all(want.can_wait(now) for want in wants):
+            self._patient.extend(wants)
+            self._wait()
+            return
+        self._asking = True
+        self._start(wants, 0.0, self._asked)
+
+    def _asked(self, wants: list[_Want], trip: Trip | BaseException) -> None:
+        self._hand_out(wants, trip)
+        self._ask()
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._waiting or not (wants := _taken(self._patient)):
+            return
+        self._waiting = True
+        left = min(want.deadline for want in wants) - time.monotonic()
+        self._start(wants, min(WAIT_SLICE_SECONDS, max(left, 0.0)), self._waited)
+
+    def _waited(self, wants: list[_Want], trip: Trip | BaseException) -> None:
+        self._waiting = False
+        self._hand_out(wants, trip)
+        self._wait()
+
+    def _start(
+        self, wants: list[_Want], wait_seconds: float, then: Callable[[list[_Want], Trip | BaseException], None]
+    ) -> None:
+        wishes = [wish for want in wants for wish in want.wishes]
+        count = min(LEASE_COUNT_MAX, sum(want.count for want in wants))
+        call = self._threads.start(self._trip, self._seconds, count, wait_seconds, wishes)
+        call.add_done_callback(lambda ended: then(wants, ended.exception() or ended.result()))
+
+    def _hand_out(self, wants: list[_Want], trip: Trip | BaseException) -> None:
+        """Tasks first come, first served; who got none and can wait, waits on; what nobody takes goes back."""
+        if isinstance(trip, BaseException):
+            for want in wants:
+                answer(want.future, _copied(trip) if isinstance(trip, RoqError) else trip)
+            return
+        answers, tasks, asked = trip
+        if self._closed:
+            self._give_back(tasks)
+            tasks = []
+        now, first = time.monotonic(), 0
+        for want in wants:
+            mine, first = answers[first : first + len(want.wishes)], first + len(want.wishes)
+            if want.future.done():  # cancelled
+                continue
+            got, tasks = tasks[: want.count], tasks[want.count :]
+            if self._closed and not want.wishes:
+                want.future.set_exception(Closed("this work queue is closed"))
+            elif got or not want.can_wait(now):
+                want.future.set_result((mine, got, asked))
+            else:
+                self._patient.append(want)
+        for queue in (self._patient, self._new):
+            for want in queue:
+                if tasks and not want.wishes and not want.future.done():
+                    got, tasks = tasks[: want.count], tasks[want.count :]
+                    want.future.set_result(([], got, asked))
+        if tasks:
+            self._give_back(tasks)
+
+
+def _taken(queue: deque[_Want]) -> list[_Want]:
+    """Wants of one call, at most LEASE_COUNT_MAX tasks; the cancelled and answered ones are dropped."""
+    wants: list[_Want] = []
+    count = 0
+    while queue:
+        if queue[0].future.done():
+            queue.popleft()
+            continue
+        count += queue[0].count
+        if wants and count > LEASE_COUNT_MAX:
+            break
+        wants.append(queue.popleft())
+    return wants

@@ -1,0 +1,279 @@
+"""Leases in hand: the task objects' common part, and one plain thread per open queue that renews them.
+
+The thread knows no event loop, so a handler that blocks its loop, or computes for an hour, keeps its lease. It extends at a
+third of the lease and retries until the lease would have ended. A renewal may change a task's token: settlements therefore
+go through `begin` (which waits for a renewal of the same task that is under way) and `finish`. Not covered: how settlements
+travel together (lanes.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NoReturn
+
+from roq.errors import CallError, Closed, LeaseLost, TemporaryError
+from roq.workqueue.contract import LEASE_COUNT_MAX, Ack, Extend, Leased, Reject, Release, Settlement
+
+logger = logging.getLogger(__name__)
+RENEWALS = 3  # a lease is renewed when a third of it has passed, so two failed renewals cost nothing
+RETRY_SECONDS = 1.0  # at most, between tries of a renewal that failed
+LEFT_MAX = 1000  # tasks let go unsettled, before those whose lease is over are forgotten
+JOIN_SECONDS = 1.0  # bounded wait for the thread at the end; it holds nothing
+
+Wish = Callable[[str], Settlement]  # what to do with a lease, once its token of the moment is known
+done: Wish = Ack
+
+
+def extended(seconds: float) -> Wish:
+    """Keep the lease for `seconds` from now."""
+    return partial(Extend, seconds=seconds)
+
+
+def released(delay_seconds: float = 0.0, error: str = "") -> Wish:
+    """Give the task back."""
+    return partial(Release, delay_seconds=delay_seconds, error=error)
+
+
+def rejected(error: str) -> Wish:
+    """Never try it again."""
+    return partial(Reject, error=error)
+
+
+class HeldTask:
+    """A leased task. `attempt`: 1 for the first lease. `inserted`, `expires`: Unix seconds; `expires` moves with renewals."""
+
+    __slots__ = (
+        "__weakref__",
+        "_lost",
+        "_settled",
+        "_until",
+        "attempt",
+        "begun",
+        "expires",
+        "id",
+        "inserted",
+        "payload",
+        "priority",
+        "seconds",
+        "token",
+        "watcher",
+    )
+
+    def __init__(self, leased: Leased, seconds: float, asked: float) -> None:
+        self.id, self.payload, self.attempt, self.priority = leased.id, leased.payload, leased.attempt, leased.priority
+        self.inserted, self.expires, self.token = leased.inserted, leased.expires, leased.token
+        self.seconds = seconds  # of the lease
+        self._until = asked + seconds  # monotonic; the lease holds at least until here
+        self._lost = self._settled = False
+        self.begun = False  # handed to a loop's body or a handler
+        self.watcher: Callable[[], object] | None = None  # called once, in the keeper's thread, when the lease is lost
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} attempt {self.attempt}, {len(self.payload)} bytes>"
+
+    @property
+    def settled(self) -> bool:
+        """Acked, released or rejected by this object."""
+        return self._settled
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease ended without us: its time passed unrenewed, or the queue said so. Stop working on it."""
+        return self._lost or (not self._settled and time.monotonic() > self._until)
+
+    def mark_lost(self) -> None:
+        """The queue does not know this lease any more."""
+        if not self._lost:
+            self._lost = True
+            if self.watcher is not None:
+                self.watcher()
+
+    def answered(self, settlement: Settlement, token: str | None, asked: float) -> bool:
+        """Take in the queue's answer; False: the lease was lost."""
+        if token is None:
+            self.mark_lost()
+            return False
+        if isinstance(settlement, Extend):
+            self.token, self.seconds = token, settlement.seconds
+            self._until, self.expires = asked + settlement.seconds, time.time() + settlement.seconds
+        else:
+            self._settled = True
+        return True
+
+    def ends_in(self, now: float) -> float:
+        """Seconds of lease left, on the monotonic clock."""
+        return self._until - now
+
+
+Wishes = Sequence[tuple[HeldTask | str, Wish]]  # a task, or a bare token
+
+
+def given_back(tasks: Iterable[HeldTask], error: str) -> Wishes:
+    """Releases at the end of everything; `error` only for those that were worked on."""
+    return [(task, released(error=error if task.begun else "")) for task in tasks]
+
+
+def raise_lost(target: HeldTask | str) -> NoReturn:
+    """LeaseLost with the task's name."""
+    name = f"with token {target!r}" if isinstance(target, str) else target.id
+    raise LeaseLost(f"the lease of task {name} ended before: another worker may have it, or has done it")
+
+
+class LeaseKeeper:
+    """Renews the leases it is told to hold; safe for any thread. `settle`: Backend.settle."""
+
+    def __init__(self, settle: Callable[[Sequence[Settlement]], list[str | None]]) -> None:
+        self._settle = settle
+        self._changed = threading.Condition(threading.Lock())
+        self._due: dict[HeldTask, float] = {}  # monotonic time of the next renewal
+        self._under_way: frozenset[HeldTask] = frozenset()  # its tokens may be changing
+        self._left: set[HeldTask] = set()  # let go unsettled; their leases may still hold
+        self._wake = float("inf")  # when the thread looks again; it may find nothing
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def hold(self, tasks: Iterable[HeldTask]) -> None:
+        """Renew these until they are settled, lost or let go."""
+        now = time.monotonic()
+        with self._changed:
+            if self._closed:
+                raise Closed("this work queue is closed")
+            for task in tasks:
+                self._put(task, now + task.seconds / RENEWALS)
+
+    def _put(self, task: HeldTask, due: float) -> None:
+        self._due[task] = due
+        if due < self._wake:
+            self._wake = due
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="roq-leases", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def let_go(self, task: HeldTask) -> None:
+        """Renew no more; the lease ends by itself, or with `close`."""
+        with self._changed:
+            if self._due.pop(task, None) is not None and not task.settled:
+                if len(self._left) >= LEFT_MAX:
+                    self._left = {left for left in self._left if not (left.settled or left.lost)}
+                self._left.add(task)
+
+    def begin(self, wishes: Wishes) -> list[Settlement]:
+        """The settlements with the tokens of this moment; renewal stops until `finish` or `abandon`."""
+        with self._changed:
+            if self._under_way:
+                tasks = {target for target, _ in wishes if isinstance(target, HeldTask)}
+                while self._under_way & tasks:
+                    self._changed.wait()
+            if self._due:
+                for target, _ in wishes:
+                    if isinstance(target, HeldTask) and target in self._due:
+                        self._due[target] = float("inf")
+        return [wish(target if isinstance(target, str) else target.token) for target, wish in wishes]
+
+    def finish(
+        self, wishes: Wishes, settlements: Sequence[Settlement], tokens: Sequence[str | None], asked: float
+    ) -> list[str | None]:
+        """Take in the answers of `begin`'s settlements; the answers."""
+        with self._changed:
+            for (target, _), settlement, token in zip(wishes, settlements, tokens, strict=True):
+                if isinstance(target, HeldTask):
+                    if not target.answered(settlement, token, asked) or target.settled:
+                        self._due.pop(target, None)
+                    elif target in self._due:
+                        self._put(target, asked + target.seconds / RENEWALS)
+        return list(tokens)
+
+    def abandon(self, wishes: Wishes) -> None:
+        """The settlements failed, or nobody knows: go on renewing."""
+        with self._changed:
+            for target, _ in wishes:
+                if isinstance(target, HeldTask) and target in self._due:
+                    self._put(target, time.monotonic())
+
+    def settle(
+        self, wishes: Wishes, call: Callable[[Sequence[Settlement]], list[str | None]] | None = None
+    ) -> list[str | None]:
+        """begin, `call` (Backend.settle unless told), finish."""
+        settlements, asked = self.begin(wishes), time.monotonic()
+        try:
+            tokens = (call or self._settle)(settlements)
+        except BaseException:
+            self.abandon(wishes)
+            raise
+        return self.finish(wishes, settlements, tokens, asked)
+
+    def close(self) -> list[HeldTask]:
+        """Renew nothing any more; what was held or let go and is neither settled nor lost."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+        with self._changed:
+            held = [task for task in (*self._due, *self._left) if not (task.settled or task.lost)]
+            self._due.clear()
+            self._left.clear()
+        return held
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (tasks := self._next()) is not None:
+            for start in range(0, len(tasks), LEASE_COUNT_MAX):
+                self._renew(tasks[start : start + LEASE_COUNT_MAX])
+            with self._changed:
+                self._under_way = frozenset()
+                self._changed.notify_all()
+
+    def _next(self) -> list[HeldTask] | None:
+        """Wait until renewals are due; None: closed."""
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                if self._wake > now:
+                    self._changed.wait(min(self._wake - now, threading.TIMEOUT_MAX))
+                    continue
+                # Those that come due a little later travel with the first: one trip per third of a lease, not one per task.
+                due = [task for task, at in self._due.items() if at <= now + task.seconds / (4 * RENEWALS)]
+                self._wake = min((self._due[task] for task in self._due.keys() - due), default=float("inf"))
+                if due:
+                    self._under_way = frozenset(due)
+                    return due
+            return None
+
+    def _renew(self, tasks: list[HeldTask]) -> None:
+        asked = time.monotonic()
+        settlements = [Extend(task.token, task.seconds) for task in tasks]
+        try:
+            tokens = self._settle(settlements)
+        except Closed:
+            tokens = [None] * len(tasks)
+        except (TemporaryError, CallError, OSError) as error:
+            self._retry(tasks, error)
+            return
+        except Exception as error:  # the thread's boundary: a renewal that breaks once is tried again
+            logger.exception("renewing %d leases failed", len(tasks))
+            self._retry(tasks, error)
+            return
+        with self._changed:
+            for task, settlement, token in zip(tasks, settlements, tokens, strict=True):
+                if not task.answered(settlement, token, asked):
+                    self._due.pop(task, None)
+                elif task in self._due:
+                    self._put(task, asked + task.seconds / RENEWALS)
+
+    def _retry(self, tasks: list[HeldTask], error: Exception) -> None:
+        now = time.monotonic()
+        logger.warning("renewing %d leases failed, will be tried again: %s", len(tasks), error)
+        with self._changed:
+            for task in tasks:
+                if task.ends_in(now) <= 0:
+                    self._due.pop(task, None)
+                    task.mark_lost()
+                elif task in self._due:
+                    self._put(task, now + min(RETRY_SECONDS, task.seconds / (4 * RENEWALS)))

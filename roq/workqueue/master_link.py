@@ -1,0 +1,146 @@
+"""How a blocking client reaches the active master of a work queue, whichever process that is just now.
+
+A request is sent again, with the same numbers, until it is answered or its time is over: after silence, after NotLeader (the
+GCM then tells who leads), and after a refusal that is only temporary. Not covered: what is asked (remote.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from roq.client.locate import GcmClient
+from roq.errors import Closed, DeadlineExceeded, FrameError, RoqError, StorageFailed, StorageFull, TemporaryError, Unavailable
+from roq.ids import new_token
+from roq.runtime.backoff import delays
+from roq.runtime.line import Bell, Line, Lines
+from roq.runtime.loop_thread import LoopThread
+from roq.wire import gcm
+from roq.wire import master as wire
+from roq.wire.decoding import UNDECODABLE
+from roq.wire.envelope import error_of, open_envelope
+from roq.wire.work_queue import TaskSettings
+
+T = TypeVar("T", bound=msgspec.Struct)
+SILENCE_SECONDS = 0.3  # beyond the wait that was asked for, before a request is sent again; doubled each time
+SILENCE_MAX_SECONDS = 2.0
+LOCATE_SECONDS = 5.0  # one question to the GCM
+PATIENCE_SECONDS = 30.0  # a request that nobody answers for longer fails: longer than any fail-over
+
+
+class MasterLink:
+    """`zookeeper`: "h1:p,h2:p[/chroot]". Any thread."""
+
+    def __init__(self, zookeeper: str, name: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self.name = name
+        self._patience_seconds = patience_seconds
+        self._bell = Bell()
+        self.lines = Lines(self._bell)
+        self._loop = LoopThread(f"roq {name}")
+        self._gcm = GcmClient(zookeeper)
+        self._ids = itertools.count(1)
+        self._locating = threading.Lock()
+        self._endpoint = ""
+
+    def open(
+        self, settings: TaskSettings | None, write_quorum: int = 0, ack_quorum: int = 0, standbys: int | None = None
+    ) -> None:
+        """Create the work queue unless it exists. Raises WorkQueueConflict, InvalidName, NoHosts, Unavailable."""
+        request = gcm.CreateWorkQueue(self.name, new_token(), settings, write_quorum, ack_quorum, standbys)
+        self._endpoint = _active(self._ask_gcm(request, self._patience_seconds))
+
+    def ask(self, make: Callable[[int], wire.Request], expect: type[T], wait_seconds: float = 0.0) -> T:
+        """The active master's answer to make(again), `again` being 0 for the first try and 1 for all others.
+
+        wait_seconds: how long the master may take. Raises what the master refuses, Closed, or Unavailable.
+        """
+        deadline = time.monotonic() + wait_seconds + self._patience_seconds
+        silence, pauses, again = SILENCE_SECONDS, delays(0.02, 0.25), 0
+        body = make(0)
+        while True:
+            endpoint = self._endpoint or self._locate("", deadline)
+            line = self.lines.take(endpoint)
+            failure: RoqError
+            try:
+                reply = self._once(line, body, min(deadline, time.monotonic() + wait_seconds + silence))
+                if isinstance(reply, expect):
+                    return reply
+                raise FrameError(f"{type(reply).__name__} in reply to {type(body).__name__}")
+            except DeadlineExceeded as error:
+                failure, silence = error, min(2 * silence, SILENCE_MAX_SECONDS)
+            except TemporaryError as error:
+                failure, silence = error, SILENCE_SECONDS
+            finally:
+                self.lines.give(line)
+            if not again:
+                again, body = 1, make(1)
+            pause = next(pauses)
+            if time.monotonic() + pause >= deadline:
+                if isinstance(failure, StorageFull | StorageFailed):
+                    raise failure
+                raise Unavailable(f"work queue {self.name!r} gave no answer: {failure}") from failure
+            self._locate(endpoint, deadline)
+            self._bell_wait(pause)
+
+    def _once(self, line: Line, body: wire.Request, deadline: float) -> msgspec.Struct:
+        id = next(self._ids)
+        line.send(wire.seal_call(id, body))
+        while True:
+            parts = line.receive(deadline)
+            if parts is None:
+                raise DeadlineExceeded(f"no answer to {type(body).__name__} from {line.endpoint}")
+            try:
+                answer = wire.open_answer(parts[-1])
+            except UNDECODABLE:
+                envelope = open_envelope(parts[-1])  # an error, or nothing we know
+                if envelope.id == id:
+                    raise error_of(envelope.body) from None
+                continue
+            if answer.id == id:
+                return answer.body
+
+    def _bell_wait(self, seconds: float) -> None:
+        if self._bell.wait(seconds):
+            raise Closed(f"work queue {self.name!r} was closed")
+
+    def _locate(self, stale: str, deadline: float) -> str:
+        """The active master's endpoint, as the GCM knows it; asked once for all threads that found `stale` of no use."""
+        with self._locating:
+            if self._endpoint and self._endpoint != stale:
+                return self._endpoint
+            pauses = delays(0.05, 0.5)
+            while True:
+                seconds = max(0.1, min(LOCATE_SECONDS, deadline - time.monotonic()))
+                try:
+                    found = _active(self._ask_gcm(gcm.DescribeWorkQueue(self.name), seconds))
+                except (Unavailable, DeadlineExceeded):
+                    found = ""
+                if found:
+                    if stale and found != stale:
+                        self.lines.drop(stale)
+                    self._endpoint = found
+                    return found
+                if stale:  # nobody knows better
+                    return stale
+                if time.monotonic() >= deadline:
+                    raise Unavailable(f"no master of work queue {self.name!r} runs")
+                self._bell_wait(next(pauses))
+
+    def _ask_gcm(self, request: msgspec.Struct, seconds: float) -> gcm.WorkQueueInfo:
+        return self._loop.call(self._gcm.request(request, gcm.WorkQueueInfo, seconds))
+
+    def close(self) -> None:
+        """Whoever waits gets Closed."""
+        self._bell.ring()
+        self.lines.close()
+        self._loop.loop.call_soon_threadsafe(self._gcm.close)
+        self._loop.stop()
+
+
+def _active(info: gcm.WorkQueueInfo) -> str:
+    return info.masters[0].endpoint() if info.masters and info.masters[0].active else ""

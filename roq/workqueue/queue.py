@@ -1,0 +1,336 @@
+"""WorkQueue: what `roq.open_queue` gives, the asynchronous face of any backend.
+
+    async with roq.open_queue("file:///data/tasks") as tasks:
+        await tasks.put(b"...")
+        async for task in tasks.leases(seconds=60):
+            ...
+            await task.ack()
+
+An awaited call that returned has taken effect on stable storage (except with `memory:`). Calls of one loop travel together
+(lanes.py), so many coroutines are faster than one. Not covered: a worker process around it (worker.py), what an address
+means (address.py), plain code (blocking_queue.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from roq.errors import Closed, TemporaryError
+from roq.workqueue.address import open_backend
+from roq.workqueue.contract import (
+    LEASE_COUNT_MAX,
+    PUT_COUNT_MAX,
+    Backend,
+    Leased,
+    NewTask,
+    Release,
+    Settings,
+    Settlement,
+    Status,
+    TaskState,
+    TaskView,
+)
+from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
+from roq.workqueue.inputs import PUT_BYTES, check_lease, chosen_settings, new_task, put_parts
+from roq.workqueue.lanes import Lane, LeaseLane, Threads, Trip
+from roq.workqueue.lease_keeper import (
+    HeldTask,
+    LeaseKeeper,
+    Wish,
+    Wishes,
+    done,
+    extended,
+    given_back,
+    raise_lost,
+    rejected,
+    released,
+)
+from roq.workqueue.leasing import Flow, Task
+from roq.workqueue.worker import work
+
+logger = logging.getLogger(__name__)
+Held = TypeVar("Held", bound=HeldTask | str)  # a task, or its token
+CLOSE_SECONDS = 2.0  # that calls under way have to end before they are cut off; longer than a waiting one takes
+LEASE_LANES_MAX = 32  # lease times whose lanes are kept though idle
+
+
+class WorkQueue:
+    """Use as an async context manager, in one event loop. Any number of coroutines may use it at the same time."""
+
+    def __init__(self, address: str, settings: Settings | None = None) -> None:
+        self.address = address
+        self._asked = settings
+        self._opened: Backend | None = None
+        self._closed = False
+
+    # --- opening and closing --------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> WorkQueue:
+        await self.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self.close(reason(error) if isinstance(error, Exception) else "")
+
+    async def open(self) -> None:
+        """Open, and create it if it is new. Raises InvalidAddress, WorkQueueConflict, WorkQueueNotFound, OSError."""
+        self._threads = Threads()
+        self._opened = backend = await self._threads.start(open_backend, self.address, self._asked)
+        self.keeper = LeaseKeeper(backend.settle)
+        self._puts = Lane[NewTask, str](self._threads, backend.put, PUT_COUNT_MAX, PUT_BYTES)
+        self._settlements = Lane[tuple[HeldTask | str, Wish], str | None](self._threads, self.keeper.settle, LEASE_COUNT_MAX)
+        self._leases: dict[float, LeaseLane] = {}
+        self._unclaimed: list[Leased] = []  # came while the queue was being closed
+
+    async def close(self, error: str = "") -> None:
+        """Let go. What `leases` and `run` still hold is given back, with `error` if it was worked on; what `lease` gave stays
+        leased until it expires."""
+        if self._opened is None or self._closed:
+            return
+        self._closed = True
+        self._puts.close()
+        self._settlements.close()
+        for lane in self._leases.values():
+            lane.close()
+        try:
+            # What a waiting call leases while we leave would be nobody's until its lease ends: so it may end.
+            await self._threads.settle_down(CLOSE_SECONDS)
+            held = await self._threads.start(self.keeper.close)
+            wishes = [*given_back(held, error), *((task.token, released()) for task in self._unclaimed)]
+            for start in range(0, len(wishes), LEASE_COUNT_MAX):
+                await self._threads.start(self.keeper.settle, wishes[start : start + LEASE_COUNT_MAX])
+        except TemporaryError as failure:
+            logger.warning("%s: what was held could not be given back and comes back by itself: %s", self.address, failure)
+        finally:
+            await self._threads.start(self._opened.close)
+            await self._threads.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def settings(self) -> Settings:
+        """What the queue was created with."""
+        return self._backend.settings
+
+    @property
+    def _backend(self) -> Backend:
+        if self._opened is None or self._closed:
+            raise Closed("this work queue is closed" if self._closed else "open this work queue first: async with …")
+        return self._opened
+
+    # --- putting --------------------------------------------------------------------------------------------------------
+
+    async def put(self, payload: bytes, *, delay_seconds: float = 0.0, priority: int = 0, dedup_key: str = "") -> str:
+        """Put a task; its id. It can be leased after `delay_seconds`; higher priority goes first (-128 to 127). A `dedup_key`
+        put again within the queue's `dedup_seconds` is the same task. Raises CallError, or a TemporaryError: the outcome is
+        unknown then."""
+        self._backend  # noqa: B018  raises Closed
+        task = new_task(payload, delay_seconds, priority, dedup_key)
+        return (await self._puts.add((task,), len(task.payload)))[0]
+
+    async def put_many(self, tasks: Iterable[NewTask | bytes]) -> list[str]:
+        """Put any number of payloads or `roq.NewTask`s; their ids. Together in parts of up to 10,000 or 4 MiB."""
+        self._backend  # noqa: B018
+        ids: list[str] = []
+        for part in put_parts(tasks):
+            ids += await self._puts.add(part, sum(len(task.payload) for task in part))
+        return ids
+
+    # --- leasing --------------------------------------------------------------------------------------------------------
+
+    async def lease(self, seconds: float = 60.0, count: int = 1, wait_seconds: float = 0.0) -> list[Task]:
+        """Up to `count` tasks for `seconds`, waiting up to `wait_seconds` for the first. They are not renewed: `extend`."""
+        trip = await self.trip(seconds, count, wait_seconds)
+        return [Task(leased, seconds, trip[2], self) for leased in trip[1]]
+
+    async def leases(
+        self, seconds: float = 60.0, *, count: int = 1, wait_seconds: float | None = None
+    ) -> AsyncGenerator[Task, None]:
+        """Tasks one by one, each renewed while the loop's body works on it. count: tasks leased per trip. wait_seconds: end
+        when none came for so long; None: never; 0: when none is ready.
+
+        An ack in the body fetches the next task in the same trip. A task that the body leaves unsettled comes back when its
+        lease ends. While the queue can't be reached, it is tried again.
+        """
+        check_lease(seconds, count, wait_seconds)
+        flow = Flow(self, seconds, count, wait_seconds)
+        try:
+            while (task := await flow.next()) is not None:
+                yield task
+                flow.leave()
+        finally:
+            await flow.close()
+
+    async def run(
+        self,
+        handler: Callable[[Task], Awaitable[object]],
+        *,
+        concurrency: int = 1,
+        seconds: float = 60.0,
+        wait_seconds: float | None = None,
+        grace_seconds: float = GRACE_SECONDS,
+        retry_seconds: float = 1.0,
+    ) -> Work:
+        """Be a worker: `await handler(task)` for up to `concurrency` tasks at a time, until SIGTERM or SIGINT.
+
+        A handler that returns acks its task; one that raises gives it back with the error, after `retry_seconds` doubled per
+        attempt. A signal stops leasing; handlers have `grace_seconds` to finish, then they are cancelled and their tasks given
+        back. wait_seconds: end when there was nothing to do for so long.
+        """
+        self._backend  # noqa: B018
+        rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds).check()
+        return await work(lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
+
+    async def trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
+        """One lease, after these settlements. Cancelled, it holds nothing."""
+        check_lease(seconds, count, wait_seconds)
+        self._backend  # noqa: B018
+        future = self._lane(seconds).add(count, wait_seconds, wishes)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.give_back(future.result()[1])
+            raise
+
+    def _lane(self, seconds: float) -> LeaseLane:
+        lane = self._leases.get(seconds)
+        if lane is None:
+            if len(self._leases) >= LEASE_LANES_MAX:
+                self._leases = {kept: lane for kept, lane in self._leases.items() if not lane.idle}
+            lane = self._leases[seconds] = LeaseLane(self._threads, seconds, self._lease_blocking, self.give_back)
+        return lane
+
+    def _lease_blocking(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes) -> Trip:
+        """In a thread."""
+        asked = time.monotonic()
+        backend, tasks = self._backend, list[Leased]()
+
+        def call(settlements: Sequence[Settlement]) -> list[str | None]:
+            answers, leased = backend.lease(seconds, count, wait_seconds, settlements)
+            tasks.extend(leased)
+            return answers
+
+        answers = self.keeper.settle(wishes, call) if wishes else call(())
+        if tasks and self._closed:  # nobody is there any more to take them
+            backend.settle([Release(task.token) for task in tasks])
+            tasks.clear()
+        # The lease began when the backend gave it, which is not later than now and, after a wait, much later than `asked`.
+        return answers, tasks, asked if not wait_seconds else time.monotonic()
+
+    def give_back(self, tasks: Sequence[Leased]) -> None:
+        """Release tasks that nobody took; they were not tried."""
+        if self._closed:
+            self._unclaimed.extend(tasks)
+        elif tasks:
+            given = self._settlements.add([(task.token, released()) for task in tasks])
+            given.add_done_callback(_log_failure)
+
+    # --- settling -------------------------------------------------------------------------------------------------------
+
+    async def settle_one(self, target: HeldTask | str, wish: Wish) -> str:
+        """Settle by task or token; the token from now on. Raises LeaseLost."""
+        self._backend  # noqa: B018
+        token = (await self._settlements.add(((target, wish),)))[0]
+        return raise_lost(target) if token is None else token
+
+    async def _settle_many(self, tasks: Iterable[Held], wish: Wish) -> list[Held]:
+        self._backend  # noqa: B018
+        wanted = list(tasks)
+        parts = [wanted[start : start + LEASE_COUNT_MAX] for start in range(0, len(wanted), LEASE_COUNT_MAX)]
+        calls = [self._settlements.add([(task, wish) for task in part]) for part in parts]
+        tokens = [token for part in await asyncio.gather(*calls) for token in part]
+        return [task for task, token in zip(wanted, tokens, strict=True) if token is None]
+
+    async def ack(self, task: Task | str) -> None:
+        """A task, or the token of one, is done. Raises LeaseLost."""
+        await (task.ack() if isinstance(task, Task) else self.settle_one(task, done))
+
+    async def extend(self, task: Task | str, seconds: float) -> str:
+        """Keep a lease for `seconds` from now; the token from now on. Raises LeaseLost."""
+        check_lease(seconds)
+        return await self.settle_one(task, extended(seconds))
+
+    async def release(self, task: Task | str, delay_seconds: float = 0.0, error: str = "") -> None:
+        """Give a task back. Raises LeaseLost."""
+        await self.settle_one(task, released(delay_seconds, error))
+
+    async def reject(self, task: Task | str, error: str) -> None:
+        """Make a task a dead letter. Raises LeaseLost."""
+        await self.settle_one(task, rejected(error))
+
+    async def ack_many(self, tasks: Iterable[Held]) -> list[Held]:
+        """Ack all of these tasks or tokens; those whose lease was lost before."""
+        return await self._settle_many(tasks, done)
+
+    async def extend_many(self, tasks: Iterable[Held], seconds: float) -> list[Held]:
+        """Extend all; those whose lease was lost before."""
+        check_lease(seconds)
+        return await self._settle_many(tasks, extended(seconds))
+
+    async def release_many(self, tasks: Iterable[Held], delay_seconds: float = 0.0, error: str = "") -> list[Held]:
+        """Give all back; those whose lease was lost before."""
+        return await self._settle_many(tasks, released(delay_seconds, error))
+
+    async def reject_many(self, tasks: Iterable[Held], error: str) -> list[Held]:
+        """Make all dead letters; those whose lease was lost before."""
+        return await self._settle_many(tasks, rejected(error))
+
+    # --- the whole queue ------------------------------------------------------------------------------------------------
+
+    async def status(self) -> Status:
+        """Counts, and the age of the oldest ready task."""
+        return await self._threads.start(self._backend.status)
+
+    async def peek(self, state: TaskState | str = TaskState.READY, count: int = 10) -> list[TaskView]:
+        """The first tasks of a state ("ready", "delayed", "leased", "dead"), without leasing them."""
+        return await self._threads.start(self._backend.peek, TaskState(state), count)
+
+    async def release_all(self) -> int:
+        """Make every leased and delayed task ready; how many."""
+        return await self._threads.start(self._backend.release_all)
+
+    async def purge(self) -> int:
+        """Remove every task that is not dead, leased ones too; how many."""
+        return await self._threads.start(self._backend.purge)
+
+    async def dead(self, count: int = 100) -> list[TaskView]:
+        """The first dead letters, each with its last error."""
+        return await self.peek(TaskState.DEAD, count)
+
+    async def requeue_dead(self, ids: Sequence[str] | None = None) -> int:
+        """Make dead letters ready again with attempts at 0 (None: all); how many."""
+        return await self._threads.start(self._backend.requeue_dead, ids)
+
+    async def remove_dead(self, ids: Sequence[str] | None = None) -> int:
+        """Forget dead letters (None: all); how many."""
+        return await self._threads.start(self._backend.remove_dead, ids)
+
+
+def _log_failure(given: asyncio.Future[list[str | None]]) -> None:
+    if not given.cancelled() and (error := given.exception()) is not None:
+        logger.warning("tasks nobody took could not be given back and come back by themselves: %s", error)
+
+
+def open_queue(
+    address: str,
+    *,
+    max_attempts: int | None = None,
+    dedup_seconds: float | None = None,
+    payload_bytes_max: int | None = None,
+) -> WorkQueue:
+    """The work queue at `memory:`, `file:///dir`, `log:///dir` or `roq://zk1:2181,zk2:2181/name`; made if it is new.
+
+    max_attempts: a task leased this often and not acked becomes a dead letter (default 0: never). dedup_seconds: how long a
+    `dedup_key` is remembered (300). payload_bytes_max: of one task (1 MiB). They are kept with the queue: what another program
+    chose stays, and asking for other values raises WorkQueueConflict.
+    """
+    return WorkQueue(address, chosen_settings(max_attempts, dedup_seconds, payload_bytes_max))

@@ -1,0 +1,265 @@
+"""The work queue of a cluster (`roq://zk1:2181,zk2:2181/name`): every verb is one request to its master.
+
+Puts carry numbers of this client, lease requests numbers of this instance of it, so that a request sent again after silence or
+a fail-over takes effect once. Payloads from the queue's `blob_bytes` on go straight to a store (big_payloads.py). Not covered:
+which master (master_link.py), what it does (roq/master).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from roq.errors import Closed, InvalidConfiguration
+from roq.ids import new_id
+from roq.wire import master as wire
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.big_payloads import BigPayloads
+from roq.workqueue.contract import (
+    LEASE_COUNT_MAX,
+    PUT_COUNT_MAX,
+    Ack,
+    Extend,
+    Leased,
+    NewTask,
+    Reject,
+    Release,
+    Settings,
+    Settlement,
+    Status,
+    TaskState,
+    TaskView,
+)
+from roq.workqueue.desk import check_delay, check_lease, check_task, cut_error, milliseconds
+from roq.workqueue.master_link import PATIENCE_SECONDS, MasterLink
+
+T = TypeVar("T", bound=msgspec.Struct)
+PUT_BYTES_AT_ONCE = 2 * 1024 * 1024  # of one request; longer lists travel as several
+IDS_AT_ONCE = 10_000  # dead letters named in one request
+WAIT_SLICE_SECONDS = 2.0  # longest wait asked of the master at once: a lost request costs no more than this
+
+
+class RemoteQueue:
+    """A Backend (contract.py). `zookeeper`: "h1:p,h2:p[/chroot]". settings: None takes the queue as it is, and creates it with
+    the defaults if there is none."""
+
+    def __init__(
+        self,
+        zookeeper: str,
+        name: str,
+        settings: Settings | None = None,
+        *,
+        write_quorum: int = 0,
+        ack_quorum: int = 0,
+        standbys: int | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._link = MasterLink(zookeeper, name, patience_seconds)
+        self._producer, self._instance = new_id(), new_id()
+        self._sequence = 0
+        self._nonces = itertools.count(1)
+        self._lock = threading.Lock()
+        self._closed = False
+        try:
+            wanted = TaskSettings(**msgspec.structs.asdict(settings)) if settings is not None else None
+            self._link.open(wanted, write_quorum, ack_quorum, standbys)
+            welcome = self._link.ask(lambda again: wire.Hello(), wire.Welcome)
+        except BaseException:
+            self._link.close()
+            raise
+        self.settings = Settings(**msgspec.structs.asdict(welcome.settings))
+        self._blob_bytes = welcome.blob_bytes
+        self._big = BigPayloads(self._link)
+
+    # --- put ----------------------------------------------------------------------------------------------------------
+
+    def put(self, tasks: Sequence[NewTask]) -> list[str]:
+        """See Backend. Longer lists travel as several requests, big payloads one by one, all in the order of the list."""
+        self._check_open()
+        if len(tasks) > PUT_COUNT_MAX:
+            raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
+        settings, size, largest = self.settings, 0, 0
+        for task in tasks:
+            check_task(task, settings)
+            size += len(task.payload)
+            largest = max(largest, len(task.payload))
+        made = [_task(task) for task in tasks]
+        with self._lock:
+            first = self._sequence + 1
+            self._sequence += len(made)
+        if largest < self._blob_bytes and size <= PUT_BYTES_AT_ONCE:
+            return self._put_small(first, made) if made else []
+        ids: list[str] = []
+        for part in _parts(made, self._blob_bytes):
+            small = len(part[0].payload) < self._blob_bytes
+            ids += self._put_small(first + len(ids), part) if small else [self._put_big(first + len(ids), part[0])]
+        return ids
+
+    def _put_small(self, first: int, tasks: list[wire.Task]) -> list[str]:
+        request = wire.Put(self._producer, first, tasks)
+        added = self._link.ask(lambda again: request, wire.Added)
+        ids = [f"{self._producer:016x}-{first + place}" for place in range(len(tasks))]
+        for place, id in added.known:
+            ids[place] = id
+        return ids
+
+    def _put_big(self, sequence: int, task: wire.Task) -> str:
+        added = self._big.put(self._producer, sequence, task)
+        return added.known[0][1] if added.known else f"{self._producer:016x}-{sequence}"
+
+    # --- lease and settle -----------------------------------------------------------------------------------------------
+
+    def lease(
+        self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
+    ) -> tuple[list[str | None], list[Leased]]:
+        """See Backend."""
+        self._check_open()
+        check_lease(seconds)
+        if not 1 <= count <= LEASE_COUNT_MAX or not wait_seconds >= 0:
+            raise InvalidConfiguration(
+                f"1 to {LEASE_COUNT_MAX} tasks can be leased, wait_seconds is at least 0; got {count}, {wait_seconds}"
+            )
+        deadline = time.monotonic() + wait_seconds
+        lease_ms, settled = milliseconds(seconds), list[str | None]()
+        wishes = [_settle(one) for one in settle]
+        while True:
+            wait = min(max(deadline - time.monotonic(), 0.0), WAIT_SLICE_SECONDS)
+            leases = self._lease_once(lease_ms, count, wait, wishes)
+            if wishes:
+                settled, wishes = leases.settled, []
+            if leases.tasks:
+                return settled, [leased for given in leases.tasks if (leased := self._leased(given)) is not None]
+            if time.monotonic() >= deadline:
+                return settled, []
+
+    def _lease_once(self, lease_ms: int, count: int, wait: float, settle: list[wire.Settle]) -> wire.Leases:
+        nonce, instance = next(self._nonces), self._instance
+
+        def make(again: int) -> wire.Lease:
+            return wire.Lease(instance, nonce, again, lease_ms, count, 0 if again else round(wait * 1000), settle)
+
+        return self._link.ask(make, wire.Leases, wait)
+
+    def _leased(self, given: wire.Given) -> Leased | None:
+        payload = given.payload
+        if isinstance(payload, wire.Elsewhere):
+            found = self._big.get(payload)
+            if found is None:  # no store has it any more: it was purged meanwhile, or its lease ended and another acked it
+                return None
+            payload = found
+        return Leased(
+            given.id, given.token, payload, given.attempt, given.priority, given.inserted / 1000, given.expires / 1000
+        )
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
+        """See Backend."""
+        self._check_open()
+        settle, instance = [_settle(one) for one in settlements], self._instance
+        return self._link.ask(lambda again: wire.SettleAll(instance, again, settle), wire.Leases).settled
+
+    # --- administration -------------------------------------------------------------------------------------------------
+
+    def release_all(self) -> int:
+        """See Backend."""
+        return self._ask(wire.ReleaseEvery(), wire.Counted).count
+
+    def peek(self, state: TaskState, count: int) -> list[TaskView]:
+        """See Backend."""
+        if count < 1:
+            raise InvalidConfiguration(f"at least 1 task can be peeked at, got {count}")
+        return [self._view(seen) for seen in self._ask(wire.Peek(str(TaskState(state)), count), wire.Tasks).tasks]
+
+    def _view(self, seen: wire.Seen) -> TaskView:
+        payload = seen.payload
+        if isinstance(payload, wire.Elsewhere):
+            payload = self._big.get(payload) or b""
+        return TaskView(
+            seen.id,
+            payload,
+            TaskState(seen.state),
+            seen.attempts,
+            seen.priority,
+            seen.inserted / 1000,
+            seen.due / 1000,
+            seen.error,
+            seen.holder,
+        )
+
+    def purge(self) -> int:
+        """See Backend."""
+        return self._ask(wire.PurgeQueue(), wire.Counted).count
+
+    def status(self) -> Status:
+        """See Backend."""
+        now = self._ask(wire.GetStatus(), wire.StatusNow)
+        oldest = now.oldest_ms / 1000 if now.oldest_ms >= 0 else None
+        return Status(now.ready, now.delayed, now.leased, now.dead, now.completed, now.inserted, oldest)
+
+    def requeue_dead(self, ids: Sequence[str] | None) -> int:
+        """See Backend."""
+        return sum(self._ask(wire.RequeueLetters(part), wire.Counted).count for part in _letters(ids))
+
+    def remove_dead(self, ids: Sequence[str] | None) -> int:
+        """See Backend."""
+        return sum(self._ask(wire.RemoveLetters(part), wire.Counted).count for part in _letters(ids))
+
+    def _ask(self, request: wire.Request, expect: type[T]) -> T:
+        self._check_open()
+        return self._link.ask(lambda again: request, expect)
+
+    def close(self) -> None:
+        """See Backend."""
+        if not self._closed:
+            self._closed = True
+            self._link.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"work queue {self._link.name!r} is closed")
+
+
+def _letters(ids: Sequence[str] | None) -> list[list[str] | None]:
+    if ids is None:
+        return [None]
+    return [list(ids[first : first + IDS_AT_ONCE]) for first in range(0, len(ids), IDS_AT_ONCE)]
+
+
+def _task(task: NewTask) -> wire.Task:
+    return wire.Task(task.payload, milliseconds(task.delay_seconds), task.priority, task.dedup_key)
+
+
+def _settle(settlement: Settlement) -> wire.Settle:
+    match settlement:
+        case Ack(token):
+            return wire.Settle(wire.ACK, token)
+        case Extend(token, seconds):
+            check_lease(seconds)
+            return wire.Settle(wire.EXTEND, token, milliseconds(seconds))
+        case Release(token, delay_seconds, error):
+            check_delay(delay_seconds)
+            return wire.Settle(wire.RELEASE, token, milliseconds(delay_seconds), cut_error(error))
+        case Reject(token, error):
+            return wire.Settle(wire.REJECT, token, 0, cut_error(error))
+
+
+def _parts(tasks: list[wire.Task], blob_bytes: int) -> Iterator[list[wire.Task]]:
+    """The tasks in order: small ones as they fit into a request, each big one alone."""
+    part: list[wire.Task] = []
+    size = 0
+    for task in tasks:
+        length = len(task.payload)
+        if part and (length >= blob_bytes or size + length > PUT_BYTES_AT_ONCE):
+            yield part
+            part, size = [], 0
+        if length >= blob_bytes:
+            yield [task]
+        else:
+            part.append(task)
+            size += length
+    if part:
+        yield part

@@ -1,0 +1,189 @@
+"""The asynchronous worker behind `WorkQueue.run`: handlers, signals, and a clean end.
+
+Each of `concurrency` coroutines takes tasks from a flow of its own; acks and leases of all of them travel together. On SIGTERM
+or SIGINT the idle ones end at once, the busy ones have their grace time. A second signal ends the grace. Not covered: renewal
+(lease_keeper.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from roq.errors import LeaseLost, TemporaryError
+from roq.runtime.backoff import delays
+from roq.workqueue.handling import Rules, Work, reason
+
+logger = logging.getLogger(__name__)
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Handled(Protocol):
+    """What a worker needs of a task."""
+
+    id: str
+    attempt: int
+
+    @property
+    def settled(self) -> bool:
+        """Acked, released or rejected by the handler."""
+
+    @property
+    def lost(self) -> bool:
+        """Not ours any more."""
+
+    async def ack(self) -> None:
+        """Done."""
+
+    async def release(self, delay_seconds: float = 0.0, error: str = "") -> None:
+        """Give it back."""
+
+
+TaskT = TypeVar("TaskT", bound=Handled)
+TaskT_co = TypeVar("TaskT_co", bound=Handled, covariant=True)
+
+
+class Flow(Protocol[TaskT_co]):
+    """Where a worker's tasks come from."""
+
+    ending: bool
+
+    async def next(self) -> TaskT_co | None:
+        """The next task; None: no more."""
+
+    def leave(self) -> None:
+        """Through with the current task."""
+
+    async def close(self) -> int:
+        """Give back what was fetched and not begun; how many."""
+
+
+class _Workers:
+    def __init__(self, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules) -> None:
+        self._flow, self._handler, self._rules = flow, handler, rules
+        self.work = Work()
+        self._flows: list[Flow[Any]] = []
+        self._busy: set[asyncio.Task[None]] = set()
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+
+    def signalled(self) -> None:
+        """First: stop. Again: at once."""
+        (self._hurry if self._stop.is_set() else self._stop).set()
+        self.work.stopped = True
+
+    async def run(self) -> Work:
+        """Until there is nothing to do, a signal, a failure or cancellation."""
+        workers = [asyncio.create_task(self._one()) for _ in range(self._rules.concurrency)]
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            waited_for = {stop, *workers}
+            while not stop.done() and len(waited_for) > 1:
+                ended, waited_for = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+                for one in ended:
+                    one.result()
+            await self._wind_up(workers)
+        finally:
+            for one in (stop, *workers):
+                one.cancel()
+            results = await asyncio.gather(stop, *workers, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return self.work
+
+    async def _wind_up(self, workers: list[asyncio.Task[None]]) -> None:
+        """Idle workers end, busy ones have their grace."""
+        for flow in self._flows:
+            flow.ending = True
+        for worker in workers:
+            if worker not in self._busy:
+                worker.cancel()
+        if self._busy:
+            logger.info("worker stops; %d tasks have %.0f s to finish", len(self._busy), self._rules.grace_seconds)
+            hurry = asyncio.create_task(self._hurry.wait())
+            finished = asyncio.gather(*self._busy, return_exceptions=True)
+            await asyncio.wait((hurry, finished), timeout=self._rules.grace_seconds, return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
+
+    async def _one(self) -> None:
+        flow = self._flow()
+        self._flows.append(flow)
+        me = asyncio.current_task()
+        assert me is not None
+        try:
+            while not self._stop.is_set() and (task := await flow.next()) is not None:
+                self._busy.add(me)
+                try:
+                    await self._handle(task)
+                finally:
+                    self._busy.discard(me)
+                flow.leave()
+        finally:
+            unbegun = await flow.close()
+            self.work.returned += unbegun
+
+    async def _handle(self, task: Any) -> None:
+        try:
+            await self._handler(task)
+        except asyncio.CancelledError:
+            self.work.returned += 1
+            await self._settle(task, task.release)
+            raise
+        except Exception as error:  # noqa: BLE001  a stranger's code: its error is told and kept with the task
+            logger.warning("task %s, attempt %d: handler failed: %s: %s", task.id, task.attempt, type(error).__name__, error)
+            self.work.failed += 1
+            delay, text = self._rules.retry_delay(task.attempt), reason(error)
+            await self._settle(task, lambda: task.release(delay, text))
+        else:
+            if await self._settle(task, task.ack):
+                self.work.done += 1
+
+    async def _settle(self, task: Any, settle: Callable[[], Awaitable[None]]) -> bool:
+        """Tries while the lease holds: the handler's work is not thrown away because a master changes just now."""
+        pauses = delays()
+        while not task.settled:
+            try:
+                await settle()
+            except TemporaryError as error:
+                if not task.lost:
+                    logger.warning("task %s can't be settled yet: %s", task.id, error)
+                    await asyncio.sleep(next(pauses))
+                    continue
+                self.work.lost += 1
+                return False
+            except LeaseLost:
+                logger.warning("task %s: its lease was lost before it was settled; it is or was worked on again", task.id)
+                self.work.lost += 1
+                return False
+        return True
+
+
+@contextlib.contextmanager
+def _signals_to(call: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT, where this thread may have them; the handlers before are put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            if handler is not None:  # None: set by something that is not Python
+                signal.signal(number, handler)
+
+
+async def work(flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules) -> Work:
+    """Run a worker; see WorkQueue.run."""
+    workers = _Workers(flow, handler, rules)
+    with _signals_to(workers.signalled):
+        return await workers.run()

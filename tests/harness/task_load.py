@@ -1,0 +1,156 @@
+"""Producers and workers of a work queue in threads, a record of what they saw, and the verdict over it.
+
+lost         acked puts that were never leased to the end (must be none)
+unexpected   leased, and never put (must be none)
+returned     leased by a request that began after the task's ack was answered (must be none)
+duplicated   deliveries beyond the first one (told, not judged); unknown: puts without an answer
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from roq.errors import Closed, RoqError
+from roq.workqueue.contract import Ack, Backend, NewTask
+from roq.workqueue.remote import RemoteQueue
+
+LEASE_SECONDS = 3.0
+
+
+@dataclass
+class Verdict:
+    """What came of a load."""
+
+    acked: int
+    done: int
+    lost: list[bytes]
+    unexpected: list[bytes]
+    returned: list[bytes]
+    duplicated: int
+    unknown: int
+    longest_put_seconds: float
+
+    def check(self) -> None:
+        """Raises AssertionError unless it is right."""
+        assert self.acked > 0, "nothing was put"
+        assert not self.lost, f"{len(self.lost)} of {self.acked} lost: {self.lost[:5]}"
+        assert not self.unexpected, f"never put: {self.unexpected[:5]}"
+        assert not self.returned, f"came back after their ack: {self.returned[:5]}"
+
+
+@dataclass
+class TaskLoad:
+    """start(), some faults, finish()."""
+
+    zookeeper: str
+    name: str
+    producers: int = 2
+    workers: int = 2
+    payload_bytes: int = 100
+    pause_seconds: float = 0.0
+    tried: set[bytes] = field(default_factory=set)
+    acked: set[bytes] = field(default_factory=set)
+    done: dict[bytes, float] = field(default_factory=dict)  # when the ack was answered
+    leases: Counter[bytes] = field(default_factory=Counter)
+    returned: list[bytes] = field(default_factory=list)
+    unknown: int = 0
+    longest: float = 0.0
+
+    def start(self) -> None:
+        """Begin to put and to work."""
+        self._stop, self._drained = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._errors: list[BaseException] = []
+        self._producers = [
+            threading.Thread(target=self._run, args=(self._produce, n), daemon=True) for n in range(self.producers)
+        ]
+        self._workers = [threading.Thread(target=self._run, args=(self._work, n), daemon=True) for n in range(self.workers)]
+        for thread in (*self._producers, *self._workers):
+            thread.start()
+
+    def _run(self, body, number: int) -> None:  # type: ignore[no-untyped-def]
+        try:
+            queue = RemoteQueue(self.zookeeper, self.name)
+            try:
+                body(queue, number)
+            finally:
+                queue.close()
+        except BaseException as error:  # noqa: BLE001 - told by finish()
+            self._errors.append(error)
+
+    def _produce(self, queue: Backend, number: int) -> None:
+        count = 0
+        while not self._stop.is_set():
+            count += 1
+            payload = f"{number}.{count}.".encode().ljust(self.payload_bytes, b"x")
+            self.tried.add(payload)
+            started = time.monotonic()
+            try:
+                queue.put([NewTask(payload)])
+                self.acked.add(payload)
+            except Closed:
+                raise
+            except RoqError:
+                self.unknown += 1
+            self.longest = max(self.longest, time.monotonic() - started)
+            time.sleep(self.pause_seconds)
+
+    def _work(self, queue: Backend, number: int) -> None:
+        while not self._drained.is_set():
+            started = time.monotonic()
+            try:
+                _, leases = queue.lease(LEASE_SECONDS, 5, 0.5)
+            except RoqError:
+                continue
+            for lease in leases:
+                with self._lock:
+                    self.leases[lease.payload] += 1
+                    if self.done.get(lease.payload, started) < started:
+                        self.returned.append(lease.payload)
+            try:
+                answers = queue.settle([Ack(lease.token) for lease in leases])
+            except RoqError:
+                continue
+            with self._lock:
+                for lease, answer in zip(leases, answers, strict=True):
+                    if answer is not None:
+                        self.done.setdefault(lease.payload, time.monotonic())
+
+    def stop(self) -> None:
+        """End at once, without a verdict."""
+        self._stop.set()
+        self._drained.set()
+
+    def finish(self, seconds: float = 30.0) -> Verdict:
+        """Stop putting, work until nothing is left, and judge."""
+        self._stop.set()
+        for thread in self._producers:
+            thread.join(seconds)
+        deadline = time.monotonic() + seconds
+        queue = RemoteQueue(self.zookeeper, self.name)
+        try:
+            while time.monotonic() < deadline:
+                status = queue.status()
+                if not status.ready and not status.leased:
+                    break
+                time.sleep(0.1)
+        finally:
+            queue.close()
+            self._drained.set()
+        for thread in self._workers:
+            thread.join(seconds)
+        if self._errors:
+            raise self._errors[0]
+        return Verdict(
+            len(self.acked),
+            len(self.done),
+            sorted(self.acked - self.leases.keys()),
+            sorted(self.leases.keys() - self.tried),
+            self.returned,
+            sum(self.leases.values()) - len(self.leases),
+            self.unknown,
+            self.longest,
+        )

@@ -1,0 +1,214 @@
+"""Every `roq task` command as a real process, on folders; and a move while workers run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roq import blocking
+from tests.integration.test_cli import COMMAND_SECONDS, ROOT, hears_ctrl_c
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def task(*arguments: str, stdin: bytes = b"", code: int = 0) -> subprocess.CompletedProcess[bytes]:
+    done = subprocess.run(
+        [sys.executable, "-m", "roq.cli", "task", *arguments],
+        input=stdin,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
+    assert done.returncode == code, (arguments, done.stdout[-2000:], done.stderr[-2000:])
+    return done
+
+
+def told(*arguments: str, code: int = 0) -> Any:
+    return json.loads(task(*arguments, "--json", code=code).stdout)
+
+
+def started(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "roq.cli", "task", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=hears_ctrl_c,  # noqa: PLW1509
+    )
+
+
+@pytest.fixture(params=["folder", "log"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A plain folder path, which means file:, and a log:."""
+    return str(tmp_path / "tasks") if request.param == "folder" else f"log://{tmp_path}/tasks"
+
+
+def test_tasks_go_through_the_shell(address: str) -> None:
+    ids = task("put", address, stdin=b"one\ntwo\n\xff\xfe\nlast").stdout.decode().split()
+    assert len(ids) == 4
+    assert task("put", address, "--priority", "9", "urgent").stdout
+    first = told("lease", address, "--seconds", "60")
+    assert [(row["payload"], row["attempt"], row["priority"]) for row in first] == [({"text": "urgent"}, 1, 9)]
+    task("ack", address, first[0]["token"])
+    assert b"LeaseLost" in task("ack", address, first[0]["token"], code=1).stderr
+    rows = told("lease", address, "--count", "10")
+    assert [row["payload"] for row in rows] == [{"text": "one"}, {"text": "two"}, {"base64": "//4="}, {"text": "last"}]
+    assert told("lease", address, code=1) == []
+    new = task("extend", address, rows[0]["token"], "--seconds", "300").stdout.decode().strip()
+    task("release", address, rows[1]["token"], "--error", "no disk", "--delay", "600")
+    task("reject", address, rows[2]["token"], "--error", "bad bytes")
+    status = told("status", address)["status"]
+    assert [status[name] for name in ("ready", "delayed", "leased", "dead", "completed", "inserted")] == [0, 1, 2, 1, 1, 5]
+    assert b"inserted" in task("status", address).stdout
+    [delayed] = told("peek", address, "--state", "delayed")
+    assert (delayed["error"], delayed["payload"]) == ("no disk", {"text": "two"})
+    assert b"no disk" in task("peek", address, "--state", "delayed").stdout
+    task("release-all", address)
+    assert told("status", address)["status"]["ready"] == 3
+    assert b"LeaseLost" in task("ack", address, new, code=1).stderr
+    assert b"purge: 3" in task("purge", address).stderr
+
+
+@pytest.mark.parametrize("work_address", ["roq"], indirect=True)
+def test_a_cluster_s_queue_works_from_the_shell(work_address: str) -> None:
+    assert b"WorkQueueNotFound" in task("status", work_address, code=1).stderr
+    task("create", work_address, "--max-attempts", "7")
+    task("put", work_address, stdin=b"one\ntwo")
+    [row] = told("lease", work_address)
+    task("ack", work_address, row["token"])
+    found = told("status", work_address)
+    assert (found["status"]["ready"], found["status"]["completed"], found["settings"]["max_attempts"]) == (1, 1, 7)
+
+
+def test_dead_letters_are_listed_requeued_and_removed(address: str) -> None:
+    task("create", address, "--max-attempts", "1")
+    assert told("status", address)["settings"]["max_attempts"] == 1
+    assert b"WorkQueueConflict" in task("create", address, "--max-attempts", "2", code=1).stderr
+    ids = task("put", address, "a", "b").stdout.decode().split()
+    for row in told("lease", address, "--count", "2"):
+        task("release", address, row["token"], "--error", f"failed on {row['payload']['text']}\nTraceback")
+    letters = told("dead", "ls", address)
+    assert {letter["error"].split("\n")[0] for letter in letters} == {"failed on a", "failed on b"}
+    assert b"failed on a" in task("dead", "ls", address).stdout
+    task("dead", "requeue", address, ids[0])
+    assert b"TaskNotFound" in task("dead", "requeue", address, ids[0], code=1).stderr
+    task("dead", "rm", address, "--all")
+    assert told("dead", "ls", address) == []
+    assert told("status", address)["status"]["ready"] == 1
+    task("dead", "rm", address, code=1)
+
+
+def test_wrong_calls_are_told_in_one_line(tmp_path: Path) -> None:
+    for arguments, name in (
+        (("status", str(tmp_path / "missing")), b"WorkQueueNotFound"),
+        (("purge", str(tmp_path)), b"WorkQueueNotFound"),
+        (("status", "redis://x"), b"InvalidAddress"),
+        (("status", "file://relative"), b"InvalidAddress"),
+        (("put", "memory:", "x"), b"InvalidAddress"),
+        (("put", str(tmp_path / "q"), "--priority", "900", "x"), b"InvalidConfiguration"),
+        (("put", str(tmp_path / "q"), "--delay", "-1", "x"), b"InvalidConfiguration"),
+        (("move", str(tmp_path / "q"), f"file://{tmp_path}/q"), b"CallError"),
+    ):
+        said = task(*arguments, code=1).stderr
+        assert name in said
+        assert said.count(b"\n") == 1
+    task("status", code=2)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_watch_tells_progress_and_keeps_a_picture(address: str, tmp_path: Path) -> None:
+    task("put", address, stdin=b"".join(b"%d\n" % number for number in range(40)))
+    picture = tmp_path / "progress.svg"
+    where = f"file://{address}" if address.startswith("/") else address
+    watching = started("watch", address, "--json", "--every", "0.2", "--until-empty", "--svg", str(picture))
+    with blocking.open_queue(where) as queue:
+        time.sleep(1.0)
+        for one in queue.leases(60, wait_seconds=0):
+            time.sleep(0.02)
+            one.ack()
+    out, _ = watching.communicate(timeout=COMMAND_SECONDS)
+    assert watching.returncode == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines[0]["status"]["inserted"] == 40
+    assert lines[-1]["status"]["completed"] == 40
+    assert lines[-1]["pace"]["left"] == 0
+    assert lines[-1]["pace"]["eta_seconds"] == 0
+    assert max(line["pace"]["completed_per_second"] for line in lines) > 1
+    drawn = ET.parse(picture).getroot()
+    assert len(drawn.findall("{http://www.w3.org/2000/svg}polyline")) == 5
+
+
+@pytest.mark.parametrize("work_address", ["log", "file", "roq"], indirect=True)
+def test_a_move_carries_all_tasks_while_workers_run(tmp_path: Path, work_address: str) -> None:
+    source, target = f"file://{tmp_path}/from", work_address
+    done: list[bytes] = []
+    with blocking.open_queue(source) as giver, blocking.open_queue(target) as taker:
+        payloads = [b"%d" % number for number in range(300)]
+        giver.put_many(payloads[:280])
+        giver.put(b"soon", delay_seconds=2.0, priority=7)
+        [poison] = giver.lease(60, 1)
+        poison.reject("poison")
+
+        def worker(queue: blocking.WorkQueue, wait_seconds: float) -> None:
+            for one in queue.leases(60, wait_seconds=wait_seconds):
+                done.append(one.payload)
+                time.sleep(0.005)
+                one.ack()
+
+        threads = [threading.Thread(target=worker, args=(queue, 6.0)) for queue in (giver, taker)]
+        moving = started("move", source, target, "--json")
+        for thread in threads:
+            thread.start()
+        giver.put_many(payloads[280:])  # while it is under way
+        out, said = moving.communicate(timeout=COMMAND_SECONDS)
+        for thread in threads:
+            thread.join()
+        assert moving.returncode == 0, said
+        moved = json.loads(out)
+        assert (moved["again"], moved["dead_left"]) == (0, 1)
+        assert moved["moved"] > 0
+        assert sorted(done) == sorted([*(payload for payload in payloads if payload != poison.payload), b"soon"])
+        assert (giver.status().ready, giver.status().leased) == (0, 0)
+
+
+def test_a_killed_move_loses_nothing_and_the_next_one_repeats_nothing(tmp_path: Path) -> None:
+    source, target = f"file://{tmp_path}/from", f"log://{tmp_path}/to"
+    with blocking.open_queue(source) as giver, blocking.open_queue(target) as taker:
+        ids = giver.put_many(b"%d" % number for number in range(5000))
+        moving = started("move", source, target)
+        deadline = time.monotonic() + COMMAND_SECONDS
+        while taker.status().inserted < 10:
+            assert time.monotonic() < deadline
+        moving.kill()
+        moving.communicate()
+        giver.release_all()  # rather than wait for its lease to end
+        assert re.search(rb"move: \d+ tasks", task("move", source, target).stderr)
+        assert taker.status().inserted == len(ids)
+        assert giver.status().ready == 0
+
+
+def test_a_following_move_goes_on_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    source, target = f"file://{tmp_path}/from", f"file://{tmp_path}/to"
+    with blocking.open_queue(source) as giver, blocking.open_queue(target) as taker:
+        moving = started("move", source, target, "--follow", "--json")
+        for payload in (b"first", b"second"):
+            giver.put(payload, priority=3)
+            [carried] = taker.lease(60, 1, 15.0)
+            assert (carried.payload, carried.priority) == (payload, 3)
+            carried.ack()
+        moving.send_signal(signal.SIGINT)
+        out, _ = moving.communicate(timeout=COMMAND_SECONDS)
+        assert moving.returncode == 0
+        assert json.loads(out) == {"moved": 2, "again": 0, "dead_left": 0, "stopped": True}

@@ -1,0 +1,399 @@
+"""log: work queues: what only this backend has. Deaths of instances, waiting across processes, snapshots, damage, a full disk.
+
+The verbs: test_workqueue_contract.py. The log underneath, and crashes of the machine: test_local_log.py here and in unit.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roq.errors import Closed, StorageFailed, StorageFull, UnknownFormat, WorkQueueConflict
+from roq.log.local import LocalLog
+from roq.log.local.disk import Disk
+from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Release, Settings, TaskState
+from roq.workqueue.log_queue import LogQueue
+
+pytestmark = pytest.mark.timeout(60)
+ROOT = Path(__file__).parents[2]
+
+PRELUDE = """
+import os, random, sys, time
+from pathlib import Path
+from roq.workqueue.contract import *
+from roq.workqueue.log_queue import LogQueue
+queue = LogQueue(Path(sys.argv[1]), replay_bytes=100_000)
+def say(*words):
+    os.write(1, (" ".join(words) + chr(10)).encode())
+"""
+PRODUCER = (
+    PRELUDE
+    + """
+while True:
+    for id in queue.put([NewTask(os.urandom(random.randrange(200))) for _ in range(random.randrange(1, 5))]):
+        say("put", id)
+    time.sleep(random.uniform(0, 0.01))
+"""
+)
+WORKER = (
+    PRELUDE
+    + """
+acks = []
+while True:
+    answers, tasks = queue.lease(60, 3, 1.0, [Ack(token) for _, token in acks])
+    for (id, _), answer in zip(acks, answers):
+        if answer == "":
+            say("acked", id)
+    acks = [(task.id, task.token) for task in tasks]
+    for id, _ in acks:
+        say("tries", id)
+    if acks and random.random() < 0.5:
+        id, token = acks.pop()
+        if queue.settle([Ack(token)]) == [""]:
+            say("acked", id)
+"""
+)
+HOLDER = (
+    PRELUDE
+    + """
+_, tasks = queue.lease(60, 1, 30)
+say(tasks[0].token)
+if sys.argv[2] == "close":
+    queue.close()
+time.sleep(60)
+"""
+)
+WAITER = (
+    PRELUDE
+    + """
+say("waits")
+_, tasks = queue.lease(60, 1, 30)
+say(tasks[0].id)
+"""
+)
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def kill(process: subprocess.Popen[str]) -> list[str]:
+    """What it had said."""
+    process.kill()
+    return [line.strip() for line in process.communicate()[0].splitlines(keepends=True) if line.endswith("\n")]
+
+
+def lease_one(queue: LogQueue, seconds: float = 60, wait_seconds: float = 5) -> Leased:
+    [task] = queue.lease(seconds, 1, wait_seconds)[1]
+    return task
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "tasks"
+
+
+@pytest.fixture
+def queue(folder: Path) -> Iterator[LogQueue]:
+    one = LogQueue(folder)
+    yield one
+    one.close()
+
+
+# --- deaths -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_task_is_lost_or_comes_back_when_processes_are_killed_at_any_moment(folder: Path) -> None:
+    dice = random.Random(3)
+    LogQueue(folder, log=LocalLog(folder, segment_bytes=64 * 1024)).close()
+    said: list[str] = []
+    running = [start(script, folder) for script in (PRODUCER, PRODUCER, WORKER, WORKER, WORKER)]
+    ended = time.monotonic() + 14
+    while time.monotonic() < ended:
+        time.sleep(dice.uniform(0.1, 0.7))
+        victim = dice.randrange(len(running))
+        said += kill(running[victim])
+        running[victim] = start(PRODUCER if victim < 2 else WORKER, folder)
+    for process in running:
+        said += kill(process)
+    put = {one.split()[1] for one in said if one.startswith("put")}
+    acked = [one.split()[1] for one in said if one.startswith("acked")]
+    assert len(acked) == len(set(acked)), "a task was acked twice"
+    assert len(acked) > 50
+    queue = LogQueue(folder)
+    assert queue.status().leased < 20
+    left: set[str] = set()
+    while tasks := queue.lease(60, 1000, 1.0)[1]:
+        left |= {task.id for task in tasks}
+    tried = {one.split()[1] for one in said if one.startswith("tries")}  # an ack may take effect without having been said
+    assert not put - left - tried, "an acknowledged put is gone"
+    assert len(put - left - set(acked)) < 200
+    assert not left & set(acked), "an acked task came back"
+    assert queue._log.first > 0, "snapshots were taken and the log was trimmed meanwhile"
+    queue._replica.state.check()
+    fresh = LogQueue(folder)
+    fresh.status()
+    assert fresh._replica.state.digest() == queue._replica.state.digest()
+    fresh.close()
+    queue.close()
+
+
+def test_a_dead_workers_task_is_free_at_once_a_closed_ones_when_its_lease_ends(queue: LogQueue, folder: Path) -> None:
+    queue.put([NewTask(b"first")])
+    holder = start(HOLDER, folder, "stay")
+    token = line(holder)
+    assert queue.lease(60, 1, 0.7)[1] == [], "it is alive"
+    kill(holder)
+    began = time.monotonic()
+    task = lease_one(queue)
+    assert time.monotonic() - began < 3, "not after the 60 s of its lease"
+    assert task.attempt == 2
+    assert queue.settle([Ack(token), Ack(task.token)]) == [None, ""]
+    queue.put([NewTask(b"second")])
+    closer = start(HOLDER, folder, "close")
+    token = line(closer)
+    time.sleep(0.2)
+    kill(closer)
+    assert queue.lease(60, 1, 1.2)[1] == [], "closed in good order: its lease goes on"
+    assert queue.settle([Ack(token)]) == [""], "and any process may settle it"
+
+
+def test_waiting_crosses_processes_and_killed_waiters_swallow_no_task(queue: LogQueue, folder: Path) -> None:
+    doomed = [start(WAITER, folder) for _ in range(2)]
+    for waiter in doomed:
+        assert line(waiter) == "waits"
+    time.sleep(0.5)
+    survivor = start(WAITER, folder)
+    assert line(survivor) == "waits"
+    for waiter in doomed:
+        kill(waiter)
+    began = time.monotonic()
+    [id] = queue.put([NewTask(b"x")])
+    assert line(survivor) == id
+    assert time.monotonic() - began < 4
+    kill(survivor)
+
+
+def test_a_waiting_lease_wakes_at_once(queue: LogQueue, folder: Path) -> None:
+    waiter = start(WAITER, folder)
+    assert line(waiter) == "waits"
+    time.sleep(0.5)
+    began = time.monotonic()
+    [id] = queue.put([NewTask(b"x")])
+    assert line(waiter) == id
+    assert time.monotonic() - began < 0.3
+    kill(waiter)
+
+
+# --- time and waiting in one process ----------------------------------------------------------------------------------
+
+
+def test_an_expired_lease_is_ended_once_by_many_who_wait(folder: Path, queue: LogQueue) -> None:
+    queue.put([NewTask(b"x")])
+    first = lease_one(queue, seconds=0.4)
+    others = [LogQueue(folder) for _ in range(4)]
+    got: list[Leased] = []
+    threads = [threading.Thread(target=lambda one=one: got.extend(one.lease(60, 1, 1.5)[1])) for one in others]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    while not got:
+        time.sleep(0.01)
+    assert 0.2 < time.monotonic() - began < 1
+    for thread in threads:
+        thread.join()
+    assert [task.attempt for task in got] == [2]
+    assert queue.settle([Extend(first.token, 5), Ack(got[0].token)]) == [None, ""]
+    for one in others:
+        one.close()
+
+
+def test_closing_ends_a_wait_and_leaves_nothing_in_line(folder: Path, queue: LogQueue) -> None:
+    other = LogQueue(folder)
+    ended: list[type[BaseException]] = []
+
+    def wait() -> None:
+        try:
+            other.lease(60, 1, 20)
+        except Closed as error:
+            ended.append(type(error))
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while len(other._replica.state.waiters) < 3:
+        time.sleep(0.01)
+    other.close()
+    for thread in threads:
+        thread.join(2)
+    assert ended == [Closed] * 3
+    queue.put([NewTask(b"x")])
+    assert lease_one(queue, wait_seconds=0).attempt == 1
+    for call in (lambda: other.put([NewTask(b"")]), other.status, lambda: other.lease(1, 1, 0)):
+        with pytest.raises(Closed):
+            call()
+
+
+def test_an_interrupted_wait_leaves_nothing_in_line(queue: LogQueue) -> None:
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(InterruptedError):
+            queue.lease(60, 1, 10)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not queue._replica.state.waiters
+    queue.put([NewTask(b"x")])
+    assert lease_one(queue, wait_seconds=0).attempt == 1
+
+
+def test_looking_at_an_empty_queue_writes_nothing(queue: LogQueue) -> None:
+    queue.lease(60, 1, 0)
+    before = queue._log.end
+    for _ in range(50):
+        assert queue.lease(60, 1, 0) == ([], [])
+        queue.status()
+        queue.peek(TaskState.READY, 10)
+    assert queue._log.end == before
+
+
+# --- snapshots --------------------------------------------------------------------------------------------------------
+
+
+def test_who_fell_behind_the_trim_goes_on_from_the_snapshot(folder: Path) -> None:
+    slow = LogQueue(folder, log=LocalLog(folder, segment_bytes=16 * 1024), replay_bytes=50_000)
+    busy = LogQueue(folder, replay_bytes=50_000)
+    slow.put([NewTask(b"held")])
+    held = lease_one(slow)
+    while slow._log.first <= slow._replica.position:
+        busy.put([NewTask(b"x" * 100) for _ in range(50)])
+        acks = [Ack(task.token) for task in busy.lease(60, 50, 0)[1]]
+        busy.lease(60, 1, 0, acks)
+        busy.release_all()
+        if busy._replica.chore:
+            busy._replica.chore.join()
+    assert slow.settle([Ack(held.token)]) == [None], "released with all others"
+    slow.status()
+    busy.status()
+    assert slow._replica.state.digest() == busy._replica.state.digest()
+    late = LogQueue(folder)
+    late.status()
+    assert late._replica.state.digest() == busy._replica.state.digest()
+    for one in (slow, busy, late):
+        one.close()
+
+
+# --- bad input and bad disks ------------------------------------------------------------------------------------------
+
+
+def test_settings_are_kept_and_a_contradiction_is_refused(folder: Path) -> None:
+    LogQueue(folder, Settings(max_attempts=3)).close()
+    assert LogQueue(folder).settings == Settings(max_attempts=3)
+    LogQueue(folder, Settings(max_attempts=3)).close()
+    with pytest.raises(WorkQueueConflict):
+        LogQueue(folder, Settings(max_attempts=4))
+    (folder / "settings.json").write_text("{")
+    with pytest.raises(StorageFailed, match="remove it"):
+        LogQueue(folder)
+    (folder / "settings.json").unlink()
+    assert LogQueue(folder).settings.max_attempts == 3
+
+
+def test_records_of_another_version_stop_the_reader(folder: Path, queue: LogQueue) -> None:
+    queue.put([NewTask(b"x")])
+    log = LocalLog(folder)
+    log.append([b"\x02\x90"])
+    for _ in range(2):
+        with pytest.raises(UnknownFormat, match="format 2"):
+            queue.lease(60, 1, 0)
+    late = LogQueue(folder)
+    with pytest.raises(UnknownFormat):
+        late.status()
+    late.close()
+    log.close()
+
+
+def test_a_full_disk_refuses_puts_but_takes_acks_and_recovers(folder: Path) -> None:
+    class FullDisk(Disk):
+        room = 1 << 40
+
+        def allocate(self, descriptor: int, size: int) -> None:
+            if size > self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().allocate(descriptor, size)
+
+    disk = FullDisk()
+    queue = LogQueue(folder, log=LocalLog(folder, segment_bytes=8 * 1024 * 1024, disk=disk), replay_bytes=1024 * 1024)
+    queue.put([NewTask(b"first")])
+    disk.room = 0
+    count = 1
+    while count < 40:
+        try:
+            queue.put([NewTask(bytes(500_000))])
+        except StorageFull:
+            break
+        count += 1
+    assert 16 < count < 30
+    assert queue.status().inserted == count
+    for _ in range(count):
+        assert queue.settle([Ack(lease_one(queue).token)]) == [""]
+    assert queue.status().completed == count
+    disk.room = 1 << 40
+    queue.put([NewTask(bytes(500_000)) for _ in range(20)])
+    assert queue.status().ready == 20
+    queue.close()
+
+
+def test_a_failed_sync_acknowledges_nothing(folder: Path, queue: LogQueue) -> None:
+    class FailingDisk(Disk):
+        def sync(self, descriptor: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    queue.put([NewTask(b"x")])
+    other = LogQueue(folder, log=LocalLog(folder, disk=FailingDisk()))
+    with pytest.raises(StorageFailed):
+        other.put([NewTask(b"y")])
+    for call in (lambda: queue.put([NewTask(b"z")]), lambda: queue.lease(60, 1, 0)):
+        with pytest.raises(StorageFailed):
+            call()
+    assert queue.peek(TaskState.READY, 5)[0].payload == b"x"
+    queue.close()
+    other.close()
+    again = LogQueue(folder)
+    assert lease_one(again).payload == b"x"
+    again.close()
+
+
+def test_tokens_of_others_and_of_older_deliveries_do_nothing(queue: LogQueue, folder: Path) -> None:
+    queue.put([NewTask(b"x")])
+    old = lease_one(queue)
+    assert queue.settle([Release(old.token, error="try again")]) == [""]
+    new = lease_one(queue)
+    assert queue.settle([Ack(old.token), Extend(old.token, 9)]) == [None, None]
+    other = LogQueue(folder)
+    assert other.settle([Extend(new.token, 60)]) == [new.token]
+    assert other.settle([Ack(new.token)]) == [""]
+    assert queue.settle([Ack(new.token)]) == [None]
+    other.close()

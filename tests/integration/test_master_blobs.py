@@ -1,0 +1,205 @@
+"""Payloads kept by stores, seen from their master: copies, time-outs, orphans, dead stores. Real stores, no real log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from roq.errors import LogUnavailable, TaskNotFound
+from roq.log.replicated.directory import StaticDirectory
+from roq.log.replicated.stores import Stores
+from roq.master.blobs import Blobs, Pace
+from roq.master.recent import Recent
+from roq.master.service import Service
+from roq.runtime.observe import Counters
+from roq.store.server import StoreServer
+from roq.wire import master as wire
+from roq.wire.envelope import error_of, open_envelope
+from roq.wire.work_queue import WorkQueueSpec
+from roq.workqueue.records import BlobRef
+from roq.workqueue.state import State
+
+PACE = Pace(heartbeat_seconds=0.1, pending_seconds=0.3, inventory_seconds=0.15, orphan_seconds=0.4)
+PAYLOAD = bytes(range(256)) * 1000
+WAIT_SECONDS = 15.0
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not true():
+            await asyncio.sleep(0.02)
+
+
+class Rig:
+    """Four stores in this process, and the blobs of a master with a write quorum of 3."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.servers: dict[str, StoreServer] = {}
+        self.static = StaticDirectory({})
+        for host in ("h1", "h2", "h3", "h4"):
+            self.open(host)
+        self.stores = Stores(self.static)
+        self.service = Service(State(), Recent(), 1, 65536, self.places)
+        self.counters = Counters()
+        self.answers: dict[int, bytes] = {}
+        self.blobs = Blobs(
+            WorkQueueSpec("log", 3, 2), self.stores, self.service, self.turn, self.barrier, self.now, self.counters, PACE
+        )
+        self._ids = 0
+
+    def open(self, host: str) -> None:
+        server = self.servers[host] = StoreServer(
+            self.directory / host, host, "127.0.0.1", 0, lambda error: None, file_bytes=1024 * 1024
+        )
+        self.static.endpoints[host] = f"tcp://127.0.0.1:{server.port}"
+        self.static.alive.add(host)
+
+    async def end(self, host: str) -> None:
+        """Its process is gone; the directory does not know."""
+        await self.servers.pop(host).close()
+
+    def places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
+        return self.blobs.places(hosts)
+
+    def now(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def turn(self) -> None:
+        batches = self.service.cut()
+        while batches:
+            batch = batches.popleft()
+            self.answers |= {id: message for _, id, message in batch.answers}
+            self.blobs.drop(batch.dropped)
+
+    async def barrier(self) -> None:
+        self.turn()
+
+    async def answer(self, id: int) -> wire.Reply | Exception:
+        await until(lambda: id in self.answers)
+        message = self.answers.pop(id)
+        envelope = open_envelope(message)
+        return error_of(envelope.body) if envelope.kind == 2 else wire.open_answer(message).body
+
+    async def reserve(self, sequence: int = 1, avoid: tuple[str, ...] = ()) -> wire.Reserved:
+        self._ids += 1
+        self.blobs.reserve(b"peer", self._ids, wire.Reserve(7, sequence, len(PAYLOAD), crc(), list(avoid)))
+        self.turn()
+        reserved = await self.answer(self._ids)
+        assert isinstance(reserved, wire.Reserved)
+        return reserved
+
+    async def upload(self, reserved: wire.Reserved) -> None:
+        await self.stores.put_blob([reserved.place.host], reserved.blob, PAYLOAD)
+
+    async def stored(self, blob: str, sequence: int = 1) -> wire.Reply | Exception:
+        self._ids += 1
+        self.blobs.stored(b"peer", self._ids, wire.Stored(7, sequence, blob, wire.Task(b"")))
+        self.turn()
+        return await self.answer(self._ids)
+
+    async def put(self, sequence: int = 1) -> BlobRef:
+        reserved = await self.reserve(sequence)
+        await self.upload(reserved)
+        assert await self.stored(reserved.blob, sequence) == wire.Added([])
+        return self.ref(sequence)
+
+    def ref(self, sequence: int = 1) -> BlobRef:
+        payload = self.service.state.blobs[7, sequence].payload
+        assert isinstance(payload, BlobRef)
+        return payload
+
+    def held(self, prefix: str = "log/") -> dict[str, list[str]]:
+        return {host: server.blobs.names(prefix) for host, server in self.servers.items() if server.blobs.names(prefix)}
+
+    async def close(self) -> None:
+        await self.blobs.close()
+        self.stores.close()
+        for server in self.servers.values():
+            await server.close()
+
+
+def crc() -> int:
+    return crc32(PAYLOAD)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    made = Rig(tmp_path)
+    made.blobs.start()
+    yield made
+    await made.close()
+
+
+async def test_a_payload_is_answered_when_enough_stores_have_it_and_deleted_with_its_task(rig: Rig) -> None:
+    ref = await rig.put()
+    assert len(ref.holders) == 3
+    assert rig.held() == {host: [ref.blob] for host in sorted(ref.holders)}
+    rig.service.take(b"peer", 99, wire.PurgeQueue(), rig.now())
+    rig.turn()
+    await until(lambda: not rig.held())
+
+
+async def test_an_upload_that_never_ends_is_discarded(rig: Rig) -> None:
+    reserved = await rig.reserve()
+    await rig.upload(reserved)
+    assert rig.held() == {reserved.place.host: [reserved.blob]}
+    await until(lambda: not rig.held())
+    assert isinstance(await rig.stored(reserved.blob), TaskNotFound)
+    assert rig.counters["uploads_discarded"] == 1
+
+
+async def test_what_was_not_uploaded_is_not_believed(rig: Rig) -> None:
+    reserved = await rig.reserve()
+    assert isinstance(await rig.stored(reserved.blob), TaskNotFound)
+    assert not rig.service.state.blobs
+
+
+async def test_the_client_can_avoid_a_store(rig: Rig) -> None:
+    avoid = ("h1", "h2", "h3")
+    for sequence in range(1, 6):
+        assert (await rig.reserve(sequence, avoid)).place.host == "h4"
+
+
+async def test_orphans_are_removed_and_nothing_else(rig: Rig) -> None:
+    ref = await rig.put()
+    await rig.stores.put_blob(["h1", "h2"], "log/of-a-master-that-is-gone.1", b"orphan")
+    await rig.stores.put_blob(["h1"], "other/1", b"not ours")
+    spare = next(host for host in rig.servers if host not in ref.holders)
+    await rig.stores.put_blob([spare], ref.blob, PAYLOAD)  # a copy too many, as on a store that came back
+    await until(lambda: rig.held() == {host: [ref.blob] for host in sorted(ref.holders)})
+    assert rig.held("other/") == {"h1": ["other/1"]}
+    await until(lambda: rig.counters["orphans_deleted"] == 3)
+
+
+async def test_what_a_dead_store_held_is_copied(rig: Rig) -> None:
+    ref = await rig.put()
+    dead = ref.holders[0]
+    await rig.end(dead)
+    await until(lambda: dead not in rig.ref().holders)
+    after = rig.ref()
+    assert len(after.holders) == 3
+    assert await rig.stores.get_blob([host for host in after.holders if host not in ref.holders], ref.blob) == PAYLOAD
+    rig.open(dead)
+    await until(lambda: dead not in rig.held())
+
+
+async def test_a_copy_that_was_lost_is_made_again(rig: Rig) -> None:
+    ref = await rig.put()
+    await asyncio.to_thread(rig.servers[ref.holders[1]].blobs.put_aside, ref.blob)
+    await until(lambda: rig.counters["copies_lost"] == 1 and len(rig.ref().holders) == 3)
+    await until(lambda: all(ref.blob in rig.held().get(host, []) for host in rig.ref().holders))
+
+
+async def test_too_few_stores_are_an_error_and_not_a_promise(rig: Rig) -> None:
+    reserved = await rig.reserve()
+    await rig.upload(reserved)
+    for host in [host for host in rig.servers if host != reserved.place.host]:
+        await rig.end(host)
+    assert isinstance(await rig.stored(reserved.blob), LogUnavailable)
+    assert not rig.service.state.blobs

@@ -1,0 +1,179 @@
+"""Renewal of leases: when, with which token, what is retried, what is told as lost. The queue behind it is a script."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from roq.errors import Closed, LogUnavailable
+from roq.workqueue.contract import Ack, Extend, Leased, Settlement
+from roq.workqueue.lease_keeper import HeldTask, LeaseKeeper, done, extended, given_back, released
+
+SECONDS = 0.3
+Answer = Callable[[Sequence[Settlement]], list[str | None]]
+
+
+class Script:
+    """Answers every settlement as told, a new token per extension; keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Settlement]] = []
+        self.answer: Answer = self.renew
+        self.asked = threading.Semaphore(0)
+
+    def renew(self, settlements: Sequence[Settlement]) -> list[str | None]:
+        return [f"{one.token}+" if isinstance(one, Extend) else "" for one in settlements]
+
+    def __call__(self, settlements: Sequence[Settlement]) -> list[str | None]:
+        self.calls.append(list(settlements))
+        self.asked.release()
+        return self.answer(settlements)
+
+    def wait(self, calls: int) -> None:
+        for _ in range(calls):
+            assert self.asked.acquire(timeout=10)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def keeper(script: Script) -> Iterator[LeaseKeeper]:
+    made = LeaseKeeper(script)
+    yield made
+    made.close()
+
+
+def held(name: str = "t", seconds: float = SECONDS) -> HeldTask:
+    leased = Leased(name, name, b"", 1, 0, time.time(), time.time() + seconds)
+    return HeldTask(leased, seconds, time.monotonic())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_lease_is_renewed_at_a_third_with_the_newest_token(script: Script, keeper: LeaseKeeper) -> None:
+    task, began = held(), time.monotonic()
+    keeper.hold([task])
+    script.wait(1)
+    assert 0.09 < time.monotonic() - began < 0.28
+    script.wait(3)
+    assert [call[0].token for call in script.calls[:4]] == ["t", "t+", "t++", "t+++"]
+    assert not task.lost
+    keeper.settle([(task, done)])
+    assert task.settled
+    assert script.calls[-1] == [Ack(task.token)]
+    asked = len(script.calls)
+    time.sleep(SECONDS)
+    assert len(script.calls) == asked
+
+
+def test_leases_of_one_moment_are_renewed_together(script: Script, keeper: LeaseKeeper) -> None:
+    tasks = [held(str(number)) for number in range(50)]
+    for task in tasks:
+        keeper.hold([task])
+    script.wait(1)
+    assert len(script.calls[0]) == 50
+
+
+def test_a_failed_renewal_is_tried_again_until_the_lease_is_over(script: Script, keeper: LeaseKeeper) -> None:
+    def fail(_: Sequence[Settlement]) -> list[str | None]:
+        raise LogUnavailable
+
+    script.answer = fail
+    task = held()
+    keeper.hold([task])
+    script.wait(2)
+    assert not task.lost
+    script.answer = script.renew
+    script.wait(2)
+    assert not task.lost
+    lost = threading.Event()
+    task.watcher = lost.set
+    script.answer = fail
+    assert lost.wait(10)
+    assert task.lost
+
+
+def test_a_refused_renewal_is_told_and_not_repeated(script: Script, keeper: LeaseKeeper) -> None:
+    tasks = [held("a"), held("b")]
+    script.answer = lambda settlements: [None if one.token.startswith("a") else f"{one.token}+" for one in settlements]
+    keeper.hold(tasks)
+    until(lambda: tasks[0].lost)
+    script.wait(3)
+    assert [one.token for one in script.calls[-1]] != []
+    assert all(not one.token.startswith("a") for call in script.calls[1:] for one in call)
+    assert not tasks[1].lost
+
+
+def test_a_settlement_waits_for_the_renewal_under_way_and_has_its_token(script: Script, keeper: LeaseKeeper) -> None:
+    go_on = threading.Event()
+
+    def slow(settlements: Sequence[Settlement]) -> list[str | None]:
+        go_on.wait(10)
+        return script.renew(settlements)
+
+    script.answer = slow
+    task = held(seconds=3.0)
+    keeper.hold([task])
+    script.wait(1)
+    answers: list[list[str | None]] = []
+    acking = threading.Thread(target=lambda: answers.append(keeper.settle([(task, done)])))
+    acking.start()
+    time.sleep(0.1)
+    assert len(script.calls) == 1
+    go_on.set()
+    acking.join(10)
+    assert answers == [[""]]
+    assert script.calls[1] == [Ack("t+")]
+
+
+def test_a_failed_settlement_leaves_the_task_renewed(script: Script, keeper: LeaseKeeper) -> None:
+    def fail(_: Sequence[Settlement]) -> list[str | None]:
+        raise LogUnavailable
+
+    task = held()
+    keeper.hold([task])
+    with pytest.raises(LogUnavailable):
+        keeper.settle([(task, done)], fail)
+    time.sleep(2 * SECONDS)
+    assert not task.lost
+    assert not task.settled
+
+
+def test_an_extension_changes_the_lease_time(script: Script, keeper: LeaseKeeper) -> None:
+    task = held()
+    assert keeper.settle([(task, extended(50.0)), ("bare", released())]) == ["t+", ""]
+    assert task.seconds == 50.0
+    assert task.expires == pytest.approx(time.time() + 50, abs=1)
+    assert task.ends_in(time.monotonic()) > 49
+
+
+def test_closing_tells_what_is_still_held(script: Script) -> None:
+    keeper = LeaseKeeper(script)
+    tasks = [held(name, 5.0) for name in ("begun", "spare", "left", "done", "forgotten")]
+    tasks[0].begun = tasks[2].begun = True
+    keeper.hold(tasks)
+    keeper.let_go(tasks[2])
+    keeper.settle([(tasks[3], done)])
+    left = keeper.close()
+    assert {task.id for task in left} == {"begun", "spare", "left", "forgotten"}
+    wishes = given_back(left, "why")
+    assert {settlement.error for settlement in keeper.begin(wishes) if settlement.token in ("begun", "left")} == {"why"}  # type: ignore[union-attr]
+    with pytest.raises(Closed):
+        keeper.hold(tasks)
+
+
+def test_a_lease_nobody_renews_is_lost_with_its_time() -> None:
+    task = held(seconds=0.05)
+    assert not task.lost
+    until(lambda: task.lost)

@@ -1,0 +1,90 @@
+"""Addresses of work queues: what is understood, and what is refused with a hint."""
+
+from __future__ import annotations
+
+import pytest
+
+from roq.errors import InvalidAddress, InvalidName, WorkQueueConflict
+from roq.workqueue.address import BACKENDS, Place, folder_address, open_backend, parse
+from roq.workqueue.contract import Backend, NewTask, Settings
+from roq.workqueue.file_queue.queue import FileQueue
+from roq.workqueue.log_queue import LogQueue
+from roq.workqueue.memory import MemoryQueue
+from roq.workqueue.remote import RemoteQueue
+from roq.workqueue.shared_memory import SharedMemory
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("memory:", Place("memory", "")),
+        ("memory:jobs", Place("memory", "jobs")),
+        ("file:///data/tasks", Place("file", "/data/tasks")),
+        ("file:///data/with%20blank%23", Place("file", "/data/with blank#")),
+        ("log:///data/tasks/", Place("log", "/data/tasks/")),
+        ("roq://zk1:2181/jobs", Place("roq", "jobs", "zk1:2181")),
+        ("roq://zk1:2181,10.0.0.2:2182,zk3/RoQ/eu/jobs", Place("roq", "jobs", "zk1:2181,10.0.0.2:2182,zk3/RoQ/eu")),
+        ("roq://zk1:2181/two%20words", Place("roq", "two words", "zk1:2181")),
+    ],
+)
+def test_an_address_is_understood(address: str, place: Place) -> None:
+    assert parse(address) == place
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("", "file:///data/tasks"),
+        ("tasks", "file:///data/tasks"),
+        ("/data/my tasks", "file:///data/my%20tasks"),
+        ("./tasks", "file:///absolute/path"),
+        ("redis://localhost", "roq://"),
+        ("file://relative", "three slashes"),
+        ("file://host/data", "three slashes"),
+        ("file:relative", "two slashes"),
+        ("file:///", "no folder"),
+        ("file:///a%00b", "no folder"),
+        ("log:///data?x=1", "%3F"),
+        ("memory://name", "without slashes"),
+        ("roq://zk1:2181", "a queue's name"),
+        ("roq://zk1:2181/", "a queue's name"),
+        ("roq:///name", "ZooKeeper"),
+        ("roq://zk1:99999/name", "host:port"),
+        ("roq://zk1:,zk2:2181/name", "host:port"),
+        ("roq://:2181/name", "host:port"),
+        (7, "a string"),
+    ],
+)
+def test_a_wrong_address_is_refused_with_a_hint(address: str, hint: str) -> None:
+    with pytest.raises(InvalidAddress) as raised:
+        parse(address)
+    assert hint in str(raised.value)
+
+
+def test_a_wrong_name_is_refused() -> None:
+    with pytest.raises(InvalidName):
+        parse("roq://zk1:2181/..")
+
+
+def test_a_folder_s_address_means_the_folder() -> None:
+    for path in ("/data/tasks", "/data/a b#?%é"):
+        assert parse(folder_address(path)).path == path
+
+
+def test_a_private_queue_is_one_s_own_and_a_named_one_is_shared() -> None:
+    first, second = open_backend("memory:", None), open_backend("memory:", None)
+    first.put([NewTask(b"x")])
+    assert second.status().ready == 0
+    one, other = open_backend("memory:shared", Settings(max_attempts=3)), open_backend("memory:shared", None)
+    one.put([NewTask(b"x")])
+    one.close()
+    assert (other.status().ready, other.settings.max_attempts) == (1, 3)
+    with pytest.raises(WorkQueueConflict):
+        open_backend("memory:shared", Settings())
+
+
+def test_every_scheme_has_its_backend() -> None:
+    kinds: list[type[Backend]] = [FileQueue, LogQueue, RemoteQueue]  # mypy: each keeps the contract's signatures
+    others: list[type[Backend]] = [MemoryQueue, SharedMemory]
+    assert [(kind.__module__, kind.__name__) for kind in kinds] == [BACKENDS[scheme] for scheme in ("file", "log", "roq")]
+    assert {type(open_backend(address, None)) for address in ("memory:", "memory:one")} == set(others)

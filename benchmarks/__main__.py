@@ -159,7 +159,7 @@ async def main(arguments: argparse.Namespace) -> None:
         results["moves"] = await planned_moves(arguments)
     if arguments.what in ("failover", "all"):
         results["failover"] = await fail_over_times(arguments)
-    if arguments.what in ("workqueue", "churn", "all"):
+    if arguments.what in ("workqueue", "all"):
         results["workqueue"] = await work_queues(arguments)
     if arguments.what in ("file", "all"):
         results["file"] = file_queues(arguments)

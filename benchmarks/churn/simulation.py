@@ -156,21 +156,27 @@ class Client:
             self.retries += 1
 
     async def dequeue(self) -> int:
-        """The sequence of a value that was read and acknowledged, 0: there was none, -1: it could be read nowhere."""
-        found = await self._master.ask(wire.Lease(self._number, next(self._nonces), 0, LEASE_MS, 1, WAIT_MS, []))
-        if not found.tasks:
-            return 0
-        (task,) = found.tasks
-        good = False
-        for place in task.payload.places:
+        """The sequence of a value that was read and acknowledged; 0: its last copy is gone."""
+        while True:
+            found = await self._master.ask(wire.Lease(self._number, next(self._nonces), 0, LEASE_MS, 1, WAIT_MS, []))
+            if not found.tasks:
+                continue
+            (task,) = found.tasks
+            good = await self._fetch(task.payload)
+            if good or not any(task.payload.blob in node.blobs for node in self._cluster.nodes.values()):
+                await self._master.ask(wire.SettleAll(self._number, 0, [wire.Settle(wire.ACK, task.token)]))
+                return int(task.id.rsplit("-", 1)[1]) if good else 0
+            self.retries += 1  # its holders died, and others have it by now
+            await self._master.ask(wire.SettleAll(self._number, 0, [wire.Settle(wire.RELEASE, task.token)]))
+
+    async def _fetch(self, payload: wire.Elsewhere) -> bool:
+        for place in payload.places:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(UPLOAD_SECONDS):
                     node = await self._cluster.serve(place.host, self._size)
-                    good = task.payload.blob in node.blobs
-            if good:
-                break
-        await self._master.ask(wire.SettleAll(self._number, 0, [wire.Settle(wire.ACK, task.token)]))
-        return int(task.id.rsplit("-", 1)[1]) if good else -1
+                    if payload.blob in node.blobs:
+                        return True
+        return False
 
 
 @contextlib.asynccontextmanager
@@ -207,9 +213,9 @@ async def _churn(scene: Scene) -> Churned:
             nonlocal lost
             for _ in range(scene.operations):
                 sequence = await client.dequeue()
-                if sequence > 0:
+                if sequence:
                     delivered.append(sequence)
-                elif sequence < 0:
+                else:
                     lost += 1
 
         began = loop.time()

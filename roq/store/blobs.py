@@ -34,14 +34,18 @@ _crc = Struct("<I")
 HEADER_BYTES = _header.size + _crc.size
 
 
-@dataclass
+@dataclass(eq=False)
 class _Upload:
+    """users: threads that work on its file; the last one closes it when it is over."""
+
     path: Path
     file: int
     total: int
     crc: int
     received: int = 0
     running: int = 0
+    users: int = 0
+    over: bool = False
     touched: float = field(default_factory=time.monotonic)
 
 
@@ -81,6 +85,7 @@ class Blobs:
         path = self._path(blob)
         if total < 0 or offset < 0 or offset + len(data) > total or (not data and total):
             raise CallError(f"a part of {len(data)} bytes at {offset} of {total}")
+        known: _Upload | None = None
         try:
             if (known := self._upload(blob, path, offset, total, crc)) is None:
                 return  # it is here already
@@ -93,6 +98,15 @@ class Blobs:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(f"no space for blob {blob}") from error
             raise StorageFailed(f"blob {blob}: {error}") from error
+        finally:
+            if known is not None:
+                self._leave(known)
+
+    def _leave(self, upload: _Upload) -> None:
+        with self._lock:
+            upload.users -= 1
+            if upload.over and not upload.users:
+                os.close(upload.file)
 
     def _upload(self, blob: str, path: Path, offset: int, total: int, crc: int) -> _Upload | None:
         with self._lock:
@@ -110,6 +124,7 @@ class Blobs:
             if known is None or known.received != offset:
                 raise TemporaryError(f"blob {blob}: begin again")
             known.touched = time.monotonic()
+            known.users += 1
             return known
 
     def _begin(self, path: Path, total: int, crc: int) -> _Upload:
@@ -129,13 +144,15 @@ class Blobs:
             self._drop(blob)
             raise TemporaryError(f"blob {blob} was damaged on its way")
         os.fsync(upload.file)
-        upload.path.rename(path)
-        sync_directory(path.parent)
         with self._lock:
-            self._uploads.pop(blob, None)
+            if self._uploads.get(blob) is not upload:
+                raise TemporaryError(f"blob {blob}: deleted or begun again meanwhile")
+            upload.path.rename(path)
+            sync_directory(path.parent)
+            del self._uploads[blob]
+            upload.over = True
             self._blobs[blob] = (upload.total, time.time())
             self._bad.discard(blob)
-        os.close(upload.file)
 
     def _fits(self, path: Path, total: int, crc: int) -> bool:
         try:
@@ -158,7 +175,9 @@ class Blobs:
     def _drop_locked(self, blob: str) -> None:
         upload = self._uploads.pop(blob, None)
         if upload is not None:
-            os.close(upload.file)
+            upload.over = True
+            if not upload.users:
+                os.close(upload.file)
             upload.path.unlink(missing_ok=True)
 
     def get(self, blob: str, offset: int, count: int) -> tuple[int, int, bytes]:

@@ -73,6 +73,9 @@ class Compaction:
                 continue
             if segment.state_in <= oldest:
                 yield segment.state(Kind.OPEN if segment.opened else Kind.STATE), state_setter(segment)
+            if segment.places.count(BAD):  # the marks may be in this file; they are few
+                for position in [one for one in range(segment.base, segment.end) if segment.place(one) == BAD]:
+                    yield encode_mark(Kind.BAD, segment.number, position), _nothing
             if not segment.bytes_in.get(oldest):
                 continue
             for position in range(segment.base, segment.end):
@@ -90,7 +93,7 @@ class Compaction:
         found = self._entry(segment, position)
         if found is None:
             segment.put(position, BAD)
-            return encode_mark(Kind.BAD, segment.number, position), lambda number, offset: None
+            return encode_mark(Kind.BAD, segment.number, position), _nothing
         crc, entry = found
 
         def apply(number: int, offset: int) -> None:
@@ -98,3 +101,7 @@ class Compaction:
                 place_entry(segment, position, number << 32 | offset, len(entry))
 
         return encode_entry(segment.number, position, segment.confirmed, crc, entry), apply
+
+
+def _nothing(number: int, offset: int) -> None:
+    """A mark is in no place."""

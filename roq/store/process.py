@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from pathlib import Path
 
 from roq.coordination.session import Session
 from roq.errors import InvalidConfiguration, RoqError, ZooKeeperUnavailable
 from roq.runtime.child import announce_ready, beat, open_board
+from roq.runtime.liveness import BEAT_SECONDS, HeartbeatBoard
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.store.cookie import Cookie, read_cookie, register
@@ -37,6 +39,13 @@ async def check_disk(spec: ChildSpec, directory: Path, cookie: Cookie | None) ->
             await asyncio.sleep(ZOOKEEPER_RETRY_SECONDS)
 
 
+def _beat_for(server: StoreServer, board: HeartbeatBoard, slot: int, ended: threading.Event) -> None:
+    """A thread. A disk that hangs in the middle of a sync must not look like a process that hangs."""
+    while not ended.wait(BEAT_SECONDS):
+        if server.syncing:
+            board.beat(slot)
+
+
 async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     """Serve until `stop`. Raises PortTaken, InvalidConfiguration, StorageFailed."""
     directory = Path(spec.data_dir)
@@ -55,11 +64,14 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     else:
         tasks.start(check_disk(spec, directory, cookie), "disk check")
     server = StoreServer(directory, spec.host, spec.address, spec.ports["clients"], fail, disk_name=cookie.uuid)
+    ended = threading.Event()
+    threading.Thread(target=_beat_for, args=(server, board, spec.slot, ended), name="heartbeat", daemon=True).start()
     control = ShutdownMonitor(spec.process.name, spec.address, spec.ports["control"], stop, server.counters)
     announce_ready(spec)
     try:
         await stop.wait()
     finally:
+        ended.set()
         control.close()
         await server.close()
         await tasks.stop()

@@ -1,7 +1,8 @@
 """The store's sockets and threads around Storage and Blobs. Nothing is decided here.
 
-One thread writes and syncs the journal; while it does, the loop collects what comes next, so a busy store syncs once for
-many entries of many logs. A failed sync ends the store for good: what is on the disk is unknown then.
+While the journal is written and synced, what comes next is collected, so a busy store syncs once for many entries of many
+logs. While the disk is quick the loop itself does that, for handing it over and back takes longer then; a thread does it while
+the disk is slow. A failed sync ends the store for good: what is on the disk is unknown then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,6 +33,8 @@ from roq.wire import store as wire
 from roq.wire.store import Add, Refusal
 
 log = logging.getLogger(__name__)
+QUICK_SECONDS = 0.002  # a sync that takes no longer on the average is not worth a thread
+QUICK_WEIGHT = 0.125  # of the newest sync in that average
 MARKER_SECONDS = 0.02  # idle for so long: prove that the last batch was durable
 PREPARE_RETRY_SECONDS = 1.0  # on a full disk
 COMPACT_EVERY_SECONDS = 1.0
@@ -68,6 +72,9 @@ class StoreServer:
             raise StorageFailed(f"can't open the store in {directory}: {error}") from error
         self._loop = asyncio.get_running_loop()
         self._writing = self._scheduled = self._preparing = self._closed = False
+        self.syncing = False  # the loop is held up by the disk
+        self._sync_seconds = QUICK_SECONDS  # how long one takes, on the average
+        self._written_at = 0.0  # monotonic seconds
         self._marker: asyncio.TimerHandle | None = None
         self._marked = True
         self._followers: dict[str, list[asyncio.Future[None]]] = {}
@@ -77,7 +84,9 @@ class StoreServer:
         self._writes: SimpleQueue[Write | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
-        self._server = RpcServer(address, port, wire.Request, self._handle, wire.NoticeToStore, self._notice, self.counters)
+        self._server = RpcServer(
+            address, port, wire.Request, self._handle, wire.NoticeToStore, self._notice, self.counters, self._next
+        )
         self.port = self._server.port
         self._kick()
         self._start(self._compact())
@@ -86,7 +95,14 @@ class StoreServer:
     def _start(self, work: Any) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Work that broke off would be missing for ever, and nobody would know."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._closed:
+            log.error("background work failed", exc_info=error)
+            self._broken(error if isinstance(error, StorageFailed) else StorageFailed(f"{type(error).__name__}: {error}"))
 
     # --- entries ------------------------------------------------------------------------------------------------------
 
@@ -110,7 +126,6 @@ class StoreServer:
         waiting = self._followers.get(add.segment)
         if waiting and not count:
             self._wake(add.segment)
-        self._kick()
 
     def _wake(self, segment: str) -> None:
         for future in self._followers.pop(segment, ()):
@@ -139,24 +154,43 @@ class StoreServer:
 
     def _mark(self) -> None:
         self._marker = None
-        if not self._writing and not self._closed and (write := self.storage.marker()) is not None:
+        if self._writing or self._closed or self._marked:
+            return
+        left = self._written_at + MARKER_SECONDS - time.monotonic()
+        if left > 0:
+            self._marker = self._loop.call_later(left, self._mark)
+        elif (write := self.storage.marker()) is not None:
             self._marked = True
             self._submit(write)
 
     def _submit(self, write: Write) -> None:
         self._writing = True
-        if self._marker is not None:
-            self._marker.cancel()
-            self._marker = None
-        self._writes.put(write)
+        if self._sync_seconds > QUICK_SECONDS:
+            self._writes.put(write)
+            return
+        self.syncing = True
+        try:
+            self._perform(write)
+        except StorageFailed as error:
+            self._broken(error)
+        else:
+            self._written(write)
+        finally:
+            self.syncing = False
+
+    def _perform(self, write: Write) -> None:
+        began = time.monotonic()
+        self.storage.journal.perform(write)
+        self._sync_seconds += QUICK_WEIGHT * (time.monotonic() - began - self._sync_seconds)
 
     def _write(self) -> None:
-        """The journal's thread."""
+        """The journal's thread, for a slow disk."""
         while (write := self._writes.get()) is not None:
             try:
-                self.storage.journal.perform(write)
-            except StorageFailed as error:
-                self._call(self._broken, error)
+                self._perform(write)
+            except Exception as error:  # whatever it is, nothing more is written: everybody would wait for this thread
+                log.exception("the journal can't be written")
+                self._call(self._broken, error if isinstance(error, RoqError) else StorageFailed(str(error)))
                 return
             self._call(self._written, write)
 
@@ -171,11 +205,14 @@ class StoreServer:
 
     def _written(self, write: Write) -> None:
         self._writing = False
+        self._written_at = time.monotonic()
         self.counters["syncs"] += 1
         self.storage.committed(write)
         for segment in list(self._followers):
             self._wake(segment)
-        if not self._closed:
+        if self.storage.has_pending:
+            self._kick()
+        elif not self._closed:
             self._next()
 
     async def _compact(self) -> None:

@@ -97,6 +97,7 @@ class Shelf:
         self.segments: dict[str, Segment] = {}
         self._by_number: dict[int, Segment] = {}
         self._next_number = 1
+        self._early: dict[int, list[tuple[int, Record]]] = {}  # records of segments whose OPEN or STATE was carried behind them
         self._found: list[Damage] = []
         self.known: set[tuple[int, int]] = set()  # damages on record
         self.damage_in = 0  # journal file of the newest DAMAGE record
@@ -139,6 +140,7 @@ class Shelf:
 
     def loaded(self) -> bytes:
         """End of the scan. The DAMAGE record to write if there is damage not on record yet, else b""."""
+        self._early.clear()
         fresh = [place for place in self._found if (place.number, place.offset) not in self.known]
         if not fresh:
             return b""
@@ -168,17 +170,26 @@ class Shelf:
         if record.kind in (Kind.OPEN, Kind.STATE):
             self._load_state(batch, record)
             return
+        self._next_number = max(self._next_number, record.segment + 1)
         found = self._by_number.get(record.segment)
-        if found is None:
-            return  # deleted before, or its beginning is damaged
-        if record.kind == Kind.ENTRY:
-            if found.fits(record.position, 1):
-                place_entry(found, record.position, batch.number << 32 | (batch.offset + record.offset), record.length)
-            found.confirmed = max(found.confirmed, record.confirmed)
-        elif record.kind == Kind.BAD:
-            found.put(record.position, BAD)
-        elif record.kind == Kind.DELETE:
-            self.forget(found)
+        if record.kind == Kind.DELETE:
+            self._early.pop(record.segment, None)
+            if found is not None:
+                self.forget(found)
+            return
+        place = batch.number << 32 | (batch.offset + record.offset)
+        if found is None:  # its OPEN or STATE follows, or is damaged
+            self._early.setdefault(record.segment, []).append((place, record))
+        else:
+            self._load_entry(found, place, record)
+
+    def _load_entry(self, segment: Segment, place: int, record: Record) -> None:
+        if record.kind == Kind.BAD:
+            segment.put(record.position, BAD)
+            return
+        if segment.fits(record.position, 1):
+            place_entry(segment, record.position, place, record.length)
+        segment.confirmed = max(segment.confirmed, record.confirmed)
 
     def _load_state(self, batch: Batch, record: Record) -> None:
         name = payload_of(batch.body, record).decode()
@@ -186,6 +197,8 @@ class Shelf:
         if segment is None:
             segment = self.segments[name] = self._by_number[record.segment] = Segment(name, record.segment)
             self._next_number = max(self._next_number, record.segment + 1)
+            for place, early in self._early.pop(record.segment, ()):
+                self._load_entry(segment, place, early)
         segment.fenced = segment.fenced_durably = max(segment.fenced, record.position)
         segment.state_in = batch.number
         if record.kind == Kind.OPEN:

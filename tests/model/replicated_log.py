@@ -244,7 +244,7 @@ class Model:
                     named = Segment(last.id, last.first, last.state, one.written)
                     meta = LogMeta(meta.epoch, 1, 2, meta.write_quorum, meta.ack_quorum, 0, (named,))
                     after = after._replace(meta=meta)
-                sent = frames_of(one.writing)
+                sent = frames_of(one)
                 done = recoverer._replace(machine=freeze_recovery(one), meta=meta)
                 yield f"{one.epoch} takes {spare} for {bad}", self._with(after._replace(net=after.net | sent), at, done)
 
@@ -281,7 +281,7 @@ class Model:
         sent: set[Message] = set()
         if one.writing is not None:
             one.writing.check()
-            sent |= frames_of(one.writing)
+            sent |= frames_of(one)
             if one.end is None and one.position != asked:
                 sent |= {("recover", node, epoch, one.position) for node in one.nodes}
         return freeze_recovery(one), frozenset(sent)
@@ -347,5 +347,5 @@ def _run(positions: range) -> tuple[int, int]:
     return positions[0], len(positions)
 
 
-def frames_of(machine: Appending) -> set[Message]:
+def frames_of(machine: Appending | Recovery) -> set[Message]:
     return {("add", node, one.epoch, one.first, len(one.entries), one.confirmed) for node, one in machine.frames()}

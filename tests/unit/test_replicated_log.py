@@ -12,9 +12,10 @@ from roq.log.replicated.appending import Appending
 from roq.log.replicated.health import Health
 from roq.log.replicated.metadata import Fragment, LogMeta, Segment, Snapshot, State
 from roq.log.replicated.placement import choose, rank
+from roq.log.replicated.recovery import Recovery
 from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan
 from roq.log.replicated.settings import LogSettings
-from roq.wire.store import Refusal
+from roq.wire.store import Found, Refusal, entry_crc
 
 ABC = ("a", "b", "c")
 
@@ -158,3 +159,21 @@ def test_metadata_that_make_no_sense_are_noticed() -> None:
     )
     with pytest.raises(AssertionError, match="gap"):
         gap.check()
+
+
+def test_a_recovery_confirms_nothing_to_nodes_before_the_metadata_name_who_has_it() -> None:
+    recovery = Recovery(Segment("s", 1, State.RECOVERY, (Fragment(1, ABC),)), 2, 2)
+    recovery.node_fenced("a", 0)
+    recovery.node_fenced("c", 0)
+    for position in (1, 2):
+        recovery.answered("a", position, [(Found.ENTRY, entry_crc("s", position, b"x"), b"x")])
+        frames = dict(recovery.frames())
+        assert frames["a"].first == position
+        assert frames["a"].confirmed == 0, "or a second recovery would leave position 1 on a alone"
+        assert recovery.writing is not None
+        recovery.writing.added("a", position, 1)
+        if position == 1:
+            recovery.replace(("a", "d"))  # c is silent
+            assert [node for node, _ in recovery.frames()] == ["d"]
+            recovery.writing.added("d", 1, 1)
+            assert recovery.writing.acked == 1

@@ -80,6 +80,7 @@ def unpack(data: bytes, start: int, name: str) -> list[tuple[int, bytes]]:
     """The whole entries in `data`, which begins at position `start`, as (position, payload). Raises StorageFailed at damage."""
     found: list[tuple[int, bytes]] = []
     at, size, head = 0, len(data), _ENTRY.unpack_from
+    marked, mask = -1, 0
     while at + ENTRY_HEAD <= size:
         length, crc, place, durable = head(data, at)
         begin = at + ENTRY_HEAD
@@ -89,7 +90,9 @@ def unpack(data: bytes, start: int, name: str) -> list[tuple[int, bytes]]:
         if end > size:
             break
         payload = data[begin:end]
-        if crc32(payload) ^ crc != ~(durable ^ durable >> 32) & 0xFFFFFFFF:
+        if durable != marked:  # one mark is that of many entries in a row
+            marked, mask = durable, ~(durable ^ durable >> 32) & 0xFFFFFFFF
+        if crc32(payload) ^ crc != mask:
             raise damaged(name, start + at)
         at = end + -length % 8
         found.append((start + at, payload))

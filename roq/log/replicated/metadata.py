@@ -15,6 +15,7 @@ import msgspec
 from roq.errors import CallError, LogFenced
 
 SEGMENTS_MAX = 2_000  # of one log: their JSON must stay far below what a znode holds
+TAKE_OVER_SEGMENTS_MAX = 2_500  # a new writer must come to make the snapshot that is missing
 
 
 class State(StrEnum):
@@ -124,9 +125,9 @@ def close_last(meta: LogMeta, last: int, fragments: tuple[Fragment, ...]) -> Log
     return msgspec.structs.replace(meta, segments=(*meta.segments[:-1], closed))
 
 
-def open_next(meta: LogMeta, id: str, nodes: tuple[str, ...]) -> LogMeta:
+def open_next(meta: LogMeta, id: str, nodes: tuple[str, ...], segments_max: int = SEGMENTS_MAX) -> LogMeta:
     """A new segment behind the last one, which is closed."""
-    if len(meta.segments) >= SEGMENTS_MAX:
+    if len(meta.segments) >= segments_max:
         raise CallError(f"a log has at most {SEGMENTS_MAX} segments: make a snapshot")
     first = max(meta.next_first, meta.trimmed + 1)
     segment = Segment(id, first, State.OPEN, (Fragment(first, nodes),))

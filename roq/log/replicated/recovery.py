@@ -14,11 +14,13 @@ earlier would send the next recovery, should this one die, to nodes that lack wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.metadata import Fragment, Segment
-from roq.wire.store import Found, entry_crc
+from roq.wire.store import Add, Found, entry_crc
 
 
 class Recovery:
@@ -66,6 +68,13 @@ class Recovery:
             elif found == Found.NO_SUCH:
                 self._absent.setdefault(position, set()).add(node)
         self._decide()
+
+    def frames(self) -> Iterator[tuple[str, Add]]:
+        """(node, frame) of what is to be written again. They confirm nothing: the nodes that make it sure need not be named by
+        the metadata yet, and the next recovery, should this one die, must not begin behind it."""
+        assert self.writing is not None
+        for node, frame in self.writing.frames():
+            yield node, msgspec.structs.replace(frame, confirmed=0)
 
     def _decide(self) -> None:
         writing = self.writing

@@ -105,9 +105,7 @@ class TakeOver:
                 await asyncio.sleep(RETRY_SECONDS / 5)  # others must answer first
 
     async def _secure(self, recovery: Recovery) -> None:
-        writing = recovery.writing
-        assert writing is not None
-        for node, frame in writing.frames():
+        for node, frame in recovery.frames():
             self._stores.send(node, frame)
 
     async def _replace_silent(self) -> None:

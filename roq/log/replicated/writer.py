@@ -1,4 +1,4 @@
-"""The writer of a replicated log: shell around Appending. Entries of one turn of the loop leave in one frame per store.
+"""The writer of a replicated log: shell around Appending. An entry leaves at once; what is sent again leaves in few frames.
 
 ZooKeeper is needed to take the log over, to change the ensemble after a store failed, to roll and to make a snapshot; not
 to append. The writer stops for good when it is fenced, when the disks are full, or when too few stores answer for long; what
@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from roq.coordination.session import Session
@@ -20,6 +21,7 @@ from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.chain import Chain
 from roq.log.replicated.directory import Directory
+from roq.log.replicated.done import Done, resolve
 from roq.log.replicated.health import Health
 from roq.log.replicated.metadata import Change, LogMeta, Snapshot
 from roq.log.replicated.placement import choose
@@ -40,11 +42,10 @@ class LogWriter:
         self._loop = asyncio.get_running_loop()
         self._taking: TakeOver | None = None
         self._appending: Appending | None = None
-        self._futures: deque[asyncio.Future[int]] = deque()  # of positions acked+1 …
+        self._dones: deque[Done] = deque()  # of positions acked+1 …
         self._held: list[bytes] = []  # taken while the next segment is being opened
         self._error: RoqError | None = None
         self._failed = asyncio.Event()
-        self._scheduled = False
         self._drained = asyncio.Event()
         self._rolling = False
         self._told = 0  # the confirmed position the stores know
@@ -91,7 +92,7 @@ class LogWriter:
             metadata.owned(meta, self.epoch)
             if recovery is not None and recovery.end is not None:
                 meta = metadata.close_last(meta, recovery.end, recovery.written)
-            return metadata.open_next(meta, segment, nodes)
+            return metadata.open_next(meta, segment, nodes, metadata.TAKE_OVER_SEGMENTS_MAX)
 
         self._open(await chain.change(begin))
         self._start(self._look_after())
@@ -155,6 +156,12 @@ class LogWriter:
         Raises PayloadTooLarge, LogUnavailable (too much is on its way: wait for some of it), and what stopped the writer. The
         future raises LogFenced, LogUnavailable, StorageFull: the outcome is unknown then.
         """
+        future: asyncio.Future[int] = self._loop.create_future()
+        self.write(entry, partial(resolve, future))
+        return future
+
+    def write(self, entry: bytes, done: Done) -> None:
+        """As `append`; `done` is called with the position or the error, in the turn of the loop that brings it."""
         if self._error is not None:
             raise self._error
         appending, health = self._appending, self._health
@@ -162,22 +169,17 @@ class LogWriter:
         assert health is not None
         if len(entry) > wire.ENTRY_BYTES_MAX:
             raise PayloadTooLarge(f"{len(entry)} bytes: an entry has at most {wire.ENTRY_BYTES_MAX}")
-        if appending.bytes_pending > self.settings.window_bytes or len(self._futures) >= self.settings.window_entries:
+        if appending.bytes_pending > self.settings.window_bytes or len(self._dones) >= self.settings.window_entries:
             raise LogUnavailable("too many entries are not acknowledged yet")
         if self._rolling:
             self._held.append(entry)
         else:
             appending.append(entry)
             health.took(entry)
-        future: asyncio.Future[int] = self._loop.create_future()
-        self._futures.append(future)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
-        return future
+        self._dones.append(done)
+        self._flush()
 
     def _flush(self) -> None:
-        self._scheduled = False
         appending = self._appending
         if appending is None or self._error is not None:
             return
@@ -207,9 +209,7 @@ class LogWriter:
 
     def _acknowledge(self, before: int, acked: int) -> None:
         for position in range(before + 1, acked + 1):
-            future = self._futures.popleft()
-            if not future.done():
-                future.set_result(position)
+            self._dones.popleft()(position)
         if acked > before and self._confirm_timer is None:
             self._confirm_timer = self._loop.call_later(self.settings.confirm_seconds, self._confirm)
         if self._appending is not None and self._appending.drained:
@@ -239,11 +239,9 @@ class LogWriter:
         self._error = error
         reason = f"{type(error).__name__}: {error}"
         log.warning("the log's writer stops", extra={"fields": {"log": self.log_id, "reason": reason}})
-        for future in self._futures:
-            if not future.done():
-                future.set_exception(type(error)(str(error)))
-                future.exception()  # a caller that has gone need not be told
-        self._futures.clear()
+        dones, self._dones = self._dones, deque()
+        for done in dones:
+            done(type(error)(str(error)))
         self._drained.set()
         self._failed.set()
 

@@ -1,0 +1,72 @@
+"""Blobs of a store: what happens to an upload that is deleted or begun again while a part is being written."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from roq.errors import CallError, TemporaryError
+from roq.store.blobs import Blobs
+
+DATA = b"0123456789" * 100
+CRC = crc32(DATA)
+
+
+def descriptors() -> set[str]:
+    return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")}
+
+
+@pytest.mark.parametrize("meanwhile", ["deleted", "begun again"])
+def test_an_upload_that_is_over_while_its_last_part_is_synced_closes_its_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """The descriptor must not be used or closed a second time: its number may be another file's by then."""
+    blobs = Blobs(tmp_path, 0)
+    syncing, go_on = threading.Event(), threading.Event()
+    sync, synced, closed = os.fsync, list[int](), list[int]()
+
+    def slow_sync(file: int) -> None:
+        synced.append(file)
+        if len(synced) == 1:
+            syncing.set()
+            assert go_on.wait(10)
+        sync(file)
+
+    def close(file: int) -> None:
+        closed.append(file)
+        real_close(file)
+
+    real_close = os.close
+    monkeypatch.setattr(os, "fsync", slow_sync)
+    errors: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            blobs.put("b", 0, len(DATA), CRC, DATA)
+        except TemporaryError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    assert syncing.wait(10)
+    monkeypatch.setattr(os, "close", close)
+    if meanwhile == "deleted":
+        blobs.delete("b")
+    else:
+        blobs.put("b", 0, len(DATA), CRC, DATA[:10])
+    assert synced[0] not in closed
+    go_on.set()
+    thread.join(10)
+    assert len(errors) == 1
+    assert not any(path.endswith("(deleted)") and str(tmp_path) in path for path in descriptors())
+    assert closed.count(synced[0]) == 1
+    if meanwhile == "deleted":
+        with pytest.raises(CallError, match="deleted"):
+            blobs.put("b", 0, len(DATA), CRC, DATA)
+    else:
+        blobs.put("b", 10, len(DATA), CRC, DATA[10:])
+        assert blobs.get("b", 0, len(DATA)) == (len(DATA), CRC, DATA)

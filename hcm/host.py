@@ -142,11 +142,11 @@ class Host:
                     await self._empty.wait()
         except TimeoutError:
             log.error("processes that can't be stopped are left", extra={"fields": {"names": sorted(self._managed)}})
-        await self._directory.save(self.state)
+        await self._directory.save_at_last(self.state)
 
     async def close(self) -> None:
         """Remember everything and let go; living children live on."""
-        await self._directory.save(self.state)
+        await self._directory.save_at_last(self.state)
         await self._children.close()
         self.board.close()
 

@@ -11,8 +11,11 @@ each child its specification, ports, slot, pid and start time. Whoever holds the
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import fcntl
 import hashlib
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +26,10 @@ from roq.errors import CallError, InvalidConfiguration
 from roq.runtime.liveness import SLOTS
 from roq.wire.assignment import ProcessSpec
 
+log = logging.getLogger(__name__)
+
+FULL_RETRY_SECONDS = 1.0  # on a full disk
+LAST_SAVE_SECONDS = 5.0  # of an HCM that leaves
 FILE_NAME_BYTES_MAX = 200  # file systems allow 255; a suffix must still fit
 LOGS_KEPT = 200  # of processes that are no more
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -136,7 +143,7 @@ class StateDirectory:
         return state
 
     async def save(self, state: LocalState) -> None:
-        """Returns when a successor will find what `state` is now.
+        """Returns when a successor will find what `state` is now; on a full disk, that is when there is room again.
 
         After a power cut it may find the state before, whole: the processes are dead then, and ZooKeeper's own fence keeps
         a deposed GCM from writing. So the folder entry itself is not synced.
@@ -144,9 +151,28 @@ class StateDirectory:
         write = asyncio.ensure_future(self._write(msgspec.json.encode(state)))
         await asyncio.shield(write)  # a cancelled caller must not set the next writer free while a thread still writes
 
+    async def save_at_last(self, state: LocalState) -> None:
+        """Save, but let no full disk keep the HCM from leaving: a successor finds out which processes are dead by itself."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SAVE_SECONDS):
+                await self.save(state)
+
     async def _write(self, data: bytes) -> None:
         async with self._writing:
-            await asyncio.to_thread(self._replace, data)
+            while not await asyncio.to_thread(self._replaced, data):  # noqa: ASYNC110 - nobody tells of new room
+                await asyncio.sleep(FULL_RETRY_SECONDS)
+
+    def _replaced(self, data: bytes) -> bool:
+        """False: the disk is full. What runs on this host needs not die of that."""
+        try:
+            self._replace(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            fields = {"path": str(self.path)}
+            log.error("no room to remember what this host runs: nothing new is started", extra={"fields": fields})
+            return False
+        return True
 
     def _replace(self, data: bytes) -> None:
         temporary = self.path / "state.json.new"

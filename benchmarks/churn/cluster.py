@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from roq.errors import DeadlineExceeded, TaskNotFound
+from roq.errors import DeadlineExceeded, RoqError, TaskNotFound
 from roq.log.replicated.directory import StaticDirectory
 from roq.log.replicated.stores import Stores
 from roq.wire import store as wire
@@ -144,19 +145,12 @@ class SimulatedLog:
     def __init__(self, speeds: Speeds) -> None:
         self._seconds, self._position, self._last = speeds.log, 0, 0.0
 
-    def append(self, entry: bytes) -> asyncio.Future[int]:
+    def write(self, entry: bytes, done: Callable[[int | RoqError], None]) -> None:
         """See roq.master.reign.Writer."""
         loop = asyncio.get_running_loop()
         self._position += 1
-        durable: asyncio.Future[int] = loop.create_future()
         self._last = max(loop.time() + self._seconds, self._last + INSTANT)  # entries are durable in their order
-        loop.call_at(self._last, _resolve, durable, self._position)
-        return durable
-
-
-def _resolve(future: asyncio.Future[int], position: int) -> None:
-    if not future.done():
-        future.set_result(position)
+        loop.call_at(self._last, done, self._position)
 
 
 class Fate:

@@ -46,8 +46,8 @@ def chaos(  # noqa: PLR0913, PLR0917  one parameter per flag
     """Kill, pause and partition everything under load, heal it, drain, and judge: exit code 1 if anything was violated.
 
     --soak: ZooKeeper, the first host, the first GCM and the first queue's processes there are only frozen for moments, so that
-    there are processes that live through it; what they take must be flat. Needs a long run: judged is what is left of it after a
-    third, 10 minutes at most.
+    there are processes that live through it; what they take must be flat. Needs a long run: judged is what is left of it after
+    a third, 10 minutes at most.
     """
     if local == docker:
         raise CallError("where? give --local or --docker")

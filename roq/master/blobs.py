@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from roq.errors import LogUnavailable, RoqError, TaskNotFound, TemporaryError
+from roq.errors import LogUnavailable, RoqError, StorageFull, TaskNotFound, TemporaryError
 from roq.ids import new_token
 from roq.log.replicated.placement import rank
 from roq.log.replicated.stores import Stores
+from roq.master.places import Places
 from roq.master.requests import check_stored
 from roq.master.service import Service
 from roq.runtime.observe import Counters
@@ -85,34 +88,38 @@ class Blobs:
         self._reign = reign or new_token()
         self._count = 0
         self._pending: dict[str, _Pending] = {}
-        self._missed: dict[str, int] = {}
+        self._places = Places(stores.directory, pace.missed_beats, self._loop.time)
         self._copying: set[tuple[str, str]] = set()  # blob, target
+        self._removing: set[tuple[str, str]] = set()  # blob, host: being deleted there as an orphan
         self._restoring: set[TaskKey] = set()
         self._slots = asyncio.Semaphore(pace.copies_at_once)
         self._first_slots = asyncio.Semaphore(pace.first_copies_at_once)
         self._repairs = asyncio.Semaphore(pace.copies_at_once)
         self._deletions = asyncio.Semaphore(pace.deletions_at_once)
         self._repair_due = asyncio.Event()
-        self._tasks = Tasks(lambda error: None)
+        self._tasks = Tasks(lambda error: None)  # which logs the error; who depends on it, see _keep_on and _complete
+        self._closed = False
 
     def start(self) -> None:
         """Watch over them until close()."""
-        self._tasks.start(self._watch(), "stores' heartbeats")
-        self._tasks.start(self._keep_copies(), "copies of blobs")
-        self._tasks.start(self._look_for_orphans(), "inventory")
+        self._keep_on(self._watch, "stores' heartbeats")
+        self._keep_on(self._keep_copies, "copies of blobs")
+        self._keep_on(self._look_for_orphans, "inventory")
+
+    def _keep_on(self, watch: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Run it for ever: should it break, which is logged, begin it again."""
+        if not self._closed:
+            self._tasks.start(watch(), name).add_done_callback(partial(self._broke, watch, name))
+
+    def _broke(self, watch: Callable[[], Coroutine[Any, Any, None]], name: str, ended: asyncio.Task[None]) -> None:
+        if not ended.cancelled():
+            self._counters["watches_broken"] += 1
+            self._loop.call_later(self._pace.heartbeat_seconds, self._keep_on, watch, name)
 
     async def close(self) -> None:
         """Leave the rest to the next reign."""
+        self._closed = True
         await self._tasks.stop()
-
-    # --- which stores -------------------------------------------------------------------------------------------------
-
-    def live(self) -> list[str]:
-        """Hosts whose store answers."""
-        return [host for host in self._stores.directory.hosts() if not self._dead(host)]
-
-    def _dead(self, host: str) -> bool:
-        return self._missed.get(host, 0) >= self._pace.missed_beats
 
     def _wanted(self, live: int) -> int:
         """How many copies a blob has."""
@@ -133,10 +140,11 @@ class Blobs:
             raise TemporaryError("too many payloads are on their way: try again")
         self._count += 1
         blob = f"{self._prefix}{self._reign}.{self._count}"
-        live = self.live()
-        ranked = rank(blob, [host for host in live if host not in request.avoid] or live)
+        places = self._places
+        roomy = places.roomy() or places.live()
+        ranked = rank(blob, [host for host in roomy if host not in request.avoid] or roomy)
         for host in ranked:
-            endpoint = self._stores.directory.endpoint(host)
+            endpoint = places.endpoint(host)
             if endpoint is not None:
                 deadline = self._loop.time() + self._pace.pending_seconds
                 self._pending[blob] = _Pending(host, request.size, request.crc, deadline)
@@ -164,9 +172,11 @@ class Blobs:
             holders = await self._copied(blob, pending)
         except RoqError as error:
             log.warning("payload not copied", extra={"fields": {"blob": blob, "reason": str(error)}})
-            for peer, id in pending.waiting:
-                self._service.refuse(peer, id, error)
-            pending.waiting.clear()
+            self._not_added(pending, error)
+        except Exception as error:
+            self._not_added(pending, TemporaryError(f"{type(error).__name__} while the payload was copied"))
+            self._turn()
+            raise
         else:
             del self._pending[blob]
             payload = BlobRef(blob, pending.size, pending.crc, holders)
@@ -175,25 +185,35 @@ class Blobs:
             self._counters["blobs_added"] += 1
         self._turn()
 
+    def _not_added(self, pending: _Pending, error: RoqError) -> None:
+        while pending.waiting:
+            self._service.refuse(*pending.waiting.pop(), error)
+
     async def _copied(self, blob: str, pending: _Pending) -> tuple[str, ...]:
         """The hosts that have it, enough of them. Raises LogUnavailable, or that the first one has not."""
         head = await self._stores.request(pending.host, store_wire.GetBlob(blob, 0, 0), store_wire.BlobPart)
         if (head.total, head.crc) != (pending.size, pending.crc):
             raise TaskNotFound("what was stored is not what was announced: begin again")
-        return await self._spread(blob, pending.size, pending.host, self._wanted(len(self.live())))
+        wanted = self._wanted(len(self._places.roomy()))
+        holders = await self._spread(blob, pending.size, (pending.host,), wanted, self._first_slots)
+        if len(holders) < (wanted := self._wanted(len({*holders, *self._places.roomy()}))):  # some turned out to be full
+            raise LogUnavailable(f"{wanted} stores are needed for a payload, {len(holders)} have it")
+        return holders
 
-    async def _spread(self, blob: str, size: int, first: str, wanted: int) -> tuple[str, ...]:
-        """Have `first` copied until `wanted` hosts have it. Raises LogUnavailable if they can't be found soon."""
-        tried = {first}
-        holders: tuple[str, ...] = (first,)
+    async def _spread(
+        self, blob: str, size: int, holders: tuple[str, ...], wanted: int, slots: asyncio.Semaphore
+    ) -> tuple[str, ...]:
+        """Have it copied until `wanted` hosts have it; those that have. One that can't take it keeps no other from it."""
+        tried = set(holders)
         for _ in range(ROUNDS):
-            spare = [host for host in rank(blob, self.live()) if host not in tried]
+            spare = [host for host in rank(blob, self._places.roomy()) if host not in tried | self._being_removed(blob)]
             targets = spare[: wanted - len(holders)]
             tried.update(targets)
-            holders += await self._copy_to(blob, size, holders, targets, self._first_slots)
-            if len(holders) >= wanted:
-                return holders
-        raise LogUnavailable(f"{wanted} stores are needed for a payload, {len(holders)} have it")
+            new = await self._copy_to(blob, size, holders, targets, slots)
+            holders += new
+            if len(holders) >= wanted or (not new and blob in self._pending):
+                break  # of a new one it is more likely that the first copy is gone than all the others
+        return holders
 
     async def _copy_to(
         self, blob: str, size: int, holders: tuple[str, ...], targets: list[str], slots: asyncio.Semaphore
@@ -209,11 +229,13 @@ class Blobs:
         try:
             async with slots:
                 for source in holders:
-                    if self._dead(source):
+                    if self._places.dead(source):
                         continue
                     try:
                         await self._stores.copy_blob(source, target, blob, seconds)
                     except RoqError as error:
+                        if isinstance(error, StorageFull):
+                            self._places.full(target)
                         fields = {"blob": blob, "source": source, "target": target, "reason": str(error)}
                         log.warning("copy failed", extra={"fields": fields})
                     else:
@@ -226,7 +248,7 @@ class Blobs:
 
     def places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
         """Where a client finds a blob, the living first."""
-        found = [(self._dead(host), host, self._stores.directory.endpoint(host)) for host in hosts]
+        found = [(self._places.dead(host), host, self._places.endpoint(host)) for host in hosts]
         return tuple(wire.Place(host, endpoint) for _, host, endpoint in sorted(found, key=lambda one: one[0]) if endpoint)
 
     def drop(self, blobs: Iterable[BlobRef]) -> None:
@@ -236,7 +258,7 @@ class Blobs:
 
     async def _delete(self, blob: str, hosts: Iterable[str]) -> None:
         async with self._deletions:
-            living = [host for host in hosts if not self._dead(host)]  # the others have orphans when they come back
+            living = [host for host in hosts if not self._places.dead(host)]  # the others have orphans when they come back
             self._counters["blobs_deleted"] += len(await self._stores.delete_blob(living, blob))
 
     # --- watching -----------------------------------------------------------------------------------------------------
@@ -252,20 +274,18 @@ class Blobs:
                 self._tasks.start(self._delete(blob, (one.host,)), f"discard {blob}")
             if not self._service.state.blobs and not self._pending:
                 continue
-            hosts = {*self._stores.directory.hosts(), *self._holders()}
+            hosts = {*self._places.registered(), *self._holders()}
             answers = await asyncio.gather(*(self._beats(host) for host in hosts))
             for host, beats in zip(hosts, answers, strict=True):
-                before = self._dead(host)
-                self._missed[host] = 0 if beats else self._missed.get(host, 0) + 1
-                if before != self._dead(host):
-                    log.warning("store dead" if self._dead(host) else "store back", extra={"fields": {"host": host}})
+                if self._places.beat(host, beats):
+                    log.warning("store dead" if self._places.dead(host) else "store back", extra={"fields": {"host": host}})
                     self._repair_due.set()
 
     def _holders(self) -> set[str]:
         return {host for task in self._service.state.blobs.values() for host in task.payload.holders}  # type: ignore[union-attr]
 
     async def _beats(self, host: str) -> bool:
-        if host not in self._stores.directory.hosts():
+        if host not in self._places.registered():
             return False
         try:
             await self._stores.request(host, store_wire.DescribeStore(), store_wire.StoreView, self._pace.heartbeat_seconds)
@@ -279,7 +299,7 @@ class Blobs:
         """Blobs with too few living holders get others."""
         while True:
             self._repair_due.clear()
-            live = self.live()
+            live = self._places.live()
             for key, task in self._service.state.blobs.items():
                 if key not in self._restoring and self._lacks(task, live):
                     self._restoring.add(key)
@@ -294,23 +314,29 @@ class Blobs:
         if not isinstance(task.payload, BlobRef):
             return False
         alive = [host for host in task.payload.holders if host in live]
-        return bool(alive) and len(alive) < min(self._spec.write_quorum, len(live))
+        return bool(alive) and len(alive) < self._possible(alive)
+
+    def _possible(self, alive: Iterable[str]) -> int:
+        """How many copies there can be of what these hosts have."""
+        return min(self._spec.write_quorum, len({*alive, *self._places.roomy()}))
+
+    def _being_removed(self, blob: str) -> set[str]:
+        return {host for removed, host in self._removing if removed == blob}
 
     async def _restore(self, key: TaskKey) -> None:
         """One round of copies, from what is known when its turn has come. What lacks still is tried again soon."""
         try:
             async with self._repairs:
-                task, live = self._service.state.blobs.get(key), self.live()
+                task, live = self._service.state.blobs.get(key), self._places.live()
                 if task is None or not self._lacks(task, live) or not isinstance(blob := task.payload, BlobRef):
                     return
                 alive = tuple(host for host in blob.holders if host in live)
-                spare = [host for host in rank(blob.blob, live) if host not in alive]
-                wanted = min(self._spec.write_quorum, len(live)) - len(alive)
-                new = await self._copy_to(blob.blob, blob.size, alive, spare[:wanted], self._slots)
-            if new and self._service.replace(key, blob, (*alive, *new), self._now()):
+                wanted = self._possible(alive)
+                holders = await self._spread(blob.blob, blob.size, alive, wanted, self._slots)
+            if holders != alive and task.payload == blob and self._service.replace(key, blob, holders, self._now()):
                 self._counters["blobs_restored"] += 1
                 self._turn()
-            if len(new) < wanted:
+            if len(holders) < wanted:
                 self._loop.call_later(self._pace.heartbeat_seconds, self._repair_due.set)
         finally:
             self._restoring.discard(key)
@@ -320,34 +346,48 @@ class Blobs:
     async def _look_for_orphans(self) -> None:
         while True:
             await asyncio.sleep(self._pace.inventory_seconds)
-            for host in self.live():
+            for host in self._places.live():
                 try:
                     await self._compare(host)
                 except RoqError as error:
                     log.info("no inventory", extra={"fields": {"host": host, "reason": str(error)}})
 
     async def _compare(self, host: str) -> None:
-        """Delete what no task of ours keeps on this host; note what it should have and has not."""
+        """Delete what nobody needs on this host, note what it lost; what came or went while it was counting is neither."""
+        before = self._wanted_on(host)
         held = await self._stores.inventory(host, self._prefix)
-        wanted = {
-            task.payload.blob: (key, task.payload)
-            for key, task in self._service.state.blobs.items()
-            if isinstance(task.payload, BlobRef) and host in task.payload.holders
-        }
-        orphans = [one.blob for one in held if one.age > self._pace.orphan_seconds and self._is_orphan(one.blob, host, wanted)]
-        if orphans:
+        old = [one.blob for one in held if one.age > self._pace.orphan_seconds]
+        if self._orphans(host, old):
             await self._barrier()  # what we know to be gone is gone for good, and we are still the master
-            for blob in orphans:
-                await self._delete(blob, (host,))
-            self._counters["orphans_deleted"] += len(orphans)
-        missing = wanted.keys() - {one.blob for one in held}
-        for key, lost in [wanted[name] for name in missing]:
+            await self._remove(host, self._orphans(host, old))
+        for name in before.keys() - {one.blob for one in held}:
+            key, lost = before[name]
             task = self._service.state.blobs.get(key)
             if task is not None and task.payload == lost:
                 await self._lost(host, key, lost)
 
-    def _is_orphan(self, blob: str, host: str, wanted: dict[str, tuple[TaskKey, BlobRef]]) -> bool:
-        return blob not in wanted and blob not in self._pending and (blob, host) not in self._copying
+    def _wanted_on(self, host: str) -> dict[str, tuple[TaskKey, BlobRef]]:
+        """What the host should have, by name."""
+        return {
+            task.payload.blob: (key, task.payload)
+            for key, task in self._service.state.blobs.items()
+            if isinstance(task.payload, BlobRef) and host in task.payload.holders
+        }
+
+    def _orphans(self, host: str, blobs: list[str]) -> list[str]:
+        wanted, pending, copying = self._wanted_on(host), self._pending, self._copying
+        return [blob for blob in blobs if blob not in wanted and blob not in pending and (blob, host) not in copying]
+
+    async def _remove(self, host: str, orphans: list[str]) -> None:
+        """Delete them, and copy none of them there again before that is done."""
+        places = {(blob, host) for blob in orphans}
+        self._removing |= places
+        try:
+            for blob in orphans:
+                await self._delete(blob, (host,))
+        finally:
+            self._removing -= places
+        self._counters["orphans_deleted"] += len(orphans)
 
     async def _lost(self, host: str, key: TaskKey, blob: BlobRef) -> None:
         """A living store has lost its copy, or put a damaged one aside."""

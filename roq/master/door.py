@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 
 from roq.errors import FrameError
-from roq.runtime import sockets
 from roq.runtime.observe import Counters, Refusals
+from roq.runtime.router import Router
 from roq.wire import master as wire
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
@@ -16,12 +16,21 @@ log = logging.getLogger(__name__)
 
 
 class Door:
-    """Bound at address:port (0: any free one). take(peer, id, request): must not block, nor raise."""
+    """Bound at address:port (0: any free one). take(peer, id, request): must not block, nor raise; taken(): called once after
+    those that came together."""
 
-    def __init__(self, address: str, port: int, take: Callable[[bytes, int, wire.Request], None], counters: Counters) -> None:
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        take: Callable[[bytes, int, wire.Request], None],
+        taken: Callable[[], None],
+        counters: Counters,
+    ) -> None:
         self._take, self._counters = take, counters
         self._refusals = Refusals(log, counters)
-        self._link, self.port = sockets.router_link(address, port, self._message)
+        self._router = Router(address, port, self._message, taken)
+        self.port = self._router.port
 
     def _message(self, parts: list[bytes]) -> None:
         try:
@@ -47,8 +56,8 @@ class Door:
 
     def send(self, peer: bytes, message: bytes) -> bool:
         """False if the peer is gone."""
-        return self._link.send((peer, message))
+        return self._router.send((peer, message))
 
     def close(self) -> None:
         """Close the socket."""
-        self._link.close()
+        self._router.close()

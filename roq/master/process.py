@@ -43,6 +43,7 @@ BLOB_BYTES = 64 * 1024  # payloads from here on do not pass the master
 GRACE_MS = 2_000  # after a take-over no lease ends: those who hold one must find the new master first
 SNAPSHOT_BYTES_MIN = 32 * 1024 * 1024  # of the log since the last snapshot
 SNAPSHOT_RATIO = 3  # … and this many times the last snapshot's size, so that making them stays a small part of the work
+SNAPSHOT_SEGMENTS = 100  # of the log are too many, however small: one without a snapshot ends at SEGMENTS_MAX
 SNAPSHOT_LOOK_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Master:
         self._tasks = Tasks(lambda error: stop.set())
         control = spec.ports["control"]
         self._control = ShutdownMonitor(spec.process.name, spec.address, control, stop, self.counters, self._configure)
-        self._door = Door(spec.address, spec.ports["clients"], self._take, self.counters)
+        self._door = Door(spec.address, spec.ports["clients"], self._take, self._taken, self.counters)
 
     @property
     def _active(self) -> bool:
@@ -90,12 +91,14 @@ class Master:
             self._door.send(peer, seal_error(id, error))
         elif type(request) is wire.Reserve:
             blobs.reserve(peer, id, request)
-            reign.turn()
         elif type(request) is wire.Stored:
             blobs.stored(peer, id, request)
-            reign.turn()
         else:
             reign.take(peer, id, request)
+
+    def _taken(self) -> None:
+        if self._reign is not None:
+            self._reign.look()
 
     # --- reigns -------------------------------------------------------------------------------------------------------
 
@@ -160,6 +163,7 @@ class Master:
             await asyncio.gather(following, return_exceptions=True)
 
     async def _serve_from(self, follower: Follower, writer: LogWriter) -> None:
+        self._clock.reach(follower.state.clock)
         quiet_until = self._clock.now() + GRACE_MS if follower.position else 0
         term = self._process.term
         service = Service(follower.state, follower.recent, term, BLOB_BYTES, self._places, quiet_until)
@@ -168,7 +172,7 @@ class Master:
         blobs = Blobs(self._work, writer.stores, service, reign.turn, reign.barrier, self._clock.now, self.counters)
         if not service.state.version:
             service.apply(Configure(self._clock.now(), _contract_settings(self._work), 0))
-        beside = Tasks(lambda error: None)
+        beside = Tasks(reign.end)
         beside.start(self._snapshots(reign, writer), "snapshots")
         beside.start(Repairer(writer, RepairSettings()).run(), "repairs of the log")
         self._reign, self._blobs, self._trouble = reign, blobs, None
@@ -200,7 +204,8 @@ class Master:
         pauses = delays(SNAPSHOT_LOOK_SECONDS, 60.0)
         while True:
             await asyncio.sleep(SNAPSHOT_LOOK_SECONDS)
-            if reign.bytes_written - written < max(SNAPSHOT_BYTES_MIN, SNAPSHOT_RATIO * size):
+            small = reign.bytes_written - written < max(SNAPSHOT_BYTES_MIN, SNAPSHOT_RATIO * size)
+            if small and len(writer.meta.segments) <= SNAPSHOT_SEGMENTS:
                 continue
             position, data = await reign.snapshot()
             try:

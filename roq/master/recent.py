@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from roq.workqueue.effects import Effect, Settled
+from roq.workqueue.fold import APPLIED
 from roq.workqueue.records import Complete, DeadLetter, Record, Requeue
 
 KEPT = 100_000  # many more than are settled while a request is on its way
@@ -25,12 +26,11 @@ class Recent:
     def note(self, record: Record, effects: Iterable[Effect]) -> None:
         """A record was applied, with these effects."""
         kind = type(record)
-        if kind is Complete or kind is DeadLetter or (kind is Requeue and not record.due):  # type: ignore[union-attr]
-            for effect in effects:
-                if type(effect) is Settled and effect.applied:
-                    self._new.add(record.delivery)  # type: ignore[union-attr]
-                    if len(self._new) >= KEPT:
-                        self._old, self._new = self._new, set()
+        ends = kind is Complete or kind is DeadLetter or (kind is Requeue and not record.due)  # type: ignore[union-attr]
+        if ends and (effects is APPLIED or any(type(effect) is Settled and effect.applied for effect in effects)):
+            self._new.add(record.delivery)  # type: ignore[union-attr]
+            if len(self._new) >= KEPT:
+                self._old, self._new = self._new, set()
 
     def __contains__(self, delivery: int) -> bool:
         return delivery in self._new or delivery in self._old

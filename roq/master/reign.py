@@ -1,4 +1,4 @@
-"""One reign of a master: requests of a turn of the loop become one entry of the log, and are answered when it is durable.
+"""One reign of a master: requests that come together become one entry of the log, and are answered when it is durable.
 
 At most APPENDS_AT_ONCE entries are on their way; what comes meanwhile waits for the next one, so a busy log grows by few large
 entries and an idle one answers at once. The first append that fails ends the reign: which of the last records took effect is
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 class Writer(Protocol):
     """The log."""
 
-    def append(self, entry: bytes) -> asyncio.Future[int]:
-        """Resolves with the position when it and all before it are on stable storage."""
+    def write(self, entry: bytes, done: Callable[[int | RoqError], None]) -> None:
+        """Calls `done` with the position when it and all before it are on stable storage, or with what stopped the log."""
 
 
 class Clock:
@@ -44,6 +44,10 @@ class Clock:
     def now(self) -> int:
         """Now."""
         return int((self._offset + time.monotonic()) * 1000)
+
+    def reach(self, milliseconds: int) -> None:
+        """Go on from there if that is later: one whose clock is behind its predecessor's would end no lease until it is not."""
+        self._offset = max(self._offset, milliseconds / 1000 - time.monotonic())
 
 
 class Reign:
@@ -72,17 +76,17 @@ class Reign:
         self._dumped: tuple[Batch, bytes, asyncio.Future[tuple[int, bytes]]] | None = None
 
     def take(self, peer: bytes, id: int, request: wire.Request) -> None:
-        """A request."""
+        """A request. `look` has to follow."""
         self.service.take(peer, id, request, self._clock.now())
-        self.turn()
 
     def turn(self) -> None:
-        """Look once this turn of the loop has taken in what there is."""
+        """`look` once this turn of the loop has taken in what there is."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self.look)
 
-    def _turn(self) -> None:
+    def look(self) -> None:
+        """Append what there is, as far as that may be done at once."""
         self._scheduled = False
         if self.failed.done():
             return
@@ -111,31 +115,28 @@ class Reign:
         self.bytes_written += len(entry)
         self._counters["entries"] += 1
         self._counters["records"] += len(batch.records)
-        try:
-            appended = self._writer.append(entry)
-        except RoqError as error:
-            self._fail(error)
-            return
         self._under_way.append(batch)
-        appended.add_done_callback(partial(self._appended, batch))
+        try:
+            self._writer.write(entry, partial(self._appended, batch))
+        except RoqError as error:
+            self.end(error)
 
-    def _appended(self, batch: Batch, appended: asyncio.Future[int]) -> None:
+    def _appended(self, batch: Batch, result: int | RoqError) -> None:
         if self.failed.done():
             return
-        error = appended.exception() if not appended.cancelled() else LogFenced("the log was closed")
-        if error is not None:
-            self._fail(error)
+        if not isinstance(result, int):
+            self.end(result)
             return
         assert self._under_way[0] is batch, "entries are durable in their order"
         self._under_way.popleft()
-        self.position = appended.result()
+        self.position = result
         if self._dumped is not None and self._dumped[0] is batch:
             (_, dump, wanted), self._dumped = self._dumped, None
             if not wanted.done():
                 wanted.set_result((self.position, dump))
         self._settle(batch)
         if self.service.batches or not self._under_way:
-            self._turn()
+            self.look()
 
     def _settle(self, batch: Batch) -> None:
         for peer, _, message in batch.answers:
@@ -160,7 +161,8 @@ class Reign:
         if not durable.is_set():
             raise NotLeader("this master serves no longer")
 
-    def _fail(self, error: BaseException) -> None:
+    def end(self, error: BaseException) -> None:
+        """It can't go on."""
         if not self.failed.done():
             self.failed.set_result(error)
 
@@ -199,13 +201,13 @@ class Reign:
         self._timer = None
         if not self.failed.done():
             self.service.tick(self._clock.now())
-            self._turn()
+            self.look()
 
     def close(self) -> None:
         """Do nothing more. Whoever waits for an answer is told that it will not come from here."""
         if self._timer is not None:
             self._timer.cancel()
-        self._fail(LogFenced("the reign has ended"))
+        self.end(LogFenced("the reign has ended"))
         if self._wanted is not None:
             self._wanted.cancel()
         if self._dumped is not None:

@@ -29,6 +29,7 @@ from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.contract import TaskState
 from roq.workqueue.effects import Counted, Delivered, Dropped, Effect, Known, Refused, Settled
+from roq.workqueue.fold import APPLIED
 from roq.workqueue.ready import Task
 from roq.workqueue.records import (
     BlobRef,
@@ -156,6 +157,8 @@ class Service:
         self._proved = record.now
         effects = self.state.apply(record)
         self.recent.note(record, effects)
+        if effects is APPLIED:
+            return effects
         for effect in effects:
             if type(effect) is Dropped:
                 batch.dropped.append(effect.blob)
@@ -259,11 +262,12 @@ class Service:
             if type(effect) is Refused:
                 raise CallError("this instance of a client was declared dead, or asks again too late: open the queue again")
             if type(effect) is Delivered:
-                for delivery, attempt, due, task in effect.handed:
+                for handed in effect.handed:
+                    task = handed.task
                     key = desk.task_id((task.producer, task.sequence))
-                    token = desk.token(delivery, pop.instance)
+                    token = desk.token(handed.delivery, pop.instance)
                     payload = task.payload if type(task.payload) is bytes else self._elsewhere(task)
-                    tasks.append(wire.Given(key, token, payload, attempt, task.priority, task.inserted, due))
+                    tasks.append(wire.Given(key, token, payload, handed.attempt, task.priority, task.inserted, handed.due))
         self._answer(peer, id, wire.Leases(settled, tasks))
 
     def _elsewhere(self, task: Task) -> wire.Elsewhere:
@@ -290,7 +294,7 @@ class Service:
         settled: list[str | None] = []
         for one, record in [(one, settlement(one, now)) for one in settle]:
             effects = self.apply(record, 4 * len(one.error))
-            if any(type(effect) is Settled and effect.applied for effect in effects):
+            if effects is APPLIED or any(type(effect) is Settled and effect.applied for effect in effects):
                 settled.append(one.token if one.kind == wire.EXTEND else "")
             elif again and one.kind != wire.EXTEND and record.delivery in self.recent:
                 settled.append("")  # done when it was asked for first

@@ -1,5 +1,8 @@
 """Requests from plain blocking code: a DEALER that carries one request at a time, and a pool of them for many threads.
 
+It speaks ZeroMQ's protocol (roq/wire/zmtp.py) on a plain socket: ZeroMQ's own would carry every message through one more
+thread, which costs more than all the rest of a request.
+
 What the bytes mean is the caller's matter: a line may still hold the late reply to an earlier request, so every reply has to
 be matched by its id. A Bell wakes all who wait on lines, for good.
 """
@@ -9,16 +12,22 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
+import struct
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 
-import zmq
+from roq.errors import Closed, FrameError, Unavailable
+from roq.runtime.router import tune
+from roq.wire import zmtp
 
-from roq.errors import Closed, TemporaryError, Unavailable
-from roq.runtime import sockets
-
-QUICK_MS = 10  # an answer is first waited for so long, deaf to the bell
+QUICK_SECONDS = 0.05  # an answer is first waited for so long, deaf to the bell
+CONNECT_SECONDS = 2.0
+SEND_SECONDS = 2.0  # without room for a single byte more
+IDLE_SECONDS = 0.5  # an unused connection may have ended meanwhile
+RECEIVE_BYTES = 256 * 1024
+_HELLO = zmtp.hello(b"DEALER")
 
 
 class Bell:
@@ -50,53 +59,108 @@ class Bell:
 
 
 class Line:
-    """One DEALER, connected to one endpoint; one thread at a time. ZeroMQ reconnects it for ever."""
+    """A DEALER's connection to one endpoint (tcp://host:port); one thread at a time. Connects when it is used, and again."""
 
     def __init__(self, endpoint: str, bell: Bell) -> None:
         self.endpoint = endpoint
         self._bell = bell
-        self._socket = sockets.control_socket(zmq.DEALER)
-        self._socket.set(zmq.RCVTIMEO, QUICK_MS)
-        self._ends = sockets.connection_ends(self._socket)
-        self._socket.connect(endpoint)
-        self._poller = zmq.Poller()
-        for source in (self._socket, self._ends, bell.fileno()):
-            self._poller.register(source, zmq.POLLIN)
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        self._address = host.strip("[]"), int(port)
+        self._socket: socket.socket | None = None
+        self._parser = zmtp.Parser()
+        self._messages: deque[list[bytes]] = deque()
+        self._used = 0.0  # monotonic
 
-    def send(self, *parts: bytes) -> None:
-        """Raises TemporaryError if too much waits to be sent."""
+    def send(self, message: bytes) -> None:
+        """Raises Unavailable if there is no connection, or it takes nothing."""
         try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.Again:
-            raise TemporaryError(f"the backlog to {self.endpoint} is full") from None
+            if self._socket is not None and time.monotonic() - self._used > IDLE_SECONDS:
+                self._glance(self._socket)
+            connection = self._socket or self._connect()
+            connection.sendall(zmtp.frame(message))
+        except OSError as error:
+            raise self._ended(error) from error
+
+    def _connect(self) -> socket.socket:
+        connection = socket.create_connection(self._address, CONNECT_SECONDS)
+        connection.settimeout(None)
+        tune(connection)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(QUICK_SECONDS))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
+        self._socket, self._parser = connection, zmtp.Parser()
+        self._messages.clear()
+        connection.sendall(_HELLO)
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while not self._parser.ready:
+            if self._bell.rung:
+                raise Closed
+            if time.monotonic() > deadline:
+                raise self._ended("no greeting")
+            with contextlib.suppress(BlockingIOError):
+                self._take(connection, connection.recv(RECEIVE_BYTES))
+        return connection
+
+    def _glance(self, connection: socket.socket) -> None:
+        """What came while nobody looked; the connection may have ended."""
+        try:
+            self._take(connection, connection.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return
+        except Unavailable:
+            return  # the next one will do
 
     def receive(self, deadline: float) -> list[bytes] | None:
         """The next message, None if there is none until `deadline` (monotonic seconds).
 
-        Raises Closed when the bell rings, Unavailable when the connection ends or is refused meanwhile.
+        Raises Closed when the bell rings, Unavailable when the connection ends meanwhile.
         """
-        flags = 0  # most answers come soon: waiting for them costs a single call
-        while True:
+        connection, messages, flags = self._socket, self._messages, 0
+        if connection is None:
+            raise Unavailable(f"no connection to {self.endpoint}")
+        while not messages:
             try:
-                return self._socket.recv_multipart(flags)
-            except zmq.Again:
-                flags = zmq.NOBLOCK
+                self._take(connection, connection.recv(RECEIVE_BYTES, flags))
+                continue
+            except BlockingIOError:
+                flags = socket.MSG_DONTWAIT  # most answers come soon: waiting for them costs a single call
+            except OSError as error:
+                raise self._ended(error) from error
             if self._bell.rung:
                 raise Closed
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            ready = dict(self._poller.poll(int(left * 1000) + 1))
-            if self._ends in ready and self._socket not in ready:
-                while self._ends.poll(0):
-                    self._ends.recv_multipart()
-                raise Unavailable(f"the connection to {self.endpoint} ended")
+            poller = select.poll()
+            poller.register(connection, select.POLLIN)
+            poller.register(self._bell, select.POLLIN)
+            poller.poll(left * 1000 + 1)
+        self._used = time.monotonic()
+        return messages.popleft()
+
+    def _take(self, connection: socket.socket, data: bytes) -> None:
+        if not data:
+            raise self._ended("by its other end")
+        try:
+            self._messages.extend(self._parser.feed(data))
+        except FrameError as error:
+            raise self._ended(error) from error
+        if self._parser.pongs:
+            connection.sendall(b"".join(self._parser.pongs))
+            self._parser.pongs.clear()
+
+    def _ended(self, reason: object) -> Unavailable:
+        self.close()
+        return Unavailable(f"the connection to {self.endpoint} ended: {reason}")
 
     def close(self) -> None:
-        """Close the socket; what waits to be sent is dropped."""
-        self._socket.disable_monitor()
-        self._ends.close(linger=0)
-        self._socket.close(linger=0)
+        """Close the connection."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 class Lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ class LoopThread:
 
     def __init__(self, name: str = "roq") -> None:
         self.loop = uvloop.new_event_loop()
+        self._lock = threading.Lock()  # what was begun before the end is cut off by it
+        self._ending = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -29,20 +32,34 @@ class LoopThread:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop and wait for its result. Any thread but the loop's. Raises Closed after stop()."""
-        if not self._thread.is_alive():
-            work.close()
-            raise Closed
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        with self._lock:
+            if self._ending or not self._thread.is_alive():
+                work.close()
+                raise Closed
+            future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise Closed from None
         except BaseException:
             future.cancel()  # interrupted: what nobody waits for shall not go on
             raise
 
+    async def _end(self) -> None:
+        """On the loop. What is under way is cut off first: a thread may be waiting for it in `call`."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.loop.stop()
+
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread; calls under way in other threads end with Closed."""
+        with self._lock:
+            first, self._ending = not self._ending, True
         if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            if first:
+                asyncio.run_coroutine_threadsafe(self._end(), self.loop)
             self._thread.join(STOP_SECONDS)
         if not self._thread.is_alive() and not self.loop.is_closed():
             self.loop.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -48,11 +49,18 @@ class _CappedFile(logging.StreamHandler):  # type: ignore[type-arg]
         super().__init__(path.open("a", buffering=1))
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.stream.tell() > LOG_BYTES_MAX:
-            self.stream.close()
-            self.path.replace(self.path.with_suffix(self.path.suffix + ".1"))
-            self.stream = self.path.open("a", buffering=1)
+        try:
+            if self.stream.closed or self.stream.tell() > LOG_BYTES_MAX:
+                self._begin_anew()
+        except OSError:  # tell() writes what is left: on a full disk the record is dropped, and the program goes on
+            return
         super().emit(record)
+
+    def _begin_anew(self) -> None:
+        self.stream.close()
+        with contextlib.suppress(FileNotFoundError):
+            self.path.replace(self.path.with_suffix(self.path.suffix + ".1"))
+        self.stream = self.path.open("a", buffering=1)
 
 
 def set_up_logging(process: str, level: str = "INFO", path: Path | None = None) -> None:

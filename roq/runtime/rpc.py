@@ -17,7 +17,9 @@ import zmq
 
 from roq.errors import Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError, Unavailable
 from roq.runtime import sockets
+from roq.runtime.dealer import Dealer
 from roq.runtime.observe import Counters, Refusals
+from roq.runtime.router import Router
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal, seal_error
 from roq.wire.limits import REQUESTS_IN_FLIGHT
@@ -29,7 +31,8 @@ log = logging.getLogger(__name__)
 class RpcServer:
     """A bound ROUTER. `handle(peer, request)` returns the reply or raises a RoqError; `notice(peer, body)` returns nothing.
 
-    `requests` and `notices` are the unions of the conversation. `peer` is opaque bytes, valid for `notify`.
+    `requests` and `notices` are the unions of the conversation. `peer` is opaque bytes, valid for `notify`. `drained()` is
+    called after messages that came together; with it, the socket is one for many small requests (router.py).
     """
 
     def __init__(
@@ -41,20 +44,20 @@ class RpcServer:
         notices: Any = None,
         notice: Callable[[bytes, Any], None] | None = None,
         counters: Counters | None = None,
+        drained: Callable[[], None] | None = None,
     ) -> None:
-        socket = sockets.control_socket(zmq.ROUTER)
-        try:
-            self.port = sockets.bind(socket, address, port)
-        except RoqError:
-            socket.close()
-            raise
+        self._link: Router | sockets.Link
+        if drained is None:
+            self._link, self.port = sockets.router_link(address, port, self._message)
+        else:
+            self._link = Router(address, port, self._message, drained)
+            self.port = self._link.port
         self.counters = counters if counters is not None else Counters()
         self._refusals = Refusals(log, self.counters)
         self._decode_request = msgspec.msgpack.Decoder(requests).decode
         self._decode_notice = msgspec.msgpack.Decoder(notices).decode if notices is not None else None
         self._handle, self._notice = handle, notice
         self._tasks: dict[asyncio.Task[None], tuple[bytes, int]] = {}
-        self._link = sockets.Link(socket, self._message)
 
     def _message(self, parts: list[bytes]) -> None:
         try:
@@ -121,10 +124,10 @@ class RpcServer:
 
 
 class RpcClient:
-    """A DEALER connected to one endpoint; ZeroMQ reconnects it for ever.
+    """A DEALER connected to one endpoint; it reconnects for ever.
 
     `replies` and `notices` are the unions of the conversation; `on_notice` must not block. watched: requests under way fail
-    with Unavailable as soon as the connection ends or is refused, instead of at their deadline.
+    with Unavailable as soon as the connection ends or is refused, instead of at their deadline (dealer.py).
     """
 
     def __init__(
@@ -146,10 +149,13 @@ class RpcClient:
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._closed = False
-        socket = sockets.control_socket(zmq.DEALER)
-        self._ends = sockets.Link(sockets.connection_ends(socket), self._connection_ended) if watched else None
-        socket.connect(endpoint)
-        self._link = sockets.Link(socket, self._message)
+        self._link: Dealer | sockets.Link
+        if watched:
+            self._link = Dealer(endpoint, self._message, self._connection_ended)
+        else:
+            socket = sockets.control_socket(zmq.DEALER)
+            socket.connect(endpoint)
+            self._link = sockets.Link(socket, self._message)
 
     async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = 10.0) -> T:
         """The reply, of type `expect`. Raises what the server raised, DeadlineExceeded, or Closed."""
@@ -193,7 +199,7 @@ class RpcClient:
         except (FrameError, *UNDECODABLE) as error:
             self._refusals.note("undecodable", error)
 
-    def _connection_ended(self, event: list[bytes]) -> None:
+    def _connection_ended(self) -> None:
         self._fail(Unavailable, f"no connection to {self.endpoint}")
 
     def _fail(self, error: type[RoqError], reason: str) -> None:
@@ -207,7 +213,4 @@ class RpcClient:
             return
         self._closed = True
         self._fail(Closed, f"the connection to {self.endpoint} was closed")
-        if self._ends is not None:
-            self._link.socket.disable_monitor()
-            self._ends.close()
         self._link.close()

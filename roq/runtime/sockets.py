@@ -151,19 +151,25 @@ def bind(socket: zmq.Socket[bytes], address: str, port: int) -> int:
 
 
 class Link:
-    """One socket on the running asyncio loop. `on_message` gets the parts of each message, in order.
+    """One socket on the running asyncio loop. `on_message` gets the parts of each message, in order; `on_drained` is called
+    after the last one that is there just now, in the same turn of the loop.
 
     `send` never blocks: what the socket can't take now waits in a backlog (at most CONTROL_MESSAGES_QUEUED messages,
     beyond which the message is refused) and leaves when the socket can take it.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[list[bytes]], None] | None = None) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        on_message: Callable[[list[bytes]], None] | None = None,
+        on_drained: Callable[[], None] | None = None,
+    ) -> None:
         self.socket = socket
-        self._on_message = on_message
+        self._on_message, self._on_drained = on_message, on_drained
         self._loop = asyncio.get_running_loop()
         self._backlog: deque[Sequence[bytes]] = deque()
         self._fd = int(socket.get(zmq.FD))
-        self._closed = self._looking = False
+        self._closed = self._looking = self._reading = False
         self._loop.add_reader(self._fd, self._ready)
         self._loop.call_soon(self._ready)  # the descriptor only tells news; look once at what is there already
 
@@ -176,10 +182,23 @@ class Link:
             if len(self._backlog) >= CONTROL_MESSAGES_QUEUED:
                 return False
             self._backlog.append(parts)
-        if not self._looking:
-            self._looking = True
-            self._loop.call_soon(self._look)  # sending may swallow the descriptor's news of incoming messages
+        if not (self._looking or self._reading):
+            self._look_again()
         return sent is not None
+
+    def _look_again(self) -> None:
+        """Sending and asking may have swallowed the descriptor's word of news."""
+        news = int(self.socket.get(zmq.EVENTS)) & POLLIN
+        if self._flush() or news:
+            self._looking = True
+            self._loop.call_soon(self._look)
+
+    def _flush(self) -> bool:
+        """Send what waits, as far as it can be; True if something could."""
+        waiting, backlog = len(self._backlog), self._backlog
+        while backlog and self._try_send(backlog[0]) is not False:
+            backlog.popleft()
+        return len(backlog) < waiting
 
     def _look(self) -> None:
         self._looking = False
@@ -200,23 +219,26 @@ class Link:
     def _ready(self) -> None:
         if self._closed:
             return
-        events = int(self.socket.get(zmq.EVENTS))
-        while self._backlog and events & POLLOUT:
-            if self._try_send(self._backlog[0]) is False:
-                break
-            self._backlog.popleft()
-        if not events & POLLIN:
-            return
-        for _ in range(DRAIN_AT_ONCE):
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if self._on_message is not None:
-                self._on_message(parts)
-                if self._closed:
-                    return
-        self._loop.call_soon(self._ready)
+        self._reading = True
+        try:
+            self._flush()
+            if self._read() and self._on_drained is not None:
+                self._on_drained()
+        finally:
+            self._reading = False
+        if not (self._closed or self._looking):
+            self._look_again()
+
+    def _read(self) -> int:
+        """Hand over what is there; how many messages."""
+        on_message = self._on_message
+        for count in range(DRAIN_AT_ONCE):
+            if self._closed or not int(self.socket.get(zmq.EVENTS)) & POLLIN:
+                return count
+            parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            if on_message is not None:
+                on_message(parts)
+        return DRAIN_AT_ONCE
 
     def close(self) -> None:
         """Stop reading and close the socket. What is queued inside ZeroMQ leaves within LINGER_MS."""
@@ -227,7 +249,9 @@ class Link:
         self.socket.close()
 
 
-def router_link(address: str, port: int, on_message: Callable[[list[bytes]], None]) -> tuple[Link, int]:
+def router_link(
+    address: str, port: int, on_message: Callable[[list[bytes]], None], on_drained: Callable[[], None] | None = None
+) -> tuple[Link, int]:
     """A bound ROUTER for control messages on the running loop, and the port bound (0: any free one). Raises PortTaken."""
     socket = control_socket(zmq.ROUTER)
     try:
@@ -235,4 +259,4 @@ def router_link(address: str, port: int, on_message: Callable[[list[bytes]], Non
     except PortTaken:
         socket.close()
         raise
-    return Link(socket, on_message), bound
+    return Link(socket, on_message, on_drained), bound

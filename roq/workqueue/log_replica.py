@@ -15,7 +15,7 @@ from threading import RLock, Thread
 from roq.errors import LogTrimmed, RoqError, TemporaryError
 from roq.log.local import LocalLog
 from roq.workqueue.effects import Delivered, Effect, Handed
-from roq.workqueue.fold import APPLIED, LOST
+from roq.workqueue.fold import APPLIED
 from roq.workqueue.records import Record, decode, encode
 from roq.workqueue.state import State
 
@@ -92,7 +92,7 @@ class Replica:
             else:
                 for record in decode(entry):
                     effects = apply(record)
-                    if effects and effects is not APPLIED and effects is not LOST:
+                    if effects and effects is not APPLIED:
                         for effect in effects:
                             if type(effect) is Delivered and effect.instance == instance:
                                 self._answer(effect)

@@ -29,6 +29,7 @@ from roq.wire.work_queue import TaskSettings
 T = TypeVar("T", bound=msgspec.Struct)
 SILENCE_SECONDS = 0.3  # beyond the wait that was asked for, before a request is sent again; doubled each time
 SILENCE_MAX_SECONDS = 2.0
+LOOK_SECONDS = 0.3  # of silence between two questions to the GCM whether another master leads
 LOCATE_SECONDS = 5.0  # one question to the GCM
 PATIENCE_SECONDS = 30.0  # a request that nobody answers for longer fails: longer than any fail-over
 
@@ -67,7 +68,8 @@ class MasterLink:
             line = self.lines.take(endpoint)
             failure: RoqError
             try:
-                reply = self._once(line, body, min(deadline, time.monotonic() + wait_seconds + silence))
+                now = time.monotonic() + wait_seconds
+                reply = self._once(line, body, min(deadline, now + silence), now + SILENCE_SECONDS)
                 if isinstance(reply, expect):
                     return reply
                 raise FrameError(f"{type(reply).__name__} in reply to {type(body).__name__}")
@@ -87,12 +89,17 @@ class MasterLink:
             self._locate(endpoint, deadline)
             self._bell_wait(pause)
 
-    def _once(self, line: Line, body: wire.Request, deadline: float) -> msgspec.Struct:
+    def _once(self, line: Line, body: wire.Request, deadline: float, look: float) -> msgspec.Struct:
+        """Until `deadline`, or until the GCM, asked from `look` on, says that another one leads."""
         id = next(self._ids)
         line.send(wire.seal_call(id, body))
         while True:
-            parts = line.receive(deadline)
+            parts = line.receive(min(deadline, look))
             if parts is None:
+                now = time.monotonic()
+                if now < deadline and self._locate(line.endpoint, now + LOOK_SECONDS) == line.endpoint:
+                    look = time.monotonic() + LOOK_SECONDS
+                    continue
                 raise DeadlineExceeded(f"no answer to {type(body).__name__} from {line.endpoint}")
             try:
                 answer = wire.open_answer(parts[-1])

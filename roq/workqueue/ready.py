@@ -97,9 +97,9 @@ class Ready:
         """The next task. There must be one."""
         self.count -= 1
         for lane in self._lanes:
-            fresh, back = lane.fresh, lane.back
-            if back and (not fresh or back[0] < fresh[0].order):
-                return lane.of.pop(heappop(back))
+            fresh = lane.fresh
+            if lane.back and (not fresh or lane.back[0] < fresh[0].order):
+                return lane.of.pop(heappop(lane.back))
             if fresh:
                 return fresh.popleft()
         raise AssertionError("no task is ready")

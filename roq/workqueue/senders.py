@@ -63,6 +63,10 @@ class Senders(msgspec.Struct, array_like=True):
 
     def use(self, sender: int, number: int, clock: int) -> Use:
         """Take note of a record."""
+        one = self.known.get(sender)
+        if one is not None and number == one.highest + 1 and not one.ended:  # what nearly all are
+            one.highest, one.touched = number, clock
+            return Use.NEW
         one = self.of(sender, clock)
         return Use.FORGOTTEN if one.ended else one.use(number)
 

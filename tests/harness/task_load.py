@@ -1,13 +1,15 @@
 """Producers and workers of a work queue in threads, a record of what they saw, and the verdict over it.
 
-lost         acked puts that were never leased to the end (must be none)
+lost         acked puts that were never leased, or never came back after a lease that did not end with an ack (must be none)
 unexpected   leased, and never put (must be none)
 returned     leased by a request that began after the task's ack was answered (must be none)
-duplicated   deliveries beyond the first one (told, not judged); unknown: puts without an answer
+duplicated   deliveries beyond the first one; unknown: puts without an answer; recovered: those of them that were leased later
+             (told, not judged)
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 
 from roq.errors import Closed, RoqError
 from roq.workqueue.contract import Ack, Backend, NewTask
+from roq.workqueue.master_link import PATIENCE_SECONDS
 from roq.workqueue.remote import RemoteQueue
 
 LEASE_SECONDS = 3.0
@@ -31,7 +34,23 @@ class Verdict:
     returned: list[bytes]
     duplicated: int
     unknown: int
+    recovered: int
     longest_put_seconds: float
+
+    def line(self, fault: str, **figures: object) -> str:
+        """One line of JSON that tells it all."""
+        told = {
+            "fault": fault,
+            "acked": self.acked,
+            "lost": len(self.lost),
+            "unexpected": len(self.unexpected),
+            "returned": len(self.returned),
+            "duplicated": self.duplicated,
+            "unknown": self.unknown,
+            "recovered": self.recovered,
+            "longest_put_seconds": round(self.longest_put_seconds, 2),
+        }
+        return json.dumps(told | figures)
 
     def check(self) -> None:
         """Raises AssertionError unless it is right."""
@@ -43,7 +62,7 @@ class Verdict:
 
 @dataclass
 class TaskLoad:
-    """start(), some faults, finish()."""
+    """start(), some faults, finish(). Every big_every-th payload of a producer has big_bytes."""
 
     zookeeper: str
     name: str
@@ -51,12 +70,17 @@ class TaskLoad:
     workers: int = 2
     payload_bytes: int = 100
     pause_seconds: float = 0.0
+    big_every: int = 0
+    big_bytes: int = 100_000
+    patience_seconds: float = PATIENCE_SECONDS
     tried: set[bytes] = field(default_factory=set)
     acked: set[bytes] = field(default_factory=set)
     done: dict[bytes, float] = field(default_factory=dict)  # when the ack was answered
     leases: Counter[bytes] = field(default_factory=Counter)
     returned: list[bytes] = field(default_factory=list)
-    unknown: int = 0
+    doubtful: set[bytes] = field(default_factory=set)  # puts without an answer
+    settling: set[bytes] = field(default_factory=set)  # tasks an ack of which had no answer: they may be done
+    errors: Counter[str] = field(default_factory=Counter)  # of puts, by class
     longest: float = 0.0
 
     def start(self) -> None:
@@ -73,7 +97,7 @@ class TaskLoad:
 
     def _run(self, body, number: int) -> None:  # type: ignore[no-untyped-def]
         try:
-            queue = RemoteQueue(self.zookeeper, self.name)
+            queue = RemoteQueue(self.zookeeper, self.name, patience_seconds=self.patience_seconds)
             try:
                 body(queue, number)
             finally:
@@ -85,7 +109,8 @@ class TaskLoad:
         count = 0
         while not self._stop.is_set():
             count += 1
-            payload = f"{number}.{count}.".encode().ljust(self.payload_bytes, b"x")
+            size = self.big_bytes if self.big_every and count % self.big_every == 0 else self.payload_bytes
+            payload = f"{number}.{count}.".encode().ljust(size, b"x")
             self.tried.add(payload)
             started = time.monotonic()
             try:
@@ -93,8 +118,9 @@ class TaskLoad:
                 self.acked.add(payload)
             except Closed:
                 raise
-            except RoqError:
-                self.unknown += 1
+            except RoqError as error:
+                self.doubtful.add(payload)
+                self.errors[type(error).__name__] += 1
             self.longest = max(self.longest, time.monotonic() - started)
             time.sleep(self.pause_seconds)
 
@@ -113,6 +139,8 @@ class TaskLoad:
             try:
                 answers = queue.settle([Ack(lease.token) for lease in leases])
             except RoqError:
+                with self._lock:
+                    self.settling.update(lease.payload for lease in leases)
                 continue
             with self._lock:
                 for lease, answer in zip(leases, answers, strict=True):
@@ -147,10 +175,11 @@ class TaskLoad:
         return Verdict(
             len(self.acked),
             len(self.done),
-            sorted(self.acked - self.leases.keys()),
+            sorted(self.acked - self.done.keys() - self.settling),
             sorted(self.leases.keys() - self.tried),
             self.returned,
             sum(self.leases.values()) - len(self.leases),
-            self.unknown,
+            len(self.doubtful),
+            len(self.doubtful & self.leases.keys()),
             self.longest,
         )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 
-from roq.errors import LogUnavailable, TaskNotFound
+from roq.errors import LogUnavailable, TaskNotFound, TemporaryError
 from roq.log.replicated.directory import StaticDirectory
+from roq.log.replicated.placement import rank
 from roq.log.replicated.stores import Stores
 from roq.master.blobs import Blobs, Pace
 from roq.master.recent import Recent
@@ -20,6 +21,7 @@ from roq.runtime.observe import Counters
 from roq.store.server import StoreServer
 from roq.wire import master as wire
 from roq.wire.envelope import error_of, open_envelope
+from roq.wire.store import BlobView
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.records import BlobRef
 from roq.workqueue.state import State
@@ -203,3 +205,94 @@ async def test_too_few_stores_are_an_error_and_not_a_promise(rig: Rig) -> None:
         await rig.end(host)
     assert isinstance(await rig.stored(reserved.blob), LogUnavailable)
     assert not rig.service.state.blobs
+
+
+@pytest.fixture
+async def still(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A rig that does nothing by itself."""
+    made = Rig(tmp_path)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("when", ["the barrier", "the deletion"])
+async def test_a_copy_made_while_orphans_are_removed_is_not_removed(
+    still: Rig, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    ref = await still.put()
+    spare, lost = next(host for host in still.servers if host not in ref.holders), ref.holders[0]
+    await still.stores.put_blob([spare], ref.blob, PAYLOAD)  # as on a store that came back
+    await asyncio.sleep(PACE.orphan_seconds)
+    delete = still.stores.delete_blob
+
+    async def lose_one() -> None:
+        still.static.alive.discard(lost)
+        await still.blobs._restore((7, 1))
+
+    async def barrier() -> None:
+        if when == "the barrier":
+            await lose_one()
+
+    async def delete_blob(hosts: Iterable[str], blob: str) -> tuple[str, ...]:
+        if when == "the deletion":
+            await lose_one()
+        return await delete(hosts, blob)
+
+    monkeypatch.setattr(still.blobs, "_barrier", barrier)
+    monkeypatch.setattr(still.stores, "delete_blob", delete_blob)
+    await still.blobs._compare(spare)
+    assert (spare in still.ref().holders) == (spare in still.held()), "what is named is there"
+
+
+async def test_what_is_put_during_an_inventory_is_not_taken_for_lost(still: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory, sequences = still.stores.inventory, list[int]()
+
+    async def slow_inventory(host: str, prefix: str) -> list[BlobView]:
+        found = await inventory(host, prefix)
+        sequences.append(len(sequences) + 1)
+        await still.put(sequences[-1])
+        return found
+
+    monkeypatch.setattr(still.stores, "inventory", slow_inventory)
+    for host in still.servers:
+        await still.blobs._compare(host)
+    assert still.counters["copies_lost"] == 0
+
+
+async def test_a_store_that_takes_nothing_keeps_no_other_from_getting_a_copy(rig: Rig) -> None:
+    rig.open("h5")
+    ref = await rig.put()
+    dead = ref.holders[0]
+    first = rank(ref.blob, [host for host in rig.servers if host not in ref.holders])[0]
+    await asyncio.to_thread(rig.servers[first].blobs.delete, ref.blob)  # it refuses the name for a while
+    await rig.end(dead)
+    await until(lambda: dead not in rig.ref().holders and len(rig.ref().holders) == 3)
+    assert first not in rig.ref().holders
+
+
+async def test_a_watch_that_breaks_begins_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = rig.static.hosts
+
+    def broken() -> frozenset[str]:
+        monkeypatch.setattr(rig.static, "hosts", hosts)
+        raise ZeroDivisionError("once")
+
+    ref = await rig.put()
+    monkeypatch.setattr(rig.static, "hosts", broken)
+    await until(lambda: rig.counters["watches_broken"] == 1)
+    await rig.end(ref.holders[0])
+    await until(lambda: len(rig.ref().holders) == 3 and ref.holders[0] not in rig.ref().holders)
+
+
+async def test_a_put_that_meets_an_unexpected_error_is_answered_and_may_be_repeated(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("once")
+
+    reserved = await rig.reserve()
+    await rig.upload(reserved)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.stores, "copy_blob", broken)
+        assert isinstance(await rig.stored(reserved.blob), TemporaryError)
+    assert await rig.stored(reserved.blob) == wire.Added([])

@@ -1,0 +1,97 @@
+"""ZMTP 3.1, as DEALER and ROUTER sockets speak it without security (rfc.zeromq.org/spec/37): bytes to messages and back. Pure.
+
+    greeting   FF, 8 zeros, 7F · 3 1 · "NULL" padded to 20 · 32 zeros   64 bytes, both ways
+    frame      flags u8 (1 more, 2 long, 4 command) · size u8 or u64 · body
+    READY      the first frame each way; PING is answered with PONG at any time
+
+Not covered: sockets (runtime/line.py, runtime/router.py).
+"""
+
+from __future__ import annotations
+
+from roq.errors import FrameError
+from roq.wire.limits import CONTROL_BYTES_MAX
+
+GREETING_BYTES = 64
+PARTS_MAX = 16  # of one message
+MORE, LONG, COMMAND = 1, 2, 4
+_GREETING = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+
+def frame(body: bytes, flags: int = 0) -> bytes:
+    """One frame."""
+    size = len(body)
+    if size < 256:
+        return b"%c%c%b" % (flags, size, body)
+    return b"%c%b%b" % (flags | LONG, size.to_bytes(8, "big"), body)
+
+
+def hello(socket_type: bytes) -> bytes:
+    """What a connection begins with: greeting and READY. socket_type: b"DEALER" or b"ROUTER"."""
+    properties = ((b"Socket-Type", socket_type), (b"Identity", b""))
+    told = b"".join(b"%c%b%b%b" % (len(key), key, len(value).to_bytes(4, "big"), value) for key, value in properties)
+    return _GREETING + frame(b"\x05READY" + told, COMMAND)
+
+
+class Parser:
+    """The messages of one connection as its bytes come in. ready: the other side takes messages now. pongs: to be sent."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.pongs: list[bytes] = []
+        self._chunks: list[bytes] = []  # begin in the middle of nothing
+        self._size, self._needed = 0, GREETING_BYTES
+        self._greeted = False
+        self._parts: list[bytes] = []
+
+    def feed(self, data: bytes) -> list[list[bytes]]:
+        """The messages that are whole now. Raises FrameError: the connection is of no use."""
+        self._chunks.append(data)
+        self._size += len(data)
+        if self._size < self._needed:
+            return []
+        if len(self._chunks) > 1:
+            data = b"".join(self._chunks)
+        at, end, messages = 0, self._size, list[list[bytes]]()
+        if not self._greeted:
+            self._greet(data)
+            at = GREETING_BYTES
+        while True:
+            if end - at < 2:
+                self._needed = 2
+                break
+            flags, size, begin = data[at], data[at + 1], at + 2
+            if flags & LONG:
+                if end - at < 9:
+                    self._needed = 9
+                    break
+                size, begin = int.from_bytes(data[at + 1 : at + 9], "big"), at + 9
+            if size > CONTROL_BYTES_MAX or flags > 7:
+                raise FrameError(f"a frame of {size} bytes with flags {flags}")
+            if begin + size > end:
+                self._needed = begin + size - at
+                break
+            at = begin + size
+            self._take(flags, data[begin:at], messages)
+        self._size = end - at
+        self._chunks = [data[at:]] if self._size else []
+        return messages
+
+    def _greet(self, data: bytes) -> None:
+        if data[0] != 0xFF or not data[9] & 1 or data[10] < 3 or data[12:32].rstrip(b"\0") != b"NULL":
+            raise FrameError("not a ZMTP 3 peer without security")
+        self._greeted = True
+
+    def _take(self, flags: int, body: bytes, messages: list[list[bytes]]) -> None:
+        if flags & COMMAND:
+            if body.startswith(b"\x04PING"):
+                self.pongs.append(frame(b"\x04PONG" + body[7:23], COMMAND))
+            elif body.startswith(b"\x05READY"):
+                self.ready = True
+            return
+        self._parts.append(body)
+        if len(self._parts) > PARTS_MAX:
+            raise FrameError(f"a message of more than {PARTS_MAX} parts")
+        if not flags & MORE:
+            messages.append(self._parts)
+            self._parts = []

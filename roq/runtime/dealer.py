@@ -50,8 +50,9 @@ class Dealer(asyncio.Protocol):
             except OSError:  # a TimeoutError is one
                 self._on_ended()
             else:
-                pauses = delays(RECONNECT_SECONDS, RECONNECT_MAX_SECONDS)
                 await self._lost.wait()
+                if self._parser.ready:
+                    pauses = delays(RECONNECT_SECONDS, RECONNECT_MAX_SECONDS)
             await asyncio.sleep(next(pauses))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -64,6 +65,11 @@ class Dealer(asyncio.Protocol):
         tune(made.get_extra_info("socket"))
         self._transport = made
         made.write(_HELLO)
+        self._loop.call_later(CONNECT_SECONDS, self._overdue, self._parser, made)
+
+    def _overdue(self, parser: zmtp.Parser, transport: asyncio.Transport) -> None:
+        if not parser.ready:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """For the loop."""

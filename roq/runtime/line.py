@@ -106,8 +106,8 @@ class Line:
             self._take(connection, connection.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT))
         except BlockingIOError:
             return
-        except Unavailable:
-            return  # the next one will do
+        except (OSError, Unavailable):
+            self.close()  # the next one will do
 
     def receive(self, deadline: float) -> list[bytes] | None:
         """The next message, None if there is none until `deadline` (monotonic seconds).
@@ -142,11 +142,11 @@ class Line:
             raise self._ended("by its other end")
         try:
             self._messages.extend(self._parser.feed(data))
-        except FrameError as error:
+            if self._parser.pongs:
+                connection.sendall(b"".join(self._parser.pongs))
+                self._parser.pongs.clear()
+        except (FrameError, OSError) as error:
             raise self._ended(error) from error
-        if self._parser.pongs:
-            connection.sendall(b"".join(self._parser.pongs))
-            self._parser.pongs.clear()
 
     def _ended(self, reason: object) -> Unavailable:
         self.close()

@@ -18,6 +18,7 @@ from roq.wire import zmtp
 from roq.wire.limits import CONTROL_BYTES_MAX
 
 DEAD_SECONDS = 10
+HANDSHAKE_SECONDS = 5.0  # a peer that connects and says nothing is dropped
 WAITING_BYTES_MAX = 8 * CONTROL_BYTES_MAX  # for one peer
 LISTEN_BACKLOG = 1024
 _HELLO = zmtp.hello(b"ROUTER")
@@ -98,6 +99,7 @@ class _Peer(asyncio.Protocol):
     """One connection."""
 
     transport: asyncio.Transport
+    _overdue: asyncio.TimerHandle
 
     def __init__(self, router: Router, name: bytes) -> None:
         self._router, self._name = router, name
@@ -111,6 +113,11 @@ class _Peer(asyncio.Protocol):
         tune(transport.get_extra_info("socket"))
         self._router.peers[self._name] = self
         self.transport.write(_HELLO)
+        self._overdue = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._greeted)
+
+    def _greeted(self) -> None:
+        if not self._parser.ready:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         router, parser = self._router, self._parser
@@ -123,6 +130,9 @@ class _Peer(asyncio.Protocol):
         if parser.pongs:
             self.transport.writelines(parser.pongs)
             parser.pongs.clear()
+            if self.transport.get_write_buffer_size() > WAITING_BYTES_MAX:
+                self.transport.abort()
+                return
         for parts in messages:
             if router.closed:
                 return
@@ -140,7 +150,8 @@ class _Peer(asyncio.Protocol):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._router.peers.pop(self._name, None)
+        if self._router.peers.pop(self._name, None) is not None:
+            self._overdue.cancel()
 
 
 def _listen(address: str, port: int) -> socket.socket:

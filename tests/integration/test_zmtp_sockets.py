@@ -1,0 +1,409 @@
+"""Router, Dealer and Line against libzmq's sockets and against peers that misbehave, over TCP on this machine.
+
+Not covered: the bytes (tests/unit/test_zmtp.py), a peer whose machine vanished (TCP's keepalive, tests/failure).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+import uvloop
+import zmq
+
+from roq.errors import Closed, PortTaken, Unavailable
+from roq.runtime import dealer, router, sockets
+from roq.runtime.dealer import Dealer
+from roq.runtime.line import IDLE_SECONDS, Bell, Line, Lines
+from roq.runtime.router import Router
+from roq.wire import zmtp
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*event_loop_policy.*:DeprecationWarning")
+LOCAL = "127.0.0.1"
+LARGE = bytes(range(256)) * 20_000  # 5 MB
+WAIT_SECONDS = 5.0
+READY = zmtp.hello(b"DEALER")
+
+
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy])
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Python's loop and the one that RoQ's processes use."""
+    policy: asyncio.AbstractEventLoopPolicy = request.param()
+    return policy
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Raises TimeoutError after WAIT_SECONDS."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+class Echo:
+    """A Router that answers every message with its own last part; `large` asks for much."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.drains = self.refused = self.waiting_most = 0
+        self.router = Router(LOCAL, port, self._message, self._drained)
+        self.endpoint = f"tcp://{LOCAL}:{self.router.port}"
+
+    def _message(self, parts: list[bytes]) -> None:
+        answer = LARGE if parts[-1] == b"large" else parts[-1]
+        if not self.router.send((parts[0], answer)):
+            self.refused += 1
+        else:
+            waiting = self.router.peers[parts[0]].transport.get_write_buffer_size()
+            self.waiting_most = max(self.waiting_most, waiting)
+
+    def _drained(self) -> None:
+        self.drains += 1
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[Echo]:
+    made = Echo()
+    yield made
+    made.router.close()
+
+
+@contextlib.contextmanager
+def libzmq_dealer(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+    peer = sockets.context().socket(zmq.DEALER)
+    peer.set(zmq.LINGER, 0)
+    peer.set(zmq.RCVTIMEO, int(WAIT_SECONDS * 1000))
+    peer.set(zmq.RECONNECT_IVL, 20)
+    try:
+        peer.connect(endpoint)
+        yield peer
+    finally:
+        peer.close()
+
+
+@contextlib.contextmanager
+def libzmq_router(port: int = 0, **options: int) -> Iterator[int]:
+    """An echoing libzmq ROUTER in a thread; its port. Stopped and closed at the end."""
+    peer = sockets.context().socket(zmq.ROUTER)
+    peer.set(zmq.LINGER, 0)
+    for name, value in options.items():
+        peer.set(getattr(zmq, name), value)
+    bound = sockets.bind(peer, LOCAL, port)
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            if peer.poll(10):
+                peer.send_multipart(peer.recv_multipart())
+        peer.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield bound
+    finally:
+        stop.set()
+        thread.join(WAIT_SECONDS)
+
+
+@contextlib.contextmanager
+def listening(port: int = 0) -> Iterator[socket.socket]:
+    listener = socket.create_server((LOCAL, port))
+    listener.settimeout(WAIT_SECONDS)
+    with listener:
+        yield listener
+
+
+def free_port() -> int:
+    with listening() as listener:
+        return int(listener.getsockname()[1])
+
+
+def reset(connection: socket.socket) -> None:
+    """End it as a killed process with unread bytes does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+async def test_libzmqs_dealers_at_a_router(echo: Echo) -> None:
+    def ask() -> None:
+        with libzmq_dealer(echo.endpoint) as first, libzmq_dealer(echo.endpoint) as second:
+            for message in (b"one", b"", b"x" * 255, b"x" * 256, LARGE):
+                for peer in (first, second):
+                    peer.send(message)
+                assert first.recv_multipart() == second.recv_multipart() == [message]
+            first.send_multipart([b"", b"two", b"parts"])
+            assert first.recv() == b"parts"
+            for number in range(1000):
+                first.send(b"%d" % number)
+            assert [first.recv() for _ in range(1000)] == [b"%d" % number for number in range(1000)]
+
+    await asyncio.to_thread(ask)
+    assert echo.drains
+    await until(lambda: not echo.router.peers)
+
+
+async def test_a_router_answers_pings(echo: Echo) -> None:
+    def ask() -> None:
+        with libzmq_dealer(echo.endpoint) as peer, sockets.connection_ends(peer) as ends:
+            peer.disconnect(echo.endpoint)
+            peer.set(zmq.HEARTBEAT_IVL, 100)
+            peer.set(zmq.HEARTBEAT_TIMEOUT, 300)
+            peer.connect(echo.endpoint)
+            peer.send(b"a")
+            assert peer.recv() == b"a"
+            while ends.poll(0):
+                ends.recv_multipart()  # of the connection before
+            assert not ends.poll(1000), "the connection ended without a PONG"
+            peer.send(b"b")
+            assert peer.recv() == b"b"
+            peer.disable_monitor()
+
+    await asyncio.to_thread(ask)
+
+
+async def test_a_peer_of_garbage_is_cut_while_others_go_on(echo: Echo) -> None:
+    loop = asyncio.get_running_loop()
+    answers = asyncio.Queue[bytes]()
+    talker = Dealer(echo.endpoint, lambda parts: answers.put_nowait(parts[0]), lambda: answers.put_nowait(b"ended"))
+    talker.send((b"before",))
+    assert await asyncio.wait_for(answers.get(), WAIT_SECONDS) == b"before"
+    garbage = (
+        bytes(64),
+        READY + b"\x02\xff" + bytes(9) + b"\xff",
+        READY + (zmtp.frame(b"", zmtp.MORE) * 17),
+        READY[:64] + b"\x09\0",
+    )
+    for junk in garbage:
+        with socket.socket() as peer:
+            peer.setblocking(False)
+            await loop.sock_connect(peer, (LOCAL, echo.router.port))
+            with contextlib.suppress(ConnectionError):
+                await loop.sock_sendall(peer, junk)
+                async with asyncio.timeout(WAIT_SECONDS):
+                    while await loop.sock_recv(peer, 4096):
+                        pass
+    await until(lambda: len(echo.router.peers) == 1)
+    talker.send((b"after",))
+    assert await asyncio.wait_for(answers.get(), WAIT_SECONDS) == b"after"
+    talker.close()
+
+
+async def test_a_peer_that_says_nothing_is_dropped(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "HANDSHAKE_SECONDS", 0.2)
+    loop = asyncio.get_running_loop()
+    with socket.create_connection((LOCAL, echo.router.port)) as peer, libzmq_dealer(echo.endpoint) as talker:
+        peer.setblocking(False)
+        await until(lambda: len(echo.router.peers) == 2)
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(WAIT_SECONDS):
+                while await loop.sock_recv(peer, 4096):
+                    pass
+        talker.send(b"here")
+        assert await asyncio.to_thread(talker.recv) == b"here"
+        assert len(echo.router.peers) == 1
+
+
+@pytest.mark.parametrize("asked", ["answers", "pongs"])
+async def test_a_peer_that_does_not_read_is_dropped_at_the_bound(
+    echo: Echo, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = router.WAITING_BYTES_MAX if asked == "answers" else 2**17
+    monkeypatch.setattr(router, "WAITING_BYTES_MAX", bound)
+    request = zmtp.frame(b"large") if asked == "answers" else zmtp.frame(b"\x04PING\0\0" + b"c" * 16, zmtp.COMMAND) * 2000
+    loop = asyncio.get_running_loop()
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.setblocking(False)
+        await loop.sock_connect(peer, (LOCAL, echo.router.port))
+        await loop.sock_sendall(peer, READY)
+        await until(lambda: echo.router.peers)
+        (held,) = echo.router.peers.values()
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2000):
+                await loop.sock_sendall(peer, request)
+                await asyncio.sleep(0)
+                echo.waiting_most = max(echo.waiting_most, held.transport.get_write_buffer_size())
+                if not echo.router.peers:
+                    break
+        await until(lambda: not echo.router.peers)
+    assert bound / 2 < echo.waiting_most <= bound + len(LARGE) + 9
+    assert bool(echo.refused) is (asked == "answers")
+
+
+async def test_a_taken_port_and_a_peer_that_left(echo: Echo) -> None:
+    with pytest.raises(PortTaken):
+        Router(LOCAL, echo.router.port, print)
+    assert not echo.router.send((b"nobody", b"x"))
+    echo.router.close()
+    echo.router.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((LOCAL, echo.router.port))
+
+
+class Asking:
+    """A Dealer with what it was told."""
+
+    def __init__(self, port: int) -> None:
+        self.answers = list[list[bytes]]()
+        self.ends = 0
+        self.dealer = Dealer(f"tcp://{LOCAL}:{port}", self.answers.append, self._ended)
+
+    def _ended(self) -> None:
+        self.ends += 1
+
+
+async def test_a_dealer_at_libzmqs_router_that_comes_back() -> None:
+    with libzmq_router() as port:
+        asking = Asking(port)
+        sent = [b"at once", b"", LARGE, *(b"%d" % number for number in range(1000))]
+        for message in sent:
+            assert asking.dealer.send((message,))
+        await until(lambda: len(asking.answers) == len(sent))
+        assert asking.answers == [[message] for message in sent]
+        assert asking.ends == 0
+    await until(lambda: asking.ends)
+    assert asking.dealer.send((b"meanwhile",))
+    with libzmq_router(port):
+        await until(lambda: asking.answers[-1] == [b"meanwhile"])
+        asking.dealer.close()
+        assert not asking.dealer.send((b"closed",))
+        ends = asking.ends
+        await asyncio.sleep(0.05)
+        assert asking.ends == ends, "told of its own end"
+
+
+async def test_a_dealer_answers_pings() -> None:
+    with libzmq_router(HEARTBEAT_IVL=100, HEARTBEAT_TIMEOUT=300) as port:
+        asking = Asking(port)
+        asking.dealer.send((b"a",))
+        await asyncio.sleep(1.0)
+        assert (asking.answers, asking.ends) == ([[b"a"]], 0)
+        asking.dealer.close()
+
+
+async def test_a_refused_dealer_is_told_at_once_and_goes_on() -> None:
+    asking, begun = Asking(free_port()), time.monotonic()
+    await until(lambda: asking.ends >= 3)
+    assert time.monotonic() - begun < 1.0
+    asking.dealer.close()
+
+
+async def test_a_dealer_gives_up_peers_of_garbage_ever_slower() -> None:
+    asked = 0
+
+    async def junk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n".ljust(64))
+        await reader.read(1 << 16)
+        writer.close()
+
+    server = await asyncio.start_server(junk, LOCAL, 0)
+    asking = Asking(server.sockets[0].getsockname()[1])
+    await until(lambda: asking.ends >= 2)
+    await asyncio.sleep(1.0)
+    asking.dealer.close()
+    assert 2 <= asked < 10
+    server.close()
+
+
+async def test_a_dealer_leaves_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealer, "CONNECT_SECONDS", 0.2)
+    with listening() as silent:
+        asking = Asking(silent.getsockname()[1])
+        await until(lambda: asking.ends)
+        asking.dealer.close()
+
+
+def answer(line: Line, message: bytes) -> list[bytes] | None:
+    line.send(message)
+    return line.receive(time.monotonic() + WAIT_SECONDS)
+
+
+def test_a_line_at_libzmqs_router_that_comes_back() -> None:
+    with libzmq_router(HEARTBEAT_IVL=100, HEARTBEAT_TIMEOUT=300) as port:
+        line = Line(f"tcp://{LOCAL}:{port}", Bell())
+        for message in (b"one", b"", b"x" * 256, LARGE):
+            assert answer(line, message) == [message]
+        assert line.receive(time.monotonic() + 1.0) is None  # three time-outs long: PINGs were answered
+        line.send(b"two")
+        assert line.receive(time.monotonic() + WAIT_SECONDS) == [b"two"]
+    with pytest.raises(Unavailable):
+        answer(line, b"nobody")
+    begun = time.monotonic()
+    with pytest.raises(Unavailable):
+        line.send(b"refused")
+    assert time.monotonic() - begun < 1.0
+    with libzmq_router(port):
+        assert answer(line, b"back") == [b"back"]
+    line.close()
+
+
+@pytest.mark.parametrize("end", [socket.socket.close, reset])
+async def test_an_idle_line_whose_connection_ended_takes_the_next(end: Callable[[socket.socket], None]) -> None:
+    def serve(listener: socket.socket) -> None:
+        for finish in (end, socket.socket.close):
+            connection, _ = listener.accept()
+            connection.settimeout(WAIT_SECONDS)
+            connection.sendall(zmtp.hello(b"ROUTER"))
+            parser, messages = zmtp.Parser(), list[list[bytes]]()
+            while not messages:
+                messages = parser.feed(connection.recv(4096))
+            connection.sendall(zmtp.frame(messages[0][0]))
+            time.sleep(0.05)
+            finish(connection)
+
+    with listening() as listener:
+        serving = asyncio.create_task(asyncio.to_thread(serve, listener))
+        line = Line(f"tcp://{LOCAL}:{listener.getsockname()[1]}", Bell())
+        assert await asyncio.to_thread(answer, line, b"one") == [b"one"]
+        await asyncio.sleep(IDLE_SECONDS + 0.1)
+        assert await asyncio.to_thread(answer, line, b"two") == [b"two"]
+        await serving
+        line.close()
+
+
+@pytest.mark.parametrize("said", [zmtp.hello(b"ROUTER"), zmtp.hello(b"ROUTER") + b"\x08\0", bytes(64)])
+async def test_a_line_that_ends_under_a_request_fails_it_at_once(said: bytes) -> None:
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.settimeout(WAIT_SECONDS)
+        connection.recv(4096)
+        connection.sendall(said)
+        time.sleep(0.2)
+        reset(connection)
+
+    with listening() as listener:
+        serving = asyncio.create_task(asyncio.to_thread(serve, listener))
+        line, begun = Line(f"tcp://{LOCAL}:{listener.getsockname()[1]}", Bell()), time.monotonic()
+        with pytest.raises(Unavailable):
+            await asyncio.to_thread(answer, line, b"lost")
+        assert time.monotonic() - begun < 1.0
+        await serving
+
+
+async def test_a_bell_ends_a_wait_and_lines_are_shared(echo: Echo) -> None:
+    bell = Bell()
+    lines = Lines(bell)
+    line = lines.take(echo.endpoint)
+    assert await asyncio.to_thread(answer, line, b"one") == [b"one"]
+    lines.give(line)
+    assert lines.take(echo.endpoint) is line
+    waiting = asyncio.create_task(asyncio.to_thread(line.receive, time.monotonic() + WAIT_SECONDS))
+    await asyncio.sleep(0.2)
+    begun = time.monotonic()
+    bell.ring()
+    with pytest.raises(Closed):
+        await waiting
+    assert time.monotonic() - begun < 1.0
+    lines.close()
+    lines.give(line)
+    with pytest.raises(Unavailable):
+        line.receive(0)
+    with pytest.raises(Closed):
+        lines.take(echo.endpoint)

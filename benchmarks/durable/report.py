@@ -63,15 +63,17 @@ def _ratio_goals(measured: Measured, phase: Phase) -> list[list[str]]:
         if measured.work.clients in REDIS_CLIENTS:
             rows.append(_row(measured, phase, cluster, REDIS, REDIS_RATIO))
     peers = [name for name in measured.runs if not name.startswith("RoQ") and SYSTEMS[name].durable]
-    medians = {name: median(found) for name in peers if (found := rates(measured, name, phase)) and _syncs(measured, name)}
+    medians = {
+        name: median(found) for name in peers if (found := rates(measured, name, phase)) and _syncs(measured, name, phase)
+    }
     if medians:
         rows.append(_row(measured, phase, LOG, max(medians, key=lambda name: medians[name]), LOG_RATIO))
     return [row for row in rows if row]
 
 
-def _syncs(measured: Measured, system: str) -> bool:
-    """Its writes really reached the disk before they were acknowledged, or it shares flushes among clients."""
-    flushes = median(rate.flushes for rate in _all(measured, system, Phase.WRITE))
+def _syncs(measured: Measured, system: str, phase: Phase) -> bool:
+    """What it acknowledges in this phase really reaches the disk before, though clients may share a flush."""
+    flushes = median(rate.flushes for rate in _all(measured, system, phase))
     return flushes * measured.work.clients >= 0.5
 
 

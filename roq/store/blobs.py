@@ -111,7 +111,7 @@ class Blobs:
     def _upload(self, blob: str, path: Path, offset: int, total: int, crc: int) -> _Upload | None:
         with self._lock:
             if time.monotonic() - self._deleted.get(blob, -REFUSED_SECONDS) < REFUSED_SECONDS:
-                raise CallError(f"blob {blob} was deleted")
+                raise TaskNotFound(f"blob {blob} was deleted: begin again under another name")
             if blob in self._blobs and self._fits(path, total, crc):
                 return None
             self._expire()

@@ -7,7 +7,9 @@ which master (master_link.py), what it does (roq/master).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from roq.errors import Closed, InvalidConfiguration
+from roq.errors import Closed, InvalidConfiguration, TemporaryError
 from roq.ids import new_id
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
@@ -38,6 +40,8 @@ from roq.workqueue.contract import (
 from roq.workqueue.desk import check_delay, check_lease, check_task, cut_error, milliseconds
 from roq.workqueue.master_link import PATIENCE_SECONDS, MasterLink
 
+UNREAD_SECONDS = 1.0  # until a task whose payload could not be had is leased again
+log = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 PUT_BYTES_AT_ONCE = 2 * 1024 * 1024  # of one request; longer lists travel as several
 IDS_AT_ONCE = 10_000  # dead letters named in one request
@@ -133,7 +137,9 @@ class RemoteQueue:
             if wishes:
                 settled, wishes = leases.settled, []
             if leases.tasks:
-                return settled, [leased for given in leases.tasks if (leased := self._leased(given)) is not None]
+                found = [(given, self._leased(given)) for given in leases.tasks]
+                self._give_back([given.token for given, leased in found if leased is None])
+                return settled, [leased for _, leased in found if leased is not None]
             if time.monotonic() >= deadline:
                 return settled, []
 
@@ -145,11 +151,18 @@ class RemoteQueue:
 
         return self._link.ask(make, wire.Leases, wait)
 
+    def _give_back(self, tokens: list[str]) -> None:
+        """Tasks whose payload no store gives just now: they were not tried, so they must not die of it."""
+        if tokens:
+            log.warning("payloads can't be had", extra={"fields": {"tasks": len(tokens)}})
+            with contextlib.suppress(TemporaryError):  # then their leases end by themselves
+                self.settle([Release(token, UNREAD_SECONDS) for token in tokens])
+
     def _leased(self, given: wire.Given) -> Leased | None:
         payload = given.payload
         if isinstance(payload, wire.Elsewhere):
             found = self._big.get(payload)
-            if found is None:  # no store has it any more: it was purged meanwhile, or its lease ended and another acked it
+            if found is None:
                 return None
             payload = found
         return Leased(

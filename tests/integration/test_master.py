@@ -20,18 +20,16 @@ import pytest
 import roq
 from roq.errors import Closed, InvalidConfiguration, NotLeader, PayloadTooLarge, RoqError, WorkQueueConflict, WorkQueueNotFound
 from roq.local.cluster import LocalCluster
-from roq.log.replicated.directory import StaticDirectory
-from roq.log.replicated.stores import Stores
 from roq.runtime.line import Bell, Line
 from roq.wire import gcm
 from roq.wire import master as wire
-from roq.wire import store as store_wire
-from roq.wire.assignment import ProcessKind, RunningProcess
+from roq.wire.assignment import RunningProcess
 from roq.wire.envelope import error_of, open_envelope
 from roq.workqueue.contract import Ack, Extend, NewTask, Reject, Release, Settings, TaskState
 from roq.workqueue.master_link import MasterLink
 from roq.workqueue.remote import RemoteQueue
 from tests.harness.task_load import TaskLoad
+from tests.integration.held import blobs_of, held_of, with_stores
 from tests.integration.running import RunningCluster
 
 SESSION_SECONDS = 3.0
@@ -175,35 +173,6 @@ async def test_undecodable_requests_are_refused_and_the_master_goes_on(
 # --- big payloads -----------------------------------------------------------------------------------------------------
 
 
-async def blobs_of(cluster: LocalCluster, name: str) -> dict[str, list[str]]:
-    """Blobs of the work queue, by host."""
-    async with roq.connect(cluster.zookeeper) as connected:
-        log = (await connected.work_queue(name)).record.spec.log
-    return await held_of(cluster, log, "/")
-
-
-async def held_of(cluster: LocalCluster, log: str, kind: str) -> dict[str, list[str]]:
-    """What the stores hold of a log, by host. kind "/": payloads, "~": segments and snapshots."""
-    async with roq.connect(cluster.zookeeper) as connected:
-        reports = [host.report for host in await connected.hosts() if host.alive and host.report is not None]
-    endpoints = {
-        report.host: f"tcp://{report.address}:{process.ports['clients']}"
-        for report in reports
-        for process in report.processes
-        if process.kind is ProcessKind.STORE
-    }
-    stores = Stores(StaticDirectory(endpoints))
-    try:
-        held = {host: [view.blob for view in await stores.inventory(host, f"{log}{kind}")] for host in endpoints}
-        if kind == "~":
-            for host in endpoints:
-                listed = await stores.request(host, store_wire.ListSegments(f"{log}~"), store_wire.Segments)
-                held[host] += [view.segment for view in listed.segments]
-        return held
-    finally:
-        stores.close()
-
-
 async def test_nothing_is_left_of_a_removed_queue(cluster: RunningCluster, tasks: RemoteQueue, name: str) -> None:
     await asyncio.to_thread(tasks.put, [NewTask(b"small"), NewTask(b"x" * BIG)])
     async with roq.connect(cluster.zookeeper) as connected:
@@ -234,6 +203,18 @@ async def test_a_big_payload_is_kept_by_its_stores_until_it_is_acked(
     async with asyncio.timeout(10):
         while any((await blobs_of(cluster.local, name)).values()):
             await asyncio.sleep(0.05)
+
+
+async def test_a_task_whose_payload_no_store_gives_does_not_die_of_it(
+    cluster: RunningCluster, tasks: RemoteQueue, name: str
+) -> None:
+    await asyncio.to_thread(tasks.put, [NewTask(b"x" * BIG)])
+    held = await blobs_of(cluster.local, name)
+    await with_stores(cluster.local, lambda stores: stores.delete_blob(held, next(iter(held.values()))[0]))
+    for _ in range(4):  # its max_attempts are 3
+        assert await asyncio.to_thread(tasks.lease, 30, 1, 1.5) == ([], [])
+    status = await asyncio.to_thread(tasks.status)
+    assert (status.leased, status.dead, status.ready + status.delayed) == (0, 0, 1)
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

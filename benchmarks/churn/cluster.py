@@ -130,7 +130,7 @@ class SimulatedStores(Stores):
                 views = [wire.BlobView(name, node.blobs[name][0], now() - node.blobs[name][2]) for name in found]
                 answer = wire.Blobs(views[: wire.LIST_COUNT_MAX], [])
             case _:
-                raise NotImplementedError(type(request).__name__)
+                raise AssertionError(f"the master asked for {type(request).__name__}")
         await asyncio.sleep(cluster.speeds.network)
         return answer
 

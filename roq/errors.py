@@ -88,6 +88,34 @@ class TaskNotFound(CallError):
     """The work queue has no such task."""
 
 
+class ShuffleNotFound(CallError):
+    """No shuffle of this name exists."""
+
+
+class ShuffleConflict(CallError):
+    """A shuffle of this name exists with other keys, columns or settings."""
+
+
+class ShuffleSealed(CallError):
+    """The shuffle is sealed: its winners are named and nothing can be written any more."""
+
+
+class ShuffleNotSealed(CallError):
+    """The shuffle is not sealed yet: commit it before it is read."""
+
+
+class AttemptConflict(CallError):
+    """This attempt was reported twice, or two attempts of one partition are to win."""
+
+
+class AttemptNotFound(CallError):
+    """No attempt of this id was stored."""
+
+
+class SchemaMismatch(CallError):
+    """The columns are not those that were agreed on."""
+
+
 class UnknownFormat(CallError):
     """The stored data was written by another version and can't be read by this one."""
 
@@ -161,6 +189,18 @@ class LogFenced(TemporaryError):
 
 class LogUnavailable(TemporaryError):
     """Too few of the log's stores can be reached."""
+
+
+class Overloaded(TemporaryError):
+    """No room just now; ask again later, or elsewhere."""
+
+
+class AttemptLost(TemporaryError):
+    """What was written of this attempt is gone: write it again as a new attempt."""
+
+
+class DataLost(RoqError):
+    """No replica has what was stored any more, or what it has is damaged."""
 
 
 class LogTrimmed(TemporaryError):

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-EXTRAS=local,dev,bench
+EXTRAS=local,spark,dev,bench
 STAMP=.venv/.installed
 
 say() { printf 'setup: %s\n' "$*"; }

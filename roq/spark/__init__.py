@@ -1,0 +1,1 @@
+"""RoQ's sources and sinks for PySpark. The only room that imports it."""

@@ -1,0 +1,354 @@
+"""Shuffles on the wire: the values every room of them shares, and the conversation with a follower (its ROUTER ↔ DEALER).
+
+A follower is the part of a host's store that takes part in shuffles. It has two roles: a *buffer* takes attempts from writers,
+cuts their runs by the table of ranges and has the pieces stored; *storage* keeps pieces, gives them to readers, and fetches
+them from other followers. Requests of the leader carry its epoch; a follower refuses one below the highest it has seen
+(StaleEpoch). What is stored, fetched or forgotten is so on stable storage when it is answered. Without room a follower answers
+Overloaded. Not covered: the conversation with the leader (gcm.py).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+PARTITIONS_MAX = 1_000_000  # partition numbers are below it
+RANGES_MAX = 10_000
+KEY_BYTES_MAX = 64 * 1024  # of one encoded key
+BLOCK_BYTES = 256 * 1024  # a block is closed when it has so many bytes …
+BLOCK_ROWS = 8192  # … or rows; a single row may be larger
+ROW_BYTES_MAX = 8 * 1024 * 1024
+BLOCKS_BYTES_MAX = 2 * 1024 * 1024  # of blocks in one message, unless a single one is larger
+SAMPLE_KEYS_MAX = 4096  # of one run
+
+
+class Position(NamedTuple):
+    """Place of a row in the total order. key: encoded (keys.py). run: number within its attempt. row: number within the run.
+
+    The attempt is no part of it: only one attempt of a partition counts.
+    """
+
+    key: bytes
+    partition: int
+    run: int
+    row: int
+
+
+class State(StrEnum):
+    """Where a shuffle is in its life."""
+
+    FILLING = "filling"  # attempts are written
+    SEALING = "sealing"  # the winners are named; ranges are checked, balanced, moved
+    SEALED = "sealed"  # readers may read
+    REMOVED = "removed"
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """What a shuffle is created with. schema: a serialized pyarrow.Schema. ranges: 0 for as many as fit the cluster and the
+    data. replicas: followers that hold each range (a folder has one copy whatever is said)."""
+
+    keys: tuple[str, ...]
+    schema: bytes
+    replicas: int = 2
+    ranges: int = 0
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """An attempt is stored, all of it. size: bytes of its blocks."""
+
+    partition: int
+    attempt: str
+    rows: int
+    size: int
+    runs: int
+
+
+class RunSample(msgspec.Struct, frozen=True):
+    """Regular sample of one run: the rows at every so many bytes. keys[i] is the key of row rows_at[i], weights[i] the bytes
+    from there to the next one (to the end of the run). The first row is one of them, unless the run is empty."""
+
+    partition: int
+    attempt: str
+    run: int
+    rows: int
+    size: int
+    keys: tuple[bytes, ...]
+    rows_at: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """Rows from `lower` on and before `upper`; None: no bound on this side."""
+
+    lower: Position | None
+    upper: Position | None
+
+
+class Range(msgspec.Struct, frozen=True):
+    """One range of a table. identity: what its holders are chosen by, kept when the borders move a little. rows, size: counted
+    when it was sealed, -1 before. holders: followers (host names) that hold it whole, in no order; () in a folder."""
+
+    number: int
+    identity: int
+    interval: Interval
+    rows: int = -1
+    size: int = -1
+    holders: tuple[str, ...] = ()
+
+
+class Description(msgspec.Struct, frozen=True):
+    """A shuffle as it is now. ranges: the table (epoch: its number, 0 while there is none); former: the table before while data
+    moves, readers try both. winners: partition → attempt. rows, size: of the winners. stored: attempts whose data is stored so
+    far. moved, moved_least: bytes that rebalancing has sent, and the least the overlap of old and new ranges demands."""
+
+    name: str
+    id: str
+    spec: Spec
+    state: State
+    created: float
+    epoch: int
+    ranges: tuple[Range, ...]
+    former: tuple[Range, ...]
+    winners: dict[int, str]
+    rows: int
+    size: int
+    stored: int
+    moved: int
+    moved_least: int
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive rows of one run. data: an Arrow IPC record batch message, without its schema. crc: CRC-32 of data."""
+
+    first: int
+    rows: int
+    first_key: bytes
+    last_key: bytes
+    crc: int
+    data: bytes
+
+
+class RunSlice(msgspec.Struct, frozen=True):
+    """The rows first … first+rows-1 of one winning run, which lie in the range that is read."""
+
+    partition: int
+    attempt: str
+    run: int
+    first: int
+    rows: int
+
+
+# --- buffer role ------------------------------------------------------------------------------------------------------
+
+
+class OpenAttempt(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Begin an attempt here. The same again, by the same writer token: fine. By another one: AttemptConflict."""
+
+    shuffle: str
+    name: str
+    partition: int
+    attempt: str
+    writer: str
+
+
+class SendBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Blocks of one run. `number`: of this message within the attempt, from 0; a repeated one is dropped and answered Done."""
+
+    shuffle: str
+    partition: int
+    attempt: str
+    number: int
+    run: int
+    blocks: list[Block]
+
+
+class EndRun(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The run is whole."""
+
+    shuffle: str
+    number: int
+    sample: RunSample
+
+
+class FinishAttempt(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answered Done when all of it is on stable storage at `replicas` followers of every range. Asked again after silence;
+    waits at most `wait_seconds`, then Overloaded ("not yet"). AttemptLost: this follower knows nothing of it (any more)."""
+
+    shuffle: str
+    receipt: Receipt
+    wait_seconds: float
+
+
+class AbandonAttempt(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Forget it."""
+
+    shuffle: str
+    partition: int
+    attempt: str
+
+
+# --- storage role -----------------------------------------------------------------------------------------------------
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive blocks of one run."""
+
+    partition: int
+    attempt: str
+    run: int
+    blocks: list[Block]
+
+
+class StorePieces(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Keep these. What is here already is not stored twice."""
+
+    shuffle: str
+    pieces: list[Piece]
+
+
+class ListSlices(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What of the winners lies in the interval here, cut exactly at its bounds."""
+
+    shuffle: str
+    interval: Interval
+    winners: dict[int, str]
+
+
+class ReadBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Blocks of a run from the one with row `first` on, as many as fit BLOCKS_BYTES_MAX, none that begins after `last`."""
+
+    shuffle: str
+    partition: int
+    attempt: str
+    run: int
+    first: int
+    last: int
+
+
+class TellSamples(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Samples of what is stored of the winners within these intervals (a leader computes its distribution from them)."""
+
+    shuffle: str
+    intervals: list[Interval]
+    winners: dict[int, str]
+
+
+class CountRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Per interval: rows and bytes of the winners here."""
+
+    shuffle: str
+    intervals: list[Interval]
+    winners: dict[int, str]
+
+
+class FetchInterval(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Leader: have everything of the winners in the interval here; fetch what is missing from the sources (endpoints), which
+    all hold it whole. winners empty: every attempt. Answered when it is whole here; asked again after silence."""
+
+    epoch: int
+    shuffle: str
+    interval: Interval
+    winners: dict[int, str]
+    sources: list[str]
+
+
+class KeepIntervals(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Leader: forget what lies outside of these intervals, and (sealed) what is not the winners'."""
+
+    epoch: int
+    shuffle: str
+    intervals: list[Interval]
+    winners: dict[int, str]
+    sealed: bool
+
+
+class ForgetShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Leader: forget all of it, in both roles; attempts under way fail with AttemptLost."""
+
+    epoch: int
+    shuffle: str
+
+
+class TableChanged(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Leader: ask for the table again before storing more of this shuffle."""
+
+    epoch: int
+    shuffle: str
+    table_epoch: int
+
+
+class DescribeFollower(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How are you?"""
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """It is so."""
+
+
+class Slices(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to ListSlices; sizes[i]: bytes of slices[i], about."""
+
+    slices: list[RunSlice]
+    sizes: list[int]
+
+
+class Blocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to ReadBlocks; empty: none from there on."""
+
+    blocks: list[Block]
+
+
+class Samples(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to TellSamples."""
+
+    samples: list[RunSample]
+
+
+class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to CountRows, one item per interval."""
+
+    rows: list[int]
+    sizes: list[int]
+
+
+class Fetched(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to FetchInterval. size: bytes of blocks that were sent for it."""
+
+    size: int
+
+
+class FollowerView(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to DescribeFollower. paused: above its watermark."""
+
+    host: str
+    memory_bytes: int
+    memory_bytes_max: int
+    paused: bool
+    attempts: int
+    shuffles: dict[str, int]  # bytes stored, by shuffle id
+    counters: dict[str, int]
+
+
+Request = (
+    OpenAttempt
+    | SendBlocks
+    | EndRun
+    | FinishAttempt
+    | AbandonAttempt
+    | StorePieces
+    | ListSlices
+    | ReadBlocks
+    | TellSamples
+    | CountRows
+    | FetchInterval
+    | KeepIntervals
+    | ForgetShuffle
+    | TableChanged
+    | DescribeFollower
+)
+Reply = Done | Slices | Blocks | Samples | Counts | Fetched | FollowerView

@@ -69,7 +69,8 @@ def create(cluster: Cluster, request: CreateWorkQueue, now: float, chance: rando
     if not hosts:
         raise NoHosts
     spec = WorkQueueSpec(log_id(request.name, request.transaction), write, ack, request.settings or TaskSettings())
-    record = WorkQueueRecord(request.name, spec, standbys, hosts[0], 1, hosts[1:], now, request.transaction)
+    grows = not (request.write_quorum or request.ack_quorum)
+    record = WorkQueueRecord(request.name, spec, standbys, hosts[0], 1, hosts[1:], now, request.transaction, grows)
     entry = Transaction(request.transaction, Action.CREATE_WORK_QUEUE, request.name, hosts, now)
     return transactions.begin(_with_record(cluster, record), entry)
 
@@ -90,7 +91,24 @@ def _quorums(cluster: Cluster, request: CreateWorkQueue) -> tuple[int, int]:
     write = request.write_quorum or max(min(WRITE_QUORUM_DEFAULT, alive), request.ack_quorum)
     if write > alive:
         raise NoHosts(f"a write quorum of {write} needs as many hosts, {alive} are there")
-    return write, request.ack_quorum or write // 2 + 1
+    return write, request.ack_quorum or _majority(write)
+
+
+def _majority(write_quorum: int) -> int:
+    return write_quorum // 2 + 1
+
+
+def _possible_quorum(cluster: Cluster) -> int:
+    """The write quorum of a queue for which none was chosen, with the stores that run."""
+    return min(WRITE_QUORUM_DEFAULT, sum(is_running(cluster, host, str(ProcessKind.STORE)) for host in cluster.hosts))
+
+
+def _grown(cluster: Cluster, spec: WorkQueueSpec) -> WorkQueueSpec:
+    """With higher quorums if there are stores for them, as if it were created now; never lower: what was promised holds."""
+    write = _possible_quorum(cluster)
+    if write <= spec.write_quorum:
+        return spec
+    return msgspec.structs.replace(spec, write_quorum=write, ack_quorum=max(spec.ack_quorum, _majority(write)))
 
 
 def remove(cluster: Cluster, request: RemoveWorkQueue, now: float) -> Cluster:
@@ -141,11 +159,13 @@ def fail_over(cluster: Cluster, record: WorkQueueRecord, chance: random.Random) 
 
 
 def lacking(cluster: Cluster, takers: Collection[str]) -> list[str]:
-    """Subjects of work queues that lack a standby which one of these hosts could run."""
+    """Subjects of work queues that lack a standby one of these hosts could run, or copies other stores could keep."""
+    possible = _possible_quorum(cluster)
     return [
         work_subject(name)
         for name, record in cluster.work_queues.items()
-        if record.standbys and {*takers} - {*record.hosts} and _missing(cluster, record)
+        if (record.grows and possible > record.spec.write_quorum)
+        or (record.standbys and {*takers} - {*record.hosts} and _missing(cluster, record))
     ]
 
 
@@ -158,14 +178,15 @@ def _given_up(cluster: Cluster, record: WorkQueueRecord, host: str) -> bool:
 
 
 def repair(cluster: Cluster, record: WorkQueueRecord, chance: random.Random) -> Cluster:
-    """As many standbys as it was created with, as far as there are hosts."""
+    """As many standbys as it was created with, and as many copies as it should have, as far as there are hosts."""
     standbys = refilled(
         record.standby_hosts,
         record.standbys,
         lambda host: _given_up(cluster, record, host),
         lambda taken: place_master(cluster, (record.master_host, *taken), chance),
     )
-    return _with_record(cluster, msgspec.structs.replace(record, standby_hosts=standbys))
+    spec = _grown(cluster, record.spec) if record.grows else record.spec
+    return _with_record(cluster, msgspec.structs.replace(record, standby_hosts=standbys, spec=spec))
 
 
 def _with_record(cluster: Cluster, record: WorkQueueRecord) -> Cluster:

@@ -1,6 +1,7 @@
 """`roq task …`: work queues from the shell, whatever their address. Tasks of one command are leased by it and settled by token.
 
-Not covered: dead letters (task_dead.py), the live picture (task_watch.py), carrying tasks elsewhere (task_move.py).
+Not covered: dead letters (task_dead.py), the live picture (task_watch.py), carrying tasks elsewhere (task_move.py), the work
+queues a cluster has (task_queues.py).
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import msgspec
 import typer
 
 from roq.blocking import WorkQueue, open_queue
-from roq.cli import task_dead, task_move, task_watch
+from roq.cli import task_dead, task_move, task_queues, task_watch
 from roq.cli.address import JsonOption
 from roq.cli.output import console, print_json, say, table
 from roq.cli.task_address import AddressArgument, CountOption, PayloadRow, age, full_address, opened, payload_row, shown
 from roq.errors import CallError, LeaseLost, PayloadTooLarge
 from roq.workqueue.contract import NewTask, Settings, Status, TaskState, TaskView
 
-app = typer.Typer(help="Work queues: put, lease, ack, watch, move.", no_args_is_help=True)
+app = typer.Typer(help="Work queues: put, lease, ack, watch, move; list and remove those of a cluster.", no_args_is_help=True)
 app.add_typer(task_dead.app, name="dead")
 app.command("watch")(task_watch.watch)
 app.command("move")(task_move.move)
+app.command("ls")(task_queues.list_queues)
+app.command("rm")(task_queues.remove)
 
 BLOCK_BYTES = 1024 * 1024  # read from standard input at once
 STANDARD_INPUT = 0

@@ -81,7 +81,7 @@ class Blobs:
         pace: Pace = Pace(),
         reign: str | None = None,  # a name that no other reign ever has; drawn if none is given
     ) -> None:
-        self._spec, self._stores, self._service, self._pace = spec, stores, service, pace
+        self.spec, self._stores, self._service, self._pace = spec, stores, service, pace
         self._turn, self._barrier, self._now, self._counters = turn, barrier, now, counters
         self._loop = asyncio.get_running_loop()
         self._prefix = f"{spec.log}/"
@@ -96,7 +96,7 @@ class Blobs:
         self._first_slots = asyncio.Semaphore(pace.first_copies_at_once)
         self._repairs = asyncio.Semaphore(pace.copies_at_once)
         self._deletions = asyncio.Semaphore(pace.deletions_at_once)
-        self._repair_due = asyncio.Event()
+        self.repair_due = asyncio.Event()  # copies may lack
         self._tasks = Tasks(lambda error: None)  # which logs the error; who depends on it, see _keep_on and _complete
         self._closed = False
 
@@ -123,7 +123,7 @@ class Blobs:
 
     def _wanted(self, live: int) -> int:
         """How many copies a blob has."""
-        return max(self._spec.ack_quorum, min(self._spec.write_quorum, live))
+        return max(self.spec.ack_quorum, min(self.spec.write_quorum, live))
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
@@ -142,8 +142,7 @@ class Blobs:
         blob = f"{self._prefix}{self._reign}.{self._count}"
         places = self._places
         roomy = places.roomy() or places.live()
-        ranked = rank(blob, [host for host in roomy if host not in request.avoid] or roomy)
-        for host in ranked:
+        for host in rank(blob, [host for host in roomy if host not in request.avoid] or roomy):
             endpoint = places.endpoint(host)
             if endpoint is not None:
                 deadline = self._loop.time() + self._pace.pending_seconds
@@ -160,7 +159,8 @@ class Blobs:
             return
         pending = self._pending.get(request.blob)
         if pending is None:
-            self._service.refuse(peer, id, TaskNotFound("this upload is not known: begin again"))
+            if not self._service.waiting.join(peer, id, request):  # asked for before, and on its way to the log
+                self._service.refuse(peer, id, TaskNotFound("this upload is not known: begin again"))
             return
         pending.waiting.append((peer, id))
         if len(pending.waiting) == 1:
@@ -274,12 +274,14 @@ class Blobs:
                 self._tasks.start(self._delete(blob, (one.host,)), f"discard {blob}")
             if not self._service.state.blobs and not self._pending:
                 continue
+            if self._places.changed():
+                self.repair_due.set()
             hosts = {*self._places.registered(), *self._holders()}
             answers = await asyncio.gather(*(self._beats(host) for host in hosts))
             for host, beats in zip(hosts, answers, strict=True):
                 if self._places.beat(host, beats):
                     log.warning("store dead" if self._places.dead(host) else "store back", extra={"fields": {"host": host}})
-                    self._repair_due.set()
+                    self.repair_due.set()
 
     def _holders(self) -> set[str]:
         return {host for task in self._service.state.blobs.values() for host in task.payload.holders}  # type: ignore[union-attr]
@@ -298,7 +300,7 @@ class Blobs:
     async def _keep_copies(self) -> None:
         """Blobs with too few living holders get others."""
         while True:
-            self._repair_due.clear()
+            self.repair_due.clear()
             live = self._places.live()
             for key, task in self._service.state.blobs.items():
                 if key not in self._restoring and self._lacks(task, live):
@@ -306,19 +308,17 @@ class Blobs:
                     self._tasks.start(self._restore(key), f"restore copies of {key}")
             try:
                 async with asyncio.timeout(self._pace.inventory_seconds):
-                    await self._repair_due.wait()
+                    await self.repair_due.wait()
             except TimeoutError:
                 continue
 
     def _lacks(self, task: Task, live: list[str]) -> bool:
-        if not isinstance(task.payload, BlobRef):
-            return False
-        alive = [host for host in task.payload.holders if host in live]
+        alive = [host for host in task.payload.holders if host in live] if isinstance(task.payload, BlobRef) else []
         return bool(alive) and len(alive) < self._possible(alive)
 
     def _possible(self, alive: Iterable[str]) -> int:
         """How many copies there can be of what these hosts have."""
-        return min(self._spec.write_quorum, len({*alive, *self._places.roomy()}))
+        return min(self.spec.write_quorum, len({*alive, *self._places.roomy()}))
 
     def _being_removed(self, blob: str) -> set[str]:
         return {host for removed, host in self._removing if removed == blob}
@@ -337,7 +337,7 @@ class Blobs:
                 self._counters["blobs_restored"] += 1
                 self._turn()
             if len(holders) < wanted:
-                self._loop.call_later(self._pace.heartbeat_seconds, self._repair_due.set)
+                self._loop.call_later(self._pace.heartbeat_seconds, self.repair_due.set)
         finally:
             self._restoring.discard(key)
 
@@ -396,4 +396,4 @@ class Blobs:
         log.error("a store lost a payload", extra={"fields": {"host": host, "blob": blob.blob, "others": len(others)}})
         if others and self._service.replace(key, blob, others, self._now()):
             self._turn()
-            self._repair_due.set()
+            self.repair_due.set()

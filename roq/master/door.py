@@ -58,6 +58,10 @@ class Door:
         """False if the peer is gone."""
         return self._router.send((peer, message))
 
+    def connected(self, peer: bytes) -> bool:
+        """Could it be sent something?"""
+        return peer in self._router.peers
+
     def close(self) -> None:
         """Close the socket."""
         self._router.close()

@@ -18,6 +18,7 @@ class Places:
 
     def __init__(self, directory: Directory, missed_beats: int, clock: Callable[[], float]) -> None:
         self._directory, self._missed_beats, self._clock = directory, missed_beats, clock
+        self._registered: frozenset[str] = frozenset()
         self._missed: dict[str, int] = {}
         self._full_until: dict[str, float] = {}
 
@@ -28,6 +29,11 @@ class Places:
     def registered(self) -> frozenset[str]:
         """Hosts that are said to live."""
         return self._directory.hosts()
+
+    def changed(self) -> bool:
+        """Are they others than at the last call?"""
+        before, self._registered = self._registered, self._directory.hosts()
+        return before != self._registered
 
     def dead(self, host: str) -> bool:
         """Its store is silent."""

@@ -13,7 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 
+from roq.coordination import paths
+from roq.coordination.operations import Check
 from roq.coordination.session import Session
 from roq.errors import InvalidConfiguration, LogFenced, NotLeader, NotReady, RoqError, TemporaryError, UnknownFormat
 from roq.log.replicated.directory import StoreDirectory
@@ -26,25 +29,22 @@ from roq.master.door import Door
 from roq.master.follower import Follower
 from roq.master.reign import Clock, Reign
 from roq.master.service import Service
+from roq.master.snapshots import snapshots
 from roq.runtime.backoff import delays
 from roq.runtime.child import announce_ready, beat, open_board
 from roq.runtime.observe import Counters
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import master as wire
-from roq.wire.assignment import MonitorRole, ProcessSpec
+from roq.wire.assignment import MonitorRole, ProcessSpec, from_json
 from roq.wire.child import ChildSpec
 from roq.wire.envelope import seal_error
-from roq.wire.work_queue import WorkQueueSpec
+from roq.wire.work_queue import WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.contract import Settings
 from roq.workqueue.records import BlobRef, Configure
 
 BLOB_BYTES = 64 * 1024  # payloads from here on do not pass the master
 GRACE_MS = 2_000  # after a take-over no lease ends: those who hold one must find the new master first
-SNAPSHOT_BYTES_MIN = 32 * 1024 * 1024  # of the log since the last snapshot
-SNAPSHOT_RATIO = 3  # … and this many times the last snapshot's size, so that making them stays a small part of the work
-SNAPSHOT_SEGMENTS = 100  # of the log are too many, however small: one without a snapshot ends at SEGMENTS_MAX
-SNAPSHOT_LOOK_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Master:
         self.counters = Counters()
         self._clock = Clock()
         self._reign: Reign | None = None
+        self._writer: LogWriter | None = None
         self._blobs: Blobs | None = None
         self._changed = asyncio.Event()
         self._trouble: RoqError | None = None  # why we can't serve although it is our turn
@@ -74,10 +75,13 @@ class Master:
         return self._process.role is MonitorRole.ACTIVE and self._process.term > self._fenced_term
 
     def _configure(self, process: ProcessSpec) -> None:
-        """A standby is activated, or a term begins."""
+        """A standby is activated, a term begins, or the quorums grow."""
         if (process.role, process.term) != (self._process.role, self._process.term):
             log.info("role changed", extra={"fields": {"role": str(process.role), "term": process.term}})
-        self._process = process
+        self._process, self._work = process, process.work or self._work
+        if self._writer is not None and self._blobs is not None:
+            self._writer.quorums, self._blobs.spec = (self._work.write_quorum, self._work.ack_quorum), self._work
+            self._blobs.repair_due.set()
         self._changed.set()
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -89,6 +93,8 @@ class Master:
             trouble = self._trouble or NotReady("the master is just taking over")
             error = trouble if leads else NotLeader("this is not the active master")
             self._door.send(peer, seal_error(id, error))
+        elif reign.turned_away(peer, id, request):
+            return
         elif type(request) is wire.Reserve:
             blobs.reserve(peer, id, request)
         elif type(request) is wire.Stored:
@@ -139,7 +145,8 @@ class Master:
             follower = Follower(reader)
             if not self._active:
                 await self._follow(follower)
-            writer = await LogWriter.take_over(session, self._work.log, directory, _settings(self._work), self._process.term)
+            settings, term, guard = _settings(self._work), self._process.term, partial(self._wanted, session)
+            writer = await LogWriter.take_over(session, self._work.log, directory, settings, term, guard)
             try:
                 await follower.catch_up(writer.confirmed)
                 await self._serve_from(follower, writer)
@@ -147,6 +154,14 @@ class Master:
                 await writer.close()
         finally:
             reader.close()
+
+    async def _wanted(self, session: Session) -> Check:
+        """A log is made only for a queue that is there: one of a removed queue would stay for ever."""
+        path = paths.work_queue(self._process.queue)
+        node = await session.get(path)
+        if node is None or from_json(node.data, WorkQueueRecord).spec.log != self._work.log:
+            raise LogFenced("the work queue was removed")
+        return Check(path, node.version)
 
     async def _follow(self, follower: Follower) -> None:
         following = asyncio.get_running_loop().create_task(follower.follow(), name="follow the log")
@@ -166,16 +181,16 @@ class Master:
         self._clock.reach(follower.state.clock)
         quiet_until = self._clock.now() + GRACE_MS if follower.position else 0
         term = self._process.term
-        service = Service(follower.state, follower.recent, term, BLOB_BYTES, self._places, quiet_until)
+        service = Service(follower.state, follower.recent, term, BLOB_BYTES, self._places, quiet_until, self._door.connected)
         reign = Reign(service, writer, self._door.send, self._drop, self._clock, self.counters)
         reign.position = follower.position
         blobs = Blobs(self._work, writer.stores, service, reign.turn, reign.barrier, self._clock.now, self.counters)
         if not service.state.version:
             service.apply(Configure(self._clock.now(), _contract_settings(self._work), 0))
         beside = Tasks(reign.end)
-        beside.start(self._snapshots(reign, writer), "snapshots")
+        beside.start(snapshots(reign, writer, self.counters), "snapshots")
         beside.start(Repairer(writer, RepairSettings()).run(), "repairs of the log")
-        self._reign, self._blobs, self._trouble = reign, blobs, None
+        self._reign, self._writer, self._blobs, self._trouble = reign, writer, blobs, None
         self.counters["reigns"] += 1
         log.info("serving", extra={"fields": {"term": term, "position": follower.position}})
         reign.turn()
@@ -185,7 +200,7 @@ class Master:
             if isinstance(error, LogFenced):
                 self._fenced_term = term
         finally:
-            self._reign = self._blobs = None
+            self._reign = self._writer = self._blobs = None
             reign.close()
             await beside.stop()
             await blobs.close()
@@ -197,27 +212,6 @@ class Master:
     def _drop(self, blobs: Iterable[BlobRef]) -> None:
         if self._blobs is not None:
             self._blobs.drop(blobs)
-
-    async def _snapshots(self, reign: Reign, writer: LogWriter) -> None:
-        """Every so often; the log before one may go."""
-        written = size = 0
-        pauses = delays(SNAPSHOT_LOOK_SECONDS, 60.0)
-        while True:
-            await asyncio.sleep(SNAPSHOT_LOOK_SECONDS)
-            small = reign.bytes_written - written < max(SNAPSHOT_BYTES_MIN, SNAPSHOT_RATIO * size)
-            if small and len(writer.meta.segments) <= SNAPSHOT_SEGMENTS:
-                continue
-            position, data = await reign.snapshot()
-            try:
-                await writer.snapshot(position, data)
-            except LogFenced:
-                return  # the reign ends by itself
-            except TemporaryError as error:
-                log.warning("no snapshot", extra={"fields": {"reason": str(error)}})
-                await asyncio.sleep(next(pauses))
-                continue
-            written, size = reign.bytes_written, len(data)
-            self.counters["snapshots"] += 1
 
     async def serve(self) -> None:
         """Until stopped."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from roq.errors import LogFenced, NotLeader, RoqError
-from roq.master.service import Batch, Service
+from roq.errors import LogFenced, NotLeader, Overloaded, RoqError
+from roq.master.batch import Batch, Body
+from roq.master.dump import Dump
+from roq.master.service import Service
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.envelope import seal_error
@@ -72,12 +74,23 @@ class Reign:
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0
-        self._wanted: asyncio.Future[tuple[int, bytes]] | None = None
-        self._dumped: tuple[Batch, bytes, asyncio.Future[tuple[int, bytes]]] | None = None
+        self._wanted: asyncio.Future[tuple[int, Dump]] | None = None
+        self._dumped: tuple[Batch, asyncio.Future[tuple[int, Dump]]] | None = None
+        self._dump: Dump | None = None  # the newest
 
     def take(self, peer: bytes, id: int, request: wire.Request) -> None:
         """A request. `look` has to follow."""
         self.service.take(peer, id, request, self._clock.now())
+
+    def turned_away(self, peer: bytes, id: int, request: wire.Request) -> bool:
+        """Refuse it while so much waits for the log, at once: the log may stand still. Not so what is on its way already."""
+        waiting = self.service.waiting
+        if not waiting.full:
+            return False
+        if not waiting.join(peer, id, request):
+            self._counters["turned_away"] += 1
+            self._send(peer, seal_error(id, Overloaded("too much waits for this work queue's log: try again")))
+        return True
 
     def turn(self) -> None:
         """`look` once this turn of the loop has taken in what there is."""
@@ -98,7 +111,7 @@ class Reign:
             if not batch.records:
                 batches.popleft()
                 if self._under_way:  # it tells of what is not durable yet
-                    self._under_way[-1].answers += batch.answers
+                    self.service.waiting.follow(batch, self._under_way[-1])
                 else:
                     self._settle(batch)
             elif len(self._under_way) < APPENDS_AT_ONCE:
@@ -107,7 +120,7 @@ class Reign:
             else:
                 break
         if self._wanted is not None and not self.service.cut():
-            self._dump()
+            self._begin_dump()
         self._set_timer()
 
     def _append(self, batch: Batch) -> None:
@@ -131,21 +144,34 @@ class Reign:
         self._under_way.popleft()
         self.position = result
         if self._dumped is not None and self._dumped[0] is batch:
-            (_, dump, wanted), self._dumped = self._dumped, None
-            if not wanted.done():
-                wanted.set_result((self.position, dump))
+            (_, wanted), self._dumped = self._dumped, None
+            if not wanted.done() and self._dump is not None:
+                wanted.set_result((self.position, self._dump))
         self._settle(batch)
         if self.service.batches or not self._under_way:
             self.look()
 
     def _settle(self, batch: Batch) -> None:
-        for peer, _, message in batch.answers:
-            if not self._send(peer, message):
-                self._counters["answers_undelivered"] += 1
+        self.service.waiting.durable(batch)
+        missed: list[Body] = []
+        for peer, id, body in batch.answers:
+            if not self._send(peer, seal_error(id, body) if isinstance(body, RoqError) else wire.seal_answer(id, body)):
+                missed.append(body)
+        if missed:
+            self._missed(batch, missed)
         if batch.dropped:
             self._drop(batch.dropped)
         for call in batch.then:
             call()
+
+    def _missed(self, batch: Batch, missed: list[Body]) -> None:
+        """Answers whose askers are gone. Leases nobody got to know of would be nobody's until they end."""
+        self._counters["answers_undelivered"] += len(missed)
+        reached = Counter(id(body) for _, _, body in batch.answers) - Counter(map(id, missed))
+        for body in missed:
+            if isinstance(body, wire.Leases) and body.tasks and id(body) not in reached:
+                self.service.give_back(body.tasks, self._clock.now())
+                self.turn()
 
     async def barrier(self) -> None:
         """Returns when all that was applied is durable; raises NotLeader if it never will be."""
@@ -166,22 +192,22 @@ class Reign:
         if not self.failed.done():
             self.failed.set_result(error)
 
-    def snapshot(self) -> asyncio.Future[tuple[int, bytes]]:
-        """Position and dump of the state, as soon as they can be told together."""
+    def snapshot(self) -> asyncio.Future[tuple[int, Dump]]:
+        """Position and dump of the state, as soon as they can be told together. One at a time."""
         self._wanted = self._loop.create_future()
         self.turn()
         return self._wanted
 
-    def _dump(self) -> None:
+    def _begin_dump(self) -> None:
         """The state now is that behind the newest entry appended: nothing is applied and not appended."""
         wanted, self._wanted = self._wanted, None
         if wanted is None or wanted.done():
             return
-        dump = self.service.state.dump()
+        self._dump = Dump(self.service.state)
         if self._under_way:
-            self._dumped = (self._under_way[-1], dump, wanted)
+            self._dumped = (self._under_way[-1], wanted)
         else:
-            wanted.set_result((self.position, dump))
+            wanted.set_result((self.position, self._dump))
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -211,7 +237,9 @@ class Reign:
         if self._wanted is not None:
             self._wanted.cancel()
         if self._dumped is not None:
-            self._dumped[2].cancel()
+            self._dumped[1].cancel()
+        if self._dump is not None:
+            self._dump.discard()
         error = NotLeader("this master serves no longer")
         left = [(peer, id) for batch in self._under_way for peer, id, _ in batch.answers]
         for peer, id in (*left, *self.service.unanswered()):

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqError, TemporaryError
+from roq.master.batch import RECORD_BYTES, RECORD_COST, Batch, Waiting, name_of
 from roq.master.recent import Recent
 from roq.master.requests import check_lease, check_put, check_task, largest_inline, letters, settlement
 from roq.wire import master as wire
-from roq.wire.envelope import seal_error
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.contract import TaskState
@@ -40,39 +40,26 @@ from roq.workqueue.records import (
     ReleaseAll,
     RemoveDead,
     Replaced,
+    Requeue,
     RequeueDead,
     Tick,
 )
 from roq.workqueue.state import State
 
 ENTRY_BYTES = 1024 * 1024  # a batch with so many takes no more; a record has far less than a store takes as one entry
-RECORD_BYTES = 64  # of a record without what users gave
-IDS_MAX = 20_000  # dead letters named at once
 ENTRY_RECORDS = 10_000
 REPLY_BYTES = 4 * 1024 * 1024  # of payloads in one reply: it must pass as one frame
 EXPIRED_AT_ONCE = 1_000
 PARKED_MAX = 100_000  # lease requests that wait; more are answered at once, with nothing
 WAIT_MS_MAX = 10_000  # a client asks again
 PEEK_MAX = 10_000
-MILLISECONDS_MAX = round(desk.SECONDS_MAX * 1000)
 PROOF_MS = 5_000
 Locate = Callable[[tuple[str, ...]], tuple[wire.Place, ...]]
 
 
 @dataclass(slots=True)
-class Batch:
-    """What becomes one entry of the log, and what is due when it is durable. No records: only something to wait for."""
-
-    records: list[Record] = field(default_factory=list)
-    answers: list[tuple[bytes, int, bytes]] = field(default_factory=list)  # peer, id of the request, message
-    dropped: list[BlobRef] = field(default_factory=list)
-    then: list[Callable[[], None]] = field(default_factory=list)
-    size: int = 0
-
-
-@dataclass(slots=True)
 class Parked:
-    """A lease request that waits for a task. until: ms."""
+    """A lease request that waits for a task. pop.now: ms when it came; until: ms."""
 
     peer: bytes
     id: int
@@ -80,15 +67,30 @@ class Parked:
     until: int
 
 
+def _everybody(peer: bytes) -> bool:
+    return True
+
+
 class Service:
     """One reign over one state. locate: hosts of a blob's holders to the places a client can fetch from. quiet_until (ms): no
-    lease ends before; after a take-over those who hold one must find the new master first."""
+    lease ends before; after a take-over those who hold one must find the new master first. here(peer): is it still connected?
+    Whoever takes batches tells `waiting` when they are durable."""
 
-    def __init__(self, state: State, recent: Recent, term: int, blob_bytes: int, locate: Locate, quiet_until: int = 0) -> None:
+    def __init__(
+        self,
+        state: State,
+        recent: Recent,
+        term: int,
+        blob_bytes: int,
+        locate: Locate,
+        quiet_until: int = 0,
+        here: Callable[[bytes], bool] = _everybody,
+    ) -> None:
         self.state, self.recent = state, recent
         self._term, self._blob_bytes, self._locate, self._quiet_until = term, blob_bytes, locate, quiet_until
+        self._here = here
         self.batches: deque[Batch] = deque()  # to be appended, in order
-        self._batch = Batch()
+        self.waiting = Waiting()
         self._parked: deque[Parked] = deque()
         self._largest = largest_inline(state)  # payload bytes in one task, at most
         self._proved = 0  # ms of the newest record
@@ -97,10 +99,8 @@ class Service:
 
     def cut(self) -> deque[Batch]:
         """Close the open batch if there is anything in it; everything to be appended."""
-        batch = self._batch
-        if batch.records or batch.answers:
+        if (batch := self.waiting.close()) is not None:
             self.batches.append(batch)
-            self._batch = Batch()
         return self.batches
 
     def unanswered(self) -> list[tuple[bytes, int]]:
@@ -109,6 +109,7 @@ class Service:
         found += [(peer, id) for batch in self.cut() for peer, id, _ in batch.answers]
         self._parked.clear()
         self.batches.clear()
+        self.waiting = Waiting()
         return found
 
     def due(self) -> int | None:
@@ -129,30 +130,32 @@ class Service:
         parked = self._parked
         while parked and parked[0].until <= now:  # nearly in this order: all wait about equally long
             one = parked.popleft()
-            self._nothing(one.peer, one.id, [], now)
+            self._nothing(one.peer, one.id, now)
 
     def _prove(self, now: int) -> None:
         """Have this batch go through the log: what is answered with it is told by one who still owns it."""
-        if not self._batch.records:
+        if not self.waiting.open.records:
             self.apply(Tick(now))
 
     def after(self, call: Callable[[], None], now: int) -> None:
         """Call when all that was applied is durable."""
         self._prove(now)
-        self._batch.then.append(call)
+        self.waiting.open.then.append(call)
 
-    def _nothing(self, peer: bytes, id: int, settled: list[str | None], now: int) -> None:
+    def _nothing(self, peer: bytes, id: int, now: int) -> None:
         """There is no task. Mostly said without a proof: a master that was replaced says so no longer than PROOF_MS."""
         if now - self._proved > PROOF_MS:
             self._prove(now)
-        self._answer(peer, id, wire.Leases(settled, []))
+        self.waiting.answer(peer, id, wire.Leases([], []))
 
     def apply(self, record: Record, size: int = 0) -> Sequence[Effect]:
         """One more record of this reign, for the log and at once for the state. size: bytes of what users gave."""
-        if self._batch.size >= ENTRY_BYTES or len(self._batch.records) >= ENTRY_RECORDS:
+        waiting = self.waiting
+        if waiting.open.size >= ENTRY_BYTES or len(waiting.open.records) >= ENTRY_RECORDS:
             self.cut()
-        batch = self._batch
-        batch.size += RECORD_BYTES + size
+        batch, size = waiting.open, RECORD_BYTES + size
+        batch.size += size
+        waiting.bytes += size + RECORD_COST
         batch.records.append(record)
         self._proved = record.now
         effects = self.state.apply(record)
@@ -183,10 +186,7 @@ class Service:
 
     def refuse(self, peer: bytes, id: int, error: RoqError) -> None:
         """An error as an answer."""
-        self._batch.answers.append((peer, id, seal_error(id, error)))
-
-    def _answer(self, peer: bytes, id: int, body: wire.Reply) -> None:
-        self._batch.answers.append((peer, id, wire.seal_answer(id, body)))
+        self.waiting.answer(peer, id, error)
 
     def _put(self, peer: bytes, id: int, request: wire.Put, now: int) -> None:
         producer, sequence, tasks = request.producer, request.sequence, request.tasks
@@ -196,13 +196,16 @@ class Service:
             length = len(task.payload)
             check_task(task, length, limit, self._blob_bytes)
             self._largest = max(self._largest, length)
+        before = self.state.producers.known.get(producer)
+        if before is not None and sequence <= before.highest and self.waiting.join(peer, id, request):
+            return  # it was sent before, and is on its way to the log
         known: list[tuple[int, str]] = []
         for place, task in enumerate(tasks):
             push = Push(now, producer, sequence + place, task.payload, task.priority, task.delay_ms, task.dedup_key)
             effects = self.apply(push, len(task.payload) + 4 * len(task.dedup_key))
             if effects and (other := self._known(push, effects)):
                 known.append((place, other))
-        self._answer(peer, id, wire.Added(known))
+        self.waiting.tell(peer, id, (producer, sequence), len(tasks), wire.Added(known))
         if self._parked and self.state.ready.count:
             self._serve_parked(now)
 
@@ -223,18 +226,18 @@ class Service:
 
     def reserved(self, peer: bytes, id: int, reserved: wire.Reserved) -> None:
         """A store was named for a payload."""
-        self._answer(peer, id, reserved)
+        self.waiting.answer(peer, id, reserved)
 
     def add_big(self, waiting: Iterable[tuple[bytes, int]], push: Push) -> None:
         """A task whose payload is stored as often as it has to be; (peer, id) of those who wait for it."""
         effects, blob = self.apply(push), push.payload
         task = self.state.blobs.get((push.producer, push.sequence))
         if isinstance(blob, BlobRef) and (task is None or task.payload != blob) and not _dropped(effects, blob):
-            self._batch.dropped.append(blob)  # it was put before, with another copy
+            self.waiting.open.dropped.append(blob)  # it was put before, with another copy
         for peer, id in waiting:
             try:
                 other = self._known(push, effects)
-                self._answer(peer, id, wire.Added([(0, other)] if other else []))
+                self.waiting.tell(peer, id, (push.producer, push.sequence), 1, wire.Added([(0, other)] if other else []))
             except RoqError as error:
                 self.refuse(peer, id, error)
         self._serve_parked(push.now)
@@ -244,19 +247,24 @@ class Service:
     def _lease(self, peer: bytes, id: int, request: wire.Lease, now: int) -> None:
         count, lease_ms, nonce, instance = request.count, request.lease_ms, request.nonce, request.instance
         check_lease(request)
+        if request.again and self.waiting.join(peer, id, request):
+            return
         settled = self._settle(request.settle, request.again, now) if request.settle else []
         pop = Pop(now, instance, nonce, max(1, min(count, REPLY_BYTES // self._largest)), lease_ms)
         if request.again:  # it may have been done, or still wait here
             self._parked = deque(one for one in self._parked if (one.pop.instance, one.pop.nonce) != (instance, nonce))
         elif not self.state.ready.count:
-            if settled or not request.wait_ms or len(self._parked) >= PARKED_MAX:  # the news of a settlement does not wait
-                self._nothing(peer, id, settled, now)
+            if settled:  # the news of a settlement does not wait
+                self.waiting.tell(peer, id, (instance, -nonce), 0, wire.Leases(settled, []))
+            elif not request.wait_ms or len(self._parked) >= PARKED_MAX:
+                self._nothing(peer, id, now)
             else:
                 self._parked.append(Parked(peer, id, pop, now + min(request.wait_ms, WAIT_MS_MAX)))
             return
-        self._hand(peer, id, pop, settled)
+        self._hand(peer, id, pop, settled, now)
 
-    def _hand(self, peer: bytes, id: int, pop: Pop, settled: list[str | None]) -> None:
+    def _hand(self, peer: bytes, id: int, pop: Pop, settled: list[str | None], asked: int) -> None:
+        """asked: ms when it came."""
         tasks: list[wire.Given] = []
         for effect in self.apply(pop):
             if type(effect) is Refused:
@@ -268,7 +276,14 @@ class Service:
                     token = desk.token(handed.delivery, pop.instance)
                     payload = task.payload if type(task.payload) is bytes else self._elsewhere(task)
                     tasks.append(wire.Given(key, token, payload, handed.attempt, task.priority, task.inserted, handed.due))
-        self._answer(peer, id, wire.Leases(settled, tasks))
+        self.waiting.tell(peer, id, (pop.instance, -pop.nonce), 0, wire.Leases(settled, tasks, pop.now - asked))
+
+    def give_back(self, tasks: Iterable[wire.Given], now: int) -> None:
+        """Nobody got to know of these leases."""
+        for one in tasks:
+            delivery, instance = desk.parse_token(one.token)
+            self.apply(Requeue(now, delivery, instance))
+        self._serve_parked(now)
 
     def _elsewhere(self, task: Task) -> wire.Elsewhere:
         blob = task.payload
@@ -276,16 +291,25 @@ class Service:
         return wire.Elsewhere(blob.blob, blob.size, blob.crc, self._locate(blob.holders))
 
     def _serve_parked(self, now: int) -> None:
+        """Those who are gone get nothing: their tasks would be nobody's for a whole lease."""
         parked, ready = self._parked, self.state.ready
         while parked and ready.count:
             one = parked.popleft()
+            if not self._here(one.peer):
+                continue
             try:
-                self._hand(one.peer, one.id, msgspec.structs.replace(one.pop, now=now), [])
+                self._hand(one.peer, one.id, msgspec.structs.replace(one.pop, now=now), [], one.pop.now)
             except RoqError as error:
                 self.refuse(one.peer, one.id, error)
 
     def _settle_all(self, peer: bytes, id: int, request: wire.SettleAll, now: int) -> None:
-        self._answer(peer, id, wire.Leases(self._settle(request.settle, request.again, now), []))
+        if request.again and self.waiting.join(peer, id, request):
+            return
+        answer = wire.Leases(self._settle(request.settle, request.again, now), [])
+        if (named := name_of(request)) is not None:
+            self.waiting.tell(peer, id, *named, answer)
+        else:
+            self.waiting.answer(peer, id, answer)
         if self._parked and self.state.ready.count:
             self._serve_parked(now)
 
@@ -328,7 +352,7 @@ class Service:
                 body = self._count(RemoveDead(now, letters(ids)))
             case _:
                 raise CallError(f"no such request: {type(request).__name__}")
-        self._answer(peer, id, body)
+        self.waiting.answer(peer, id, body)
         self._serve_parked(now)
 
     def _count(self, command: Record) -> wire.Counted:

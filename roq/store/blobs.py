@@ -161,12 +161,19 @@ class Blobs:
         except OSError:
             return False
 
-    def _expire(self) -> None:
+    def expire(self) -> int:
+        """Drop uploads that nobody went on with for UPLOAD_SECONDS_MAX; how many."""
+        with self._lock:
+            return self._expire()
+
+    def _expire(self) -> int:
         now = time.monotonic()
-        for blob in [name for name, one in self._uploads.items() if now - one.touched > UPLOAD_SECONDS_MAX]:
+        over = [name for name, one in self._uploads.items() if now - one.touched > UPLOAD_SECONDS_MAX]
+        for blob in over:
             self._drop_locked(blob)
         for blob in [name for name, when in self._deleted.items() if now - when > REFUSED_SECONDS]:
             del self._deleted[blob]
+        return len(over)
 
     def _drop(self, blob: str) -> None:
         with self._lock:

@@ -1,8 +1,8 @@
 """Store process: one per host. Keeps segments of replicated logs and blobs in `spec.data_dir`.
 
-It serves at `spec.ports["clients"]` (roq.wire.store) and `spec.ports["control"]`. ZooKeeper is needed only to make sure that
-the disk is this host's: an empty disk waits for it, one with a cookie serves at once and is checked as soon as ZooKeeper
-answers.
+It serves at `spec.ports["clients"]` (roq.wire.store) and `spec.ports["control"]`; its follower, if it has one, at
+`spec.ports["shuffle"]` (roq.wire.shuffle). ZooKeeper is needed only to make sure that the disk is this host's: an empty disk
+waits for it, one with a cookie serves at once and is checked as soon as ZooKeeper answers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from roq.runtime.liveness import BEAT_SECONDS, HeartbeatBoard
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.store.cookie import Cookie, read_cookie, register
+from roq.store.follower.server import PORT, FollowerThread
 from roq.store.server import StoreServer
 from roq.wire.child import ChildSpec
 
@@ -67,12 +68,16 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     ended = threading.Event()
     threading.Thread(target=_beat_for, args=(server, board, spec.slot, ended), name="heartbeat", daemon=True).start()
     control = ShutdownMonitor(spec.process.name, spec.address, spec.ports["control"], stop, server.counters)
+    loop = asyncio.get_running_loop()
+    follower = FollowerThread(spec, lambda error: loop.call_soon_threadsafe(fail, error)) if PORT in spec.ports else None
     announce_ready(spec)
     try:
         await stop.wait()
     finally:
         ended.set()
         control.close()
+        if follower is not None:
+            await asyncio.to_thread(follower.close)
         await server.close()
         await tasks.stop()
         board.close()

@@ -29,6 +29,7 @@ from roq.store.disk import Disk, OsDisk
 from roq.store.journal import FILE_BYTES, Write
 from roq.store.scrub import scrub
 from roq.store.storage import COPY_EPOCH, Storage
+from roq.store.waiting import Waiting
 from roq.wire import store as wire
 from roq.wire.store import Add, Refusal
 
@@ -39,7 +40,9 @@ MARKER_SECONDS = 0.02  # idle for so long: prove that the last batch was durable
 PREPARE_RETRY_SECONDS = 1.0  # on a full disk
 COMPACT_EVERY_SECONDS = 1.0
 COMPACT_STEP_SECONDS = 0.005
-COPIES_AT_ONCE = 2  # segments and blobs fetched from other stores
+SEGMENT_COPIES_AT_ONCE = 2  # fetched from other stores …
+BLOB_COPIES_AT_ONCE = 4  # … and neither kind waits for the other: big payloads must not hold up a log's repair
+EXPIRE_EVERY_SECONDS = 30.0  # abandoned uploads
 WAIT_SECONDS_MAX = 30.0  # of a Read that follows
 
 
@@ -77,8 +80,9 @@ class StoreServer:
         self._written_at = 0.0  # monotonic seconds
         self._marker: asyncio.TimerHandle | None = None
         self._marked = True
-        self._followers: dict[str, list[asyncio.Future[None]]] = {}
-        self._copies = asyncio.Semaphore(COPIES_AT_ONCE)
+        self._waiting = Waiting()
+        self._segment_copies = asyncio.Semaphore(SEGMENT_COPIES_AT_ONCE)
+        self._blob_copies = asyncio.Semaphore(BLOB_COPIES_AT_ONCE)
         self._sources: dict[str, RpcClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes: SimpleQueue[Write | None] = SimpleQueue()
@@ -90,6 +94,7 @@ class StoreServer:
         self.port = self._server.port
         self._kick()
         self._start(self._compact())
+        self._start(self._expire())
         self._start(scrub(self.storage, self.blobs, self.counters, self._kick))
 
     def _start(self, work: Any) -> None:
@@ -123,14 +128,8 @@ class StoreServer:
 
         self.counters["entries"] += count
         self.storage.add(add, answer)
-        waiting = self._followers.get(add.segment)
-        if waiting and not count:
-            self._wake(add.segment)
-
-    def _wake(self, segment: str) -> None:
-        for future in self._followers.pop(segment, ()):
-            if not future.done():
-                future.set_result(None)
+        if not count:
+            self._waiting.wake(add.segment)
 
     def _kick(self) -> None:
         """Write what is pending once this turn of the loop has taken in what there is."""
@@ -208,8 +207,7 @@ class StoreServer:
         self._written_at = time.monotonic()
         self.counters["syncs"] += 1
         self.storage.committed(write)
-        for segment in list(self._followers):
-            self._wake(segment)
+        self._waiting.wake_all()
         if self.storage.has_pending:
             self._kick()
         elif not self._closed:
@@ -223,6 +221,12 @@ class StoreServer:
                 self.counters["compaction_steps"] += 1
                 self._kick()
                 await asyncio.sleep(COMPACT_STEP_SECONDS)
+
+    async def _expire(self) -> None:
+        """Uploads that nobody goes on with hold space and a file open."""
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_SECONDS)
+            self.counters["uploads_expired"] += await asyncio.to_thread(self.blobs.expire)
 
     async def _prepare(self) -> None:
         """Make the next journal file; on a full disk again and again, or make room."""
@@ -282,7 +286,7 @@ class StoreServer:
                 return wire.Ranges(await self._holes(segment, first, last))
             case wire.CopySegment(segment, epoch):
                 await self._durable(lambda done: self.storage.fence(segment, epoch, done), segment)
-                async with self._copies:
+                async with self._segment_copies:
                     await copy_segment(request, self._source(request.source), self._missing, self._add_copy)
             case wire.DeleteSegment(segment, epoch):
                 await self._durable(lambda done: self.storage.delete(segment, epoch, done), segment)
@@ -301,7 +305,7 @@ class StoreServer:
             case wire.GetBlob(blob, offset, count):
                 return wire.BlobPart(*await asyncio.to_thread(self.blobs.get, blob, offset, count))
             case wire.CopyBlob(blob, source):
-                async with self._copies:
+                async with self._blob_copies:
                     await copy_blob(blob, self._source(source), self.blobs)
             case wire.DeleteBlob(blob):
                 await asyncio.to_thread(self.blobs.delete, blob)
@@ -321,7 +325,8 @@ class StoreServer:
     async def _read(self, request: wire.Read) -> wire.Entries:
         segment, first = request.segment, request.first
         if request.wait_seconds > 0 and self.storage.confirmed(segment) < first:
-            await self._wait_confirmed(segment, first, min(request.wait_seconds, WAIT_SECONDS_MAX))
+            seconds = min(request.wait_seconds, WAIT_SECONDS_MAX)
+            await self._waiting.wait(segment, lambda: self.storage.confirmed(segment) >= first, seconds)
         confirmed = self.storage.confirmed(segment)
         last = request.last if request.last > 0 else confirmed
         return wire.Entries(first, *self._entries(segment, first, last, confirmed))
@@ -329,16 +334,6 @@ class StoreServer:
     def _entries(self, segment: str, first: int, last: int, confirmed: int) -> tuple[list[int], list[bytes], int, bool]:
         crcs, entries, missing = self.storage.read(segment, first, last)
         return crcs, entries, confirmed, missing
-
-    async def _wait_confirmed(self, segment: str, first: int, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                while self.storage.confirmed(segment) < first:
-                    future: asyncio.Future[None] = self._loop.create_future()
-                    self._followers.setdefault(segment, []).append(future)
-                    await future
-        except TimeoutError:
-            return
 
     async def _holes(self, segment: str, first: int, last: int) -> list[tuple[int, int]]:
         ranges: list[tuple[int, int]] = []

@@ -188,10 +188,12 @@ class Added(msgspec.Struct, frozen=True, tag=2, array_like=True, gc=False):
 
 
 class Leases(msgspec.Struct, frozen=True, tag=3, array_like=True, gc=False):
-    """Per settlement the token valid now, "" if the lease is over, None if it was lost before; and tasks."""
+    """Per settlement the token valid now, "" if the lease is over, None if it was lost before; and tasks. waited: ms from the
+    request's coming to the leases' begin, at least."""
 
     settled: list[str | None]
     tasks: list[Given]
+    waited: int = 0
 
 
 class Counted(msgspec.Struct, frozen=True, tag=4, array_like=True, gc=False):

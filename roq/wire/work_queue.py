@@ -27,7 +27,8 @@ class WorkQueueSpec(msgspec.Struct, frozen=True):
 
 
 class WorkQueueRecord(msgspec.Struct, frozen=True):
-    """JSON of `work-queues/<q>`. standbys: wanted ones; standby_hosts: where they are. term: of the active master."""
+    """JSON of `work-queues/<q>`. standbys: wanted ones; standby_hosts: where they are. term: of the active master. grows: its
+    quorums were not chosen, so they grow up to the default ones as hosts join."""
 
     name: str
     spec: WorkQueueSpec
@@ -37,6 +38,7 @@ class WorkQueueRecord(msgspec.Struct, frozen=True):
     standby_hosts: tuple[str, ...]
     created: float  # seconds since 1970, for people only
     transaction: str  # id of the request that created it
+    grows: bool = False
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import msgspec
 
-from roq.errors import DeadlineExceeded, FrameError, RoqError, TaskNotFound, TemporaryError
+from roq.errors import DeadlineExceeded, FrameError, RoqError, TaskNotFound, TemporaryError, Unavailable
 from roq.runtime.line import Line
 from roq.wire import master as wire
 from roq.wire import store as store_wire
@@ -54,7 +54,9 @@ class BigPayloads:
                 return self._link.ask(lambda again, done=done: done, wire.Added, COPY_SECONDS)  # type: ignore[misc]
             except (TemporaryError, TaskNotFound) as error:  # TaskNotFound: the reservation is gone with its master
                 if attempt == UPLOADS_MAX:
-                    raise
+                    if isinstance(error, TemporaryError):
+                        raise
+                    raise Unavailable(f"a payload was lost {attempt} times on its way; the last time: {error}") from error
                 log.warning("upload begun again", extra={"fields": {"host": reserved.place.host, "reason": str(error)}})
                 if not isinstance(error, TaskNotFound):
                     avoid.append(reserved.place.host)

@@ -46,6 +46,7 @@ from roq.workqueue.lease_keeper import (
     done,
     extended,
     given_back,
+    held_since,
     raise_lost,
     rejected,
     released,
@@ -202,7 +203,7 @@ class WorkQueue:
         if tasks and self._closed:  # by another thread: nobody is to work on these
             backend.settle([Release(task.token) for task in tasks])
             raise Closed("this work queue is closed")
-        return answers, tasks, asked if not wait_seconds else time.monotonic()
+        return answers, tasks, held_since(tasks, asked, wait_seconds)
 
     # --- settling -------------------------------------------------------------------------------------------------------
 

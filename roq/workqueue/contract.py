@@ -56,7 +56,8 @@ class NewTask(msgspec.Struct, frozen=True):
 
 
 class Leased(msgspec.Struct, frozen=True):
-    """A task and the right to work on it until `expires`. attempt: 1 for the first lease. inserted, expires: Unix seconds."""
+    """A task and the right to work on it until `expires`. attempt: 1 for the first lease. inserted, expires: Unix seconds.
+    since: monotonic seconds of this process; the lease began then or later; 0: not known."""
 
     id: str
     token: str
@@ -65,6 +66,7 @@ class Leased(msgspec.Struct, frozen=True):
     priority: int
     inserted: float
     expires: float
+    since: float = 0.0
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True):
@@ -127,7 +129,10 @@ class TaskView(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """One open work queue. Blocking; any thread. Every call may raise Closed, CallError or a TemporaryError."""
+    """One open work queue. Blocking; any thread. Every call may raise Closed, CallError or a TemporaryError.
+
+    CallError itself, InvalidConfiguration and PayloadTooLarge mean that nothing was done; after any other error it is unknown.
+    """
 
     settings: Settings
 

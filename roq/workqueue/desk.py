@@ -122,6 +122,18 @@ def _check_dedup_key(key: str) -> None:
         raise InvalidConfiguration(f"a dedup_key has at most {DEDUP_KEY_BYTES_MAX} bytes of UTF-8, got {size}")
 
 
+def numbered(producer: int, first: int, tasks: Sequence[NewTask], settings: Settings, now: int) -> list[Push]:
+    """The Pushes of tasks whose numbers the caller chose: first, first + 1, …; put again, they take effect once."""
+    if len(tasks) > PUT_COUNT_MAX:
+        raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
+    for task in tasks:
+        check_task(task, settings)
+    return [
+        Push(now, producer, number, task.payload, task.priority, milliseconds(task.delay_seconds), task.dedup_key)
+        for number, task in enumerate(tasks, first)
+    ]
+
+
 class Desk:
     """One producer and instance. id: random, 64 bits, for one life only. Any thread: numbers are drawn one by one."""
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from roq.errors import CallError, Closed, RoqError
+from roq.errors import CallError, Closed, InvalidConfiguration, PayloadTooLarge, RoqError
 from roq.workqueue.contract import LEASE_COUNT_MAX, Leased
 from roq.workqueue.lease_keeper import Wishes
 
@@ -25,6 +25,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 THREADS = 8  # puts, settlements, leases, a waiting lease, and administration beside them
+REFUSALS = (CallError, InvalidConfiguration, PayloadTooLarge)  # themselves: what a call was given is wrong, and was seen first
 WAIT_SLICE_SECONDS = 1.0  # one waiting call to the backend; bounds how long a cancelled wait keeps its thread
 
 
@@ -73,7 +74,8 @@ class _Entry(Generic[Item, Answer]):
 
 
 class Lane(Generic[Item, Answer]):
-    """Batches of items to one blocking call. `call`: answers in the order of the items; all or nothing on CallError."""
+    """Batches of items to one blocking call. `call`: answers in the order of the items; nothing was done if it raises one of
+    REFUSALS."""
 
     def __init__(
         self, threads: Threads, call: Callable[[list[Item]], list[Answer]], count_max: int, bytes_max: int = 1 << 62
@@ -118,12 +120,12 @@ class Lane(Generic[Item, Answer]):
             self._threads.start(self._work, batch).add_done_callback(lambda done: self._sent(batch, done))
 
     def _work(self, batch: list[_Entry[Item, Answer]]) -> list[list[Answer] | BaseException]:
-        """In a thread. One caller's mistake is his alone: a refused batch is sent again one by one."""
+        """In a thread. One caller's mistake is his alone: a refused batch, of which nothing was done, is sent one by one."""
         try:
             answers = self._call([item for entry in batch for item in entry.items])
-        except CallError as error:
-            return [error] if len(batch) == 1 else [self._work([entry])[0] for entry in batch]
         except RoqError as error:
+            if type(error) in REFUSALS and len(batch) > 1:
+                return [self._work([entry])[0] for entry in batch]
             return [_copied(error) for _ in batch]
         results: list[list[Answer] | BaseException] = []
         start = 0

@@ -90,7 +90,10 @@ class HeldTask:
         if not self._lost:
             self._lost = True
             if self.watcher is not None:
-                self.watcher()
+                try:
+                    self.watcher()
+                except Exception:  # its loop may be closed: the other tasks' leases have nothing to do with that
+                    logger.exception("task %s: its worker can't be told that the lease is lost", self.id)
 
     def answered(self, settlement: Settlement, token: str | None, asked: float) -> bool:
         """Take in the queue's answer; False: the lease was lost."""
@@ -115,6 +118,13 @@ Wishes = Sequence[tuple[HeldTask | str, Wish]]  # a task, or a bare token
 def given_back(tasks: Iterable[HeldTask], error: str) -> Wishes:
     """Releases at the end of everything; `error` only for those that were worked on."""
     return [(task, released(error=error if task.begun else "")) for task in tasks]
+
+
+def held_since(tasks: Sequence[Leased], asked: float, wait_seconds: float) -> float:
+    """When these leases, asked for at `asked`, began, as far as we know; rather too early than too late. Monotonic seconds."""
+    if not wait_seconds or not tasks:
+        return asked
+    return min(task.since for task in tasks) or time.monotonic()  # after a wait, `asked` may be much too early
 
 
 def raise_lost(target: HeldTask | str) -> NoReturn:
@@ -223,12 +233,31 @@ class LeaseKeeper:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (tasks := self._next()) is not None:
-            for start in range(0, len(tasks), LEASE_COUNT_MAX):
-                self._renew(tasks[start : start + LEASE_COUNT_MAX])
-            with self._changed:
-                self._under_way = frozenset()
-                self._changed.notify_all()
+        try:
+            while (tasks := self._next()) is not None:
+                try:
+                    for start in range(0, len(tasks), LEASE_COUNT_MAX):
+                        self._renew(tasks[start : start + LEASE_COUNT_MAX])
+                except Exception as error:  # the thread's boundary: a renewal that breaks once is tried again
+                    logger.exception("renewing %d leases failed", len(tasks))
+                    self._retry(tasks, error)
+                with self._changed:
+                    self._under_way = frozenset()
+                    self._changed.notify_all()
+        except BaseException:
+            logger.critical("the thread that renews leases ends; what it held is lost", exc_info=True)
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Tell the tasks; whatever is held from now on gets another thread."""
+        with self._changed:
+            tasks = list(self._due)
+            self._due.clear()
+            self._under_way, self._wake, self._thread = frozenset(), float("inf"), None
+            self._changed.notify_all()
+            for task in tasks:
+                task.mark_lost()
 
     def _next(self) -> list[HeldTask] | None:
         """Wait until renewals are due; None: closed."""
@@ -254,10 +283,6 @@ class LeaseKeeper:
         except Closed:
             tokens = [None] * len(tasks)
         except (TemporaryError, CallError, OSError) as error:
-            self._retry(tasks, error)
-            return
-        except Exception as error:  # the thread's boundary: a renewal that breaks once is tried again
-            logger.exception("renewing %d leases failed", len(tasks))
             self._retry(tasks, error)
             return
         with self._changed:

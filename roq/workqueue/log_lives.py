@@ -56,7 +56,7 @@ class Lives:
         except FileNotFoundError:
             return False
         try:
-            return try_alone(descriptor)
+            return try_alone(descriptor) and os.fstat(descriptor).st_nlink > 0  # else it was removed since we opened it
         finally:
             os.close(descriptor)
 

@@ -15,7 +15,17 @@ from typing import TypeVar
 import msgspec
 
 from roq.client.locate import GcmClient
-from roq.errors import Closed, DeadlineExceeded, FrameError, RoqError, StorageFailed, StorageFull, TemporaryError, Unavailable
+from roq.errors import (
+    Closed,
+    DeadlineExceeded,
+    FrameError,
+    Overloaded,
+    RoqError,
+    StorageFailed,
+    StorageFull,
+    TemporaryError,
+    Unavailable,
+)
 from roq.ids import new_token
 from roq.runtime.backoff import delays
 from roq.runtime.line import Bell, Line, Lines
@@ -31,6 +41,7 @@ SILENCE_SECONDS = 0.3  # beyond the wait that was asked for, before a request is
 SILENCE_MAX_SECONDS = 2.0
 LOOK_SECONDS = 0.3  # of silence between two questions to the GCM whether another master leads
 LOCATE_SECONDS = 5.0  # one question to the GCM
+LOOK_SECONDS_MIN = 0.1  # the shortest one
 PATIENCE_SECONDS = 30.0  # a request that nobody answers for longer fails: longer than any fail-over
 
 
@@ -47,6 +58,8 @@ class MasterLink:
         self._ids = itertools.count(1)
         self._locating = threading.Lock()
         self._endpoint = ""
+        self._located = 0.0  # monotonic seconds: when the GCM was asked last, in vain or not
+        self._unfound = "nobody was asked yet"
 
     def open(
         self, settings: TaskSettings | None, write_quorum: int = 0, ack_quorum: int = 0, standbys: int | None = None
@@ -86,7 +99,8 @@ class MasterLink:
                 if isinstance(failure, StorageFull | StorageFailed):
                     raise failure
                 raise Unavailable(f"work queue {self.name!r} gave no answer: {failure}") from failure
-            self._locate(endpoint, deadline)
+            if not isinstance(failure, Overloaded):  # which only the active master is
+                self._locate(endpoint, deadline)
             self._bell_wait(pause)
 
     def _once(self, line: Line, body: wire.Request, deadline: float, look: float) -> msgspec.Struct:
@@ -97,7 +111,7 @@ class MasterLink:
             parts = line.receive(min(deadline, look))
             if parts is None:
                 now = time.monotonic()
-                if now < deadline and self._locate(line.endpoint, now + LOOK_SECONDS) == line.endpoint:
+                if now < deadline and self._locate(line.endpoint, min(deadline, now + LOOK_SECONDS)) == line.endpoint:
                     look = time.monotonic() + LOOK_SECONDS
                     continue
                 raise DeadlineExceeded(f"no answer to {type(body).__name__} from {line.endpoint}")
@@ -116,27 +130,38 @@ class MasterLink:
             raise Closed(f"work queue {self.name!r} was closed")
 
     def _locate(self, stale: str, deadline: float) -> str:
-        """The active master's endpoint, as the GCM knows it; asked once for all threads that found `stale` of no use."""
-        with self._locating:
-            if self._endpoint and self._endpoint != stale:
-                return self._endpoint
-            pauses = delays(0.05, 0.5)
-            while True:
-                seconds = max(0.1, min(LOCATE_SECONDS, deadline - time.monotonic()))
+        """The active master's endpoint, as the GCM knows it; asked once for all threads that found `stale` of no use.
+
+        It is still `stale` if the GCM knows no other, or can't be asked until `deadline`. Raises Unavailable if there is none.
+        """
+        pauses = delays(0.05, 0.5)
+        while True:
+            began = time.monotonic()
+            if self._locating.acquire(timeout=max(0.0, deadline - began)):
                 try:
-                    found = _active(self._ask_gcm(gcm.DescribeWorkQueue(self.name), seconds))
-                except (Unavailable, DeadlineExceeded):
-                    found = ""
-                if found:
-                    if stale and found != stale:
-                        self.lines.drop(stale)
-                    self._endpoint = found
-                    return found
-                if stale:  # nobody knows better
-                    return stale
-                if time.monotonic() >= deadline:
-                    raise Unavailable(f"no master of work queue {self.name!r} runs")
-                self._bell_wait(next(pauses))
+                    if self._located < began and self._endpoint in ("", stale):
+                        self._look(stale, max(LOOK_SECONDS_MIN, min(LOCATE_SECONDS, deadline - time.monotonic())))
+                finally:
+                    self._locating.release()
+            if found := self._endpoint or stale:
+                return found
+            pause = next(pauses)
+            if time.monotonic() + pause >= deadline:
+                raise Unavailable(f"no master of work queue {self.name!r} can be found: {self._unfound}")
+            self._bell_wait(pause)
+
+    def _look(self, stale: str, seconds: float) -> None:
+        """Ask the GCM once."""
+        try:
+            found = _active(self._ask_gcm(gcm.DescribeWorkQueue(self.name), seconds))
+            if found and stale and found != stale:
+                self.lines.drop(stale)
+            self._endpoint = found or self._endpoint
+            self._unfound = "none is active"
+        except (Unavailable, DeadlineExceeded) as error:
+            self._unfound = str(error)
+        finally:
+            self._located = time.monotonic()
 
     def _ask_gcm(self, request: msgspec.Struct, seconds: float) -> gcm.WorkQueueInfo:
         return self._loop.call(self._gcm.request(request, gcm.WorkQueueInfo, seconds))

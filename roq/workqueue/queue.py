@@ -46,6 +46,7 @@ from roq.workqueue.lease_keeper import (
     done,
     extended,
     given_back,
+    held_since,
     raise_lost,
     rejected,
     released,
@@ -223,8 +224,7 @@ class WorkQueue:
         if tasks and self._closed:  # nobody is there any more to take them
             backend.settle([Release(task.token) for task in tasks])
             tasks.clear()
-        # The lease began when the backend gave it, which is not later than now and, after a wait, much later than `asked`.
-        return answers, tasks, asked if not wait_seconds else time.monotonic()
+        return answers, tasks, held_since(tasks, asked, wait_seconds)
 
     def give_back(self, tasks: Sequence[Leased]) -> None:
         """Release tasks that nobody took; they were not tried."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from roq.errors import Closed, InvalidConfiguration, TemporaryError
+from roq.errors import CallError, Closed, InvalidConfiguration, TemporaryError
 from roq.ids import new_id
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
@@ -85,36 +85,52 @@ class RemoteQueue:
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
         """See Backend. Longer lists travel as several requests, big payloads one by one, all in the order of the list."""
         self._check_open()
-        if len(tasks) > PUT_COUNT_MAX:
-            raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
-        settings, size, largest = self.settings, 0, 0
-        for task in tasks:
-            check_task(task, settings)
-            size += len(task.payload)
-            largest = max(largest, len(task.payload))
-        made = [_task(task) for task in tasks]
+        self._check_put(tasks)
         with self._lock:
             first = self._sequence + 1
-            self._sequence += len(made)
+            self._sequence += len(tasks)
+        return self._put(self._producer, first, tasks)
+
+    def put_numbered(self, producer: int, first: int, tasks: Sequence[NewTask]) -> None:
+        """Store tasks under the caller's numbers, first, first + 1, … of this producer; what it has put before, not again."""
+        self._check_open()
+        self._check_put(tasks)
+        self._put(producer, first, tasks)
+
+    def _check_put(self, tasks: Sequence[NewTask]) -> None:
+        if len(tasks) > PUT_COUNT_MAX:
+            raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
+        for task in tasks:
+            check_task(task, self.settings)
+
+    def _put(self, producer: int, first: int, tasks: Sequence[NewTask]) -> list[str]:
+        made = [_task(task) for task in tasks]
+        size = sum(len(task.payload) for task in tasks)
+        largest = max((len(task.payload) for task in tasks), default=0)
         if largest < self._blob_bytes and size <= PUT_BYTES_AT_ONCE:
-            return self._put_small(first, made) if made else []
+            return self._put_small(producer, first, made) if made else []
         ids: list[str] = []
         for part in _parts(made, self._blob_bytes):
-            small = len(part[0].payload) < self._blob_bytes
-            ids += self._put_small(first + len(ids), part) if small else [self._put_big(first + len(ids), part[0])]
+            number, small = first + len(ids), len(part[0].payload) < self._blob_bytes
+            try:
+                ids += self._put_small(producer, number, part) if small else [self._put_big(producer, number, part[0])]
+            except CallError as error:
+                if not ids:
+                    raise
+                raise TemporaryError(f"{len(ids)} of {len(made)} tasks were put, then one was refused: {error}") from error
         return ids
 
-    def _put_small(self, first: int, tasks: list[wire.Task]) -> list[str]:
-        request = wire.Put(self._producer, first, tasks)
+    def _put_small(self, producer: int, first: int, tasks: list[wire.Task]) -> list[str]:
+        request = wire.Put(producer, first, tasks)
         added = self._link.ask(lambda again: request, wire.Added)
-        ids = [f"{self._producer:016x}-{first + place}" for place in range(len(tasks))]
+        ids = [f"{producer:016x}-{first + place}" for place in range(len(tasks))]
         for place, id in added.known:
             ids[place] = id
         return ids
 
-    def _put_big(self, sequence: int, task: wire.Task) -> str:
-        added = self._big.put(self._producer, sequence, task)
-        return added.known[0][1] if added.known else f"{self._producer:016x}-{sequence}"
+    def _put_big(self, producer: int, sequence: int, task: wire.Task) -> str:
+        added = self._big.put(producer, sequence, task)
+        return added.known[0][1] if added.known else f"{producer:016x}-{sequence}"
 
     # --- lease and settle -----------------------------------------------------------------------------------------------
 
@@ -132,12 +148,14 @@ class RemoteQueue:
         lease_ms, settled = milliseconds(seconds), list[str | None]()
         wishes = [_settle(one) for one in settle]
         while True:
-            wait = min(max(deadline - time.monotonic(), 0.0), WAIT_SLICE_SECONDS)
+            asked = time.monotonic()
+            wait = min(max(deadline - asked, 0.0), WAIT_SLICE_SECONDS)
             leases = self._lease_once(lease_ms, count, wait, wishes)
             if wishes:
                 settled, wishes = leases.settled, []
             if leases.tasks:
-                found = [(given, self._leased(given)) for given in leases.tasks]
+                since = asked + leases.waited / 1000  # not when the answer came: the log may have been slow
+                found = [(given, self._leased(given, since)) for given in leases.tasks]
                 self._give_back([given.token for given, leased in found if leased is None])
                 return settled, [leased for _, leased in found if leased is not None]
             if time.monotonic() >= deadline:
@@ -158,16 +176,15 @@ class RemoteQueue:
             with contextlib.suppress(TemporaryError):  # then their leases end by themselves
                 self.settle([Release(token, UNREAD_SECONDS) for token in tokens])
 
-    def _leased(self, given: wire.Given) -> Leased | None:
+    def _leased(self, given: wire.Given, since: float) -> Leased | None:
         payload = given.payload
         if isinstance(payload, wire.Elsewhere):
             found = self._big.get(payload)
             if found is None:
                 return None
             payload = found
-        return Leased(
-            given.id, given.token, payload, given.attempt, given.priority, given.inserted / 1000, given.expires / 1000
-        )
+        times = given.inserted / 1000, given.expires / 1000, since
+        return Leased(given.id, given.token, payload, given.attempt, given.priority, *times)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
         """See Backend."""

@@ -34,16 +34,18 @@ def _described(call: str, arguments: tuple[Any, ...]) -> Change | None:
     match call, arguments:
         case "open", (path, flags, *_) if flags & os.O_CREAT:
             return Change("create" if not os.path.exists(path) else "open", str(path))
-        case (("write" | "fsync" | "fdatasync" | "ftruncate"), (int(fd), *_)):
+        case (("write" | "pwrite"), (int(fd), *_)):
+            return Change("write", _paths(fd))
+        case (("fsync" | "fdatasync" | "ftruncate"), (int(fd), *_)):
             return Change(call, _paths(fd))
-        case (("rename" | "link"), (source, target)):
-            return Change(call, str(source), str(target))
+        case (("rename" | "replace" | "link"), (source, target)):
+            return Change("link" if call == "link" else "rename", str(source), str(target))
         case "unlink", (path,):
             return Change("unlink", str(path))
     return None
 
 
-CALLS = ("open", "write", "fsync", "fdatasync", "ftruncate", "rename", "link", "unlink")
+CALLS = ("open", "write", "pwrite", "fsync", "fdatasync", "ftruncate", "rename", "replace", "link", "unlink")
 
 
 @contextmanager
@@ -110,7 +112,7 @@ def _killed_at(act: Callable[[], object], point: int, *, half: bool) -> tuple[st
 
 def _die_at(act: Callable[[], object], point: int, pipe: int, *, half: bool) -> None:
     count = 0
-    write = os.write
+    write, pwrite = os.write, os.pwrite
 
     def see(change: Change, arguments: tuple[Any, ...]) -> None:
         nonlocal count
@@ -118,8 +120,9 @@ def _die_at(act: Callable[[], object], point: int, pipe: int, *, half: bool) -> 
             if half and change.call != "write":
                 os._exit(4)
             if half:
-                data = arguments[1]
-                write(arguments[0], data[: len(data) // 2])
+                file, data, *offset = arguments
+                part = data[: len(data) // 2]
+                pwrite(file, part, *offset) if offset else write(file, part)
             write(pipe, f"{'half of ' if half else ''}{change.call} {change.path} {change.target}".encode())
             os.kill(os.getpid(), signal.SIGKILL)
         count += 1

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from roq import blocking
+from tests.integration.running import RunningCluster
 from tests.integration.test_cli import COMMAND_SECONDS, ROOT, hears_ctrl_c
+from tests.integration.workqueue_rig import new_address, removed_at_the_end
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -92,6 +94,26 @@ def test_a_cluster_s_queue_works_from_the_shell(work_address: str) -> None:
     assert (found["status"]["ready"], found["status"]["completed"], found["settings"]["max_attempts"]) == (1, 1, 7)
 
 
+def test_a_cluster_s_queues_are_listed_and_removed(cluster: RunningCluster) -> None:
+    with removed_at_the_end(cluster, new_address("roq", cluster.zookeeper)) as address:
+        name = address.rpartition("/")[2]
+        task("create", address, "--max-attempts", "7")
+        [row] = [row for row in told("ls", cluster.zookeeper) if row["name"] == name]
+        assert (row["address"], row["ready"], row["copies"], row["settings"]["max_attempts"]) == (address, True, 2, 7)
+        assert {row["master"], *row["standbys"]} == {"host-1", "host-2"}
+        assert name.encode() in task("ls", cluster.zookeeper).stdout
+        task("put", row["address"], "one")
+        task("rm", address)
+        assert name not in {row["name"] for row in told("ls", cluster.zookeeper)}
+        assert b"WorkQueueNotFound" in task("rm", address, code=1).stderr
+
+
+def test_a_folder_s_queue_is_removed_with_its_folder(address: str) -> None:
+    task("put", address, "one")
+    assert b"goes with its folder" in task("rm", address, code=1).stderr
+    assert told("status", address)["status"]["ready"] == 1
+
+
 def test_dead_letters_are_listed_requeued_and_removed(address: str) -> None:
     task("create", address, "--max-attempts", "1")
     assert told("status", address)["settings"]["max_attempts"] == 1
@@ -133,14 +155,15 @@ def test_watch_tells_progress_and_keeps_a_picture(address: str, tmp_path: Path) 
     picture = tmp_path / "progress.svg"
     where = f"file://{address}" if address.startswith("/") else address
     watching = started("watch", address, "--json", "--every", "0.2", "--until-empty", "--svg", str(picture))
+    assert watching.stdout is not None
+    first = watching.stdout.readline()  # it has begun
     with blocking.open_queue(where) as queue:
-        time.sleep(1.0)
         for one in queue.leases(60, wait_seconds=0):
             time.sleep(0.02)
             one.ack()
     out, _ = watching.communicate(timeout=COMMAND_SECONDS)
     assert watching.returncode == 0
-    lines = [json.loads(line) for line in out.splitlines()]
+    lines = [json.loads(line) for line in (first, *out.splitlines())]
     assert lines[0]["status"]["inserted"] == 40
     assert lines[-1]["status"]["completed"] == 40
     assert lines[-1]["pace"]["left"] == 0

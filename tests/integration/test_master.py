@@ -1,38 +1,37 @@
-"""Work queues of a cluster: verbs, big payloads, and what becomes of tasks when masters, stores and hosts die or stand still.
+"""Work queues of a cluster: verbs as a client of the master sees them, and big payloads.
 
-The verbs in full are in the contract suite; the GCM's part in test_gcm_work_queues.py.
+The verbs in full are in the contract suite; the GCM's part in test_gcm_work_queues.py, faults in test_master_faults.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from itertools import count
-from pathlib import Path
 
 import pytest
 
 import roq
-from roq.errors import Closed, InvalidConfiguration, NotLeader, PayloadTooLarge, RoqError, WorkQueueConflict, WorkQueueNotFound
-from roq.local.cluster import LocalCluster
+from roq.errors import (
+    Closed,
+    InvalidConfiguration,
+    PayloadTooLarge,
+    TemporaryError,
+    WorkQueueConflict,
+    WorkQueueNotFound,
+)
 from roq.runtime.line import Bell, Line
-from roq.wire import gcm
 from roq.wire import master as wire
-from roq.wire.assignment import RunningProcess
-from roq.wire.envelope import error_of, open_envelope
+from roq.wire.envelope import open_envelope
 from roq.workqueue.contract import Ack, Extend, NewTask, Reject, Release, Settings, TaskState
 from roq.workqueue.master_link import MasterLink
 from roq.workqueue.remote import RemoteQueue
-from tests.harness.task_load import TaskLoad
 from tests.integration.held import blobs_of, held_of, with_stores
 from tests.integration.running import RunningCluster
+from tests.integration.workqueue_rig import program
 
-SESSION_SECONDS = 3.0
 BIG = 200_000
 
 
@@ -100,6 +99,31 @@ async def test_a_lease_waits_and_ends_when_the_queue_is_closed(cluster: RunningC
         await asyncio.wait_for(waiting, 2)
 
 
+WAITING = """
+import sys
+from roq import blocking
+with blocking.open_queue(sys.argv[1]) as queue:
+    print("open", flush=True)
+    queue.lease(60, 1, 30)
+"""
+
+
+async def test_a_client_killed_while_it_waits_gets_no_task(cluster: RunningCluster, tasks: RemoteQueue, name: str) -> None:
+    def story() -> None:
+        with program(WAITING, f"roq://{cluster.zookeeper}/{name}") as waiting:
+            assert waiting.stdout is not None
+            assert waiting.stdout.readline() == b"open\n"
+            time.sleep(0.5)  # until it is known to wait, which nobody can ask the master
+            waiting.kill()
+            waiting.wait()
+            time.sleep(0.2)  # its connection ends
+            tasks.put([NewTask(b"for a living one")])
+            _, (lease,) = tasks.lease(30, 1, 1.0)
+            assert lease.attempt == 1
+
+    await asyncio.to_thread(story)
+
+
 async def test_a_lease_that_ends_gives_the_task_to_another(tasks: RemoteQueue) -> None:
     def story() -> None:
         tasks.put([NewTask(b"a")])
@@ -132,6 +156,21 @@ async def test_what_is_sent_again_takes_effect_once(cluster: RunningCluster, tas
         await asyncio.to_thread(story)
     finally:
         link.close()
+
+
+async def test_a_put_of_which_a_part_was_refused_is_not_put_again(
+    cluster: RunningCluster, tasks: RemoteQueue, name: str
+) -> None:
+    """Calls that travelled together: what had arrived before the refused part is there once, and nobody is told otherwise."""
+    async with roq.open_queue(f"roq://{cluster.zookeeper}/{name}") as queue:
+        backend = queue._opened
+        assert isinstance(backend, RemoteQueue)
+        backend._blob_bytes = BIG  # as a queue that was made again by a master of another version
+        payloads = [b"%060000d" % number for number in range(60)] + [b"x" * (BIG - 1)]
+        ends = await asyncio.gather(*map(queue.put, payloads), return_exceptions=True)
+    assert {type(end) for end in ends} == {TemporaryError}, "whether one's own task is in the queue is unknown"
+    views = await asyncio.to_thread(tasks.peek, TaskState.READY, 100)
+    assert 0 < len(views) == len({view.payload for view in views}) < 60
 
 
 async def test_bad_calls_are_told(cluster: RunningCluster, tasks: RemoteQueue, name: str) -> None:
@@ -215,150 +254,3 @@ async def test_a_task_whose_payload_no_store_gives_does_not_die_of_it(
         assert await asyncio.to_thread(tasks.lease, 30, 1, 1.5) == ([], [])
     status = await asyncio.to_thread(tasks.status)
     assert (status.leased, status.dead, status.ready + status.delayed) == (0, 0, 1)
-
-
-# --- faults -----------------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def local_cluster(path: Path, hosts: int = 3) -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(path, hosts=hosts, session_seconds=SESSION_SECONDS) as cluster:
-        yield cluster
-    assert cluster.leftovers == []
-
-
-async def describe(cluster: LocalCluster, name: str) -> gcm.WorkQueueInfo:
-    async with roq.connect(cluster.zookeeper) as connected:
-        return await connected.work_queue(name)
-
-
-async def process_on(cluster: LocalCluster, host: str, process: str) -> RunningProcess:
-    async with roq.connect(cluster.zookeeper) as connected:
-        reports = [info.report for info in await connected.hosts() if info.host == host]
-    return next(one for report in reports if report is not None for one in report.processes if one.name == process)
-
-
-async def loaded(cluster: LocalCluster) -> TaskLoad:
-    async with roq.connect(cluster.zookeeper) as connected:
-        await connected.create_work_queue("w")
-    load = TaskLoad(cluster.zookeeper, "w", pause_seconds=0.002)
-    load.start()
-    try:
-        async with asyncio.timeout(20):
-            while len(load.done) < 50:
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        load.stop()
-        raise
-    return load
-
-
-async def judged(load: TaskLoad) -> None:
-    verdict = await asyncio.to_thread(load.finish)
-    verdict.check()
-    assert verdict.unknown == 0, "every put was answered in the end"
-
-
-async def test_a_killed_master_comes_back_in_place(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path) as cluster:
-        load = await loaded(cluster)
-        for _ in range(3):
-            info = await describe(cluster, "w")
-            process = await process_on(cluster, info.record.master_host, "master/w")
-            os.kill(process.pid, signal.SIGKILL)
-            await asyncio.sleep(2.0)
-        await judged(load)
-        assert (await describe(cluster, "w")).record == info.record
-
-
-async def test_a_lost_host_costs_no_more_than_the_session(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path, 4) as cluster:
-        load = await loaded(cluster)
-        before = (await describe(cluster, "w")).record
-        assert len(before.standby_hosts) == 1
-        load.longest = 0.0
-        await cluster.lose_host(before.master_host)
-        await asyncio.sleep(SESSION_SECONDS + 3.0)
-        after = (await describe(cluster, "w")).record
-        assert (after.term, after.master_host) == (before.term + 1, before.standby_hosts[0])
-        assert len(after.standby_hosts) == 1, "the standby is restored"
-        longest = load.longest
-        await judged(load)
-        assert longest < SESSION_SECONDS + 3.0  # a busy machine; the figure is told
-
-
-async def test_a_killed_store_costs_nothing(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path) as cluster:
-        load = await loaded(cluster)
-        big = await asyncio.to_thread(RemoteQueue, cluster.zookeeper, "w")
-        numbers = count()
-        for host in ("host-1", "host-2", "host-3"):
-            process = await process_on(cluster, host, "store")
-            os.kill(process.pid, signal.SIGKILL)
-            payload = f"big {next(numbers)}".encode().ljust(BIG, b"x")
-            load.tried.add(payload)
-            await asyncio.to_thread(big.put, [NewTask(payload)])
-            load.acked.add(payload)
-            await asyncio.sleep(1.5)
-        big.close()
-        await judged(load)
-
-
-async def test_a_paused_master_that_wakes_is_refused(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path) as cluster:
-        load = await loaded(cluster)
-        info = await describe(cluster, "w")
-        old = info.masters[0]
-        hcm = cluster.hosts[old.host]
-        master = await process_on(cluster, old.host, "master/w")
-        assert hcm.pid is not None
-        for pid in (hcm.pid, master.pid):
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            async with asyncio.timeout(SESSION_SECONDS + 10):
-                while (await describe(cluster, "w")).record.term == info.record.term:
-                    await asyncio.sleep(0.1)
-            async with asyncio.timeout(10):  # until the new master serves, the old one might still be right
-                served = len(load.acked)
-                while len(load.acked) == served:
-                    await asyncio.sleep(0.05)
-            os.kill(master.pid, signal.SIGCONT)
-            error = await asyncio.to_thread(ask_once, old.endpoint(), wire.GetStatus())
-            assert isinstance(error, NotLeader)
-            error = await asyncio.to_thread(ask_once, old.endpoint(), wire.Put(1, 1, [wire.Task(b"to the wrong one")]))
-            assert isinstance(error, NotLeader)
-        finally:
-            for pid in (master.pid, hcm.pid):
-                os.kill(pid, signal.SIGCONT)
-        await judged(load)
-
-
-def ask_once(endpoint: str, request: wire.Request) -> RoqError | None:
-    """What this process answers, whatever the GCM says of it: its error, None if it answered otherwise."""
-    line = Line(endpoint, Bell())
-    try:
-        line.send(wire.seal_call(77, request))
-        parts = line.receive(time.monotonic() + 10)
-        assert parts is not None, "no answer at all"
-        envelope = open_envelope(parts[-1])
-        return error_of(envelope.body) if envelope.kind == 2 else None
-    finally:
-        line.close()
-
-
-async def test_a_restarted_cluster_has_every_task(tmp_path: Path) -> None:
-    """Every process of every host is killed at once; what was acknowledged is on the disks."""
-    async with local_cluster(tmp_path, 2) as cluster:
-        queue = await asyncio.to_thread(RemoteQueue, cluster.zookeeper, "w")
-        ids = await asyncio.to_thread(queue.put, [NewTask(b"%d" % number) for number in range(100)])
-        big = await asyncio.to_thread(queue.put, [NewTask(b"y" * BIG)])
-        queue.close()
-        for host in ("host-1", "host-2"):
-            await cluster.lose_host(host)
-        for host in ("host-1", "host-2"):
-            await cluster.start_hcm(host)
-        again = await asyncio.to_thread(RemoteQueue, cluster.zookeeper, "w")
-        _, leases = await asyncio.to_thread(again.lease, 30, 200, 5)
-        assert [lease.id for lease in leases] == [*ids, *big]
-        assert leases[-1].payload == b"y" * BIG
-        again.close()

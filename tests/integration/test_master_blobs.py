@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pytest
 
-from roq.errors import LogUnavailable, TaskNotFound, TemporaryError
+from roq.errors import LogUnavailable, RoqError, TaskNotFound, TemporaryError
 from roq.log.replicated.directory import StaticDirectory
 from roq.log.replicated.placement import rank
 from roq.log.replicated.stores import Stores
@@ -20,7 +20,6 @@ from roq.master.service import Service
 from roq.runtime.observe import Counters
 from roq.store.server import StoreServer
 from roq.wire import master as wire
-from roq.wire.envelope import error_of, open_envelope
 from roq.wire.store import BlobView
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.records import BlobRef
@@ -49,7 +48,7 @@ class Rig:
         self.stores = Stores(self.static)
         self.service = Service(State(), Recent(), 1, 65536, self.places)
         self.counters = Counters()
-        self.answers: dict[int, bytes] = {}
+        self.answers: dict[int, wire.Reply | RoqError] = {}
         self.blobs = Blobs(
             WorkQueueSpec("log", 3, 2), self.stores, self.service, self.turn, self.barrier, self.now, self.counters, PACE
         )
@@ -76,7 +75,8 @@ class Rig:
         batches = self.service.cut()
         while batches:
             batch = batches.popleft()
-            self.answers |= {id: message for _, id, message in batch.answers}
+            self.service.waiting.durable(batch)
+            self.answers |= {id: body for _, id, body in batch.answers}
             self.blobs.drop(batch.dropped)
 
     async def barrier(self) -> None:
@@ -84,9 +84,7 @@ class Rig:
 
     async def answer(self, id: int) -> wire.Reply | Exception:
         await until(lambda: id in self.answers)
-        message = self.answers.pop(id)
-        envelope = open_envelope(message)
-        return error_of(envelope.body) if envelope.kind == 2 else wire.open_answer(message).body
+        return self.answers.pop(id)
 
     async def reserve(self, sequence: int = 1, avoid: tuple[str, ...] = ()) -> wire.Reserved:
         self._ids += 1

@@ -14,10 +14,12 @@ from roq.coordination.session import Session
 from roq.errors import LogFenced, RoqError, StorageFailed
 from roq.log.replicated.directory import StoreDirectory
 from roq.runtime.rpc import RpcClient
+from roq.store.disk import TEMPORARY
 from roq.store.server import StoreServer
 from roq.wire import store as wire
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess, to_json
 from roq.wire.store import Add, Added, Refused, entry_crc
+from tests.integration.zmtp_rig import mute_router
 from tests.unit.lossy_disk import LossyDisk
 
 
@@ -86,6 +88,63 @@ async def test_entries_fences_and_followers_on_the_wire(tmp_path: Path) -> None:
     finally:
         peer.client.close()
         other.client.close()
+        await server.close()
+
+
+async def test_a_reader_that_waited_in_vain_leaves_nothing(tmp_path: Path) -> None:
+    server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None)
+    peer = Peer(server.port)
+    try:
+        await peer.ask(wire.OpenSegment("s", 1))
+        for _ in range(3):
+            assert (await peer.ask(wire.Read("s", 1, 0, 0.05))).entries == []
+        waiting = asyncio.ensure_future(peer.ask(wire.Read("s", 1, 0, 5.0)))
+        while not server._waiting.readers:
+            await asyncio.sleep(0.01)
+        assert [len(futures) for futures in server._waiting.readers.values()] == [1]
+        peer.client.notify(add(1, b"one"))
+        peer.client.notify(add(2, confirmed=1))
+        assert (await asyncio.wait_for(waiting, 2)).entries == [b"one"]
+        assert not server._waiting.readers
+    finally:
+        peer.client.close()
+        await server.close()
+
+
+async def test_big_payloads_do_not_hold_up_the_repair_of_a_segment(tmp_path: Path) -> None:
+    source = StoreServer(tmp_path / "1", "h1", "127.0.0.1", 0, lambda error: None)
+    server = StoreServer(tmp_path / "2", "h2", "127.0.0.1", 0, lambda error: None)
+    writer, peer = Peer(source.port), Peer(server.port)
+    try:
+        await writer.ask(wire.OpenSegment("s", 1))
+        assert await writer.send(add(1, b"one")) == Added("s", 1, 1)
+        with mute_router() as silent:
+            copies = [asyncio.ensure_future(peer.ask(wire.CopyBlob(f"b{n}", f"tcp://127.0.0.1:{silent}"))) for n in range(8)]
+            await asyncio.sleep(0.1)
+            order = wire.CopySegment("s", 1, 1, 1, f"tcp://127.0.0.1:{source.port}")
+            assert await asyncio.wait_for(peer.ask(order), 3) == wire.Done()
+            await asyncio.gather(*copies, return_exceptions=True)
+    finally:
+        for one in (writer, peer):
+            one.client.close()
+        await source.close()
+        await server.close()
+
+
+async def test_an_abandoned_upload_goes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roq.store.server.EXPIRE_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("roq.store.blobs.UPLOAD_SECONDS_MAX", 0.3)
+    server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None)
+    peer = Peer(server.port)
+    try:
+        assert await peer.ask(wire.PutBlob("b", 0, 100, 1, b"half of it")) == wire.Done()
+        assert len(list((tmp_path / "blobs").glob(f"??/*{TEMPORARY}"))) == 1
+        async with asyncio.timeout(5):
+            while not server.counters["uploads_expired"]:
+                await asyncio.sleep(0.02)
+        assert not list((tmp_path / "blobs").glob(f"??/*{TEMPORARY}"))
+    finally:
+        peer.client.close()
         await server.close()
 
 

@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from roq.coordination import paths
+from roq.coordination.operations import Check
 from roq.coordination.session import Session
 from roq.errors import CallError, LogFenced, LogTrimmed, LogUnavailable, NoHosts, StorageFull, TaskNotFound
+from roq.log.replicated.chain import Chain
+from roq.log.replicated.metadata import LogMeta
 from roq.log.replicated.repairer import Repairer, RepairSettings
 from roq.log.replicated.settings import LogSettings
 from roq.wire import store as wire
@@ -188,6 +192,58 @@ async def test_too_few_stores_is_said_clearly(rig: StoreRig) -> None:
     await rig.stores["b"].start()
     await rig.writer(term=2)
     check(load.acked, await rig.read_all(max(load.acked)), load.tried)
+
+
+@pytest.mark.parametrize("kind", ["paused", "killed"])
+async def test_a_store_that_stays_away_costs_no_segments(rig: StoreRig, kind: str) -> None:
+    """It is said to live, and nobody could take its place: one segment without it, and one with it again when it is back."""
+    await rig.start("abc")
+    load = Load(await rig.writer(), "one")
+    await load.grow(50)
+    serial, store = load.writer.meta.serial, rig.stores["c"]
+    if kind == "paused":
+        store.signal(signal.SIGSTOP)
+    else:
+        await store.kill()
+        rig.static.alive.add("c")
+    async with asyncio.timeout(10):
+        while load.writer.meta.serial == serial:
+            await load.grow(10)
+    assert set(load.writer.meta.segments[-1].fragments[-1].nodes) == {"a", "b"}
+    for _ in range(6):  # QUICK looks every half second
+        await load.grow(10)
+        await asyncio.sleep(0.5)
+    assert load.writer.meta.serial == serial + 1
+    if kind == "paused":
+        store.signal(signal.SIGCONT)
+    else:
+        await store.start()
+    async with asyncio.timeout(15):
+        while load.writer.meta.serial == serial + 1:
+            await load.grow(10)
+    assert set(load.writer.meta.segments[-1].fragments[-1].nodes) == {"a", "b", "c"}
+    await load.stop()
+    check(load.acked, await rig.read_all(max(load.acked)), load.tried)
+
+
+async def test_a_log_is_made_only_while_it_is_wanted(rig: StoreRig) -> None:
+    """What wants it may change, or go, while it is being made."""
+    session, wanting, versions = rig.session, "wanting", iter([7, 1])
+    await session.ensure_path(paths.logs())
+    await session.create(wanting)
+    await session.set(wanting, b"changed", 0)
+
+    async def guard() -> Check:
+        return Check(wanting, next(versions))
+
+    await Chain(session, "one", guard).create(LogMeta())
+    assert next(versions, None) is None, "the first version was old"
+    assert await session.get(paths.log("one")) is not None
+    await session.delete(wanting)
+    versions = iter([1])
+    with pytest.raises(LogFenced):
+        await Chain(session, "two", guard).create(LogMeta())
+    assert await session.get(paths.log("two")) is None
 
 
 async def test_an_empty_disk_under_the_name_of_a_lost_one_is_refused(rig: StoreRig) -> None:

@@ -63,6 +63,17 @@ def libzmq_router(port: int = 0, **options: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
+def mute_router() -> Iterator[int]:
+    """A libzmq ROUTER that takes everything and answers nothing; its port."""
+    peer = sockets.context().socket(zmq.ROUTER)
+    peer.set(zmq.LINGER, 0)
+    try:
+        yield sockets.bind(peer, LOCAL, 0)
+    finally:
+        peer.close()
+
+
+@contextlib.contextmanager
 def listening(port: int = 0) -> Iterator[socket.socket]:
     listener = socket.create_server((LOCAL, port))
     listener.settimeout(WAIT_SECONDS)

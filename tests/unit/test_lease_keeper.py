@@ -10,7 +10,7 @@ import pytest
 
 from roq.errors import Closed, LogUnavailable
 from roq.workqueue.contract import Ack, Extend, Leased, Settlement
-from roq.workqueue.lease_keeper import HeldTask, LeaseKeeper, done, extended, given_back, released
+from roq.workqueue.lease_keeper import HeldTask, LeaseKeeper, done, extended, given_back, held_since, released
 
 SECONDS = 0.3
 Answer = Callable[[Sequence[Settlement]], list[str | None]]
@@ -177,3 +177,57 @@ def test_a_lease_nobody_renews_is_lost_with_its_time() -> None:
     task = held(seconds=0.05)
     assert not task.lost
     until(lambda: task.lost)
+
+
+@pytest.mark.parametrize("answer", [lambda settlements: [], lambda settlements: [7 / 0], lambda settlements: None])
+def test_an_answer_nobody_thought_of_does_not_end_renewal(script: Script, keeper: LeaseKeeper, answer: Answer) -> None:
+    task = held(seconds=0.6)
+    script.answer = answer
+    keeper.hold([task])
+    script.wait(2)
+    assert not task.lost
+    script.answer = script.renew
+    script.wait(5)
+    assert task.token == "t" + "+" * (len(task.token) - 1)
+    assert not task.lost
+
+
+def test_a_watcher_that_fails_keeps_no_other_task_from_being_renewed(script: Script, keeper: LeaseKeeper) -> None:
+    def closed() -> None:
+        raise RuntimeError("Event loop is closed")
+
+    tasks = [held("a"), held("b")]
+    tasks[0].watcher = closed
+    script.answer = lambda settlements: [None if one.token.startswith("a") else f"{one.token}+" for one in settlements]
+    keeper.hold(tasks)
+    script.wait(8)
+    assert tasks[0].lost
+    assert not tasks[1].lost
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_tells_the_tasks_and_others_get_a_new_one(script: Script, keeper: LeaseKeeper) -> None:
+    def end(_: Sequence[Settlement]) -> list[str | None]:
+        raise SystemExit
+
+    task, told = held(), threading.Event()
+    task.watcher = told.set
+    script.answer = end
+    keeper.hold([task])
+    assert told.wait(SECONDS / 2), "long before its time is over"
+    script.answer = script.renew
+    after = held("after")
+    keeper.hold([after])
+    script.wait(6)
+    assert not after.lost
+
+
+def test_a_lease_counts_from_its_begin_and_not_from_the_answer() -> None:
+    def leased(since: float) -> Leased:
+        return Leased("t", "t", b"", 1, 0, 0.0, 0.0, since)
+
+    now = time.monotonic()
+    assert held_since([leased(now - 3), leased(now - 2)], now - 9, 10.0) == now - 3
+    assert held_since([leased(now - 3)], now - 4, 0.0) == now - 4, "it did not wait"
+    assert held_since([], now - 4, 10.0) == now - 4
+    assert held_since([leased(0.0)], now - 4, 10.0) >= now, "a backend that can't tell"

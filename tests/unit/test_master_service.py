@@ -8,13 +8,12 @@ import msgspec
 import pytest
 
 from roq.errors import CallError, PayloadTooLarge, RoqError
-from roq.master.recent import KEPT, Recent
-from roq.master.service import ENTRY_BYTES, PROOF_MS, REPLY_BYTES, Batch, Service
+from roq.master.batch import WAITING_BYTES_MAX, Batch
+from roq.master.recent import Recent
+from roq.master.service import ENTRY_BYTES, PROOF_MS, REPLY_BYTES, Service
 from roq.wire import master as wire
-from roq.wire.envelope import error_of, open_envelope
 from roq.workqueue.contract import Settings
-from roq.workqueue.effects import Settled
-from roq.workqueue.records import BlobRef, Complete, Configure, Push, Requeue, decode, encode
+from roq.workqueue.records import BlobRef, Configure, Push, decode, encode
 from roq.workqueue.state import State
 
 PEER = b"peer"
@@ -28,8 +27,14 @@ class Rig:
     def __init__(self, max_attempts: int = 0) -> None:
         self.now = 1_000_000
         self.service = Service(
-            State(), Recent(), 1, BLOB_BYTES, lambda hosts: tuple(wire.Place(h, f"tcp://{h}") for h in hosts)
+            State(),
+            Recent(),
+            1,
+            BLOB_BYTES,
+            lambda hosts: tuple(wire.Place(h, f"tcp://{h}") for h in hosts),
+            here=lambda peer: peer not in self.gone,
         )
+        self.gone: set[bytes] = set()
         self.service.apply(Configure(self.now, Settings(max_attempts=max_attempts), 0))
         self.entries: list[bytes] = []
         self.dropped: list[BlobRef] = []
@@ -42,29 +47,31 @@ class Rig:
         self.service.take(PEER, self._ids, request, self.now)
         return self._ids
 
+    def cut(self) -> list[Batch]:
+        """What is on its way to the log from now on."""
+        taken = list(self.service.cut())
+        self.service.batches.clear()
+        return taken
+
     def commit(self) -> dict[int, Answer]:
         """Everything becomes durable; the answers by id."""
         answers: dict[int, Answer] = {}
         batches = self.service.cut()
         while batches:
-            answers |= self._durable(batches.popleft())
+            answers |= self.durable(batches.popleft())
         return answers
 
-    def _durable(self, batch: Batch) -> dict[int, Answer]:
+    def durable(self, batch: Batch) -> dict[int, Answer]:
         if batch.records:
             self.entries.append(encode(batch.records))
         self.dropped += batch.dropped
         for call in batch.then:
             call()
+        self.service.waiting.durable(batch)
         found: dict[int, Answer] = {}
-        for peer, id, message in batch.answers:
+        for peer, id, body in batch.answers:
             assert peer == PEER
-            try:
-                answer = wire.open_answer(message)
-                assert answer.id == id
-                found[id] = answer.body
-            except msgspec.ValidationError:
-                found[id] = error_of(open_envelope(message).body)
+            found[id] = body if isinstance(body, RoqError) else wire.open_answer(wire.seal_answer(id, body)).body
         return found
 
     def answer(self, request: wire.Request) -> Answer:
@@ -181,18 +188,6 @@ def test_a_repeated_settlement_is_told_what_it_did(rig: Rig) -> None:
     assert rig.answer(wire.SettleAll(9, 0, kinds)) == wire.Leases([None, None, None], [])
 
 
-def test_recent_forgets_the_oldest_only() -> None:
-    recent = Recent()
-    for delivery in range(2 * KEPT):
-        recent.note(Complete(1, delivery, 1), (Settled(True),))
-    recent.note(Complete(1, -1, 1), (Settled(False),))
-    recent.note(Requeue(1, -2, 1, due=5), (Settled(True),))
-    assert 2 * KEPT - 1 in recent
-    assert KEPT in recent
-    assert -1 not in recent
-    assert -2 not in recent, "it ran out: its holder did not end it"
-
-
 def test_one_reply_fits_into_a_frame(rig: Rig) -> None:
     for sequence in range(1, 200, 20):
         rig.put(*(b"x" * (BLOB_BYTES - 1) for _ in range(20)), sequence=sequence)
@@ -249,6 +244,90 @@ def test_a_replaced_master_says_nothing_for_long(rig: Rig) -> None:
     assert rig.service.cut()[0].records
 
 
+# --- a log that stands still ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+def test_what_is_sent_again_while_the_log_stands_still_is_logged_once(rig: Rig, under_way: bool) -> None:
+    put = wire.Put(7, 1, [wire.Task(b"x" * 1000), wire.Task(b"y")])
+    first = rig.ask(put)
+    taken = rig.cut() if under_way else []
+    waiting = rig.service.waiting.bytes
+    again = [rig.ask(put) for _ in range(50)]
+    assert rig.service.waiting.bytes - waiting < 50 * 100, "no payload a second time"
+    assert len(rig.service.waiting.open.records) == (0 if under_way else 2)
+    answers: dict[int, Answer] = {}
+    for batch in taken:
+        answers |= rig.durable(batch)
+    answers |= rig.commit()
+    assert answers == dict.fromkeys((first, *again), wire.Added([]))
+    assert rig.service.waiting.bytes == 0
+
+
+def test_a_lease_and_an_ack_sent_again_join_the_first_ones(rig: Rig) -> None:
+    rig.put(b"x", b"y")
+    (given,) = rig.lease().tasks
+    lease = wire.Lease(9, 2, 0, 1000, 1, 0, [wire.Settle(wire.ACK, given.token)])
+    first = rig.ask(lease)
+    (batch,) = rig.cut()
+    again = [rig.ask(msgspec.structs.replace(lease, again=1)) for _ in range(3)]
+    assert not rig.service.cut()
+    answers = rig.durable(batch)
+    leases = answers[first]
+    assert isinstance(leases, wire.Leases)
+    assert [answers[id] for id in again] == [leases] * 3
+    (second,) = leases.tasks
+    settle = wire.SettleAll(9, 0, [wire.Settle(wire.RELEASE, second.token, 0, "why")])
+    first = rig.ask(settle)
+    (batch,) = rig.cut()
+    again = [rig.ask(msgspec.structs.replace(settle, again=1))]
+    other = rig.ask(wire.SettleAll(9, 1, [wire.Settle(wire.ACK, second.token)]))
+    assert rig.durable(batch) == {first: wire.Leases([""], []), again[0]: wire.Leases([""], [])}
+    assert other in rig.commit(), "it was another settlement"
+
+
+def test_what_waits_is_counted_until_it_is_durable(rig: Rig) -> None:
+    puts = 0
+    while not rig.service.waiting.full:
+        puts += 1
+        rig.ask(wire.Put(7, puts, [wire.Task(b"x" * 60_000)]))
+    assert puts == pytest.approx(WAITING_BYTES_MAX / 60_000, rel=0.01)
+    rig.commit()
+    assert rig.service.waiting.bytes == 0
+
+
+def test_an_answer_without_a_record_is_told_with_what_is_under_way(rig: Rig) -> None:
+    put = rig.ask(wire.Put(7, 1, [wire.Task(b"x")]))
+    (batch,) = rig.cut()
+    empty = rig.ask(wire.SettleAll(9, 0, []))
+    (second,) = rig.cut()
+    rig.service.waiting.follow(second, batch)
+    assert rig.durable(batch).keys() == {put, empty}
+    assert rig.service.waiting.bytes == 0
+
+
+# --- who is gone --------------------------------------------------------------------------------------------------------
+
+
+def test_who_is_gone_gets_no_task(rig: Rig) -> None:
+    rig.service.take(b"killed", 1, wire.Lease(8, 1, 0, 60_000, 1, 5000, []), rig.now)
+    waiting = rig.ask(wire.Lease(9, 1, 0, 60_000, 1, 5000, []))
+    rig.gone.add(b"killed")
+    rig.put(b"x")
+    assert [task.instance for task in rig.service.state.leased.values()] == [9]
+    assert waiting
+
+
+def test_a_lease_says_how_long_its_request_waited(rig: Rig) -> None:
+    waiting = rig.ask(wire.Lease(9, 1, 0, 60_000, 1, 5000, []))
+    rig.now += 1234
+    rig.ask(wire.Put(7, 1, [wire.Task(b"x")]))
+    answer = rig.commit()[waiting]
+    assert isinstance(answer, wire.Leases)
+    assert answer.waited == 1234
+    assert answer.tasks[0].expires == rig.now + 60_000
+
+
 # --- big payloads -----------------------------------------------------------------------------------------------------
 
 
@@ -267,6 +346,14 @@ def test_a_blob_lives_as_long_as_its_task(rig: Rig) -> None:
     assert rig.dropped == [], "not before the ack is durable"
     rig.commit()
     assert rig.dropped == [blob("a")]
+
+
+def test_a_big_payload_told_of_again_on_its_way_to_the_log_is_known(rig: Rig) -> None:
+    rig.service.add_big([(PEER, 50)], Push(rig.now, 7, 1, blob("a")))
+    (batch,) = rig.cut()
+    assert rig.service.waiting.join(PEER, 51, wire.Stored(7, 1, "a", wire.Task(b"")))
+    assert not rig.service.waiting.join(PEER, 52, wire.Stored(7, 2, "b", wire.Task(b"")))
+    assert rig.durable(batch) == {50: wire.Added([]), 51: wire.Added([])}
 
 
 def test_a_second_copy_of_a_task_is_dropped(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,10 +129,12 @@ def test_a_node_that_owes_an_answer_is_late_even_if_the_others_are_enough() -> N
     assert health.bad(appending, 3.0) == ["c"]
     assert health.failure(appending, ["c"], (), 99.0) is None
     appending.send_again("c")
-    assert health.wants_roll(appending, 3, 99.0) is False  # nothing was taken
-    health.took(b"x")
-    assert health.wants_roll(appending, 3, 99.0) is True
-    assert health.wants_roll(writing(3, 3, 3), 3, 99.0) is False
+    assert health.sound(appending) == {"a", "b"}
+    assert not health.whole(appending, 2)
+    assert health.whole(writing(3, 3, 3), 3)
+    assert not health.whole(writing(3, 3, 3), 4)
+    health.refused("b", Refusal.FULL)
+    assert health.sound(writing(3, 3, 3)) == {"a", "c"}
 
 
 def test_a_writer_gives_up_when_waiting_can_not_help() -> None:
@@ -177,3 +180,18 @@ def test_a_recovery_confirms_nothing_to_nodes_before_the_metadata_name_who_has_i
             assert [node for node, _ in recovery.frames()] == ["d"]
             recovery.writing.added("d", 1, 1)
             assert recovery.writing.acked == 1
+
+
+def test_quorums_grow_with_a_segment_that_has_nodes_for_them() -> None:
+    """What was written under lower ones is closed by then; nothing shrinks."""
+    one = metadata.open_next(LogMeta(1, 1, write_quorum=1, ack_quorum=1), "log~1.1", ("a",), quorums=(3, 2))
+    assert (one.write_quorum, one.ack_quorum) == (1, 1), "a single node is no three"
+    closed = metadata.close_last(one, 7, one.segments[-1].fragments)
+    assert metadata.open_next(closed, "log~1.2", ("a", "b"), quorums=(3, 2)).write_quorum == 1
+    grown = metadata.open_next(closed, "log~1.2", ABC, quorums=(3, 2))
+    grown.check()
+    assert (grown.write_quorum, grown.ack_quorum) == (3, 2)
+    closed = metadata.close_last(grown, 9, grown.segments[-1].fragments)
+    assert metadata.open_next(closed, "log~1.3", ABC, quorums=(2, 2)).write_quorum == 3
+    with pytest.raises(AssertionError):  # an open segment of one node could not be recovered under an ack quorum of two
+        msgspec.structs.replace(one, write_quorum=3, ack_quorum=2).check()

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from roq.coordination import paths
 from roq.coordination.errors import NodeExists, NoNode, VersionConflict
+from roq.coordination.operations import Check, Create
 from roq.coordination.session import Session, SessionState
 from roq.errors import LogFenced, ZooKeeperUnavailable
 from roq.log.replicated.metadata import Change, LogMeta
 from roq.wire.assignment import from_json, to_json
 
 RETRY_SECONDS = 0.05
+Guard = Callable[[], Awaitable[Check]]  # what must hold when a log is made; raises LogFenced if it never will again
 
 
 class Chain:
     """The metadata of one log, as last read or written. One change at a time."""
 
-    def __init__(self, session: Session, log_id: str) -> None:
-        self._session, self._path = session, paths.log(log_id)
+    def __init__(self, session: Session, log_id: str, guard: Guard | None = None) -> None:
+        self._session, self._path, self._guard = session, paths.log(log_id), guard
         self._lock = asyncio.Lock()
         self.meta = LogMeta()
         self._version = -1
@@ -42,11 +45,18 @@ class Chain:
             return await self.read()
 
     async def create(self, meta: LogMeta) -> None:
-        """Make the log unless it is there."""
+        """Make the log unless it is there. Raises LogFenced if it is wanted no longer."""
         await self._session.ensure_path(paths.logs())
-        try:
-            await self._session.create(self._path, to_json(meta))
-        except NodeExists:
+        while True:
+            allowed = (await self._guard(),) if self._guard is not None else ()
+            try:
+                await self._session.multi((*allowed, Create(self._path, to_json(meta))))
+            except NodeExists:
+                return
+            except NoNode:
+                raise LogFenced("the log was removed") from None
+            except VersionConflict:
+                continue
             return
 
     async def change(self, change: Change) -> LogMeta:

@@ -62,12 +62,18 @@ class Health:
         """Nobody could take their place."""
         self._later.update(dict.fromkeys(nodes, now + self._settings.store_seconds))
 
-    def wants_roll(self, appending: Appending, wanted: int, now: float) -> bool:
-        """Is the segment long enough, or do some of `wanted` nodes miss something that only a closed segment gets copied?"""
-        if self.entries >= self._settings.segment_entries or self.size >= self._settings.segment_bytes:
-            return True
-        whole = not appending.holed and not self._refused and len(appending.nodes) >= wanted
-        return bool(self.entries) and not whole and now - self.since > self._settings.mend_seconds
+    @property
+    def long(self) -> bool:
+        """Is the segment long enough?"""
+        return self.entries >= self._settings.segment_entries or self.size >= self._settings.segment_bytes
+
+    def sound(self, appending: Appending) -> frozenset[str]:
+        """Nodes that miss nothing."""
+        return frozenset(appending.nodes) - appending.holed - self._refused.keys()
+
+    def whole(self, appending: Appending, wanted: int) -> bool:
+        """Are there `wanted` nodes, and does none of them miss something that only a closed segment gets copied?"""
+        return len(self.sound(appending)) == len(appending.nodes) >= wanted
 
     def failure(self, appending: Appending, bad: list[str], spares: Collection[str], now: float) -> RoqError | None:
         """Why the writer can't go on; None if it can, or if waiting may help."""

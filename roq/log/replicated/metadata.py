@@ -87,7 +87,8 @@ class LogMeta(msgspec.Struct, frozen=True):
             assert expected in (None, segment.first), "a gap between segments"
             firsts = [one.first for one in segment.fragments]
             assert firsts == sorted({segment.first, *firsts}), "fragments out of order"
-            assert all(len(set(one.nodes)) == len(one.nodes) >= self.ack_quorum for one in segment.fragments)
+            least = 1 if segment.state is State.CLOSED else self.ack_quorum  # a closed one may be of the time of a lower one
+            assert all(len(set(one.nodes)) == len(one.nodes) >= least for one in segment.fragments)
             if segment.state is State.CLOSED:
                 assert segment.first <= firsts[-1] <= segment.last
                 expected = segment.last + 1
@@ -125,10 +126,18 @@ def close_last(meta: LogMeta, last: int, fragments: tuple[Fragment, ...]) -> Log
     return msgspec.structs.replace(meta, segments=(*meta.segments[:-1], closed))
 
 
-def open_next(meta: LogMeta, id: str, nodes: tuple[str, ...], segments_max: int = SEGMENTS_MAX) -> LogMeta:
-    """A new segment behind the last one, which is closed."""
+def open_next(
+    meta: LogMeta, id: str, nodes: tuple[str, ...], segments_max: int = SEGMENTS_MAX, quorums: tuple[int, int] = (0, 0)
+) -> LogMeta:
+    """A new segment behind the last one, which is closed.
+
+    quorums: of writing and acknowledging from here on, if they are higher and there are as many nodes. Every segment written
+    under the former ones is closed, so none is ever recovered under others than it was written with.
+    """
     if len(meta.segments) >= segments_max:
         raise CallError(f"a log has at most {SEGMENTS_MAX} segments: make a snapshot")
+    if len(nodes) >= quorums[0] > meta.write_quorum:
+        meta = msgspec.structs.replace(meta, write_quorum=quorums[0], ack_quorum=max(meta.ack_quorum, quorums[1]))
     first = max(meta.next_first, meta.trimmed + 1)
     segment = Segment(id, first, State.OPEN, (Fragment(first, nodes),))
     return msgspec.structs.replace(meta, serial=meta.serial + 1, segments=(*meta.segments, segment))

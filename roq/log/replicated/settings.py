@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class LogSettings(BaseModel):
-    """Settings of one log's writer. The quorums count only when the log is made; later the log's own hold.
+    """Settings of one log's writer. The quorums count when the log is made; later the log's own hold, unless these are higher
+    and a new segment finds as many stores: then the log's grow.
 
     write_quorum: stores that keep each entry; ack_quorum: that must have it before it counts. Losing ack_quorum - 1 stores
     loses nothing; a take-over needs write_quorum - ack_quorum + 1 of them. With fewer hosts than write_quorum the log goes on

@@ -61,21 +61,24 @@ class Stores:
 
     # --- blobs --------------------------------------------------------------------------------------------------------
 
-    async def put_blob(self, hosts: Iterable[str], blob: str, data: bytes, enough: int | None = None) -> tuple[str, ...]:
+    async def put_blob(
+        self, hosts: Iterable[str], blob: str, data: bytes | memoryview, enough: int | None = None
+    ) -> tuple[str, ...]:
         """Store a blob on all of `hosts`; those where it is durable. Raises the last error if fewer than `enough` (default
         all) have it."""
         hosts = tuple(hosts)
-        results = await asyncio.gather(*(self._put(host, blob, data) for host in hosts), return_exceptions=True)
+        crc = await asyncio.to_thread(crc32, data) if len(data) > wire.BLOB_PART_BYTES else crc32(data)
+        results = await asyncio.gather(*(self._put(host, blob, data, crc) for host in hosts), return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         stored = tuple(host for host, result in zip(hosts, results, strict=True) if not isinstance(result, BaseException))
         if errors and (len(stored) < (len(hosts) if enough is None else enough) or not isinstance(errors[-1], RoqError)):
             raise errors[-1]
         return stored
 
-    async def _put(self, host: str, blob: str, data: bytes) -> None:
-        crc, total, offset = crc32(data), len(data), 0
+    async def _put(self, host: str, blob: str, data: bytes | memoryview, crc: int) -> None:
+        total, offset = len(data), 0
         while offset < total or not offset:
-            part = data[offset : offset + wire.BLOB_PART_BYTES]
+            part = bytes(data[offset : offset + wire.BLOB_PART_BYTES])
             await self.request(host, wire.PutBlob(blob, offset, total, crc, part), wire.Done, PART_SECONDS)
             offset += len(part)
             if not total:

@@ -19,12 +19,13 @@ from roq.coordination.session import Session
 from roq.errors import Closed, LogFenced, LogUnavailable, PayloadTooLarge, RoqError, StorageFailed, TemporaryError
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
-from roq.log.replicated.chain import Chain
+from roq.log.replicated.chain import Chain, Guard
 from roq.log.replicated.directory import Directory
 from roq.log.replicated.done import Done, resolve
 from roq.log.replicated.health import Health
+from roq.log.replicated.mending import Mending
 from roq.log.replicated.metadata import Change, LogMeta, Snapshot
-from roq.log.replicated.placement import choose
+from roq.log.replicated.placement import choose, rank
 from roq.log.replicated.settings import LogSettings
 from roq.log.replicated.stores import Stores
 from roq.log.replicated.takeover import TakeOver, open_nodes, segment_id
@@ -38,6 +39,7 @@ class LogWriter:
 
     def __init__(self, log_id: str, chain: Chain, directory: Directory, settings: LogSettings) -> None:
         self.log_id, self.settings, self._chain = log_id, settings, chain
+        self.quorums = settings.write_quorum, settings.ack_quorum  # if higher than the log's: from the next segment on
         self.stores = Stores(directory, self._notice)
         self._loop = asyncio.get_running_loop()
         self._taking: TakeOver | None = None
@@ -52,18 +54,19 @@ class LogWriter:
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._health: Health | None = None
+        self._mending = Mending(self.stores, settings)
         self._busy = asyncio.Lock()  # one roll or ensemble change at a time
 
     @classmethod
     async def take_over(
-        cls, session: Session, log_id: str, directory: Directory, settings: LogSettings, term: int
+        cls, session: Session, log_id: str, directory: Directory, settings: LogSettings, term: int, guard: Guard | None = None
     ) -> LogWriter:
-        """Fence every earlier writer, recover what it left, and begin a new segment. Makes the log if there is none.
+        """Fence every earlier writer, recover what it left, and begin a new segment. Makes the log if `guard` allows it.
 
         Raises LogFenced (a later term has it, or took it meanwhile), NoHosts, LogUnavailable, StorageFull, DeadlineExceeded
         after `settings.take_over_seconds`; then it may be tried again.
         """
-        chain = Chain(session, log_id)
+        chain = Chain(session, log_id, guard)
         writer = cls(log_id, chain, directory, settings)
         try:
             async with asyncio.timeout(settings.take_over_seconds):
@@ -92,7 +95,7 @@ class LogWriter:
             metadata.owned(meta, self.epoch)
             if recovery is not None and recovery.end is not None:
                 meta = metadata.close_last(meta, recovery.end, recovery.written)
-            return metadata.open_next(meta, segment, nodes, metadata.TAKE_OVER_SEGMENTS_MAX)
+            return metadata.open_next(meta, segment, nodes, metadata.TAKE_OVER_SEGMENTS_MAX, self.quorums)
 
         self._open(await chain.change(begin))
         self._start(self._look_after())
@@ -101,10 +104,9 @@ class LogWriter:
     async def _announce(self, meta: LogMeta) -> tuple[str, tuple[str, ...]]:
         """Id and nodes of the next segment."""
         segment = segment_id(self.log_id, self.epoch, meta.serial)
-        hosts = self.stores.directory.hosts()
-        candidates = list(choose(segment, hosts, len(hosts)))
-        nodes = await open_nodes(self.stores, segment, self.epoch, candidates, meta.write_quorum, meta.ack_quorum)
-        if len(nodes) < meta.write_quorum:
+        candidates, wanted = rank(segment, self.stores.directory.hosts()), max(meta.write_quorum, self.quorums[0])
+        nodes = await open_nodes(self.stores, segment, self.epoch, candidates, wanted, meta.ack_quorum)
+        if len(nodes) < wanted:
             log.warning("fewer stores than the write quorum", extra={"fields": {"log": self.log_id, "nodes": len(nodes)}})
         return segment, nodes
 
@@ -165,8 +167,7 @@ class LogWriter:
         if self._error is not None:
             raise self._error
         appending, health = self._appending, self._health
-        assert appending is not None
-        assert health is not None
+        assert appending is not None and health is not None  # noqa: PT018
         if len(entry) > wire.ENTRY_BYTES_MAX:
             raise PayloadTooLarge(f"{len(entry)} bytes: an entry has at most {wire.ENTRY_BYTES_MAX}")
         if appending.bytes_pending > self.settings.window_bytes or len(self._dones) >= self.settings.window_entries:
@@ -180,11 +181,10 @@ class LogWriter:
         self._flush()
 
     def _flush(self) -> None:
-        appending = self._appending
-        if appending is None or self._error is not None:
+        appending, health = self._appending, self._health
+        if appending is None or health is None or self._error is not None:
             return
-        assert self._health is not None
-        self._health.before_sending(appending, time.monotonic())
+        health.before_sending(appending, time.monotonic())
         self._send(appending)
 
     def _send(self, appending: Appending) -> None:
@@ -260,9 +260,12 @@ class LogWriter:
             self._send(appending)
             if (bad := health.bad(appending, now)) and await self._replace(appending, health, bad, now):
                 continue
-            wanted = min(self.meta.write_quorum, len(self.stores.directory.hosts()))
-            if self._error is None and self._chain.connected and health.wants_roll(appending, wanted, now):
+            if self._error is not None or not self._chain.connected:
+                continue
+            if health.long:
                 await self.roll()
+            elif await self._mending.due(appending, health, max(self.meta.write_quorum, self.quorums[0]), now):
+                await self.roll(health.sound(appending))
 
     async def _replace(self, appending: Appending, health: Health, bad: list[str], now: float) -> bool:
         """Take other nodes for those that fail. Where there are none, wait for them, and at last give up."""
@@ -296,20 +299,23 @@ class LogWriter:
             self._acknowledge(appending.acked, appending.finish_change(nodes))
             self._flush()
 
-    async def roll(self) -> None:
-        """Close the segment and go on in a new one, on the hosts that are best now. Raises LogFenced."""
+    async def roll(self, sound: frozenset[str] | None = None) -> None:
+        """Close the segment and go on in a new one, on the hosts that are best now. Raises LogFenced.
+
+        sound: only if the nodes will be others than these."""
         async with self._busy:
-            appending = self._appending
-            assert appending is not None
+            appending, health = self._appending, self._health
+            assert appending is not None and health is not None  # noqa: PT018
+            health.since = time.monotonic()  # if it fails, again after `mend_seconds`
             try:
                 segment, nodes = await self._announce(self.meta)
+            except LogFenced:
+                raise
             except TemporaryError as error:
-                if isinstance(error, LogFenced):
-                    raise
                 log.info("can't roll now", extra={"fields": {"log": self.log_id, "reason": str(error)}})
-                assert self._health is not None
-                self._health.since = time.monotonic()  # again after `mend_seconds`
                 return
+            if frozenset(nodes) == sound == frozenset(appending.nodes):
+                return  # what answered a moment ago took no segment
             self._rolling = True
             try:
                 if not await self._drain(appending):
@@ -317,7 +323,7 @@ class LogWriter:
 
                 def change(meta: LogMeta) -> LogMeta:
                     meta = metadata.close_last(meta, appending.acked, meta.segments[-1].fragments)
-                    return metadata.open_next(meta, segment, nodes)
+                    return metadata.open_next(meta, segment, nodes, quorums=self.quorums)
 
                 self._open(await self.change(change))
             finally:
@@ -326,14 +332,11 @@ class LogWriter:
 
     async def _drain(self, appending: Appending) -> bool:
         """Wait until everything sent is acknowledged; False if that takes too long."""
-        self._drained.clear()
         try:
             async with asyncio.timeout(self.settings.resend_seconds):
-                while not appending.drained:
+                while not appending.drained and self._error is None:
                     self._drained.clear()
                     await self._drained.wait()
-                    if self._error is not None:
-                        return False
         except TimeoutError:
             return False
         return self._error is None
@@ -345,8 +348,7 @@ class LogWriter:
         for entry in held:
             self._appending.append(entry)
             self._health.took(entry)
-        if held:
-            self._flush()
+        self._flush()
 
     # --- snapshots and metadata ---------------------------------------------------------------------------------------
 
@@ -371,7 +373,7 @@ class LogWriter:
             self._stop(error)
             raise
 
-    async def snapshot(self, position: int, data: bytes) -> None:
+    async def snapshot(self, position: int, data: bytes | memoryview) -> None:
         """Store the state as of `position` (≤ confirmed): readers begin there, and what it covers may be deleted.
 
         Raises LogFenced, LogUnavailable, StorageFull.

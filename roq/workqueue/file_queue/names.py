@@ -149,6 +149,11 @@ class IdMaker:
         return [_id(first + k, value, noise[12 * k : 12 * k + 12]) for k, value in enumerate(priorities)]
 
 
+def numbered(milliseconds: int, number: int, value: int, mark: bytes) -> str:
+    """An id that is the same whenever it is made again. number: of the task, from 0. value: priority. mark: whose, 6 bytes."""
+    return _id((milliseconds << 12) + number, value, mark.hex())
+
+
 def _id(position: int, value: int, noise: str) -> str:
     group = 0x8000 | (127 - value) << 6
     return f"{stamp(position >> 12)}-{_OURS}{position & _COUNTER_MAX:03x}-{group:04x}-{noise}"

@@ -196,7 +196,7 @@ class FileQueue:
         return found
 
     def _lease_one(self, name: Name, seconds: float) -> Leased | None:
-        lane = self._lanes[name.suffix]
+        lane, since = self._lanes[name.suffix], time.monotonic()
         try:
             moved = lane.lease(name, math.ceil(self._clock() + seconds))
         except Busy:
@@ -216,7 +216,7 @@ class FileQueue:
             self._set_aside(moved.name, moved.attempts)
             return None
         priority = names.priority(name.id)
-        return Leased(name.id, str(moved.name), payload, moved.attempts, priority, inserted, float(moved.name.due))
+        return Leased(name.id, str(moved.name), payload, moved.attempts, priority, inserted, float(moved.name.due), since)
 
     def _set_aside(self, name: Name, attempts: int) -> None:
         """A file that is no task: it may be under way, later it is a dead letter."""

@@ -1,0 +1,133 @@
+"""Puts that may be repeated: tasks with given numbers, each inserted once, however often whoever puts them is killed.
+
+    {folder}/{work}/{number}          the files of one put, prepared durably: named as they will be in the queue
+    {folder}/{work}/{number}.done     all of them are in the queue
+
+A prepared file is inserted by renaming it, so one that is not there any more was inserted, even if its task is done since.
+Two who repeat the same put at the same time take each file once between them. Not covered: who decides what is put.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from roq.workqueue import desk
+from roq.workqueue.contract import NewTask
+from roq.workqueue.file_queue import content, names
+from roq.workqueue.file_queue.counters import Counters
+from roq.workqueue.file_queue.dedup import Dedup
+from roq.workqueue.file_queue.folder import Folder
+from roq.workqueue.file_queue.lane import Lane
+from roq.workqueue.file_queue.names import DATA, JSON, Name, Why
+from roq.workqueue.file_queue.storage import create, create_durable, rename, storage, sync_folder
+
+MARK_BYTES = 6
+
+
+class FilePublication:
+    """Of one work queue's folder, which exists. work: a folder in it. job: whose numbers they are. decided: Unix milliseconds,
+    always the same for the same numbers."""
+
+    def __init__(self, folder: str, work: str, job: str, decided: int) -> None:
+        with storage(folder):
+            place = Folder(folder, None)
+            self._work = f"{place.path}/{work}"
+            os.makedirs(self._work, exist_ok=True)
+            mutex, limit = place.mutexes.tasks, place.settings.max_attempts
+            self._lanes = {
+                JSON: Lane(place.path, place.temporary, JSON, mutex, limit),
+                DATA: Lane(place.data, place.temporary, DATA, mutex, limit),
+            }
+        self._place, self._job, self._decided = place, job, decided
+        self._counters = Counters(place.path, place.mutexes.counters)
+        self._dedup = Dedup(place.dedup, place.temporary, place.mutexes.keys, time.time, self._exists)
+
+    def put(self, first: int, tasks: Sequence[NewTask]) -> None:
+        """Tasks first, first + 1, …: durable and in the queue on return, those put before not again."""
+        for task in tasks:
+            desk.check_task(task, self._place.settings)
+        done, prepared = f"{self._work}/{first}.done", f"{self._work}/{first}"
+        with storage(self._place.path):
+            if not os.path.exists(done):
+                if not os.path.isdir(prepared):
+                    self._prepare(prepared, first, tasks)
+                self._insert(prepared, first, tasks)
+                with suppress(FileExistsError):
+                    create_durable([(done, b"")])
+                sync_folder(self._work)
+            shutil.rmtree(prepared, ignore_errors=True)
+
+    def end(self) -> None:
+        """Forget what was put: nobody will repeat it."""
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    def _names(self, first: int, tasks: Sequence[NewTask]) -> list[str]:
+        """The tasks' ids."""
+        made: list[str] = []
+        for number, task in enumerate(tasks, first):
+            mark = hashlib.sha256(f"{self._job} {number}".encode()).digest()[:MARK_BYTES]
+            made.append(names.numbered(self._decided, number & 0xFFFF_FFFF, task.priority, mark))
+        return made
+
+    def _prepare(self, prepared: str, first: int, tasks: Sequence[NewTask]) -> None:
+        temporary = f"{prepared}.{secrets.token_hex(4)}"
+        os.mkdir(temporary)
+        now, files = time.time(), list[tuple[str, bytes]]()
+        for task, id in zip(tasks, self._names(first, tasks), strict=True):
+            suffix = content.suffix(task.payload)
+            why, due = (Why.WAITING, math.ceil(now + task.delay_seconds)) if task.delay_seconds else (Why.LEASED, 0)
+            data = content.encode(task.payload, suffix, id, self._place.path)
+            files.append((f"{temporary}/{Name(why, due, id, suffix)}", data))
+        create_durable(files)
+        sync_folder(temporary)
+        try:
+            os.rename(temporary, prepared)
+        except OSError:  # another prepared the same
+            shutil.rmtree(temporary)
+        sync_folder(self._work)
+
+    def _insert(self, prepared: str, first: int, tasks: Sequence[NewTask]) -> None:
+        keys = {id: task.dedup_key for id, task in zip(self._names(first, tasks), tasks, strict=True) if task.dedup_key}
+        if not keys:
+            return self._move(prepared)
+        with self._dedup.locked():
+            fresh: dict[str, str] = {}
+            for text in sorted(os.listdir(prepared)):
+                name = names.parse(text)
+                if name is None or name.id not in keys:
+                    continue
+                key = keys[name.id]
+                known = fresh.get(key) or self._dedup.find(key)
+                if known is not None and known != name.id:
+                    os.unlink(f"{prepared}/{text}")
+                else:
+                    fresh[key] = name.id
+            self._dedup.begin(list(fresh.items()), time.time() + self._place.settings.dedup_seconds)
+            self._move(prepared)
+            self._dedup.end(list(fresh.values()))
+        return None
+
+    def _move(self, prepared: str) -> None:
+        count = 0
+        for text in sorted(os.listdir(prepared)):
+            name = names.parse(text)
+            if name is None:
+                continue
+            lane = self._lanes[name.suffix]
+            with suppress(FileExistsError):
+                create(f"{lane.movement}/{name.id}", f"{name}\n".encode())
+            count += rename(f"{prepared}/{text}", f"{lane.queue}/{text}")
+        for lane in self._lanes.values():
+            sync_folder(lane.movement)
+            sync_folder(lane.queue)
+        self._counters.add_inserted(count)
+
+    def _exists(self, id: str) -> bool:
+        return any(os.path.exists(f"{self._place.dead}/{id}{lane.suffix}") or lane.find(id) for lane in self._lanes.values())

@@ -1,0 +1,70 @@
+"""A master's snapshots with real stores: made when the log has many segments, however short, and loaded by who comes next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from roq.coordination.session import Session
+from roq.master import snapshots
+from roq.master.follower import Follower
+from roq.master.recent import Recent
+from roq.master.reign import Clock, Reign
+from roq.master.service import Service
+from roq.runtime.observe import Counters
+from roq.wire import master as wire
+from roq.workqueue.contract import Settings
+from roq.workqueue.records import Configure
+from roq.workqueue.state import State
+from tests.integration.store_rig import StoreRig
+
+SEGMENTS = 5
+
+
+@pytest.fixture
+async def rig(chroot: str, tmp_path: Path, sessions: Callable[..., Awaitable[Session]]) -> AsyncIterator[StoreRig]:
+    made = StoreRig(chroot, tmp_path, await sessions(chroot))
+    await made.session.ensure_root()
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("tasks", [10, 5_000])
+async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: pytest.MonkeyPatch, tasks: int) -> None:
+    """Of a small state, which is dumped at once, and of a larger one, which a fork dumps."""
+    monkeypatch.setattr(snapshots, "SNAPSHOT_SEGMENTS", SEGMENTS)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_LOOK_SECONDS", 0.1)
+    await rig.start("abc")
+    writer, counters, clock = await rig.writer(), Counters(), Clock()
+    service = Service(State(), Recent(), 1, 65536, lambda hosts: ())
+    reign = Reign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
+    service.apply(Configure(clock.now(), Settings(), 0))
+    beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters))
+    try:
+        for segment in range(SEGMENTS + 1):
+            each = [wire.Task(b"x")] * (tasks // (SEGMENTS + 1))
+            reign.take(b"peer", segment, wire.Put(7, 1 + segment * len(each), each))
+            await reign.barrier()
+            assert not counters["snapshots"]
+            await writer.roll()
+        async with asyncio.timeout(10):
+            while not counters["snapshots"]:
+                await asyncio.sleep(0.02)
+        meta = writer.meta
+        assert meta.snapshot is not None
+        assert len(meta.segments) <= 2
+        assert meta.trimmed > 0
+        await asyncio.sleep(0.5)
+        assert counters["snapshots"] == 1, "once is enough"
+        reign.take(b"peer", 99, wire.Put(8, 1, [wire.Task(b"after it")]))
+        await reign.barrier()
+        follower = Follower(rig.reader())
+        await follower.catch_up(writer.confirmed)
+        assert follower.state.digest() == service.state.digest()
+    finally:
+        beside.cancel()
+        reign.close()
+        await asyncio.gather(beside, return_exceptions=True)

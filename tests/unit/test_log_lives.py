@@ -1,0 +1,43 @@
+"""Which instances of a folder died, and which closed in good order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from roq.log.local.locks import try_alone
+from roq.workqueue import log_lives
+from roq.workqueue.log_lives import Lives
+
+
+def test_an_instance_that_dies_is_seen_until_its_death_is_told(tmp_path: Path) -> None:
+    us, others = Lives(tmp_path / "lives"), Lives(tmp_path / "lives")
+    assert us.look() == (0, [])
+    us.begin(1)
+    others.begin(2)
+    assert us.look() == (2, [])
+    os.unlink(tmp_path / "lives" / f"{2:016x}")
+    (tmp_path / "lives" / f"{2:016x}").touch()  # whose file nobody has locked
+    assert us.look() == (2, [2])
+    us.forget(2)
+    assert us.look() == (1, [])
+    others.end()
+    us.end()
+    assert us.look() == (0, [])
+
+
+def test_one_that_closes_while_it_is_looked_at_did_not_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leases stay until they expire: it said goodbye."""
+    us, closing = Lives(tmp_path), Lives(tmp_path)
+    us.begin(1)
+    closing.begin(2)
+
+    def meanwhile(descriptor: int) -> bool:
+        closing.end()
+        return try_alone(descriptor)
+
+    monkeypatch.setattr(log_lives, "try_alone", meanwhile)
+    assert us.look() == (2, [])
+    us.end()

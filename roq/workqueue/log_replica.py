@@ -16,11 +16,12 @@ from roq.errors import LogTrimmed, RoqError, TemporaryError
 from roq.log.local import LocalLog
 from roq.workqueue.effects import Delivered, Effect, Handed
 from roq.workqueue.fold import APPLIED
-from roq.workqueue.records import Record, decode, encode
+from roq.workqueue.records import Pop, Record, decode, encode
 from roq.workqueue.state import State
 
 REPLAY_BYTES = 32 * 1024 * 1024  # of log behind a snapshot before the next is taken: about a second of replay
 SNAPSHOT_SHARE = 2  # a snapshot is taken when the log behind it is this many times as long, at least REPLAY_BYTES
+SKIP_BYTES = 1024 * 1024  # of log; less is folded even where there is a snapshot
 RETRY_SECONDS = 10.0  # after a snapshot that failed
 
 Effects = Sequence[Effect]
@@ -28,7 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """State and position. instance: ours, whose deliveries are kept in `answers` by nonce, for the nonces in `asked`."""
+    """State and position. instance: ours, whose deliveries are kept in `answers` by nonce, for the nonces in `asked`.
+
+    posted: nonce of a Pop of ours that another process may write, 0: none; outcome: what the entry that ends with it did.
+    """
 
     def __init__(self, log: LocalLog, instance: int, lock: RLock, replay_bytes: int) -> None:
         self.log, self._instance, self._lock = log, instance, lock
@@ -36,6 +40,8 @@ class Replica:
         self.position = 0
         self.asked: set[int] = set()
         self.answers: dict[int, Delivered] = {}
+        self.posted = 0
+        self.outcome: list[Effects] | None = None
         self._replay_bytes = replay_bytes
         self._snapshot_due = replay_bytes  # position at which the next snapshot is taken
         self._snapshot_after = 0.0  # monotonic
@@ -54,43 +60,54 @@ class Replica:
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Fold what was written until now."""
+        """Fold what was written until now, or load a snapshot that spares the most of it."""
+        if self.log.end - self.position > SKIP_BYTES and not self.posted:
+            position, size = self.log.newest_snapshot()
+            if position - self.position > max(SKIP_BYTES, SNAPSHOT_SHARE * size):
+                self.load()
         while self.position < self.log.end:
-            self._fold(None)
-        if self.position >= self._snapshot_due:
-            self._begin_snapshot()
+            self._fold(0, 0)
+        self._look_at_length()
 
     def write(self, records: Sequence[Record], keep_bytes: int = 0) -> list[Effects]:
         """Append records as one entry and fold up to it; what each of them did. Not durable yet."""
-        entry = encode(records)
+        return self.write_entries([(encode(records), records)], keep_bytes)[0]
+
+    def write_entries(self, entries: Sequence[tuple[bytes, Sequence[Record]]], keep_bytes: int = 0) -> list[list[Effects]]:
+        """The same for several entries in a row, encoded already."""
+        texts = [text for text, _ in entries]
         before = self.position
-        end = self.log.append([entry], keep_bytes=keep_bytes)
-        if before == self.log.start_of(end, entry):  # nobody wrote in between
+        end = self.log.append(texts, keep_bytes=keep_bytes)
+        start = self.log.start_of(end, texts)
+        if before == start:  # nobody wrote in between
             self.position = end
-            return [self._apply(record) for record in records]
-        effects: list[Effects] | None = None
-        while self.position < end:
-            effects = self._fold(end) or effects
-        if effects is None:
-            raise TemporaryError("this process was away for so long that what this call did can't be told any more")
-        if self.position >= self._snapshot_due:
-            self._begin_snapshot()
+            effects = [[self._apply(record) for record in records] for _, records in entries]
+        else:
+            effects = []
+            while self.position < end:
+                effects += self._fold(start, end)
+            if len(effects) != len(entries):
+                raise TemporaryError("this process was away for so long that what this call did can't be told any more")
+        self._look_at_length()
         return effects
 
-    def _fold(self, wanted: int | None) -> list[Effects] | None:
-        """Fold some entries; the effects of the entry at position `wanted`, if it is among them."""
-        found: list[Effects] | None = None
+    def _fold(self, start: int, end: int) -> list[list[Effects]]:
+        """Fold some entries; the effects of those between two positions."""
+        found: list[list[Effects]] = []
         try:
             entries = self.log.read(self.position)
         except LogTrimmed:
             self.load()
-            return None
+            return found
         apply, instance = self.state.apply, self._instance
         for position, entry in entries:
-            if position == wanted:
-                found = [self._apply(record) for record in decode(entry)]
+            records = decode(entry)
+            if start < position <= end:
+                found.append([self._apply(record) for record in records])
+            elif self.posted and self._is_posted(records):
+                self.outcome = [self._apply(record) for record in records]
             else:
-                for record in decode(entry):
+                for record in records:
                     effects = apply(record)
                     if effects and effects is not APPLIED:
                         for effect in effects:
@@ -98,6 +115,10 @@ class Replica:
                                 self._answer(effect)
             self.position = position
         return found
+
+    def _is_posted(self, records: Sequence[Record]) -> bool:
+        last = records[-1] if records else None
+        return type(last) is Pop and last.nonce == self.posted and last.instance == self._instance
 
     def _apply(self, record: Record) -> Effects:
         effects = self.state.apply(record)
@@ -123,7 +144,7 @@ class Replica:
         self._plan(self.position, len(data))
         me = self.state.instances.known.get(self._instance)
         for nonce in self.asked - self.answers.keys():
-            if me is not None and nonce <= me.highest and (self._instance, nonce) not in self.state.waiters:
+            if me is not None and me.knows(nonce) and (self._instance, nonce) not in self.state.waiters:
                 mine = [task for task in self.state.leased.values() if (task.instance, task.nonce) == (self._instance, nonce)]
                 handed = tuple(Handed(task.delivery, task.attempts, task.due, task) for task in mine)
                 self.answers[nonce] = Delivered(self._instance, nonce, handed)
@@ -132,11 +153,24 @@ class Replica:
         """When the next snapshot is due after one of this position and size."""
         self._snapshot_due = position + max(self._replay_bytes, SNAPSHOT_SHARE * size)
 
-    def _begin_snapshot(self) -> None:
-        if time.monotonic() >= self._snapshot_after:
+    def _look_at_length(self) -> None:
+        """Begin a snapshot if the log has grown long."""
+        if self.position >= self._snapshot_due and time.monotonic() >= self._snapshot_after:
             self._snapshot_after = time.monotonic() + RETRY_SECONDS
             self.chore = Thread(target=self._snapshot, name="roq-queue-snapshot", daemon=True)
             self.chore.start()
+
+    def hand_over(self) -> None:
+        """Leave a snapshot to who will write in our place, if folding would take longer than loading it."""
+        try:
+            with self.log.upkeep() as mine, self._lock:
+                before = self.log.newest_snapshot()[0]
+                if mine and self.position - before > SKIP_BYTES:
+                    data = self.state.dump()
+                    if self.position - before > SNAPSHOT_SHARE * len(data):
+                        self.log.snapshot(self.position, data)
+        except (RoqError, OSError) as error:
+            logger.warning("%s: left no snapshot: %s", self.log.folder, error)
 
     def _snapshot(self) -> None:
         """Thread: write a snapshot, unless another process does or has just done so."""

@@ -3,7 +3,8 @@
 A sender counts its records from 1 and may write them out of order. What is kept: the highest number and the ranges below it
 that are still missing, at most GAPS_MAX of them; of numbers below a range given up nothing is known, and a record with one
 is refused instead of taken or called a repeat. A sender from whom nothing came for SENDER_IDLE_MS of the log's time may be
-forgotten: the same record written again after that is taken as a new one.
+forgotten: the same record written again after that is taken as a new one. A sender with a `lasting` id, of a job that may
+rest for weeks between two tries, is kept for LASTING_IDLE_MS.
 """
 
 from __future__ import annotations
@@ -15,7 +16,18 @@ import msgspec
 
 GAPS_MAX = 128  # puts that failed, or are still on their way in other threads
 SENDER_IDLE_MS = 3_600_000  # far above any time-out after which a client still repeats a request
+LASTING_IDLE_MS = 90 * 86_400_000
+LASTING = 0x5A17  # the upper 16 bits of such ids; of a random one they are so once in 65,536 times, which does no harm
 SENDERS_MAX = 100_000  # above it the longest idle are forgotten early
+
+
+def lasting(id: int) -> int:
+    """The id of a sender that is kept for long, from 64 bits of which the upper 16 are not used."""
+    return LASTING << 48 | (id & (1 << 48) - 1)
+
+
+def _idle_ms(id: int) -> int:
+    return LASTING_IDLE_MS if id >> 48 == LASTING else SENDER_IDLE_MS
 
 
 class Use(Enum):
@@ -54,6 +66,10 @@ class Sender(msgspec.Struct, array_like=True):
             return Use.NEW
         return Use.FORGOTTEN if number <= self.floor else Use.KNOWN
 
+    def knows(self, number: int) -> bool:
+        """Whether this number was used, as far as it is remembered."""
+        return self.floor < number <= self.highest and not any(first <= number <= last for first, last in self.missing)
+
 
 class Senders(msgspec.Struct, array_like=True):
     """Senders by id. sweep: the log's time at which the idle are looked for again."""
@@ -83,7 +99,7 @@ class Senders(msgspec.Struct, array_like=True):
         """The only place where there get to be more is also the one where there get to be fewer."""
         if clock >= self.sweep:
             self.sweep = clock + SENDER_IDLE_MS // 4
-            for id in [id for id, one in self.known.items() if one.touched + SENDER_IDLE_MS < clock]:
+            for id in [id for id, one in self.known.items() if one.touched + _idle_ms(id) < clock]:
                 del self.known[id]
         if len(self.known) >= SENDERS_MAX:
             oldest = sorted(self.known, key=lambda id: (self.known[id].touched, id))

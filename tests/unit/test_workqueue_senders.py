@@ -47,3 +47,13 @@ def test_the_longest_idle_are_forgotten_when_there_are_too_many(monkeypatch: pyt
     assert len(senders.known) <= 16
     assert 99 in senders.known
     assert 50 not in senders.known
+
+
+def test_asking_whether_a_number_was_used_uses_none() -> None:
+    sender = Sender()
+    for number in (1, 2, 5, 9):
+        sender.use(number)
+    for _ in range(2):
+        assert [number for number in range(12) if sender.knows(number)] == [1, 2, 5, 9]
+    sender.floor = 2
+    assert not sender.knows(1)

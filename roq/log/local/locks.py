@@ -4,7 +4,7 @@ The kernel lets go of a lock when its holder dies, at whatever instruction, and 
 the open file, so two logs of one process exclude each other too; threads of one log need a mutex besides. A forked child
 would keep its parent's locks alive: it closes them at once, and its copy of the log is closed.
 
-Order, where two are held: open · append · disk.
+Order, where two are held: open · clerk · append · disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Locks:
     """The open lock files of one log: descriptors.
 
     append: who writes entries, or changes which segment is written. disk: who syncs. rounds: held by the writer that will sync
-    for its round. presence: shared by everybody who has the log open. upkeep: who writes a snapshot.
+    for its round. presence: shared by everybody who has the log open. upkeep: who writes a snapshot. clerk: who serves the
+    requests on the board. places: whose is which place on it, by its bytes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,8 +34,8 @@ class Locks:
         self._open: list[int] = []
         self.is_open = True
         try:
-            self.append, self.disk, self.presence, self.upkeep = map(
-                self._file, self._paths(folder, "append disk presence upkeep")
+            self.append, self.disk, self.presence, self.upkeep, self.clerk, self.places = map(
+                self._file, self._paths(folder, "append disk presence upkeep clerk places")
             )
             self.rounds = tuple(self._file(folder / f"round-{number}") for number in range(ROUNDS))
         except OSError:

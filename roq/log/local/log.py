@@ -26,7 +26,8 @@ from zlib import crc32
 
 from roq.errors import CallError, Closed, LogTrimmed, StorageFailed
 from roq.log.local import snapshots
-from roq.log.local.disk import FULL, Disk, failure
+from roq.log.local.board import Board, open_board
+from roq.log.local.disk import FULL, MODE, Disk, failure
 from roq.log.local.header import Word
 from roq.log.local.layout import ENTRY_BYTES_MAX, ENTRY_HEAD, damaged, entry_length, pack, padded, unpack
 from roq.log.local.locks import ROUNDS, held, release, try_alone
@@ -34,6 +35,7 @@ from roq.log.local.opening import open_folder
 from roq.log.local.segments import SEGMENT_BYTES, Segment
 
 READ_BYTES = 4 * 1024 * 1024
+BOARD = "board"
 
 _logger = logging.getLogger(__name__)
 
@@ -70,9 +72,9 @@ class LocalLog:
         return self._words[Word.FIRST]
 
     @staticmethod
-    def start_of(position: int, entry: bytes) -> int:
-        """Position of the entry before this one."""
-        return position - padded(len(entry))
+    def start_of(position: int, entries: Sequence[bytes]) -> int:
+        """Position before these entries, the last of which ends at `position`."""
+        return position - sum([padded(len(entry)) for entry in entries])
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 
@@ -309,6 +311,12 @@ class LocalLog:
         """Put a small file beside the log, durably and at once with all its bytes."""
         with self._failures(f"{self.folder / name}"):
             self._disk.write_file(self.folder / name, data)
+
+    def open_board(self) -> Board | None:
+        """A place on the board where the processes of this folder ask each other; None: there is none to be had."""
+        self._check_open()
+        with self._failures(f"{self.folder / BOARD}"):
+            return open_board(self.folder / BOARD, self._cookie, MODE, self._locks)
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 

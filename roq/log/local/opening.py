@@ -19,9 +19,10 @@ from typing import NamedTuple
 from roq.errors import InvalidAddress, StorageFailed, UnknownFormat
 from roq.log.local import snapshots
 from roq.log.local.disk import MODE, Disk
-from roq.log.local.header import MAGIC, Header, Word
+from roq.log.local.header import Header, Word
 from roq.log.local.layout import HEAD, damaged, scan
 from roq.log.local.locks import Locks, held, share, try_alone
+from roq.log.local.mapped import MAGIC
 from roq.log.local.segments import SPARE, Segments
 
 VERSION = 1

@@ -1,0 +1,325 @@
+"""log: work queues whose processes leave their requests to one of them: the clerk dies or fails at each of its steps, those who
+ask are interrupted, everybody asks at once. The board by itself: tests/unit/test_log_board.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from roq.errors import StorageFull
+from roq.log.local import LocalLog
+from roq.log.local.board import UNKNOWN, Board, Request
+from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Release
+from roq.workqueue.log_queue import LogQueue
+
+pytestmark = pytest.mark.timeout(60)
+ROOT = Path(__file__).parents[2]
+ASKERS = 3
+
+CLERK = """
+import itertools, os, signal, sys, time
+from pathlib import Path
+from roq.errors import StorageFailed, StorageFull
+from roq.log.local import LocalLog
+from roq.log.local.board import Board
+from roq.workqueue.log_queue import LogQueue
+folder, askers, name, number, moment = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5]
+queue = LogQueue(Path(folder))
+
+def hurt(owner):
+    plain, calls = getattr(owner, name), itertools.count(1)
+    def call(*arguments, **keywords):
+        hit = next(calls) == number
+        if hit and moment == "dies before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if hit and moment == "fails before":
+            raise StorageFull("as the test wants it")
+        result = plain(*arguments, **keywords)
+        if hit and moment == "dies after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if hit and moment == "fails after":
+            raise StorageFailed("as the test wants it")
+        return result
+    setattr(owner, name, call)
+
+take = Board.take
+def take_all(board):
+    os.write(1, b"serves\\n")
+    while board.count() < askers:
+        time.sleep(0.001)
+    hurt(Board if hasattr(Board, name) else LocalLog)
+    return take(board)
+Board.take = take_all
+try:
+    queue.lease(60, 1, 0)
+except (StorageFull, StorageFailed):
+    os.write(1, b"failed\\n")
+    time.sleep(60)
+"""
+STEPS = [
+    ("append", 1, "dies before"),
+    ("append", 1, "dies after"),
+    ("append", 1, "fails before"),
+    ("append", 1, "fails after"),
+    ("sync", 1, "dies before"),
+    ("sync", 1, "dies after"),
+    ("sync", 1, "fails before"),
+    ("reply", 1, "dies before"),
+    ("reply", 1, "dies after"),
+    ("reply", 2, "dies after"),
+    ("reply", 2, "fails before"),
+    ("reply", 3, "dies after"),
+    ("end", 1, "dies before"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "tasks"
+
+
+@pytest.fixture
+def queues(folder: Path) -> Iterator[list[LogQueue]]:
+    """Each is a process of its own to the others."""
+    opened = [LogQueue(folder) for _ in range(ASKERS)]
+    yield opened
+    for queue in opened:
+        queue.close()
+
+
+def lease_one(queue: LogQueue) -> Leased:
+    [task] = queue.lease(60, 1, 0)[1]
+    return task
+
+
+def serving(folder: Path, *step: object) -> subprocess.Popen[str]:
+    """A process that is the clerk and waits for everybody's request."""
+    command = [sys.executable, "-c", CLERK, str(folder), str(ASKERS), *map(str, step)]
+    clerk = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert clerk.stdout is not None
+    assert clerk.stdout.readline() == "serves\n"
+    return clerk
+
+
+def waits(condition: Callable[[], bool], seconds: float = 10) -> None:
+    ended = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ended
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: " ".join(map(str, step)))
+def test_whatever_happens_to_the_clerk_every_request_takes_effect_once_and_is_answered(
+    folder: Path, queues: list[LogQueue], step: tuple[str, int, str]
+) -> None:
+    queues[0].put([NewTask(b"%d" % number) for number in range(10)])
+    held = [lease_one(queue) for queue in queues]
+    clerk = serving(folder, *step)
+    try:
+        with ThreadPoolExecutor(ASKERS) as threads:
+            asked = [threads.submit(queue.lease, 60, 1, 0, [Ack(task.token)]) for queue, task in zip(queues, held, strict=True)]
+            answers = [one.result(20) for one in asked]
+    finally:
+        clerk.kill()
+        clerk.communicate()
+    assert [settled for settled, _ in answers] == [[""]] * ASKERS, "each ack took effect, and nobody doubts it"
+    tasks = [task for _, leased in answers for task in leased]
+    assert len({task.id for task in (*tasks, *held)}) == 2 * ASKERS, "and each has a task of its own"
+    waits(lambda: queues[0].status().leased == ASKERS)  # the dead clerk's comes back
+    assert queues[1].status().completed == ASKERS
+    for queue, task in zip(queues, tasks, strict=True):
+        assert queue.settle([Ack(task.token), Ack(task.token)]) == ["", None]
+    fresh = LogQueue(folder)
+    fresh.status()
+    queues[2].status()
+    queues[2]._replica.state.check()
+    fresh._clerk.replica().catch_up()
+    assert fresh._replica.state.digest() == queues[2]._replica.state.digest()
+    fresh.close()
+
+
+def test_who_is_served_by_another_folds_nothing(folder: Path, queues: list[LogQueue], monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+    plain = Board.take
+
+    def take(board: Board) -> list[Request]:
+        requests = plain(board)
+        rounds.append(len(requests))
+        return requests
+
+    monkeypatch.setattr(Board, "take", take)
+    count = 300
+    queues[0].put([NewTask(b"x") for _ in range(ASKERS * count)])
+    done: list[str] = []
+
+    def work(queue: LogQueue) -> None:
+        acks: list[Ack] = []
+        for _ in range(count):
+            settled, [task] = queue.lease(60, 1, 0, acks)
+            assert settled == [""] * len(acks)
+            done.append(task.id)
+            acks = [Ack(task.token)]
+        assert queue.settle(acks) == [""]
+
+    with ThreadPoolExecutor(ASKERS) as threads:
+        for one in [threads.submit(work, queue) for queue in queues]:
+            one.result(30)
+    assert len(set(done)) == len(done) == ASKERS * count
+    assert sum(rounds) > count // 2, "many requests travelled with another's"
+    assert queues[0].status().completed == ASKERS * count
+
+
+def test_an_interrupted_request_leaves_no_lease_behind(
+    folder: Path, queues: list[LogQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clerk has it already when the asker's signal comes; the asker gives back what it is given."""
+    queues[0].put([NewTask(b"x")])
+    asked, go_on = threading.Event(), threading.Event()
+    plain = Board.take
+
+    def take(board: Board) -> list[Request]:
+        if board.place == queues[1]._clerk._board.place:  # type: ignore[union-attr]
+            asked.set()
+            go_on.wait(10)
+        return plain(board)
+
+    def interrupt(*_: object) -> None:
+        go_on.set()
+        raise InterruptedError
+
+    queues[0].lease(60, 1, 0, [])  # everybody has a place on the board
+    queues[1].lease(60, 1, 0, [])
+    queues[1].release_all()
+    monkeypatch.setattr(Board, "take", take)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            first = threads.submit(queues[1].lease, 60, 1, 0)
+            assert asked.wait(10)
+            queues[0].put([NewTask(b"y")])
+            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.start()
+            with pytest.raises(InterruptedError):
+                queues[0].lease(60, 1, 0)
+            assert len(first.result(10)[1]) == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    status = queues[2].status()
+    assert (status.leased, status.ready) == (1, 1)
+    assert lease_one(queues[2]).attempt == 2, "it had been handed out"
+
+
+def test_big_answers_many_settlements_and_a_full_board_take_the_long_way(folder: Path, queues: list[LogQueue]) -> None:
+    big = bytes(100_000)
+    queues[0].put([NewTask(big) for _ in range(200)])
+    held = [task for queue in queues for task in queue.lease(60, 50, 0)[1]]
+    assert len(held) == 50 * ASKERS
+    crowd = [LocalLog(folder) for _ in range(64)]
+    boards = [log.open_board() for log in crowd]
+    assert boards[-1] is None
+    late = LogQueue(folder)
+    try:
+        with ThreadPoolExecutor(ASKERS + 1) as threads:
+            asked = [
+                threads.submit(queue.lease, 60, 2, 0, [Ack(task.token) for task in held[index::ASKERS]])
+                for index, queue in enumerate(queues)
+            ]
+            outside = threads.submit(late.lease, 60, 1, 0)
+            assert outside.result(20)[1][0].payload == big
+            for one in asked:
+                settled, tasks = one.result(20)
+                assert settled == [""] * 50
+                assert [task.payload for task in tasks] == [big] * 2
+        assert late.status().completed == len(held)
+    finally:
+        late.close()
+        for log in crowd:
+            log.close()
+
+
+def test_all_settlements_and_waits_go_over_the_board(folder: Path, queues: list[LogQueue]) -> None:
+    """While one of them is held up as the clerk, so that the others have to ask."""
+    queues[0].put([NewTask(b"%d" % number) for number in range(2)])
+    first, second = lease_one(queues[0]), lease_one(queues[1])
+    queues[2].lease(60, 1, 0)
+    board = queues[2]._clerk._board
+    assert board is not None
+    assert board.begin()
+    with ThreadPoolExecutor(2) as threads:
+        extended = threads.submit(queues[0].settle, [Extend(first.token, 90)])
+        waiting = threads.submit(queues[1].lease, 60, 1, 10, [Release(second.token, 0.2, "later")])
+        waits(lambda: board.count() == 2)
+        requests = board.take()
+        assert len(requests) == 2
+        board.end()  # answers UNKNOWN: they look for themselves
+        assert extended.result(10) == [first.token]
+        settled, [again] = waiting.result(10)
+    assert settled == [""]
+    assert (again.id, again.attempt) == (second.id, 2)
+
+
+def test_a_full_disk_leaves_no_board_and_the_queue_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(log: LocalLog) -> Board | None:
+        raise StorageFull("as the test wants it")
+
+    monkeypatch.setattr(LocalLog, "open_board", refuse)
+    queue = LogQueue(folder)
+    queue.put([NewTask(b"x")])
+    assert queue.settle([Ack(lease_one(queue).token)]) == [""]
+    queue.close()
+
+
+def test_a_clerk_that_closes_leaves_a_snapshot_to_who_comes_next(folder: Path) -> None:
+    queues = [LogQueue(folder) for _ in range(2)]
+    for _ in range(20):
+        queues[0].put([NewTask(bytes(100)) for _ in range(500)])
+        queues[0].settle([Ack(task.token) for task in queues[0].lease(60, 500, 0)[1]])
+    assert queues[0]._log.newest_snapshot() == (0, 0)
+    queues[1].lease(60, 1, 0)
+    board = queues[1]._clerk._board
+    assert board is not None
+    board.post(b"\x01\x90")  # nothing that can be served, but company
+    queues[0].lease(60, 1, 0)
+    assert board.answer() == UNKNOWN
+    queues[0].close()
+    position, size = queues[1]._log.newest_snapshot()
+    assert position > 1024 * 1024 > size
+    assert queues[1].status().completed == 10_000
+    queues[1].close()
+
+
+def test_what_the_clerk_answers_is_durable_before(
+    folder: Path, queues: list[LogQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues[0].put([NewTask(b"x") for _ in range(4)])
+    held = lease_one(queues[0])
+    queues[2].lease(60, 1, 0)
+    durable: list[bool] = []
+    plain = Board.reply
+
+    def reply(board: Board, request: Request, text: bytes) -> None:
+        durable.append(queues[2]._log.durable == queues[2]._log.end)
+        plain(board, request, text)
+
+    monkeypatch.setattr(Board, "reply", reply)
+    monkeypatch.setattr("roq.workqueue.log_clerk.PATIENCE_SECONDS", (5.0, 5.0))
+    with ThreadPoolExecutor(2) as threads:
+        acked = threads.submit(queues[0].settle, [Ack(held.token)])
+        board = queues[2]._clerk._board
+        assert board is not None
+        waits(lambda: board.count() == 1)
+        leased = threads.submit(queues[1].lease, 60, 1, 0)
+        waits(lambda: board.count() == 2)
+        queues[2].lease(60, 1, 0)
+        assert acked.result(10) == [""]
+        assert len(leased.result(10)[1]) == 1
+    assert durable == [False, True], "a lease is handed out at once, an ack when it is on the disk"

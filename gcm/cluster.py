@@ -167,6 +167,7 @@ class Cluster:
     policies: Mapping[str, Policy] = field(default_factory=dict)
     transactions: Mapping[str, Transaction] = field(default_factory=dict)
     recoveries: Mapping[str, Recovery] = field(default_factory=dict)  # by host
+    shuffles: frozenset[str] = frozenset()  # ids; the records: shuffle_store.py
 
     def host(self, name: str) -> Host:
         """The host, an unknown one with nothing on it."""

@@ -13,11 +13,14 @@ from collections.abc import Mapping
 VARIABLE = "ROQ_CRASH_POINT"
 REQUEST_STEPS = ("received", "recorded", "settled", "forgotten")  # forgotten: after the answer
 RECOVERY_STEPS = ("seen", "recorded", "activated", "repaired", "forgotten")
+SHUFFLE_STAGES = ("none", "checking", "cutting", "moving", "keeping", "removed")  # roq.shuffle.record.Stage
 POINTS = (
     *(f"create_queue.{step}" for step in REQUEST_STEPS),
     *(f"create_exchange.{step}" for step in REQUEST_STEPS),
     *(f"create_work_queue.{step}" for step in REQUEST_STEPS),
     *(f"recover_host.{step}" for step in RECOVERY_STEPS),
+    *(f"create_shuffle.{step}" for step in REQUEST_STEPS[:3]),
+    *(f"shuffle.{stage}.{step}" for stage in SHUFFLE_STAGES for step in ("decided", "written")),
 )
 
 _armed: set[str] = set()

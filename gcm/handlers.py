@@ -15,12 +15,23 @@ from gcm.cluster import Cluster, host_infos, queue_info, view, work_queue_info
 from gcm.crash import crash_point
 from gcm.leadership import Leadership, Serving
 from gcm.reign import Reign
+from gcm.shuffle_leader import ShuffleLeader
 from roq.errors import CallError, ExchangeNotFound, NotLeader, NotReady
 from roq.ids import check_name
 from roq.wire import gcm as wire
 from roq.wire.assignment import STORES, work_subject
 from roq.wire.gcm import Done, QueueInfo
 from roq.wire.policy import Policy
+
+ShuffleRequest = (
+    wire.CreateShuffle
+    | wire.RemoveShuffle
+    | wire.CommitShuffle
+    | wire.RebalanceShuffle
+    | wire.ReportRuns
+    | wire.DescribeShuffle
+    | wire.ListShuffles
+)
 
 
 class Handlers:
@@ -48,6 +59,8 @@ class Handlers:
         """The reply to one request."""
         serving = self._leadership.serving()
         try:
+            if isinstance(request, ShuffleRequest):
+                return await self._about_shuffles(serving.shuffles, request)
             return await self._change(serving, request)
         except NotLeader as error:  # it ended while we waited: tell who leads now, if that is known
             raise NotLeader(str(error), leader=self._leadership.leader) from error
@@ -81,6 +94,25 @@ class Handlers:
         if isinstance(request, wire.CreateWorkQueue):
             return await self.create_work_queue(serving, request)
         return await self.remove_work_queue(serving, request)
+
+    async def _about_shuffles(self, shuffles: ShuffleLeader, request: ShuffleRequest) -> msgspec.Struct:
+        match request:
+            case wire.ReportRuns():
+                return await shuffles.report(request)
+            case wire.DescribeShuffle(name):
+                return shuffles.info(name)
+            case wire.ListShuffles():
+                return shuffles.list()
+        async with self._bounded(f"shuffle {request.name!r} is not ready"):
+            match request:
+                case wire.CreateShuffle():
+                    return await shuffles.create(request, self._clock())
+                case wire.RemoveShuffle():
+                    return await shuffles.remove(request)
+                case wire.CommitShuffle():
+                    return await shuffles.commit(request)
+                case wire.RebalanceShuffle():
+                    return await shuffles.rebalance(request)
 
     def _read(self, cluster: Cluster, request: wire.Request) -> msgspec.Struct:
         match request:

@@ -18,6 +18,7 @@ from gcm.cluster import Cluster
 from gcm.finish import Finisher
 from gcm.reign import Reign
 from gcm.repairer import Repairer
+from gcm.shuffle_leader import ShuffleLeader
 from roq.coordination import paths
 from roq.coordination.latch import LeaderLatch
 from roq.coordination.multi import CreateEphemeral, Delete, Fence, Op, fenced, take_epoch
@@ -36,6 +37,7 @@ class Serving:
 
     reign: Reign
     finisher: Finisher
+    shuffles: ShuffleLeader
 
 
 class Leadership:
@@ -95,6 +97,7 @@ class Leadership:
         try:
             fence = await take_epoch(self._session)
             reign = await Reign.begin(self._session, fence, self._counters)
+            shuffles = await self._shuffles(reign)
         except RoqError as error:
             log.warning("could not begin to lead", extra={"fields": {"error": type(error).__name__, "reason": str(error)}})
             return error
@@ -106,7 +109,7 @@ class Leadership:
         reason: BaseException | None = None
         try:
             await self._publish(fence)
-            self._serving = Serving(reign, finisher)
+            self._serving = Serving(reign, finisher, shuffles)
             self._counters["reigns"] += 1
             log.info("leading", extra={"fields": {"epoch": fence.epoch, "queues": len(reign.cluster.queues)}})
             self._on_change(Cluster(), reign.cluster)
@@ -118,10 +121,18 @@ class Leadership:
             self._serving = None
             lost.cancel()
             await reign.end(reason)
+            shuffles.close()
             await finisher.stop()
             log.warning("not leading any more", extra={"fields": {"epoch": fence.epoch, "reason": str(reason or "")}})
             await self._withdraw()
         return reason
+
+    async def _shuffles(self, reign: Reign) -> ShuffleLeader:
+        try:
+            return await ShuffleLeader.begin(self._session, reign)
+        except RoqError as error:
+            await reign.end(error)
+            raise
 
     async def _publish(self, fence: Fence) -> None:
         """Put our address in gcm/leader, in place of whatever is there."""

@@ -110,9 +110,9 @@ def assign(cluster: Cluster, subjects: Iterable[str], before: Cluster) -> Cluste
 
 
 def lacking_stores(cluster: Cluster) -> list[str]:
-    """Hosts that shall run a store and are not told so. Each does once there are work queues, and does so from then on:
-    what a store keeps is removed or moved by what uses it."""
-    if not cluster.work_queues:
+    """Hosts that shall run a store and are not told so. Each does once there are work queues or shuffles, and does so from
+    then on: what a store keeps is removed or moved by what uses it."""
+    if not cluster.work_queues and not cluster.shuffles:
         return []
     return [name for name, host in cluster.hosts.items() if takes_monitor(host) and STORE.name not in host.assigned]
 

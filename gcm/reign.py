@@ -198,6 +198,18 @@ class Reign:
             self._finish(error)
             raise NotLeader(f"a log could not be removed: {error}") from error
 
+    async def write(self, *operations: Op) -> None:
+        """One fenced multi of what is not part of the cluster (shuffles). Raises NotLeader if it failed: the reign is over."""
+        try:
+            await fenced(self._session, self.fence, *operations)
+        except RoqError as error:
+            self._finish(error)
+            raise NotLeader(f"the change could not be written: {error}") from error
+
+    def step_down(self, reason: RoqError) -> None:
+        """Somebody else leads, as a follower has said."""
+        self._finish(reason)
+
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     async def until(self, subject: str, done: Callable[[Cluster], bool]) -> Cluster:

@@ -50,7 +50,9 @@ async def read_snapshot(session: Session, epoch: int) -> Snapshot:
     recoveries = await _table(session, paths.transactions(paths.TransactionKind.HOST), Recovery, unreadable)
     names = {*await session.children(paths.HOST_STATES), *await session.children(paths.HOSTS)}
     hosts = await _each(sorted(names), lambda name: read_host(session, name))
-    cluster = Cluster(epoch, {host.name: host for host in hosts}, queues, work_queues, policies, transactions, recoveries)
+    shuffles = frozenset(await session.children(paths.SHUFFLES))
+    known = {host.name: host for host in hosts}
+    cluster = Cluster(epoch, known, queues, work_queues, policies, transactions, recoveries, shuffles)
     return Snapshot(cluster, tuple(unreadable))
 
 

@@ -211,12 +211,15 @@ class Host:
     def _ensure_ports(self, managed: _Managed) -> None:
         """Ports that served once are fixed. Before that, taken ones are given up for others. Raises PortTaken."""
         record, config = managed.record, self._config
-        if record.ports and (record.served or ports.all_free(config.address, record.ports.values())):
+        kept = record.ports if record.served or ports.all_free(config.address, record.ports.values()) else {}
+        lacking = ports.lacking(record.spec.kind, kept)
+        if not lacking:
             return
         used = self.state.ports_in_use() | {config.port, config.control_port}
-        record.ports, self.state.next_port = ports.choose(
-            record.spec.kind, config.address, config.port_base, config.port_count, self.state.next_port, used
+        more, self.state.next_port = ports.choose(
+            record.spec.kind, config.address, config.port_base, config.port_count, self.state.next_port, used, lacking
         )
+        record.ports = {**kept, **more}
         self._dirty.set()
         if record.spec.kind is ProcessKind.MONITOR:
             told = (Phase.STARTING, Phase.RUNNING)  # the Monitor's old address

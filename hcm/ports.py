@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 
 from roq.errors import PortTaken
 from roq.wire.assignment import ProcessKind
 
+SHUFFLE = ("pyarrow", "numpy")  # a store takes part in shuffles where these are installed
 ROLES: dict[ProcessKind, tuple[str, ...]] = {
     ProcessKind.MONITOR: ("clients", "kpis", "control"),
     ProcessKind.EXCHANGE: ("front", "back", "control"),
     ProcessKind.SCALING: ("control",),
-    ProcessKind.STORE: ("clients", "control"),
+    ProcessKind.STORE: ("clients", "control", *(("shuffle",) if all(map(find_spec, SHUFFLE)) else ())),
     ProcessKind.MASTER: ("clients", "control"),
 }
 
@@ -35,14 +37,22 @@ def all_free(address: str, ports: Iterable[int]) -> bool:
     return all(is_free(address, port) for port in ports)
 
 
-def choose(kind: ProcessKind, address: str, base: int, count: int, start: int, used: set[int]) -> tuple[dict[str, int], int]:
+def lacking(kind: ProcessKind, ports: dict[str, int]) -> tuple[str, ...]:
+    """Roles without a port: all of a new process, those that an earlier version did not have."""
+    return tuple(role for role in ROLES[kind] if role not in ports)
+
+
+def choose(
+    kind: ProcessKind, address: str, base: int, count: int, start: int, used: set[int], wanted: Sequence[str] = ()
+) -> tuple[dict[str, int], int]:
     """(port by role, where to go on next time): free ports of base … base + count - 1 from `start` on, none of `used`.
+    wanted: the roles, if not all.
 
     The search goes round, so that a port rests before another process gets it: peers of its last owner may still be
     connecting to it. Raises PortTaken if there are not enough.
     """
     ports: dict[str, int] = {}
-    roles = list(ROLES[kind])
+    roles = wanted or ROLES[kind]
     first = start - base if base <= start < base + count else 0
     for step in range(count):
         port = base + (first + step) % count

@@ -70,6 +70,12 @@ class HcmConfig(Config):
         return self
 
 
+class FollowerConfig(Config):
+    """A store's part in shuffles. It is read from the environment of the HCM that started the store."""
+
+    shuffle_memory_bytes: int = Field(default=256 * 1024 * 1024, ge=32 * 1024 * 1024)  # of rows, in both roles together
+
+
 def load(model: type[M], path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> M:
     """The configuration: `path` (TOML, keys are field names), then ROQ_<FIELD> variables, then `flags` that are not None.
 

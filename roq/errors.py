@@ -203,6 +203,14 @@ class DataLost(RoqError):
     """No replica has what was stored any more, or what it has is damaged."""
 
 
+class ManifestGone(DataLost):
+    """A manifest of leased tasks that Spark's checkpoint names is gone or damaged: its rows can't be read again."""
+
+
+class ManifestsTaken(TemporaryError):
+    """Another stream is using this folder of manifests."""
+
+
 class LogTrimmed(TemporaryError):
     """What was asked for is no longer in the log: load the snapshot and go on behind it."""
 

@@ -128,7 +128,7 @@ def install(target: Path, *what: str) -> None:
 def packages_folder() -> Path:
     """RoQ's dependencies and a Java, installed once for each set of them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*project["project"]["dependencies"], JAVA]
+    wanted = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["shuffle"], JAVA]
     folder = WORK / f"packages-{digest([ROOT / 'constraints.txt'], platform.machine(), *wanted)}"
     if not folder.exists():
         say("installing RoQ's dependencies for the image")

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from roq.cli import bench, chaos, demo, doctor, host, policy, pub, queue, status, sub, task, top, up, version
+from roq.cli import bench, chaos, demo, doctor, host, pipeline, policy, pub, queue, shuffle, status, sub, task, top, up, version
 from roq.cli.output import print_error
 from roq.errors import RoqError
 from roq.runtime.observe import set_up_logging
@@ -67,6 +67,8 @@ app.add_typer(queue.app, name="queue")
 app.add_typer(host.app, name="host")
 app.add_typer(policy.app, name="policy")
 app.add_typer(task.app, name="task")
+app.add_typer(shuffle.app, name="shuffle")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")
 
 

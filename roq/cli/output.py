@@ -24,6 +24,8 @@ NEXT_STEP: tuple[tuple[type[RoqError], str], ...] = (
     (errors.PublisherNotFound, "`roq queue show` tells the queue's publishers"),
     (errors.WorkQueueNotFound, "`roq task create` or `roq task put` makes one"),
     (errors.TaskNotFound, "`roq task dead ls` tells the dead letters there are"),
+    (errors.ShuffleNotFound, "`roq shuffle ls` tells the shuffles there are"),
+    (errors.ShuffleNotSealed, "`roq shuffle show` tells how far it is"),
     (errors.LeaseLost, "`roq task peek --state leased` tells who leases what"),
     (errors.ClusterNotFound, "is the chroot right? `roq up` starts a cluster on this machine"),
     (

@@ -119,6 +119,16 @@ def log(id: str) -> str:
     return f"{LOGS}/{id}"
 
 
+def shuffle(id: str) -> str:
+    """One shuffle's record; its large parts are below it."""
+    return f"{SHUFFLES}/{id}"
+
+
+def shuffle_part(id: str, name: str) -> str:
+    """A chunk of one large part of a shuffle's record; written once."""
+    return f"{SHUFFLES}/{id}/{name}"
+
+
 def transactions(kind: TransactionKind) -> str:
     """Folder of the unfinished transactions of one kind."""
     return f"{TRANSACTIONS}/{kind}"

@@ -37,7 +37,10 @@ FIRST_GCM, FIRST_HOST, HOSTS_MAX, GCMS_MAX = 1, 11, 240, 9  # last byte of the l
 HOST_STOP_SECONDS = 8.0  # a host stops its children cleanly
 GCM_STOP_SECONDS = 4.0
 ZOOKEEPER = "zookeeper"
-PASSED_ON = ("ROQ_LOG_LEVEL",)  # of the caller's ROQ_* settings; the others configure one daemon, not all of ours
+PASSED_ON = (
+    "ROQ_LOG_LEVEL",
+    "ROQ_SHUFFLE_MEMORY_BYTES",
+)  # of the caller's ROQ_* settings; the others configure one daemon, not all of ours
 
 
 class LocalCluster:

@@ -115,6 +115,12 @@ class RpcServer:
         """Send a notice; False if the peer is gone."""
         return self._link.send((peer, seal(EnvelopeKind.NOTICE, 0, body)))
 
+    def unsent(self) -> int:
+        """Bytes of answers that wait for the network, as far as is known (not in ZeroMQ's own queues)."""
+        if not isinstance(self._link, Router):
+            return 0
+        return sum(peer.transport.get_write_buffer_size() for peer in self._link.peers.values())
+
     def close(self) -> None:
         """Refuse what is being answered and close the socket."""
         for task, (peer, id) in self._tasks.items():

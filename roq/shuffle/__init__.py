@@ -12,3 +12,17 @@
 
 Needs pyarrow: `pip install roq-messaging[shuffle]`. Plain blocking code; Spark's `format("roq-shuffle")` stands on it.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+# Loaded when asked for: the leader in gcm plans shuffles without pyarrow. The types are in __init__.pyi.
+_HOMES = {"open": "address", "Shuffles": "service", "Writer": "writer"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -141,7 +141,7 @@ class ProcessState(StrEnum):
 
 class RunningProcess(msgspec.Struct, frozen=True):
     """One child process as its HCM sees it. ports: port number by role (monitor: clients, kpis, control; exchange: front,
-    back, control; scaling: control; store and master: clients, control)."""
+    back, control; scaling: control; store and master: clients, control; store also shuffle, unless it lacks pyarrow)."""
 
     name: str
     kind: ProcessKind

@@ -188,7 +188,7 @@ class RebalanceShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class ReportRuns(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A follower's buffer role tells what it has taken since its last report, and asks for the table. wanted: it can't go on
-    without one. samples may be told again after silence."""
+    without one. samples may be told again after silence. epoch: of the table it has, whose ranges need not be told again."""
 
     name: str
     shuffle: str
@@ -196,6 +196,7 @@ class ReportRuns(msgspec.Struct, frozen=True, tag=True, array_like=True):
     samples: list[RunSample]
     stored: list[Receipt]
     wanted: bool
+    epoch: int = 0
 
 
 class GetCluster(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -256,7 +257,8 @@ class Shuffles(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TableInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to ReportRuns. epoch 0: no table yet, ask again. winners: of a sealed shuffle, else empty."""
+    """Answer to ReportRuns. epoch 0: no table yet, ask again. ranges: empty if the follower has them. winners: of a sealed
+    shuffle, else empty."""
 
     epoch: int
     ranges: tuple[Range, ...]

@@ -19,7 +19,7 @@ RANGES_MAX = 10_000
 KEY_BYTES_MAX = 64 * 1024  # of one encoded key
 BLOCK_BYTES = 256 * 1024  # a block is closed when it has so many bytes …
 BLOCK_ROWS = 8192  # … or rows; a single row may be larger
-ROW_BYTES_MAX = 8 * 1024 * 1024
+ROW_BYTES_MAX = 7 * 1024 * 1024  # it must fit one message, with its keys (limits.CONTROL_BYTES_MAX)
 BLOCKS_BYTES_MAX = 2 * 1024 * 1024  # of blocks in one message, unless a single one is larger
 SAMPLE_KEYS_MAX = 4096  # of one run
 
@@ -148,6 +148,7 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     shuffle: str
     name: str
+    spec: Spec
     partition: int
     attempt: str
     writer: str
@@ -205,19 +206,23 @@ class StorePieces(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Keep these. What is here already is not stored twice."""
 
     shuffle: str
+    name: str
+    spec: Spec
     pieces: list[Piece]
 
 
 class ListSlices(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What of the winners lies in the interval here, cut exactly at its bounds."""
+    """What of the winners lies in the interval here, cut exactly at its bounds. every: of all attempts."""
 
     shuffle: str
     interval: Interval
     winners: dict[int, str]
+    every: bool = False
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Blocks of a run from the one with row `first` on, as many as fit BLOCKS_BYTES_MAX, none that begins after `last`."""
+    """Blocks of a run from the one with row `first` on, as many as fit `size`, but one at least; none that begins after `last`.
+    Empty: row `first` is not here. DataLost: it is damaged here (and forgotten from now on)."""
 
     shuffle: str
     partition: int
@@ -225,6 +230,24 @@ class ReadBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
     run: int
     first: int
     last: int
+    size: int = BLOCKS_BYTES_MAX
+
+
+class CutBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """As ReadBlocks, but cut exactly at `first` and `last`."""
+
+    shuffle: str
+    partition: int
+    attempt: str
+    run: int
+    first: int
+    last: int
+
+
+class TellSpec(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Name and spec of a shuffle that is stored here. Raises ShuffleNotFound."""
+
+    shuffle: str
 
 
 class TellSamples(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -303,6 +326,13 @@ class Blocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
     blocks: list[Block]
 
 
+class SpecTold(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to TellSpec."""
+
+    name: str
+    spec: Spec
+
+
 class Samples(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to TellSamples."""
 
@@ -343,6 +373,8 @@ Request = (
     | StorePieces
     | ListSlices
     | ReadBlocks
+    | CutBlocks
+    | TellSpec
     | TellSamples
     | CountRows
     | FetchInterval
@@ -351,4 +383,4 @@ Request = (
     | TableChanged
     | DescribeFollower
 )
-Reply = Done | Slices | Blocks | Samples | Counts | Fetched | FollowerView
+Reply = Done | Slices | Blocks | SpecTold | Samples | Counts | Fetched | FollowerView

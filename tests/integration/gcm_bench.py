@@ -52,6 +52,7 @@ class FakeHost:
     def __init__(self, session: Session, name: str, exchanges_max: int) -> None:
         self.name = name
         self.states: dict[ProcessKind, ProcessState] = {}
+        self.ports: dict[ProcessKind, dict[str, int]] = {}  # beside those that every process has
         self.assignment: Assignment | None = None
         self.obeys = asyncio.Event()
         self.obeys.set()
@@ -92,7 +93,11 @@ class FakeHost:
                     spec.exchange,
                     self.states.get(spec.kind, ProcessState.RUNNING),
                     4711,
-                    {"clients": self.port_base + 2 * number, "kpis": self.port_base + 2 * number + 1},
+                    {
+                        "clients": self.port_base + 2 * number,
+                        "kpis": self.port_base + 2 * number + 1,
+                        **self.ports.get(spec.kind, {}),
+                    },
                     error="no reason" if self.states.get(spec.kind) is ProcessState.FAILED else "",
                 )
                 for number, spec in enumerate(assignment.processes)
@@ -127,8 +132,11 @@ class Bench:
         await asyncio.wait([ready, task], return_when=asyncio.FIRST_COMPLETED)
         return ready.result(), stop
 
-    async def host(self, name: str, exchanges_max: int = 100) -> FakeHost:
+    async def host(
+        self, name: str, exchanges_max: int = 100, ports: dict[ProcessKind, dict[str, int]] | None = None
+    ) -> FakeHost:
         host = FakeHost(await self.session(), name, exchanges_max)
+        host.ports |= ports or {}
         await host.start()
         self._stack.push_async_callback(host.stop)
         return host

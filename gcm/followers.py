@@ -1,0 +1,102 @@
+"""Followers: hosts whose store runs and takes part in shuffles, as the leader sees them. A store that restarts is no loss yet,
+nor is a host that has not come back when a reign begins. Not covered: what becomes of a loss (roq.shuffle.plan)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from gcm.cluster import Cluster, is_running
+from roq.errors import Unavailable
+from roq.runtime.rpc import RpcClient
+from roq.shuffle.events import Hosts
+from roq.wire import shuffle as wire
+from roq.wire.assignment import ProcessKind
+
+PORT = "shuffle"
+SETTLE_SECONDS = 5.0  # from the beginning of a reign until who is away counts as lost
+RESTART_SECONDS = 10.0  # a live host may take so long to restart its store
+JOIN_SECONDS = 1.0  # others may join at the same time: their shares are moved together
+STORE = str(ProcessKind.STORE)
+T = TypeVar("T", bound=msgspec.Struct)
+log = logging.getLogger(__name__)
+
+
+def endpoints(cluster: Cluster) -> dict[str, str]:
+    """Where the followers that run serve, by host."""
+    return {host: f"tcp://{address}:{port}" for host, address, port in _running(cluster)}
+
+
+def _running(cluster: Cluster) -> Iterator[tuple[str, str, int]]:
+    for host in cluster.hosts.values():
+        if host.report is not None and is_running(cluster, host.name, STORE) and PORT in host.running[STORE].ports:
+            yield host.name, host.report.address, host.running[STORE].ports[PORT]
+
+
+class Membership:
+    """Which followers ranges may be placed on. All times: seconds, steady."""
+
+    def __init__(self, now: float) -> None:
+        self._begin = now
+        self._since: dict[str, float] = {}  # it has been running
+        self._seen: dict[str, float] = {}  # it was last running
+        self._members: set[str] = set()
+
+    def hosts(self, cluster: Cluster, now: float) -> tuple[Hosts, float | None]:
+        """Who runs and who is a member now, and in how many seconds that may change by itself."""
+        running = set(endpoints(cluster))
+        self._since = {host: self._since.get(host, now) for host in running}
+        self._seen |= dict.fromkeys(running, now)
+        settled = now >= self._begin + SETTLE_SECONDS
+        waits = [] if settled else [self._begin + SETTLE_SECONDS - now]
+        for host in running - self._members:
+            wait = self._since[host] + JOIN_SECONDS - now
+            if wait <= 0 or not settled:
+                self._members.add(host)
+            else:
+                waits.append(wait)
+        for host in self._members - running:
+            wait = self._seen[host] + RESTART_SECONDS - now
+            if wait <= 0 or not cluster.host(host).alive:
+                self._members.discard(host)
+            else:
+                waits.append(wait)
+        members = frozenset(host for host in self._members if not cluster.host(host).draining)
+        return Hosts(frozenset(running), members, settled), min(waits, default=None)
+
+    def admit(self, cluster: Cluster, now: float) -> None:
+        """Who runs now is a member at once."""
+        running = endpoints(cluster).keys()
+        self._members |= running
+        self._seen |= dict.fromkeys(running, now)
+
+
+class Links:
+    """Connections to followers, on the running loop."""
+
+    def __init__(self) -> None:
+        self.endpoints: dict[str, str] = {}
+        self._clients: dict[str, RpcClient] = {}  # by endpoint
+
+    def update(self, found: dict[str, str]) -> None:
+        """Where followers are now; connections to other endpoints are closed."""
+        self.endpoints = found
+        for endpoint in self._clients.keys() - {*found.values()}:
+            self._clients.pop(endpoint).close()
+
+    async def request(self, host: str, request: msgspec.Struct, expect: type[T], seconds: float) -> T:
+        """A follower's answer. Raises what it raises, Unavailable, DeadlineExceeded, Closed."""
+        endpoint = self.endpoints.get(host)
+        if endpoint is None:
+            raise Unavailable(f"no follower runs on host {host}")
+        client = self._clients.get(endpoint)
+        if client is None:
+            client = self._clients[endpoint] = RpcClient(endpoint, wire.Reply, watched=True)
+        return await client.request(request, expect, seconds)
+
+    def close(self) -> None:
+        """Requests under way fail with Closed."""
+        self.update({})

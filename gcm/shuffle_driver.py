@@ -1,0 +1,226 @@
+"""Drives one shuffle in one reign: performs what its machine (roq.shuffle.plan) wants and feeds the results back, one event
+after the other. Not covered: who asks for what (shuffle_leader.py), how a record is written (shuffle_store.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gcm.crash import crash_point
+from gcm.followers import Links
+from gcm.reign import Reign
+from gcm.shuffle_store import ShuffleStore
+from roq.errors import CallError, DataLost, FrameError, NotLeader, RoqError, StaleEpoch
+from roq.shuffle import events
+from roq.shuffle.events import Event, Instruction
+from roq.shuffle.plan import Plan
+from roq.shuffle.record import Record, recut
+from roq.shuffle.sampling import is_sound
+from roq.wire import shuffle as wire
+from roq.wire.shuffle import State
+
+log = logging.getLogger(__name__)
+PAUSE_SECONDS = (0.1, 5.0)  # between two tries of one request to a follower
+ASKS_AT_ONCE = 8  # of one host, of all shuffles
+# what answers a request, and how long that may take
+ANSWERS: dict[type[msgspec.Struct], tuple[type[msgspec.Struct], float]] = {
+    wire.CountRows: (wire.Counts, 30.0),
+    wire.TellSamples: (wire.Samples, 30.0),
+    wire.FetchInterval: (wire.Fetched, 60.0),
+    wire.KeepIntervals: (wire.Done, 60.0),
+    wire.ForgetShuffle: (wire.Done, 20.0),
+    wire.TableChanged: (wire.Done, 5.0),
+}
+
+
+class Surroundings(NamedTuple):
+    """What all shuffles of one reign share. rooms: of requests to each host. deleted(id): every follower has forgotten it."""
+
+    reign: Reign
+    links: Links
+    rooms: dict[str, asyncio.Semaphore]
+    deleted: Callable[[str], None]
+
+
+class Driver:
+    """One shuffle. `start` it; its tasks end with the reign."""
+
+    def __init__(self, plan: Plan, store: ShuffleStore, around: Surroundings) -> None:
+        self.plan, self.store = plan, store
+        self.refused: RoqError | None = None  # why the winners named last can't win
+        self._around = around
+        self._events: deque[tuple[Event, asyncio.Future[None] | None]] = deque()
+        self._work = asyncio.Event()
+        self._changed: set[asyncio.Future[None]] = set()
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._tries: dict[int, int] = {}
+        self._chance = random.Random()
+
+    @property
+    def record(self) -> Record:
+        """As it is written."""
+        return self.plan.record
+
+    def start(self) -> None:
+        """From now on."""
+        self._around.reign.tasks.start(self._run(), f"shuffle {self.record.name}")
+
+    def feed(self, event: Event) -> None:
+        """Let this happen."""
+        self._events.append((event, None))
+        self._work.set()
+
+    async def submit(self, event: Event) -> None:
+        """Let this happen; returns when it was written, if that was needed. Raises what the machine raises, NotLeader."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._events.append((event, future))
+        self._work.set()
+        await self._or_over(future)
+
+    async def until(self, done: Callable[[Record], bool]) -> Record:
+        """The first record of which `done` is true. Raises what it raises, NotLeader."""
+        while not done(self.record):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._changed.add(future)
+            try:
+                await self._or_over(future)
+            finally:
+                self._changed.discard(future)
+        return self.record
+
+    async def _or_over(self, future: asyncio.Future[None]) -> None:
+        over: list[asyncio.Future[Any]] = [future, self._around.reign.ended]
+        await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            future.cancel()
+            raise NotLeader("this Global Configuration Manager leads no longer")
+        future.result()
+
+    # --- one event after the other ------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                while self._events:
+                    event, answer = self._events.popleft()
+                    await self._handle(event, answer)
+        except NotLeader:
+            return  # the next leader goes on
+
+    async def _handle(self, event: Event, answer: asyncio.Future[None] | None) -> None:
+        try:
+            out = deque(self.plan.handle(event, time.monotonic()))
+        except CallError as error:
+            if answer is None or answer.done():
+                raise
+            answer.set_exception(error)
+            return
+        if isinstance(event, events.Commit):
+            self.refused = None
+        asked = self.plan.record
+        while out:
+            out.extend(await self._perform(out.popleft()))
+        if isinstance(event, events.Answered):
+            self._asking.pop(event.id, None)
+            self._tries.pop(event.id, None)
+        if not isinstance(event, events.Answered | events.Failed) or self.plan.record is not asked:
+            self._cancel_asks()
+        if answer is not None and not answer.done():
+            answer.set_result(None)
+        for future in self._changed:
+            if not future.done():
+                future.set_result(None)
+
+    def _cancel_asks(self) -> None:
+        """What is not waited for any more."""
+        for id in [id for id in self._asking if not self.plan.outstanding(id)]:
+            self._asking.pop(id).cancel()
+            self._tries.pop(id, None)
+
+    async def _perform(self, instruction: Instruction) -> list[Instruction]:
+        match instruction:
+            case events.Write(record):
+                return await self._write(record)
+            case events.Ask():
+                self._asking[instruction.id] = self._start(self._ask(instruction), "ask")
+            case events.Recut():
+                self._start(self._recut(instruction), "cut")
+            case events.Refuse(error):
+                log.warning("winners refused", extra={"fields": {"shuffle": self.record.name, "reason": str(error)}})
+                self.refused = error
+            case events.Wake(seconds):
+                if self.plan.step is events.Step.PAUSE:
+                    fields = {"shuffle": self.record.name, "state": self.record.state, "stage": self.record.stage}
+                    log.warning("data is not where it should be: looking again soon", extra={"fields": fields})
+                asyncio.get_running_loop().call_later(seconds, self.feed, events.Tick())
+            case events.Delete():
+                self._around.deleted(self.record.id)
+        return []
+
+    async def _write(self, record: Record) -> list[Instruction]:
+        stage = "removed" if record.state is State.REMOVED else str(record.stage)
+        crash_point(f"shuffle.{stage}.decided")
+        await self.store.write(record)
+        crash_point(f"shuffle.{stage}.written")
+        fields = {"shuffle": record.name, "state": record.state, "stage": record.stage, "table": record.epoch}
+        log.info("shuffle changed", extra={"fields": fields})
+        return self.plan.handle(events.Written(), time.monotonic())
+
+    # --- beside it ----------------------------------------------------------------------------------------------------
+
+    def _start(self, work: Awaitable[None], what: str) -> asyncio.Task[None]:
+        async def run() -> None:
+            await work
+
+        return self._around.reign.tasks.start(run(), f"shuffle {self.record.name}: {what}")
+
+    async def _recut(self, job: events.Recut) -> None:
+        """In a thread: it may take seconds."""
+        table = await asyncio.to_thread(recut, job.record, job.samples, job.count, job.hosts)
+        self.feed(events.Cut(job.id, table))
+
+    async def _ask(self, ask: events.Ask) -> None:
+        expect, seconds = ANSWERS[type(ask.request)]
+        room = self._around.rooms.setdefault(ask.host, asyncio.Semaphore(ASKS_AT_ONCE))
+        try:
+            async with room:
+                reply = await self._around.links.request(ask.host, self._addressed(ask.request), expect, seconds)
+            if not _fits(ask.request, reply):
+                raise FrameError("that does not answer what was asked")
+            self.feed(events.Answered(ask.id, reply))  # type: ignore[arg-type]  # one of wire.Reply: see ANSWERS
+        except StaleEpoch as error:
+            self._around.reign.step_down(error)
+        except RoqError as error:
+            tries = self._tries[ask.id] = self._tries.get(ask.id, 0) + 1
+            fields = {
+                "shuffle": self.record.name,
+                "host": ask.host,
+                "request": type(ask.request).__name__,
+                "reason": str(error),
+            }
+            log.info("a follower did not do it", extra={"fields": fields})
+            longest = min(PAUSE_SECONDS[0] * 2**tries, PAUSE_SECONDS[1])
+            await asyncio.sleep(longest * (0.5 + 0.5 * self._chance.random()))
+            self.feed(events.Failed(ask.id, isinstance(error, DataLost)))
+
+    def _addressed(self, request: wire.Request) -> wire.Request:
+        """With the endpoints of sources in place of their hosts."""
+        if not isinstance(request, wire.FetchInterval):
+            return request
+        known = self._around.links.endpoints
+        return msgspec.structs.replace(request, sources=[known[host] for host in request.sources if host in known])
+
+
+def _fits(request: wire.Request, reply: msgspec.Struct) -> bool:
+    if isinstance(request, wire.CountRows) and isinstance(reply, wire.Counts):
+        return len(request.intervals) == len(reply.rows) == len(reply.sizes)
+    return not isinstance(reply, wire.Samples) or all(is_sound(sample) for sample in reply.samples)

@@ -1,0 +1,283 @@
+"""All shuffles of one reign: requests about them, what followers report, and hosts that join or are lost.
+
+Each shuffle is driven by itself (shuffle_driver.py). Followers that join are asked what they keep: what belongs to no shuffle
+any more is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gcm.cluster import Cluster
+from gcm.crash import crash_point
+from gcm.followers import STORE, Links, Membership, endpoints
+from gcm.placement import takes_monitor
+from gcm.reign import Reign
+from gcm.shuffle_driver import Driver, Surroundings
+from gcm.shuffle_store import ShuffleStore, read_all
+from gcm.transactions import REMOVAL_KEPT_SECONDS
+from roq.coordination.session import Session
+from roq.errors import (
+    FrameError,
+    InvalidConfiguration,
+    NoHosts,
+    NotLeader,
+    NotReady,
+    RoqError,
+    ShuffleConflict,
+    ShuffleNotFound,
+    ShuffleSealed,
+)
+from roq.ids import check_name
+from roq.shuffle import events
+from roq.shuffle.plan import Plan
+from roq.shuffle.record import Record, Stage
+from roq.shuffle.sampling import is_sound
+from roq.wire import gcm as wire
+from roq.wire import shuffle
+from roq.wire.assignment import STORES, ProcessState
+from roq.wire.gcm import ShuffleInfo, TableInfo
+from roq.wire.shuffle import RANGES_MAX, Spec, State
+
+log = logging.getLogger(__name__)
+REPLICAS_MAX = 9
+KEYS_MAX = 100
+SCHEMA_BYTES_MAX = 1024 * 1024
+FORGET_SECONDS = 5.0  # a removal waits so long for followers to forget; they do all the same
+START_SECONDS = 10.0  # a new shuffle waits so long for hosts to start their stores
+
+
+class ShuffleLeader:
+    """Made by `begin`, ended by `close`. Requests wait as long as it takes; handlers.py bounds them."""
+
+    def __init__(self, reign: Reign) -> None:
+        self._reign = reign
+        self._links = Links()
+        self._around = Surroundings(reign, self._links, {}, self._forgotten)
+        self._drivers: dict[str, Driver] = {}  # by id
+        self._membership = Membership(time.monotonic())
+        self._hosts = events.Hosts(frozenset(), frozenset(), False)
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._creating = asyncio.Lock()
+
+    @classmethod
+    async def begin(cls, session: Session, reign: Reign) -> ShuffleLeader:
+        """Read all shuffles and go on with them. Raises NotLeader, ZooKeeperUnavailable."""
+        leader = cls(reign)
+        for record, store in await read_all(session, reign):
+            leader._drive(record, store)
+        reign.on_change.append(leader._changed)
+        leader._look()
+        return leader
+
+    def close(self) -> None:
+        """With the reign."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._links.close()
+
+    def _drive(self, record: Record, store: ShuffleStore) -> Driver:
+        driver = self._drivers[record.id] = Driver(Plan(record, self._reign.fence.epoch), store, self._around)
+        driver.feed(self._hosts)
+        driver.start()
+        return driver
+
+    def _named(self, name: str) -> Iterator[Driver]:
+        return (each for each in self._drivers.values() if each.record.name == name and each.record.state is not State.REMOVED)
+
+    def _driver(self, name: str) -> Driver:
+        found = next(self._named(check_name(name, "shuffle")), None)
+        if found is None:
+            raise ShuffleNotFound(f"no shuffle is named {name!r}")
+        return found
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def create(self, request: wire.CreateShuffle, now: float) -> ShuffleInfo:
+        """Created, and followers run; the same for a repetition, and for another request with the same spec."""
+        name = check_name(request.name, "shuffle")
+        check_name(request.transaction, "transaction")
+        _check_spec(request.spec)
+        crash_point("create_shuffle.received")
+        async with self._creating:
+            driver = next(self._named(name), None) or await self._new(request, now)
+        crash_point("create_shuffle.recorded")
+        if driver.record.spec != request.spec:
+            raise ShuffleConflict(f"shuffle {name!r} exists with other keys, columns or settings")
+        id = driver.record.id
+        await self._reign.change(lambda cluster: replace(cluster, shuffles=cluster.shuffles | {id}), STORES)
+        await self._until_followers()
+        crash_point("create_shuffle.settled")
+        return self.info(driver.record.name)
+
+    async def _new(self, request: wire.CreateShuffle, now: float) -> Driver:
+        id = hashlib.sha256(f"shuffle\0{request.name}\0{request.transaction}".encode()).hexdigest()[:16]
+        if id in self._drivers:
+            raise ShuffleNotFound(f"shuffle {request.name!r} was created and removed again")
+        record = Record(request.name, id, request.spec, now, request.transaction)
+        store = ShuffleStore(self._reign, id)
+        await store.create(record)
+        return self._drive(record, store)
+
+    async def _until_followers(self) -> None:
+        """Every host that shall run a store does; those that can't are not waited for any longer than START_SECONDS."""
+        if not any(takes_monitor(host) for host in self._reign.cluster.hosts.values()):
+            raise NoHosts
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._reign.until(STORES, _stores_run)
+        except TimeoutError:
+            log.warning("not every host runs a store")
+        if not endpoints(self._reign.cluster):
+            raise NotReady("no host takes part in shuffles: is roq-messaging[shuffle] installed there?")
+        self._membership.admit(self._reign.cluster, time.monotonic())
+        self._look()
+
+    async def remove(self, request: wire.RemoveShuffle) -> wire.Done:
+        """Removed; followers forget it."""
+        name = check_name(request.name, "shuffle")
+        check_name(request.transaction, "transaction")
+        removed = (each for each in self._drivers.values() if each.record.removal == request.transaction)
+        driver = next(removed, None) or self._driver(name)
+        await driver.submit(events.Remove(request.transaction))
+        try:
+            async with asyncio.timeout(FORGET_SECONDS):
+                await driver.until(lambda _: driver.plan.forgotten)
+        except TimeoutError:
+            log.info("followers are still forgetting", extra={"fields": {"shuffle": name}})
+        return wire.Done()
+
+    def info(self, name: str) -> ShuffleInfo:
+        """One shuffle. Raises ShuffleNotFound."""
+        driver = self._driver(name)
+        return ShuffleInfo(driver.record.describe(len(driver.plan.stored)), dict(self._links.endpoints))
+
+    def list(self) -> wire.Shuffles:
+        """All shuffles."""
+        shown = [each for each in self._drivers.values() if each.record.state is not State.REMOVED]
+        shown.sort(key=lambda each: each.record.name)
+        return wire.Shuffles(tuple(each.record.describe(len(each.plan.stored), whole=False) for each in shown))
+
+    async def commit(self, request: wire.CommitShuffle) -> ShuffleInfo:
+        """Sealed with these winners. Raises what can't be, or why they can't win."""
+        check_name(request.transaction, "transaction")
+        driver = self._driver(request.name)
+        await driver.submit(events.Commit(tuple(request.receipts)))
+
+        def sealed(record: Record) -> bool:
+            if record.state is State.FILLING:
+                raise driver.refused or NotReady(f"shuffle {record.name!r} is not sealed: commit it again")
+            if record.state is State.REMOVED:
+                raise ShuffleNotFound(f"shuffle {record.name!r} was removed while it was sealed")
+            return record.state is State.SEALED
+
+        await driver.until(sealed)
+        return self.info(request.name)
+
+    async def rebalance(self, request: wire.RebalanceShuffle) -> ShuffleInfo:
+        """Cut anew, and the data has moved."""
+        check_name(request.transaction, "transaction")
+        if not 0 <= request.ranges <= RANGES_MAX:
+            raise InvalidConfiguration(f"ranges are 0 to {RANGES_MAX}, got {request.ranges}")
+        driver = self._driver(request.name)
+        await driver.submit(events.Rebalance(request.transaction, request.ranges))
+
+        def balanced(record: Record) -> bool:
+            if record.state is State.REMOVED:
+                raise ShuffleNotFound(f"shuffle {record.name!r} was removed while it was rebalanced")
+            return record.rebalanced == request.transaction and record.stage in (Stage.KEEPING, Stage.NONE)
+
+        await driver.until(balanced)
+        return self.info(request.name)
+
+    async def report(self, request: wire.ReportRuns) -> TableInfo:
+        """What a follower's buffer role has; the table as it is now."""
+        driver = self._drivers.get(request.shuffle)
+        if driver is None or driver.record.state is State.REMOVED:
+            raise ShuffleNotFound(f"shuffle {request.name!r} ({request.shuffle}) does not exist any more")
+        if not all(is_sound(sample) for sample in request.samples):
+            raise FrameError(f"follower {request.host} told samples that can't be")
+        await driver.submit(events.Reported(tuple(request.samples), tuple(request.stored), request.wanted))
+        record = driver.record
+        winners = record.winners if record.state is State.SEALED else {}
+        if record.state is State.SEALED and not winners:
+            raise ShuffleSealed(f"shuffle {record.name!r} is sealed: no attempt has won")
+        ranges = record.table if record.epoch != request.epoch else ()
+        return TableInfo(record.epoch, ranges, dict(self._links.endpoints), record.spec.replicas, winners)
+
+    # --- hosts --------------------------------------------------------------------------------------------------------
+
+    def _changed(self, before: Cluster, after: Cluster) -> None:
+        if before.hosts is not after.hosts:
+            self._look()
+
+    def _look(self) -> None:
+        """Who runs now, and again when that may change by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        cluster = self._reign.cluster
+        self._links.update(endpoints(cluster))
+        hosts, seconds = self._membership.hosts(cluster, time.monotonic())
+        if seconds is not None and not self._reign.ended.done():
+            self._timer = self._loop.call_later(seconds + 0.01, self._look)
+        if hosts == self._hosts:
+            return
+        for host in hosts.running - self._hosts.running:
+            self._reign.tasks.start(self._sweep(host), f"sweep {host}")
+        self._hosts = hosts
+        for driver in self._drivers.values():
+            driver.feed(hosts)
+
+    async def _sweep(self, host: str) -> None:
+        """Have a follower forget shuffles that do not exist any more. What it told before the check of the epoch was made under
+        this reign or one before it: so we know every shuffle in it that exists."""
+        try:
+            view = await self._links.request(host, shuffle.DescribeFollower(), shuffle.FollowerView, 10.0)
+            unknown = view.shuffles.keys() - self._drivers.keys()
+            if unknown:
+                await self._reign.write()
+            for id in sorted(unknown - self._drivers.keys()):
+                log.info("a follower forgets a removed shuffle", extra={"fields": {"host": host, "id": id}})
+                await self._links.request(host, shuffle.ForgetShuffle(self._reign.fence.epoch, id), shuffle.Done, 10.0)
+        except NotLeader:
+            return
+        except RoqError as error:  # when it comes back the next time
+            log.info("a follower was not swept", extra={"fields": {"host": host, "reason": str(error)}})
+
+    def _forgotten(self, id: str) -> None:
+        """The record stays known for a while, so that a repeated removal gets the same answer."""
+        self._reign.tasks.start(self._delete(id), f"delete shuffle {id}")
+
+    async def _delete(self, id: str) -> None:
+        await asyncio.sleep(REMOVAL_KEPT_SECONDS)
+        try:
+            await self._drivers[id].store.delete()
+            del self._drivers[id]
+            await self._reign.change(lambda cluster: replace(cluster, shuffles=cluster.shuffles - {id}))
+        except NotLeader:
+            return  # the next leader does it
+
+
+def _stores_run(cluster: Cluster) -> bool:
+    wanted = [host for host in cluster.hosts.values() if takes_monitor(host)]
+    running = (host.running.get(STORE) for host in wanted)
+    return all(each is not None and each.state in (ProcessState.RUNNING, ProcessState.FAILED) for each in running)
+
+
+def _check_spec(spec: Spec) -> None:
+    """Raises InvalidConfiguration."""
+    if not 0 < len(spec.keys) <= KEYS_MAX or len({*spec.keys}) != len(spec.keys) or not all(spec.keys):
+        raise InvalidConfiguration(f"keys are 1 to {KEYS_MAX} different columns, got {spec.keys}")
+    if not 0 < len(spec.schema) <= SCHEMA_BYTES_MAX:
+        raise InvalidConfiguration(f"a schema is 1 to {SCHEMA_BYTES_MAX} bytes, got {len(spec.schema)}")
+    if not 1 <= spec.replicas <= REPLICAS_MAX or not 0 <= spec.ranges <= RANGES_MAX:
+        raise InvalidConfiguration(
+            f"replicas are 1 to {REPLICAS_MAX}, ranges 0 to {RANGES_MAX}, got {spec.replicas}, {spec.ranges}"
+        )

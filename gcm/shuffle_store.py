@@ -1,0 +1,160 @@
+"""A shuffle's record in ZooKeeper. The node `shuffles/<id>` is small; tables, winners and the schema are *parts* beside it, in
+chunks below the node, which are written before the node names them and never changed: whoever reads the node finds what it
+names. A leader that dies in between leaves parts that nothing names; the next one deletes them.
+
+    shuffles/<id>                      JSON: Node; empty while the shuffle is being created
+    shuffles/<id>/<part>-<epoch>-<n>.0, .1, …    msgpack of the part; epoch: of the reign that wrote it
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import zlib
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gcm.reign import Reign
+from roq.coordination import paths
+from roq.coordination.errors import NoNode
+from roq.coordination.multi import Create, Delete, SetData
+from roq.coordination.session import Session
+from roq.errors import DataLost, FrameError
+from roq.shuffle.record import Record, Table
+from roq.wire.assignment import from_json, to_json
+from roq.wire.shuffle import Receipt, Spec
+
+log = logging.getLogger(__name__)
+CHUNK_BYTES = 512 * 1024  # ZooKeeper takes 1 MB
+PARTS: dict[str, tuple[Any, Any]] = {  # type, and the value that is not written
+    "schema": (bytes, b""),
+    "table": (Table, ()),
+    "former": (Table, ()),
+    "receipts": (tuple[Receipt, ...], ()),
+}
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Where a part is."""
+
+    name: str
+    chunks: int
+    crc: int
+
+
+class Node(msgspec.Struct, frozen=True):
+    """The node's value. record: without its parts."""
+
+    record: Record
+    parts: dict[str, Part]
+
+
+class _Written(NamedTuple):
+    part: Part
+    value: object
+
+
+class ShuffleStore:
+    """Writes one shuffle's record in one reign."""
+
+    def __init__(self, reign: Reign, id: str, parts: dict[str, _Written] | None = None) -> None:
+        self._reign, self._id = reign, id
+        self._parts = parts or {}
+        self._serials = itertools.count(1)
+
+    async def create(self, record: Record) -> None:
+        """The first time. Raises NotLeader."""
+        await self._reign.write(Create(paths.shuffle(self._id)))
+        await self.write(record)
+
+    async def write(self, record: Record) -> None:
+        """The parts that are new, then the node, then without the parts that are old. Raises NotLeader."""
+        values = _split(record)
+        parts: dict[str, _Written] = {}
+        for name, value in values.items():
+            if value != PARTS[name][1]:
+                parts[name] = self._known(value) or await self._write_part(name, value)
+        node = Node(_bare(record), {name: written.part for name, written in parts.items()})
+        await self._reign.write(SetData(paths.shuffle(self._id), to_json(node)))
+        kept = {written.part.name for written in parts.values()}
+        old = {written.part for written in self._parts.values() if written.part.name not in kept}
+        self._parts = parts
+        for part in old:
+            await self._reign.write(*(Delete(path) for path in _paths(self._id, part)))
+
+    def _known(self, value: object) -> _Written | None:
+        return next((each for each in self._parts.values() if each.value is value or each.value == value), None)
+
+    async def _write_part(self, kind: str, value: object) -> _Written:
+        data = msgspec.msgpack.encode(value)
+        chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+        part = Part(f"{kind}-{self._reign.fence.epoch}-{next(self._serials)}", len(chunks), zlib.crc32(data))
+        for path, chunk in zip(_paths(self._id, part), chunks, strict=True):
+            await self._reign.write(Create(path, chunk))
+        return _Written(part, value)
+
+    async def delete(self) -> None:
+        """Nothing of it is left. Raises NotLeader."""
+        for part in {written.part for written in self._parts.values()}:
+            await self._reign.write(*(Delete(path) for path in _paths(self._id, part)))
+        await self._reign.write(Delete(paths.shuffle(self._id)))
+
+
+async def read_all(session: Session, reign: Reign) -> list[tuple[Record, ShuffleStore]]:
+    """Every shuffle, at the beginning of a reign. One that can't be read is logged and left alone; what was not quite created
+    is deleted. Raises NotLeader, ZooKeeperUnavailable."""
+    found = []
+    for id in sorted(await session.children(paths.SHUFFLES)):
+        node = await session.get(paths.shuffle(id))
+        if node is None:
+            continue
+        try:
+            read = from_json(node.data, Node) if node.data else None
+            parts = {kind: await _read(session, id, kind, part) for kind, part in read.parts.items()} if read else {}
+        except (FrameError, DataLost, NoNode) as error:
+            log.error("unreadable shuffle", extra={"fields": {"id": id, "reason": str(error)}})
+            continue
+        named = {path for written in parts.values() for path in _paths(id, written.part)}
+        stray = [paths.shuffle_part(id, name) for name in await session.children(paths.shuffle(id))]
+        for path in stray:
+            if path not in named:
+                await reign.write(Delete(path))
+        if read is None:
+            await reign.write(Delete(paths.shuffle(id)))
+            continue
+        values = {kind: written.value for kind, written in parts.items()}
+        found.append((_joined(read.record, values), ShuffleStore(reign, id, parts)))
+    return found
+
+
+async def _read(session: Session, id: str, kind: str, part: Part) -> _Written:
+    data = b""
+    for path in _paths(id, part):
+        node = await session.get(path)
+        data += node.data if node is not None else b""
+    if zlib.crc32(data) != part.crc:
+        raise DataLost(f"{part.name} of shuffle {id} is damaged")
+    try:
+        return _Written(part, msgspec.msgpack.decode(data, type=PARTS[kind][0]))
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise DataLost(f"{part.name} of shuffle {id}: {error}") from error
+
+
+def _paths(id: str, part: Part) -> list[str]:
+    return [paths.shuffle_part(id, f"{part.name}.{number}") for number in range(part.chunks)]
+
+
+def _split(record: Record) -> dict[str, Any]:
+    return {"schema": record.spec.schema, "table": record.table, "former": record.former, "receipts": record.receipts}
+
+
+def _bare(record: Record) -> Record:
+    return _joined(record, {})
+
+
+def _joined(record: Record, values: dict[str, Any]) -> Record:
+    given = {name: values.get(name, absent) for name, (_, absent) in PARTS.items()}
+    keys = record.spec
+    spec = Spec(keys.keys, given.pop("schema"), keys.replicas, keys.ranges)
+    return msgspec.structs.replace(record, spec=spec, **given)

@@ -1,0 +1,62 @@
+"""`roq pipeline ls|run`: ready Spark jobs (roq/spark/pipeline). PySpark is looked for, never imported.
+
+A job takes this process over, so that signals, standard streams and exit code are its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+
+from roq.cli.address import JsonOption
+from roq.cli.output import console, print_json, table
+from roq.errors import CallError
+
+app = typer.Typer(help="Ready Spark jobs: list, run.", no_args_is_help=True)
+NEEDED = ("pyspark", "pyarrow", "pandas")
+JOBS = {
+    "archive": "Work queues into Parquet, every task once.",
+    "dead_letters": "What went wrong in a work queue: its dead letters by error, attempts, age and size.",
+    "kpi": "KPI history of publish/subscribe queues in Parquet, and a capacity report made of it.",
+    "sort": "Sort a large data set and drop what is in it twice, through a shuffle.",
+}
+
+
+class JobRow(msgspec.Struct):
+    """A job for JSON."""
+
+    name: str
+    about: str
+
+
+@app.command("ls")
+def list_jobs(json: JsonOption = False) -> None:
+    """List the jobs there are."""
+    if json:
+        print_json([JobRow(name, about) for name, about in JOBS.items()])
+        return
+    console().print(table("", ("JOB", "WHAT IT DOES"), list(JOBS.items())))
+
+
+@app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def run(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="JOB", help="See `roq pipeline ls`.", show_default=False)],
+) -> None:
+    """Run a job with its own arguments; `roq pipeline run JOB --help` tells them."""
+    if name in {"-h", "--help"}:
+        print(context.get_help())
+        return
+    job = name.replace("-", "_")
+    if job not in JOBS:
+        raise CallError(f"there is no job {name!r}; there are {', '.join(JOBS)}")
+    missing = [each for each in NEEDED if importlib.util.find_spec(each) is None]
+    if missing:
+        raise CallError(f"{name} needs {' and '.join(missing)}: pip install roq-messaging[spark]")
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", f"roq.spark.pipeline.{job}", *context.args])

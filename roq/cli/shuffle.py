@@ -1,0 +1,184 @@
+"""`roq shuffle ls|show|rm|rebalance`: the shuffles of a folder or a cluster. What they need (pyarrow) is imported when it is
+used: every other command starts without it. Not covered: writing and reading, which programs do (roq.shuffle)."""
+
+from __future__ import annotations
+
+import os
+import time
+from importlib import import_module
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from roq.cli.address import JsonOption, cluster_address
+from roq.cli.output import console, print_json, say, size, table, working
+from roq.cli.task_address import age
+from roq.errors import InvalidConfiguration
+from roq.shuffle.ranges import imbalance
+from roq.wire.shuffle import RANGES_MAX, Description, Position, Range, State
+
+app = typer.Typer(help="Shuffles: list, show how far they are, rebalance, remove.", no_args_is_help=True)
+KEY_SHOWN_BYTES = 12
+
+PlaceArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[ADDRESS]",
+        help="A folder, or file:///dir, roq://zk1:2181,zk2:2181; else the cluster of ROQ_CLUSTER, the configuration file.",
+        show_default=False,
+    ),
+]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the shuffle.", show_default=False)]
+RangesOption = Annotated[int, typer.Option("--ranges", min=0, max=RANGES_MAX, help="Cut into so many; 0: as many as it has.")]
+
+
+class RangeRow(msgspec.Struct):
+    """A range for JSON. rows, bytes: -1 before they were counted. lower: hexadecimal key it begins at."""
+
+    number: int
+    identity: int
+    rows: int
+    bytes: int
+    holders: tuple[str, ...]
+    lower: str
+
+
+class ShuffleRow(msgspec.Struct):
+    """A shuffle for JSON. attempts: stored so far; rows, bytes: of the winners. imbalance: largest range / mean, 0 while they
+    are not counted. moved, moved_least: bytes that rebalancing has sent, and had to send."""
+
+    name: str
+    id: str
+    state: State
+    keys: tuple[str, ...]
+    replicas: int
+    created: float
+    attempts: int
+    rows: int
+    bytes: int
+    table: int
+    moving: bool
+    imbalance: float
+    moved: int
+    moved_least: int
+    ranges: list[RangeRow]
+
+
+def _row(each: Description) -> ShuffleRow:
+    counted = bool(each.ranges) and all(part.size >= 0 for part in each.ranges)
+    return ShuffleRow(
+        each.name,
+        each.id,
+        each.state,
+        each.spec.keys,
+        each.spec.replicas,
+        each.created,
+        each.stored,
+        each.rows,
+        each.size,
+        each.epoch,
+        bool(each.former),
+        round(imbalance([part.size for part in each.ranges]), 4) if counted else 0.0,
+        each.moved,
+        each.moved_least,
+        [RangeRow(part.number, part.identity, part.rows, part.size, part.holders, _lower(part).hex()) for part in each.ranges],
+    )
+
+
+def _lower(part: Range) -> bytes:
+    lower: Position | None = part.interval.lower
+    return lower.key if lower is not None else b""
+
+
+def _address(given: str | None) -> str:
+    if given is None:
+        return f"roq://{cluster_address(None)}"
+    if "://" in given or not (given.startswith(("/", ".", "~")) or os.path.isdir(given)):
+        return given
+    return f"file://{os.path.abspath(os.path.expanduser(given))}"
+
+
+def _opened(given: str | None) -> Any:
+    """A roq.shuffle.Shuffles, which is a Service and more. Raises InvalidAddress, InvalidConfiguration."""
+    try:
+        module = import_module("roq.shuffle.address")
+    except ModuleNotFoundError as error:
+        raise InvalidConfiguration(f"shuffles need {error.name}: pip install roq-messaging[shuffle]") from None
+    return module.open(_address(given))
+
+
+@app.command("ls")
+def list_shuffles(address: PlaceArgument = None, json: JsonOption = False) -> None:
+    """List shuffles and how far they are."""
+    with working("asking"), _opened(address) as shuffles:
+        found: list[Description] = shuffles.list()
+    if json:
+        print_json([_row(msgspec.structs.replace(each, ranges=(), former=())) for each in found])
+        return
+    now = time.time()
+    rows = [
+        (
+            each.name,
+            each.state,
+            ", ".join(each.spec.keys),
+            str(each.stored),
+            f"{each.rows:,}",
+            size(each.size),
+            age(now - each.created),
+        )
+        for each in found
+    ]
+    console().print(table("", ("NAME", "STATE", "KEYS", ">ATTEMPTS", ">ROWS", ">SIZE", ">AGE"), rows))
+
+
+@app.command("show")
+def show(name: NameArgument, address: PlaceArgument = None, json: JsonOption = False) -> None:
+    """Show one shuffle: state, progress, ranges and who holds them."""
+    with working("asking"), _opened(address) as shuffles:
+        row = _row(shuffles.describe(name))
+    _show(row, json)
+
+
+def _show(row: ShuffleRow, json: bool) -> None:
+    if json:
+        print_json(row)
+        return
+    state = f"{row.state}, data is moving" if row.moving else str(row.state)
+    facts = [
+        ("state", state),
+        ("keys", ", ".join(row.keys)),
+        ("copies", str(row.replicas)),
+        ("attempts stored", f"{row.attempts:,}"),
+        ("rows", f"{row.rows:,}"),
+        ("size", size(row.bytes)),
+        ("ranges", f"{len(row.ranges)}, table {row.table}"),
+        ("largest / mean", f"{row.imbalance:.3f}" if row.imbalance else "-"),
+        ("moved / least", f"{size(row.moved)} / {size(row.moved_least)}"),
+    ]
+    console().print(table(f"shuffle {row.name}", ("", ""), facts))
+    ranges = [
+        (str(each.number), each.lower[: 2 * KEY_SHOWN_BYTES] or "-", *_counts(each), ", ".join(each.holders) or "-")
+        for each in row.ranges
+    ]
+    console().print(table("", (">RANGE", "FROM KEY", ">ROWS", ">SIZE", "HOLDERS"), ranges))
+
+
+def _counts(each: RangeRow) -> tuple[str, str]:
+    return (f"{each.rows:,}", size(each.bytes)) if each.rows >= 0 else ("-", "-")
+
+
+@app.command("rm")
+def remove(name: NameArgument, address: PlaceArgument = None) -> None:
+    """Remove a shuffle and its data."""
+    with working("removing"), _opened(address) as shuffles:
+        shuffles.remove(name)
+    say(f"roq shuffle: removed {name}")
+
+
+@app.command("rebalance")
+def rebalance(name: NameArgument, address: PlaceArgument = None, ranges: RangesOption = 0, json: JsonOption = False) -> None:
+    """Cut a sealed shuffle anew; returns when its data has moved."""
+    with working("moving data"), _opened(address) as shuffles:
+        row = _row(shuffles.rebalance(name, ranges))
+    _show(row, json)

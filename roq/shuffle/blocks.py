@@ -1,0 +1,194 @@
+"""Blocks: stretches of a sorted run as Arrow IPC messages, with their first and last key and a CRC. Pure functions: rows become
+blocks, blocks become rows, and a block is cut exactly at a position. Buffers, storage, files and readers all use these.
+
+Not covered: sorting (sorting.py), files (files.py), the wire (roq/wire/shuffle.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from roq.errors import DataLost, PayloadTooLarge, SchemaMismatch
+from roq.shuffle.keys import BYTE_TYPES, KeyEncoder, Keys, Rows
+from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, ROW_BYTES_MAX, Block, Position, RunSample
+
+OURS = b"roq."  # schema metadata of this name and on is kept
+
+UNREADABLE = (pa.ArrowException, OSError, EOFError)  # what Arrow raises for bytes it can not make sense of
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+
+
+def save_schema(schema: pa.Schema) -> bytes:
+    """A schema as Spec.schema, without what programs noted in it, except for RoQ's own. Raises SchemaMismatch (no columns,
+    dictionaries)."""
+    if not isinstance(schema, pa.Schema):
+        raise SchemaMismatch(f"a schema is a pyarrow.Schema, got {type(schema).__name__}")
+    if not len(schema):
+        raise SchemaMismatch("a shuffle has at least one column")
+    for field in schema:
+        if _has_dictionary(field.type):
+            raise SchemaMismatch(f"column {field.name!r} is dictionary-encoded ({field.type}): cast it to its values' type")
+    ours = {
+        key: value for key, value in (schema.metadata or {}).items() if key.startswith(OURS)
+    }  # Spark's types, see roq.spark
+    plain: bytes = pa.schema([field.remove_metadata() for field in schema], ours or None).serialize().to_pybytes()
+    return plain
+
+
+def load_schema(data: bytes) -> pa.Schema:
+    """The schema of a Spec. Raises SchemaMismatch."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except UNREADABLE as error:
+        raise SchemaMismatch(f"this is no serialized pyarrow.Schema: {error}") from error
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    inner = (kind.field(at).type for at in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(_has_dictionary(each) for each in inner)
+
+
+# --- one block ----------------------------------------------------------------------------------------------------------
+
+
+def encode_block(batch: pa.RecordBatch, keys: Keys, first: int) -> Block:
+    """All rows of a batch in key order as one block. first: number of its first row within the run."""
+    return _block(batch, first, keys.at(0), keys.at(len(keys) - 1))
+
+
+def decode_block(schema: pa.Schema, block: Block) -> pa.RecordBatch:
+    """The rows of a block; they share its memory. Raises DataLost when it is damaged."""
+    if crc32(block.data) != block.crc:
+        raise DataLost(f"a block of {block.rows} rows is damaged: its CRC-32 does not match")
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(block.data), schema)
+    except UNREADABLE as error:
+        raise DataLost(f"a block of {block.rows} rows does not fit the schema: {error}") from error
+    if batch.num_rows != block.rows:
+        raise DataLost(f"a block should have {block.rows} rows and has {batch.num_rows}")
+    return batch
+
+
+def rows_before(block: Block, position: Position, partition: int, run: int, encoder: KeyEncoder) -> int:
+    """How many rows of a block of this run lie before the position. Looks inside only if it must. Raises DataLost."""
+    if Position(block.last_key, partition, run, block.first + block.rows - 1) < position:
+        return block.rows
+    if Position(block.first_key, partition, run, block.first) >= position:
+        return 0
+    return rank(encoder.encode(decode_block(encoder.schema, block)), block.first, position, partition, run)
+
+
+def rank(keys: Keys, first: int, position: Position, partition: int, run: int) -> int:
+    """How many of these rows, in key order, lie before the position. first: number of the first one within the run."""
+    rows = range(len(keys))
+    ours, border = (partition, run), (position.partition, position.run)
+    if ours < border:
+        return bisect_right(rows, position.key, key=keys.at)
+    before = bisect_left(rows, position.key, key=keys.at)
+    if ours > border:
+        return before
+    return min(max(before, position.row - first), bisect_right(rows, position.key, key=keys.at))
+
+
+def split(block: Block, rows: int, encoder: KeyEncoder) -> tuple[Block, Block]:
+    """The first rows and the others, each as a block of its own. 0 < rows < block.rows. Raises DataLost."""
+    batch = decode_block(encoder.schema, block)
+    border = encoder.encode(batch.slice(rows - 1, 2))
+    head = _block(batch.slice(0, rows), block.first, block.first_key, border.at(0))
+    return head, _block(batch.slice(rows), block.first + rows, border.at(1), block.last_key)
+
+
+def _block(batch: pa.RecordBatch, first: int, first_key: bytes, last_key: bytes) -> Block:
+    data: bytes = batch.serialize().to_pybytes()
+    return Block(first, batch.num_rows, first_key, last_key, crc32(data), data)
+
+
+# --- a run --------------------------------------------------------------------------------------------------------------
+
+
+class SortedRun:
+    """Rows with their keys and order, about to leave as blocks, batches and a sample."""
+
+    def __init__(self, batch: pa.RecordBatch, keys: Keys, order: Rows | None) -> None:
+        """order: row numbers in key order; None if they are in order. Raises PayloadTooLarge (a row above ROW_BYTES_MAX)."""
+        self._batch, self._keys, self._order = batch, keys, order
+        self.rows: int = batch.num_rows
+        self._width, sizes = row_bytes(batch)
+        self._ends = None if sizes is None else np.cumsum(sizes if order is None else sizes[order])
+        largest = self._width if sizes is None else int(sizes.max())
+        if largest > ROW_BYTES_MAX:
+            raise PayloadTooLarge(f"a row of {largest} bytes: a row has at most {ROW_BYTES_MAX}")
+
+    def blocks(self, first: int = 0) -> Iterator[Block]:
+        """All rows in order. first: number of the first one."""
+        begin = 0
+        while begin < self.rows:
+            end = self._end(begin, BLOCK_BYTES, BLOCK_ROWS)
+            yield _block(self._take(begin, end), first + begin, self._key(begin), self._key(end - 1))
+            begin = end
+
+    def batches(self, size: int, rows: int) -> Iterator[pa.RecordBatch]:
+        """All rows in order, so many bytes and rows at a time."""
+        begin = 0
+        while begin < self.rows:
+            end = self._end(begin, size, rows)
+            yield self._take(begin, end)
+            begin = end
+
+    def sample(self, partition: int, attempt: str, run: int, size: int, count: int) -> RunSample:
+        """A regular sample of about `count` rows. size: bytes of the blocks, of which each row is taken to have its share."""
+        if not self.rows:
+            return RunSample(partition, attempt, run, 0, size, (), (), ())
+        total = int(self._before(np.array([self.rows]))[0])
+        targets = np.arange(count, dtype=np.int64) * total // count
+        inner = targets // self._width if self._ends is None else np.searchsorted(self._ends, targets, "right")
+        at = np.unique(inner)
+        shares = self._before(at).astype(np.float64) * (size / total)
+        weights = np.diff(shares.astype(np.int64), append=size)
+        keys = tuple(self._key(row) for row in at.tolist())
+        return RunSample(partition, attempt, run, self.rows, size, keys, tuple(at.tolist()), tuple(weights.tolist()))
+
+    def _before(self, rows: Rows) -> Rows:
+        """Bytes before these rows."""
+        return rows * self._width if self._ends is None else np.concatenate([[0], self._ends])[rows]
+
+    def _end(self, begin: int, size: int, rows: int) -> int:
+        """How far one gets from row `begin` on with so many bytes and rows; at least one row."""
+        if self._ends is None:
+            end = begin + size // self._width
+        else:
+            before = int(self._ends[begin - 1]) if begin else 0
+            end = int(np.searchsorted(self._ends, before + size, "right"))
+        return min(max(end, begin + 1), begin + rows, self.rows)
+
+    def _take(self, begin: int, end: int) -> pa.RecordBatch:
+        if self._order is None:
+            return self._batch.slice(begin, end - begin)
+        return self._batch.take(pa.array(self._order[begin:end]))
+
+    def _key(self, row: int) -> bytes:
+        return self._keys.at(row if self._order is None else int(self._order[row]))
+
+
+def row_bytes(batch: pa.RecordBatch) -> tuple[int, Rows | None]:
+    """Bytes of a row where all are alike, or (0, bytes of each row). Nested values are taken to be alike."""
+    width = 1
+    sizes: Rows | None = None
+    for column in batch.columns:
+        if any(is_kind(column.type) for is_kind in BYTE_TYPES) and len(column):
+            width += 4
+            lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
+            if int(lengths.min()) == int(lengths.max()):
+                width += int(lengths[0])
+            else:
+                sizes = lengths.astype(np.int64) if sizes is None else sizes + lengths
+        else:
+            width += -(-column.nbytes // max(1, len(column)))
+    return (width, None) if sizes is None else (0, sizes + width)

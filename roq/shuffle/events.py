@@ -1,0 +1,159 @@
+"""What happens to the leader's machine of a shuffle, and what it wants to have done (plan.py). Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from roq.errors import RoqError
+from roq.shuffle.record import NewTable, Record
+from roq.wire import shuffle as wire
+from roq.wire.shuffle import Receipt, RunSample
+
+# --- events ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """running: followers that can be asked. members: those that ranges may be placed on. settled: who is in neither is lost;
+    not so at the beginning of a reign, when hosts may not have come back yet."""
+
+    running: frozenset[str]
+    members: frozenset[str]
+    settled: bool = True
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A buffer role tells what it has."""
+
+    samples: tuple[RunSample, ...]
+    stored: tuple[Receipt, ...]
+    wanted: bool
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The winners. Raises AttemptConflict, ShuffleSealed."""
+
+    receipts: tuple[Receipt, ...]
+
+
+@dataclass(frozen=True)
+class Rebalance:
+    """Cut anew. Raises ShuffleNotSealed."""
+
+    transaction: str
+    ranges: int
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Forget everything."""
+
+    transaction: str
+
+
+@dataclass(frozen=True)
+class Written:
+    """The record is written."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Answer to Recut."""
+
+    id: int
+    table: NewTable
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A follower has answered."""
+
+    id: int
+    reply: wire.Reply
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A follower has not answered in time, or refused. final: asking again is of no use."""
+
+    id: int
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Hosts | Reported | Commit | Rebalance | Remove | Written | Cut | Answered | Failed | Tick
+
+
+# --- instructions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Write:
+    """Make the record durable, then say Written."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask a follower; Answered or (after a pause) Failed. An id that comes again: the former request is not waited for."""
+
+    id: int
+    host: str
+    request: wire.Request
+
+
+@dataclass(frozen=True)
+class Recut:
+    """Work out a new table (record.recut), then say Cut."""
+
+    id: int
+    record: Record
+    samples: tuple[RunSample, ...]
+    count: int
+    hosts: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The winners that were named can't win; who waits for the commit is told."""
+
+    error: RoqError
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Say Tick after so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Every follower that runs has forgotten it."""
+
+
+Instruction = Write | Ask | Recut | Refuse | Wake | Delete
+
+
+class Step(StrEnum):
+    """What is under way within a stage; forgotten with the leader."""
+
+    IDLE = "idle"
+    TELL = "tell"  # buffers stop sending by the table before
+    FETCH = "fetch"
+    COUNT = "count"
+    REPAIR = "repair"  # who was counted to lack something fetches it
+    ACCOUNT = "account"  # which attempt lacks rows?
+    PAUSE = "pause"
+    SAMPLE = "sample"
+    COMPUTE = "compute"
+    KEEP = "keep"
+    FORGET = "forget"

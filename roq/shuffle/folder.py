@@ -1,0 +1,315 @@
+"""Shuffles in a folder: a contract.Service without any server, for any number of processes of one machine.
+
+    NAME.shuffle/shuffle          what it was created with; the folder appears with it, at once
+    NAME.shuffle/lock             held (flock) while it is sealed, cut anew or removed
+    NAME.shuffle/attempts/P-A.part    an attempt that is being written, locked by its writer
+    NAME.shuffle/attempts/P-A.run     a stored attempt (attempt_file.py)
+    NAME.shuffle/table            the sealed shuffle (sealing.py); there is no state between filling and sealed
+    TOKEN.new, TOKEN.removed      being made, being removed
+
+Every step is one rename of something that is on stable storage already, so a process may be killed anywhere: what it left is
+used, or taken away by whoever comes next. Names are percent-encoded. Not covered: machines that share a folder over a network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from fcntl import LOCK_EX, LOCK_UN, flock
+from pathlib import Path
+from urllib.parse import unquote
+
+import msgspec
+
+from roq.errors import (
+    AttemptConflict,
+    AttemptNotFound,
+    CallError,
+    Closed,
+    DataLost,
+    ShuffleConflict,
+    ShuffleNotFound,
+    ShuffleNotSealed,
+    ShuffleSealed,
+)
+from roq.ids import check_name, new_token
+from roq.log.local.disk import MODE, Disk
+from roq.shuffle.attempt_file import AttemptFile, Owner, Place
+from roq.shuffle.blocks import load_schema
+from roq.shuffle.folder_files import RUN, FolderAttempt, FolderRange, encoded, failing, file_name
+from roq.shuffle.keys import KeyEncoder
+from roq.shuffle.sealing import Table, cut_table, decode_table, encode_table, same_cut
+from roq.wire.decoding import UNDECODABLE
+from roq.wire.shuffle import Description, Receipt, RunSlice, Spec, State
+
+SUFFIX, NEW, REMOVED = ".shuffle", ".new", ".removed"
+LEFTOVER_SECONDS = 600.0  # nobody takes so long between two steps of creating or removing
+FILES_KEPT = 64  # indices of attempts' files in memory
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """The file `shuffle`."""
+
+    format: int
+    id: str
+    name: str
+    created: float
+    spec: Spec
+
+
+class FolderService:
+    """A contract.Service over one folder."""
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        """Makes the folder. Raises InvalidAddress, StorageFailed."""
+        self.root = root
+        self._disk = disk or Disk()
+        self._files: OrderedDict[tuple[str, Path], AttemptFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self._open = True
+        with failing(root):
+            _make_folder(self._disk, root)
+
+    def create(self, name: str, spec: Spec) -> Description:
+        """See the contract."""
+        home = self._home(name)
+        KeyEncoder(load_schema(spec.schema), spec.keys)
+        self._sweep_root()
+        with failing(home):
+            if not home.exists():
+                self._make(home, name, spec)
+        made = self._made(home)
+        if made.spec != spec:
+            raise ShuffleConflict(f"shuffle {name!r} exists with other keys, columns or settings")
+        return self._description(home)
+
+    def describe(self, name: str) -> Description:
+        """See the contract."""
+        return self._description(self._home(name))
+
+    def list(self) -> list[Description]:
+        """See the contract."""
+        self._check_open()
+        found = []
+        with failing(self.root):
+            names = sorted(unquote(path.name.removesuffix(SUFFIX)) for path in self.root.glob(f"*{SUFFIX}"))
+        for name in names:
+            with contextlib.suppress(ShuffleNotFound):  # removed meanwhile
+                found.append(self.describe(name))
+        return found
+
+    def remove(self, name: str) -> None:
+        """See the contract."""
+        self._sweep_root()
+        with self._locked(name) as home, failing(home):
+            gone = self.root / (new_token() + REMOVED)
+            self._disk.rename(home, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def open_attempt(self, name: str, partition: int, attempt: str) -> FolderAttempt:
+        """See the contract."""
+        home = self._home(name)
+        made = self._made(home)
+        if (home / "table").exists():
+            raise ShuffleSealed(f"shuffle {name!r} is sealed: nothing can be written any more")
+        return FolderAttempt(self._disk, home, Owner(made.id, partition, attempt))
+
+    def commit(self, name: str, receipts: Sequence[Receipt]) -> Description:
+        """See the contract."""
+        winners = {receipt.partition: receipt.attempt for receipt in receipts}
+        if len(winners) != len(receipts):
+            twice = sorted({each.partition for each in receipts if winners[each.partition] != each.attempt})
+            raise AttemptConflict(f"partitions with several receipts: {twice or 'the same attempt is reported twice'}")
+        with self._locked(name) as home, failing(home):
+            table = self._table(home)
+            if table is None:
+                files = [self._stored(home, receipt) for receipt in sorted(receipts, key=lambda each: each.partition)]
+                made = self._made(home)
+                self._write_table(home, cut_table(self._disk, files, self._encoder(made.spec), made.spec.ranges, None))
+            elif table.winners != winners:
+                raise ShuffleSealed(f"shuffle {name!r} is sealed with other winners")
+            self._sweep_attempts(home, winners)
+            return self._description(home)
+
+    def rebalance(self, name: str, ranges: int = 0) -> Description:
+        """See the contract."""
+        with self._locked(name) as home, failing(home):
+            former = self._sealed(home)
+            made = self._made(home)
+            files = [self._winner(home, made.id, *winner) for winner in sorted(former.winners.items())]
+            wanted = ranges or len(former.ranges)
+            table = cut_table(self._disk, files, self._encoder(made.spec), wanted, former)
+            if not same_cut(table, former):
+                self._write_table(home, table)
+            self._sweep_attempts(home, former.winners)
+            return self._description(home)
+
+    def open_range(self, name: str, number: int) -> FolderRange:
+        """See the contract."""
+        home = self._home(name)
+        with failing(home):
+            table = self._sealed(home)
+            if not 0 <= number < len(table.ranges):
+                raise CallError(f"shuffle {name!r} has the ranges 0 to {len(table.ranges) - 1}, not {number}")
+            made = self._made(home)
+            return FolderRange(self._disk, [self._covering(home, made.id, piece) for piece in table.slices(number)])
+
+    def close(self) -> None:
+        """See the contract."""
+        self._open = False
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Closed("these shuffles were closed")
+
+    def _home(self, name: str) -> Path:
+        self._check_open()
+        return self.root / encoded(check_name(name, "shuffle"), SUFFIX)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[Path]:
+        """Alone with this shuffle, among those who change it. Raises ShuffleNotFound."""
+        home = self._home(name)
+        while True:
+            self._made(home)
+            with failing(home):
+                try:
+                    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+                except FileNotFoundError:
+                    continue
+                try:
+                    flock(lock, LOCK_EX)
+                    if _same_file(home / "lock", lock):  # else it was removed, and perhaps made again, while we waited
+                        try:
+                            yield home
+                        finally:
+                            flock(lock, LOCK_UN)  # a process forked meanwhile would hold it on
+                        return
+                finally:
+                    os.close(lock)
+
+    def _make(self, home: Path, name: str, spec: Spec) -> None:
+        new = self.root / (new_token() + NEW)
+        (new / "attempts").mkdir(parents=True)
+        made = _Made(1, new_token(), name, time.time(), spec)
+        self._disk.write_file(new / "shuffle", msgspec.json.encode(made))
+        try:
+            self._disk.rename(new, home)
+        except OSError:
+            shutil.rmtree(new, ignore_errors=True)
+            if not home.exists():  # else somebody was faster
+                raise
+
+    def _made(self, home: Path) -> _Made:
+        with failing(home):
+            try:
+                data = (home / "shuffle").read_bytes()
+            except FileNotFoundError as error:
+                raise ShuffleNotFound(f"no shuffle {unquote(home.name.removesuffix(SUFFIX))!r} in {self.root}") from error
+        try:
+            return msgspec.json.decode(data, type=_Made)
+        except UNDECODABLE as error:
+            raise DataLost(f"{home / 'shuffle'} is damaged: {error}") from error
+
+    def _encoder(self, spec: Spec) -> KeyEncoder:
+        return KeyEncoder(load_schema(spec.schema), spec.keys)
+
+    def _table(self, home: Path) -> Table | None:
+        try:
+            return decode_table((home / "table").read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def _sealed(self, home: Path) -> Table:
+        made, table = self._made(home), self._table(home)
+        if table is None:
+            raise ShuffleNotSealed(f"shuffle {made.name!r} is not sealed yet: commit it before it is read")
+        return table
+
+    def _write_table(self, home: Path, table: Table) -> None:
+        self._disk.write_file(home / "table", encode_table(table))
+
+    def _description(self, home: Path) -> Description:
+        made = self._made(home)
+        with failing(home):
+            table = self._table(home)
+            stored = sum(1 for _ in (home / "attempts").glob(f"*{RUN}")) if table is None else len(table.winners)
+        state = State.FILLING if table is None else State.SEALED
+        table = table or Table(0, {}, (), [], 0, 0)
+        return Description(
+            made.name, made.id, made.spec, state, made.created, table.epoch, table.ranges, (), table.winners,
+            table.rows, table.size, stored, 0, 0,
+        )  # fmt: skip
+
+    def _stored(self, home: Path, receipt: Receipt) -> AttemptFile:
+        made = self._made(home)
+        try:
+            file = self._file(home, made.id, receipt.partition, receipt.attempt)
+        except FileNotFoundError as error:
+            text = f"attempt {receipt.attempt!r} of partition {receipt.partition} was never stored here"
+            raise AttemptNotFound(text) from error
+        if file.receipt != receipt or file.owner.shuffle != made.id:
+            raise AttemptNotFound(f"what is stored is {file.receipt}, not {receipt}")
+        return file
+
+    def _winner(self, home: Path, shuffle: str, partition: int, attempt: str) -> AttemptFile:
+        try:
+            return self._file(home, shuffle, partition, attempt)
+        except FileNotFoundError as error:
+            raise DataLost(f"attempt {attempt!r} of partition {partition} is gone from {home}") from error
+
+    def _file(self, home: Path, shuffle: str, partition: int, attempt: str) -> AttemptFile:
+        """Its index is read once, if that isn't long ago: files never change."""
+        path = home / "attempts" / file_name(partition, attempt, RUN)
+        with self._lock:
+            known = self._files.get((shuffle, path))
+            if known is not None:
+                self._files.move_to_end((shuffle, path))
+                return known
+        file = AttemptFile(self._disk, path)
+        with self._lock:
+            self._files[shuffle, path] = file
+            while len(self._files) > FILES_KEPT:
+                self._files.popitem(last=False)
+        return file
+
+    def _covering(self, home: Path, shuffle: str, piece: RunSlice) -> tuple[RunSlice, Path, Sequence[Place]]:
+        file = self._winner(home, shuffle, piece.partition, piece.attempt)
+        return piece, file.path, file.runs[piece.run].covering(piece)
+
+    def _sweep_attempts(self, home: Path, winners: dict[int, str]) -> None:
+        """Nothing but the winners counts any more."""
+        kept = {file_name(partition, attempt, RUN) for partition, attempt in winners.items()}
+        for path in (home / "attempts").iterdir():
+            if path.name not in kept:
+                self._disk.remove(path)
+
+    def _sweep_root(self) -> None:
+        """What was left by those who died while they created or removed."""
+        with failing(self.root):
+            for path in [*self.root.glob(f"*{NEW}"), *self.root.glob(f"*{REMOVED}")]:
+                with contextlib.suppress(FileNotFoundError):
+                    if path.suffix == REMOVED or time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
+                        shutil.rmtree(path, ignore_errors=True)
+
+
+def _make_folder(disk: Disk, folder: Path) -> None:
+    """With the folders above it, durably."""
+    if not folder.is_dir():
+        _make_folder(disk, folder.parent)
+        folder.mkdir(exist_ok=True)
+        disk.sync_folder(folder.parent)
+
+
+def _same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,274 @@
+"""Keys as bytes: the key columns of a row become one byte string, and comparing these strings compares the rows as Spark does.
+
+Ascending, nulls first; NaN is the greatest number and equal to itself, -0.0 equals 0.0; strings and binary by their bytes.
+Per column, in order:
+
+    00                                     null
+    01  <value, big-endian>                numbers: the sign bit turned over (negative floats: every bit)
+    01  <bytes>                            string or binary, the last column: nothing ends it
+    01  <bytes, 00 written as 00 FF>  00   string or binary, before another column: what follows is 00 or 01, never FF
+
+Decimals of one scale, dates, times and timestamps of one unit are numbers. Whole columns are encoded at once. Not covered:
+descending order, collations, and lists, maps and structs as keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from roq.errors import PayloadTooLarge, SchemaMismatch
+from roq.wire.shuffle import KEY_BYTES_MAX
+
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
+Rows = NDArray[np.int64]
+WORD = 8  # bytes that are compared at once
+
+IS_NULL, IS_VALUE, END = b"\x00", b"\x01", b"\x00"
+BYTE_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+VIEW_TYPES = (pa.types.is_string_view, pa.types.is_binary_view)
+NUMBER_TYPES = (
+    pa.types.is_integer,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
+)
+
+
+class Keys:
+    """Encoded keys of some rows. width: bytes of each of them; -1 if they differ: then key i is data[offsets[i]:offsets[i+1]].
+
+    longest: bytes of the longest.
+    """
+
+    __slots__ = ("_offsets", "_rows", "data", "longest", "width")
+
+    def __init__(self, data: Bytes, rows: int, width: int, offsets: Rows | None = None) -> None:
+        self.data, self._rows, self.width, self._offsets = data, rows, width, offsets
+        self.longest = width if offsets is None else int(np.diff(offsets).max(initial=0))
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def at(self, row: int) -> bytes:
+        """The key of one row."""
+        if self._offsets is None:
+            return self.data[row * self.width : (row + 1) * self.width].tobytes()
+        return self.data[self._offsets[row] : self._offsets[row + 1]].tobytes()
+
+    def lengths(self, rows: Rows) -> Words:
+        """Bytes of the keys of these rows."""
+        if self._offsets is None:
+            return np.full(len(rows), self.width, np.uint64)
+        return (self._offsets[rows + 1] - self._offsets[rows]).astype(np.uint64)
+
+    def words(self, at: int, rows: Rows | None = None) -> Words:
+        """Bytes at … at+7 of each key as a number, as if zeros followed its end. rows: of these rows only."""
+        if self._offsets is None:
+            return self._words_fixed(at, rows)
+        starts = (self._offsets[:-1] if rows is None else self._offsets[rows]) + at
+        left = (self._offsets[1:] if rows is None else self._offsets[rows + 1]) - starts
+        data = self.data if len(self.data) >= WORD else np.concatenate([self.data, np.zeros(WORD, np.uint8)])
+        inside = np.minimum(starts, len(data) - WORD)
+        windows: NDArray[Any] = np.ndarray((len(data) - WORD + 1,), ">u8", data, strides=(1,))
+        words = windows[inside].astype(np.uint64)
+        words <<= np.clip((starts - inside) * 8, 0, 63).astype(np.uint64)  # the last few keys begin behind the last window
+        unused = np.clip((WORD - left) * 8, 0, 63).astype(np.uint64)
+        words >>= unused
+        words <<= unused
+        words[left <= 0] = 0
+        return words
+
+    def _words_fixed(self, at: int, rows: Rows | None) -> Words:
+        width = self.width
+        if self._rows == 0 or at >= width:
+            return np.zeros(self._rows if rows is None else len(rows), np.uint64)
+        if at + WORD <= width:
+            column: NDArray[Any] = np.ndarray((self._rows,), ">u8", self.data, offset=at, strides=(width,))
+            return (column if rows is None else column[rows]).astype(np.uint64)
+        part = self.data.reshape(self._rows, width)[:, at:]
+        padded = np.zeros((self._rows if rows is None else len(rows), WORD), np.uint8)
+        padded[:, : width - at] = part if rows is None else part[rows]
+        return padded.view(">u8").reshape(-1).astype(np.uint64)
+
+
+class KeyEncoder:
+    """Encodes the key columns of batches of one schema."""
+
+    def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:
+        """Raises SchemaMismatch: no keys, a key twice, a column that is missing or ambiguous, a type that can't be a key."""
+        if not keys:
+            raise SchemaMismatch("a shuffle has at least one key column")
+        if len(set(keys)) != len(keys):
+            raise SchemaMismatch(f"a column is named twice among the keys {list(keys)}")
+        self.schema = schema
+        self._columns: list[int] = []
+        self._encode: list[Callable[[pa.Array], Bytes | pa.Array]] = []
+        for key in keys:
+            found = schema.get_all_field_indices(key)
+            if len(found) != 1:
+                problem = "is not among" if not found else "is more than once among"
+                raise SchemaMismatch(f"key column {key!r} {problem} the columns {schema.names}")
+            self._columns.append(found[0])
+            last = len(self._columns) == len(keys)
+            self._encode.append(_encoding(schema.field(found[0]).type, key, last=last))
+
+    def encode(self, batch: pa.RecordBatch) -> Keys:
+        """The keys of its rows. Raises PayloadTooLarge (a key above KEY_BYTES_MAX)."""
+        parts = [encode(batch.column(at)) for at, encode in zip(self._columns, self._encode, strict=True)]
+        keys = _joined(parts, batch.num_rows)
+        if keys.longest > KEY_BYTES_MAX:
+            raise PayloadTooLarge(f"a key of {keys.longest} bytes: encoded, a key has at most {KEY_BYTES_MAX}")
+        return keys
+
+
+def _encoding(kind: pa.DataType, name: str, *, last: bool) -> Callable[[pa.Array], Bytes | pa.Array]:
+    """How a column of this type is encoded: a table of one row of bytes per row, or an array of large_binary."""
+    if pa.types.is_null(kind):
+        return lambda column: np.zeros((len(column), 1), np.uint8)
+    if pa.types.is_boolean(kind):
+        return lambda column: _flagged(column, _bytes_of(pc.cast(column, pa.uint8()), "u1").reshape(-1, 1))
+    if pa.types.is_unsigned_integer(kind):
+        return lambda column: _flagged(column, _big_endian(_bytes_of(column, f"<u{kind.byte_width}")))
+    if any(is_kind(kind) for is_kind in NUMBER_TYPES):
+        return lambda column: _flagged(column, _signed(_bytes_of(column, f"<u{kind.byte_width}")))
+    if pa.types.is_floating(kind):
+        return lambda column: _flagged(column, _floats(_bytes_of(column, f"<f{kind.byte_width}")))
+    if pa.types.is_decimal(kind):
+        return lambda column: _flagged(column, _decimals(column, kind.byte_width))
+    if pa.types.is_fixed_size_binary(kind):
+        return lambda column: _flagged(column, _table(column, kind.byte_width))
+    if any(is_kind(kind) for is_kind in BYTE_TYPES + VIEW_TYPES):
+        return _last_bytes if last else _inner_bytes
+    raise SchemaMismatch(f"key column {name!r} is of type {kind}, which has no order here")
+
+
+# --- columns of one width ----------------------------------------------------------------------------------------------
+
+
+def _bytes_of(column: pa.Array, kind: str) -> NDArray[Any]:
+    dtype = np.dtype(kind)
+    buffer = column.buffers()[1]
+    if buffer is None or not len(column):
+        return np.zeros(len(column), dtype)
+    return np.frombuffer(buffer, dtype, len(column), column.offset * dtype.itemsize)
+
+
+def _table(column: pa.Array, width: int) -> Bytes:
+    buffer = column.buffers()[1]
+    if buffer is None or not len(column) or not width:
+        return np.zeros((len(column), width), np.uint8)
+    return np.frombuffer(buffer, np.uint8, len(column) * width, column.offset * width).reshape(-1, width)
+
+
+def _flagged(column: pa.Array, values: Bytes) -> Bytes:
+    """The values behind the byte that tells nulls, whose values become zeros."""
+    flagged = np.empty((len(column), values.shape[1] + 1), np.uint8)
+    flagged[:, 0] = IS_VALUE[0]
+    flagged[:, 1:] = values
+    if column.null_count:
+        flagged[column.is_null().to_numpy(zero_copy_only=False)] = 0
+    return flagged
+
+
+def _big_endian(numbers: NDArray[Any]) -> Bytes:
+    return numbers.astype(numbers.dtype.newbyteorder(">")).view(np.uint8).reshape(len(numbers), numbers.dtype.itemsize)
+
+
+def _signed(numbers: NDArray[Any]) -> Bytes:
+    return _big_endian(numbers ^ numbers.dtype.type(1 << (numbers.dtype.itemsize * 8 - 1)))
+
+
+def _floats(numbers: NDArray[Any]) -> Bytes:
+    size = numbers.dtype.itemsize
+    plain = np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers + numbers.dtype.type(0))  # -0.0 + 0.0 is 0.0
+    bits = plain.view(f"<u{size}")
+    bits[np.isnan(numbers)] = np.array(np.nan, numbers.dtype).view(f"<u{size}")  # the positive one, whatever it was
+    sign = bits.dtype.type(1 << (size * 8 - 1))
+    return _big_endian(np.where(bits & sign, ~bits, bits | sign))
+
+
+def _decimals(column: pa.Array, width: int) -> Bytes:
+    table = _table(column, width)[:, ::-1].copy()
+    table[:, 0] ^= 0x80
+    return table
+
+
+# --- columns of bytes -----------------------------------------------------------------------------------------------------
+
+
+def _large(column: pa.Array) -> pa.Array:
+    if any(is_kind(column.type) for is_kind in VIEW_TYPES):
+        column = column.cast(pa.large_string() if pa.types.is_string_view(column.type) else pa.large_binary())
+    return column.cast(pa.large_binary())
+
+
+def _last_bytes(column: pa.Array) -> Bytes | pa.Array:
+    large = _large(column)
+    table = None if column.null_count else _even(large)
+    if table is not None:
+        return _flagged(column, table)
+    return pc.fill_null(_join(pa.scalar(IS_VALUE, pa.large_binary()), large), pa.scalar(IS_NULL, pa.large_binary()))
+
+
+def _inner_bytes(column: pa.Array) -> pa.Array:
+    escaped = pc.replace_substring(_large(column), pattern=b"\x00", replacement=b"\x00\xff")
+    whole = _join(pa.scalar(IS_VALUE, pa.large_binary()), escaped, pa.scalar(END, pa.large_binary()))
+    return pc.fill_null(whole, pa.scalar(IS_NULL, pa.large_binary()))
+
+
+def _join(*parts: pa.Array | pa.Scalar) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()), null_handling="emit_null")
+
+
+def _offsets(large: pa.Array) -> Rows:
+    buffer = large.buffers()[1]
+    if buffer is None:
+        return np.zeros(len(large) + 1, np.int64)
+    return np.frombuffer(buffer, np.int64, len(large) + 1, large.offset * 8)
+
+
+def _data(large: pa.Array) -> Bytes:
+    buffer = large.buffers()[2]
+    return np.zeros(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)
+
+
+def _even(large: pa.Array) -> Bytes | None:
+    """The values as a table if all are of one length."""
+    if not len(large):
+        return np.zeros((0, 0), np.uint8)
+    offsets = _offsets(large)
+    lengths = np.diff(offsets)
+    width = int(lengths[0])
+    if (lengths != width).any():
+        return None
+    return _data(large)[offsets[0] : offsets[-1]].reshape(len(large), width)
+
+
+# --- whole keys -----------------------------------------------------------------------------------------------------------
+
+
+def _joined(parts: list[Bytes | pa.Array], rows: int) -> Keys:
+    tables = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(tables) == len(parts):
+        table = tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
+        return Keys(np.ascontiguousarray(table).reshape(-1), rows, table.shape[1])
+    arrays = [_array(part) if isinstance(part, np.ndarray) else part for part in parts]
+    whole = arrays[0] if len(arrays) == 1 else _join(*arrays)
+    if isinstance(whole, pa.ChunkedArray):
+        whole = whole.combine_chunks()
+    return Keys(_data(whole), rows, -1, _offsets(whole))
+
+
+def _array(table: Bytes) -> pa.Array:
+    rows, width = table.shape
+    offsets = np.arange(0, rows * width + 1, width, dtype=np.int64)
+    data = pa.py_buffer(np.ascontiguousarray(table))
+    return pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(offsets), data])

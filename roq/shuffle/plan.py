@@ -1,0 +1,399 @@
+"""The leader's machine of one shuffle: events in, instructions out. Pure; the shell is gcm/shuffle_leader.py.
+
+Theory of operation. Everything that must survive the leader is in the record, and nothing is done on the strength of a record
+before it is written (`Written`). What was asked of followers may be asked again by the next leader: every request says what
+shall be so, not what shall be done. So a leader begins by looking at the record's stage, and does what it says:
+
+    state    stage      what is done                                                        then
+    FILLING  NONE       a table is cut when a follower wants one                            the same, with a table
+    FILLING  MOVING     holders were lost: new ones fetch every attempt from the others     NONE
+    SEALING  CHECKING   winners are counted at every holder; who lacks some, fetches        CUTTING, MOVING or SEALED KEEPING
+    SEALING  CUTTING    uneven: samples of what is stored, a new table                      MOVING
+    SEALING  MOVING     new holders fetch from the former ones; counted again               CUTTING or SEALED KEEPING
+    SEALED   KEEPING    whoever holds more than the table says may forget it                NONE
+    SEALED   NONE       readers read; hosts join, are lost, or a rebalancing is asked for   MOVING, CUTTING
+    SEALED   CUTTING, MOVING  as above; readers are told both tables                        KEEPING
+    REMOVED  NONE       all followers forget all of it                                      the record is deleted
+
+`former` is the last table whose holders had everything. They are told to forget only when all holders of the new table were
+counted to be whole, and that is written. The rows that are counted must add up to the receipts.
+Not covered: who may ask for what (gcm/shuffle_leader.py), and how long an answer may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from roq.errors import ShuffleNotSealed
+from roq.shuffle import inquiries, transitions
+from roq.shuffle import record as records
+from roq.shuffle.events import (
+    Answered,
+    Ask,
+    Commit,
+    Cut,
+    Delete,
+    Event,
+    Failed,
+    Hosts,
+    Instruction,
+    Rebalance,
+    Recut,
+    Refuse,
+    Remove,
+    Reported,
+    Step,
+    Tick,
+    Wake,
+    Write,
+    Written,
+)
+from roq.shuffle.ranges import range_count
+from roq.shuffle.record import NewTable, Record, Stage
+from roq.wire import shuffle as wire
+from roq.wire.shuffle import RunSample, State
+
+GATHER_SECONDS = 0.2  # from the first wish for a table until it is cut: others report their samples, too
+KEEP_SECONDS = 30.0  # former holders serve readers so long after a rebalancing
+RETRY_SECONDS = 5.0  # after data that must be somewhere was found nowhere
+PATIENCE_SECONDS = 30.0  # for hosts that may have what is missing, before winners are refused
+SAMPLE_KEYS_KEPT = 1_000_000  # of reported samples
+
+
+class Plan:
+    """One shuffle. record: as it is written. Begin with `handle(Hosts)`. While `writing` is set, only `Written` may come."""
+
+    def __init__(self, record: Record, epoch: int) -> None:
+        self.record = record
+        self.writing: Record | None = None
+        self.stored: set[tuple[int, str]] = set()
+        self.step = Step.IDLE
+        self._epoch = epoch
+        self._hosts = Hosts(frozenset(), frozenset(), False)
+        self._look = False  # hosts or record have changed since holders were compared
+        self._samples: dict[tuple[int, str, int], RunSample] = {}
+        self._sample_keys = 0
+        self._wanted_at: float | None = None
+        self._rebalance_wanted: Rebalance | None = None
+        self._ids = 0
+        self._asks: dict[int, Ask] = {}  # of this step, not answered yet
+        self._answers: list[tuple[str, wire.Request, wire.Reply]] = []  # of this step
+        self._until: float | None = None  # end of a pause
+        self._missing_since: float | None = None
+        self._repaired = False  # since it was counted before
+        self._keep_at: float | None = None
+        self._kept: frozenset[str] = frozenset()  # were told what to keep of this table
+        self._moved = 0
+        self._deleted = False
+        self._out: list[Instruction] = []
+        self._now = 0.0
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """What is to be done. Raises what a request's docstring says; nothing has changed then. now: seconds, steady."""
+        assert self.writing is None or isinstance(event, Written), "one thing after the other"
+        self._now, self._out = now, []
+        match event:
+            case Hosts():
+                self._hosts_are(event)
+            case Reported():
+                self._report(event)
+            case Commit(receipts):
+                self._change(transitions.commit(self.record, receipts))
+            case Rebalance():
+                self._rebalance(event)
+            case Remove(transaction):
+                self._change(transitions.remove(self.record, transaction))
+            case Written():
+                self._written()
+            case Cut(id, table):
+                self._cut(id, table)
+            case Answered(id, reply):
+                self._answered(id, reply)
+            case Failed(id, final):
+                self._failed(id, final)
+            case Tick():
+                pass
+        while self.writing is None and self._advance():
+            pass
+        return self._out
+
+    def outstanding(self, id: int) -> bool:
+        """Whether the answer to this Ask is still of interest."""
+        return id in self._asks
+
+    @property
+    def forgotten(self) -> bool:
+        """Removed, and every follower that runs has forgotten it."""
+        return self.record.state is State.REMOVED and not self._asks and self._hosts.running <= self._kept
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant does not hold."""
+        records.check(self.record)
+        if self.writing is not None:
+            records.check(self.writing)
+            assert not self._asks, "nothing is asked on the strength of what is not written"
+        told = [ask.request for ask in self._asks.values()]
+        keeping = self.record.state is State.SEALED and self.record.stage in (Stage.NONE, Stage.KEEPING)
+        assert keeping or not any(isinstance(each, wire.KeepIntervals) for each in told), "forgotten before all have it"
+        assert self.record.state is State.REMOVED or not any(isinstance(each, wire.ForgetShuffle) for each in told)
+
+    # --- what is told and asked of us ---------------------------------------------------------------------------------
+
+    def _hosts_are(self, hosts: Hosts) -> None:
+        gone = self._hosts.running - hosts.running
+        self._hosts, self._look = hosts, True
+        self._kept &= hosts.running
+        if self.step in (Step.KEEP, Step.FORGET):  # who is away is told when it comes back
+            self._asks = {id: ask for id, ask in self._asks.items() if ask.host in hosts.running}
+        elif self.step is Step.PAUSE or (gone and self.step in (Step.FETCH, Step.REPAIR, Step.SAMPLE, Step.ACCOUNT)):
+            self._reset()  # a source may be among those who are gone, or have come
+
+    def _report(self, event: Reported) -> None:
+        self.stored |= {(receipt.partition, receipt.attempt) for receipt in event.stored}
+        if self.record.state is not State.FILLING or self.record.epoch:
+            return  # storage tells better samples
+        for sample in event.samples:
+            key = (sample.partition, sample.attempt, sample.run)
+            if key not in self._samples and self._sample_keys < SAMPLE_KEYS_KEPT:
+                self._samples[key] = sample
+                self._sample_keys += len(sample.keys)
+        if event.wanted and self._wanted_at is None:
+            self._wanted_at = self._now
+            self._out.append(Wake(GATHER_SECONDS))
+
+    def _rebalance(self, event: Rebalance) -> None:
+        if self.record.state is not State.SEALED:
+            raise ShuffleNotSealed(f"shuffle {self.record.name!r} is {self.record.state}")
+        if self.record.rebalanced != event.transaction:
+            self._rebalance_wanted = event
+
+    def _answered(self, id: int, reply: wire.Reply) -> None:
+        ask = self._asks.pop(id, None)
+        if ask is None:
+            return  # of an earlier step, or told twice
+        self._answers.append((ask.host, ask.request, reply))
+        if isinstance(reply, wire.Fetched) and self.record.stage is Stage.MOVING and self.record.state is not State.FILLING:
+            self._moved += reply.size
+
+    def _failed(self, id: int, final: bool) -> None:
+        ask = self._asks.get(id)
+        if ask is None:
+            return
+        telling = isinstance(ask.request, wire.KeepIntervals | wire.ForgetShuffle) and ask.host not in self._hosts.running
+        given_up = isinstance(ask.request, wire.TableChanged) or (final and isinstance(ask.request, wire.FetchInterval))
+        if telling or given_up:  # what could not be fetched will be missing when it is counted
+            del self._asks[id]
+        else:
+            self._out.append(ask)
+
+    # --- moving on ----------------------------------------------------------------------------------------------------
+
+    def _write(self, record: Record) -> None:
+        """Only when `Written` has come, anything is done on the strength of it."""
+        sent = record.sent + self._moved if record.former else 0
+        self.writing = msgspec.structs.replace(record, moved=record.moved + self._moved, sent=sent)
+        self._moved = 0
+        self._reset()
+        self._out.append(Write(self.writing))
+
+    def _change(self, after: Record) -> bool:
+        if after is not self.record:
+            self._write(after)
+        return after is not self.record
+
+    def _written(self) -> None:
+        assert self.writing is not None
+        before, self.record, self.writing = self.record, self.writing, None
+        self._look = True
+        if self.record.epoch or self.record.state is not State.FILLING:
+            self._samples.clear()
+        if self.record.state is State.REMOVED:
+            self._kept = frozenset()
+        elif self.record.stage is Stage.KEEPING and before.stage is not Stage.KEEPING:
+            self._kept = frozenset()
+            self._keep_at = self._now + (KEEP_SECONDS if before.state is State.SEALED else 0)
+
+    def _reset(self) -> None:
+        self.step, self._until = Step.IDLE, None
+        self._asks.clear()
+        self._answers.clear()
+
+    def _ask(self, step: Step, asks: inquiries.Asks) -> bool:
+        self._reset()
+        self.step = step
+        for host, request in asks:
+            self._ids += 1
+            self._asks[self._ids] = Ask(self._ids, host, request)
+        self._out.extend(self._asks.values())
+        return True
+
+    def _advance(self) -> bool:
+        """Whether something was done, so that there may be more to do."""
+        if self.step is Step.KEEP and self._asks and self.record.state is State.SEALED:
+            return False  # what is told to forget must be done with it before it is told to fetch again
+        if self._look and self._follow_hosts():
+            return True
+        if self._asks:
+            return False
+        following: dict[Step, Callable[[], bool]] = {
+            Step.IDLE: self._begin,
+            Step.TELL: self._fetch,
+            Step.FETCH: self._fetched,
+            Step.COUNT: self._counted,
+            Step.REPAIR: self._count,
+            Step.ACCOUNT: self._accounted,
+            Step.PAUSE: self._paused,
+            Step.SAMPLE: lambda: self._compute(tuple(inquiries.told(self._answers)), self.record.cut),
+            Step.COMPUTE: lambda: False,
+            Step.KEEP: self._told,
+            Step.FORGET: self._forgotten,
+        }
+        return following[self.step]()
+
+    def _begin(self) -> bool:
+        match self.record.state, self.record.stage:
+            case State.REMOVED, _:
+                return self._forget()
+            case State.FILLING, Stage.NONE:
+                return self._first_cut()
+            case _ if transitions.too_early(self.record, self._hosts):
+                return False
+            case _, Stage.CHECKING | Stage.MOVING:
+                return self._fetch()
+            case _, Stage.CUTTING:
+                return bool(self._hosts.members) and self._ask(Step.SAMPLE, inquiries.sample(self.record, self._hosts.running))
+        if (wanted := self._rebalance_wanted) is not None:
+            self._rebalance_wanted = None
+            self._write(transitions.rebalance(self.record, wanted))
+            return True
+        return self._keep()
+
+    def _follow_hosts(self) -> bool:
+        self._look = False
+        return self._change(transitions.follow_hosts(self.record, self._hosts))
+
+    # --- the first table ----------------------------------------------------------------------------------------------
+
+    def _first_cut(self) -> bool:
+        record, members = self.record, self._hosts.members
+        if record.table or self._wanted_at is None or self._now < self._wanted_at + GATHER_SECONDS or not members:
+            return False
+        size = sum(sample.size for sample in self._samples.values())
+        return self._compute(tuple(self._samples.values()), range_count(size, len(members), record.spec.ranges))
+
+    def _compute(self, samples: tuple[RunSample, ...], count: int) -> bool:
+        self._reset()
+        self.step = Step.COMPUTE
+        self._ids += 1
+        self._out.append(Recut(self._ids, self.record, samples, count, self._hosts.members))
+        return False
+
+    def _cut(self, id: int, new: NewTable) -> None:
+        if self.step is not Step.COMPUTE or id != self._ids:
+            return  # of an earlier step
+        if not all(each.holders for each in new.table):
+            self._reset()
+            return
+        self._write(transitions.cut(self.record, new))
+
+    # --- having everything where it belongs ---------------------------------------------------------------------------
+
+    def _fetch(self) -> bool:
+        record, hosts = self.record, self._hosts
+        if not record.table:
+            if hosts.members:
+                self._write(transitions.one_range(record, hosts.members))
+            return bool(hosts.members)
+        if record.state is State.FILLING and self.step is Step.IDLE:
+            return self._ask(Step.TELL, inquiries.tell_changed(record, self._epoch, hosts.running))
+        return self._ask(Step.FETCH, inquiries.fetch(record, self._epoch, hosts.running))
+
+    def _fetched(self) -> bool:
+        if self.record.state is State.FILLING:
+            self._write(msgspec.structs.replace(self.record, former=(), stage=Stage.NONE))
+            return True
+        return self._count()
+
+    def _count(self) -> bool:
+        return self._ask(Step.COUNT, inquiries.count(self.record))
+
+    def _counted(self) -> bool:
+        """Who lacks what another holder has fetches it, once; then all must be whole, and nothing missing."""
+        counted = inquiries.counted(self.record, self._epoch, self._answers)
+        if counted.lacking and not self._repaired:
+            self._repaired = True
+            return self._ask(Step.REPAIR, counted.lacking)
+        self._repaired = False
+        if counted.lacking or counted.missing:
+            return self._missing(counted)
+        self._missing_since = None
+        self._change(transitions.whole(self.record, counted.table, self._hosts.members, self.record.sent + self._moved))
+        return True
+
+    def _missing(self, counted: inquiries.Counted) -> bool:
+        """Rows are missing. While a former holder is away it may have them; else the winners can't win."""
+        away = {host for each in self.record.former for host in each.holders} - self._hosts.running
+        since = self._missing_since = self._now if self._missing_since is None else self._missing_since
+        patient = bool(away) and self._now - since <= PATIENCE_SECONDS
+        if self.record.stage is Stage.CHECKING and counted.missing and not patient:
+            return self._ask(Step.ACCOUNT, inquiries.tell(self.record, counted.best))
+        self._reset()
+        self.step, self._until = Step.PAUSE, self._now + RETRY_SECONDS
+        self._out.append(Wake(RETRY_SECONDS))
+        return False
+
+    def _paused(self) -> bool:
+        over = self._until is None or self._now >= self._until
+        if over:
+            self._reset()
+        return over
+
+    def _accounted(self) -> bool:
+        error = inquiries.fault(self.record, inquiries.told(self._answers), self.stored)
+        if error is None:  # it has turned up
+            self._reset()
+            return True
+        self._missing_since = None
+        self._write(transitions.refuse(self.record))
+        self._out.append(Refuse(error))
+        return True
+
+    # --- forgetting ---------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> bool:
+        record = self.record
+        hosts = self._hosts.running - self._kept
+        if record.stage is Stage.KEEPING:
+            if self._keep_at is None:  # the leader before us may just have written it
+                self._keep_at = self._now + KEEP_SECONDS
+            if self._now < self._keep_at:
+                if self._until is None:
+                    self._until = self._keep_at
+                    self._out.append(Wake(self._keep_at - self._now))
+                return False
+        elif not hosts:
+            return False
+        return self._ask(Step.KEEP, inquiries.keep(record, self._epoch, hosts))
+
+    def _told(self) -> bool:
+        self._kept |= {host for host, _, _ in self._answers}
+        self._reset()
+        if self.record.stage is Stage.KEEPING:
+            self._write(msgspec.structs.replace(self.record, stage=Stage.NONE))
+        return True
+
+    def _forget(self) -> bool:
+        """Also those who come back."""
+        if hosts := self._hosts.running - self._kept:
+            return self._ask(Step.FORGET, inquiries.forget(self.record, self._epoch, hosts))
+        if self._hosts.settled and not self._deleted:
+            self._deleted = True
+            self._out.append(Delete())
+        return False
+
+    def _forgotten(self) -> bool:
+        self._kept |= {host for host, _, _ in self._answers}
+        self._reset()
+        return True

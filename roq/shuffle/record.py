@@ -1,0 +1,198 @@
+"""What the leader keeps of a shuffle, and pure questions to it. A record alone tells the next leader what is to be done next;
+how it is laid out in ZooKeeper: gcm/shuffle_store.py. Not covered: what happens when (plan.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from roq.shuffle.placement import holders
+from roq.shuffle.ranges import borders_of, cut, imbalance, intervals, range_count, table_of
+from roq.shuffle.rebalance import Move, identities, moves, overlaps
+from roq.shuffle.sampling import Distribution
+from roq.wire.shuffle import Description, Interval, Range, Receipt, RunSample, Spec, State
+
+IMBALANCE_MAX = 1.15  # largest / mean by bytes; above it a shuffle is cut again when it is sealed
+CUTS_MAX = 3  # of one sealing: a row larger than a range can't be cut
+Table = tuple[Range, ...]
+
+
+class Stage(StrEnum):
+    """What is being done about the table."""
+
+    NONE = "none"
+    CHECKING = "checking"  # are the winners whole at every holder?
+    CUTTING = "cutting"  # samples of what is stored are asked for; a new table comes of them
+    MOVING = "moving"  # from the former table to the new one
+    KEEPING = "keeping"  # the new one is whole: who holds more may forget it
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A shuffle. epoch: number of the table, 0 while there is none. former: the last table that was whole, while the present
+    one isn't. fresh: the next identity of a range. cut: ranges that are wanted of the next cut, 0: no cut is wanted. cuts: done
+    while sealing. least, sent: bytes that the move under way demands, and those that were sent. rebalanced, removal: the
+    transactions that asked for it last."""
+
+    name: str
+    id: str
+    spec: Spec
+    created: float
+    transaction: str
+    state: State = State.FILLING
+    stage: Stage = Stage.NONE
+    epoch: int = 0
+    table: Table = ()
+    former: Table = ()
+    receipts: tuple[Receipt, ...] = ()
+    fresh: int = 1
+    cut: int = 0
+    cuts: int = 0
+    moved: int = 0
+    least: int = 0
+    sent: int = 0
+    moved_least: int = 0
+    rebalanced: str = ""
+    removal: str = ""
+
+    @property
+    def winners(self) -> dict[int, str]:
+        """partition → attempt."""
+        return {receipt.partition: receipt.attempt for receipt in self.receipts}
+
+    @property
+    def rows(self) -> int:
+        """Of the winners."""
+        return sum(receipt.rows for receipt in self.receipts)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the winners."""
+        return sum(receipt.size for receipt in self.receipts)
+
+    def describe(self, stored: int, *, whole: bool = True) -> Description:
+        """As clients see it. whole: with ranges and winners."""
+        return Description(
+            self.name,
+            self.id,
+            self.spec,
+            self.state,
+            self.created,
+            self.epoch,
+            self.table if whole else (),
+            self.former if whole else (),
+            self.winners if whole else {},
+            self.rows,
+            self.size,
+            max(stored, len(self.receipts)),
+            self.moved,
+            self.moved_least,
+        )
+
+
+def check(record: Record) -> None:
+    """Raises AssertionError if the record can't be."""
+    for table in (record.table, record.former):
+        assert [each.number for each in table] == list(range(len(table))), "numbers count from 0"
+        assert intervals(borders_of(table)) == [each.interval for each in table] or not table, "ranges cover everything once"
+        assert all(one.lower < one.upper for one in _inner(table)), "no range is empty by its borders"  # type: ignore[operator]
+        assert len({each.identity for each in table}) == len(table), "identities are distinct"
+        assert all(each.identity < record.fresh for each in table), "identities were given out"
+    assert bool(record.table) == bool(record.epoch), "a table has a number"
+    assert record.state in (State.SEALING, State.SEALED, State.REMOVED) or not record.receipts, "winners are named by commit"
+    if record.stage in (Stage.NONE, Stage.KEEPING, Stage.CUTTING):
+        assert not record.former, "the table before is kept only while data moves"
+    if record.state is State.SEALED:
+        assert record.table, "what is sealed can be read"
+        assert record.stage is Stage.MOVING or all(each.rows >= 0 for each in record.table), "what is sealed was counted"
+        whole = record.former if record.stage is Stage.MOVING else record.table
+        assert sum(each.rows for each in whole) == record.rows, "what is sealed is complete"
+
+
+def _inner(table: Table) -> list[Interval]:
+    return [each.interval for each in table[1:-1]]
+
+
+# --- tables --------------------------------------------------------------------------------------------------------------
+
+
+def with_holders(shuffle: str, table: Table, hosts: Collection[str], replicas: int) -> Table:
+    """The same ranges, each at the hosts that its identity asks for."""
+    return tuple(msgspec.structs.replace(each, holders=holders(shuffle, each.identity, hosts, replicas)) for each in table)
+
+
+def refilled(shuffle: str, table: Table, live: Collection[str], hosts: Collection[str], replicas: int) -> Table:
+    """The same ranges with their live holders, and hosts in place of lost ones. A range without any live holder stays with the
+    lost ones: nobody else has it."""
+    found = []
+    for each in table:
+        kept = tuple(host for host in each.holders if host in live)
+        more = (host for host in holders(shuffle, each.identity, hosts, len(hosts)) if host not in kept)
+        filled = (*kept, *(host for host, _ in zip(more, range(replicas - len(kept)), strict=False)))
+        found.append(msgspec.structs.replace(each, holders=filled) if kept else each)
+    return tuple(found)
+
+
+def same_places(one: Table, other: Table) -> bool:
+    """The same borders and holders."""
+    return [(each.interval, sorted(each.holders)) for each in one] == [(each.interval, sorted(each.holders)) for each in other]
+
+
+def cut_wanted(record: Record, table: Table, hosts: int) -> int:
+    """Ranges a counted table should be cut into; 0 if it is good as it is."""
+    wanted = range_count(record.size, hosts, record.spec.ranges)
+    too_few = len(table) < min(wanted, record.rows) and (record.spec.ranges > 0 or 2 * len(table) <= wanted)
+    uneven = imbalance([each.size for each in table]) > IMBALANCE_MAX
+    return wanted if record.rows and (too_few or uneven) else 0
+
+
+class NewTable(msgspec.Struct, frozen=True):
+    """What came of a cut. fresh: the next identity. least: bytes that getting there demands."""
+
+    table: Table
+    fresh: int
+    least: int
+
+
+def recut(record: Record, samples: Iterable[RunSample], count: int, hosts: Collection[str]) -> NewTable:
+    """A new table from samples; identities are taken over from the present one. May take a second."""
+    distribution = Distribution.of(samples)
+    borders = cut(distribution, count)
+    parts, replicas = intervals(borders), record.spec.replicas
+    pairs = overlaps([each.interval for each in record.table], parts, distribution)
+    named = identities(record.table, parts, pairs, record.fresh)
+    table = with_holders(record.id, table_of(borders, named), hosts, replicas)
+    least = moves(record.table, table, pairs).least if record.table else 0
+    return NewTable(table, max(record.fresh, *(name + 1 for name in named)), least)
+
+
+def moves_between(former: Table, table: Table, running: Collection[str]) -> list[Move]:
+    """What the holders of the new table lack and a running host has. Sizes are not known (0)."""
+    pairs = overlaps([each.interval for each in former], [each.interval for each in table], Distribution.of([]))
+    return [move for move in moves(former, table, pairs, running).moves if move.sources]
+
+
+def least_between(former: Table, table: Table) -> int:
+    """Bytes that a change of holders alone demands."""
+    return sum(max(0, old.size) * len({*new.holders} - {*old.holders}) for old, new in zip(former, table, strict=True))
+
+
+def held_by(table: Sequence[Range]) -> dict[str, list[Range]]:
+    """The ranges of each holder."""
+    found: dict[str, list[Range]] = {}
+    for each in table:
+        for host in each.holders:
+            found.setdefault(host, []).append(each)
+    return found
+
+
+def kept_intervals(table: Sequence[Range], host: str) -> list[Interval]:
+    """What the host must keep, neighbouring ranges as one."""
+    found: list[Interval] = []
+    for each in held_by(table).get(host, []):
+        if found and found[-1].upper is not None and found[-1].upper == each.interval.lower:
+            found[-1] = Interval(found[-1].lower, each.interval.upper)
+        else:
+            found.append(each.interval)
+    return found

@@ -1,0 +1,99 @@
+"""How the bytes of a shuffle are spread over the total order of its rows: a weighted sample, merged from regular samples of
+sorted runs. Samples are kept per run, so that attempts that lose can be left out. Not covered: who samples, and when.
+
+Error. A run's sample tells exactly how many of its bytes lie before each of its sampled rows. Between two of them a run's bytes
+are unknown by at most the gap's weight, and half of it is assumed (the sampled row itself is known to be there). With s keys
+per run, at even bytes, every gap of a run of b bytes weighs b / s, so over all runs together the weight before any position is
+off by at most total / 2s, *however many runs there are*, and a range's by at most total / s. With s = 16 · ranges that is 1/16
+of a mean range, and cutting at sampled rows only adds another 1/16 at most: largest / mean <= 1.125, for any keys whatsoever.
+(Other than a sketch's, the bound is certain, and an attempt that loses can be taken out again.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain, groupby
+
+from roq.wire.shuffle import SAMPLE_KEYS_MAX, Interval, Position, RunSample
+
+SAMPLES_PER_RANGE = 16  # of a run, for each range: see the bound above
+SAMPLES_MIN = 64  # of a run, whatever the ranges
+
+_Point = tuple[bytes, int, int, int, int, int]  # position; bytes surely or likely before it, since the point before; after it
+
+
+def samples_wanted(ranges: int) -> int:
+    """How many keys to take of one run that is to be cut into so many ranges (at even bytes, the first row one of them)."""
+    return max(SAMPLES_MIN, min(SAMPLE_KEYS_MAX, SAMPLES_PER_RANGE * ranges))
+
+
+def is_sound(sample: RunSample) -> bool:
+    """Whether a sample that came from elsewhere can be used."""
+    count = len(sample.keys)
+    return len(sample.rows_at) == len(sample.weights) == count <= max(0, sample.rows) and all(
+        each >= 0 for each in sample.weights
+    )
+
+
+class Distribution:
+    """Estimate of the bytes before any position. Immutable."""
+
+    __slots__ = ("_before", "_points", "rows", "total")
+
+    def __init__(self, points: list[_Point], rest: int, rows: int) -> None:
+        """points: sorted. rest: bytes behind the last one. Use `of`."""
+        self._points = points
+        self._before = list(accumulate(chain.from_iterable((point[4], point[5]) for point in points), initial=0))
+        self.total = self._before[-1] + rest
+        self.rows = rows
+
+    @classmethod
+    def of(cls, samples: Iterable[RunSample]) -> Distribution:
+        """From samples of whole runs, or of pieces of them that don't overlap; the same sample told twice counts once."""
+        known = {(sample.partition, sample.attempt, sample.run, sample.rows_at[:1]): sample for sample in samples}
+        points: list[_Point] = []
+        rest = 0
+        for _, pieces in groupby(sorted(known.items()), lambda item: item[0][:3]):
+            found, left = _points([sample for _, sample in pieces])
+            points += found
+            rest += left
+        points.sort()  # timsort merges the sorted stretches
+        return cls(points, rest, sum(sample.rows for sample in known.values()))
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def before(self, position: Position | None) -> int:
+        """Bytes before the position; None: nothing is before it."""
+        if position is None:
+            return 0
+        index = bisect_left(self._points, position)
+        exact = index < len(self._points) and self._points[index][:4] == position
+        return self._before[2 * index + 1] if exact else self._before[2 * index]
+
+    def weight(self, interval: Interval) -> int:
+        """Estimated bytes within the interval."""
+        upper = self.total if interval.upper is None else self.before(interval.upper)
+        return max(0, upper - self.before(interval.lower))
+
+    def candidates(self) -> tuple[Sequence[int], Sequence[_Point]]:
+        """Where ranges can be cut: bytes before each sampled position (never falling), and the positions, in order."""
+        return self._before[1::2], self._points
+
+
+def _points(pieces: Iterable[RunSample]) -> tuple[list[_Point], int]:
+    """The points of one run's pieces, in order, and the bytes behind the last one. Of a gap of g rows, one is at its first
+    position and the rest somewhere behind it: (g + 1) / 2g of its weight is taken to be there, what is left at the next one."""
+    points: list[_Point] = []
+    left = 0
+    for sample in pieces:
+        if not sample.keys:
+            continue
+        ends = (*sample.rows_at[1:], sample.rows_at[0] + sample.rows)
+        for key, row, end, weight in zip(sample.keys, sample.rows_at, ends, sample.weights, strict=True):
+            gap = max(1, end - row)
+            right = weight * (gap + 1) // (2 * gap)
+            points.append((key, sample.partition, sample.run, row, left, right))
+            left = weight - right
+    return points, left

@@ -1,0 +1,142 @@
+"""What programs use: the shuffles of one address. Plain blocking code; any thread, except that a writer belongs to one.
+
+Not covered: what stands behind an address (contract.Service: folder.py, cluster.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from roq.errors import CallError, DataLost, ShuffleNotSealed
+from roq.ids import check_name, new_token
+from roq.shuffle.blocks import load_schema, save_schema
+from roq.shuffle.contract import Service
+from roq.shuffle.keys import KeyEncoder
+from roq.shuffle.merge import merged
+from roq.shuffle.writer import MEMORY_BYTES, Writer, check_memory
+from roq.wire.shuffle import PARTITIONS_MAX, RANGES_MAX, Description, Range, Receipt, Spec, State
+
+REPLICAS_MAX = 16
+
+
+class Shuffles:
+    """The shuffles of one address; `roq.shuffle.open` makes it. A context manager."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def create(self, name: str, keys: Sequence[str], schema: pa.Schema, replicas: int = 2, ranges: int = 0) -> Description:
+        """A new shuffle, or the one there is if it was created the same. ranges: 0 for as many as fit the data.
+
+        Raises ShuffleConflict, SchemaMismatch (missing keys, types that can't be keys), InvalidName, CallError.
+        """
+        check_name(name, "shuffle")
+        if not 0 <= ranges <= RANGES_MAX:
+            raise CallError(f"ranges is {ranges}: 0 to {RANGES_MAX} are possible")
+        if not 1 <= replicas <= REPLICAS_MAX:
+            raise CallError(f"replicas is {replicas}: 1 to {REPLICAS_MAX} are possible")
+        saved = save_schema(schema)
+        KeyEncoder(schema, keys)
+        return self._service.create(name, Spec(tuple(keys), saved, replicas, ranges))
+
+    def writer(self, name: str, partition: int, attempt: str | None = None, memory_bytes: int = MEMORY_BYTES) -> Writer:
+        """Begin an attempt of a partition. attempt: an id that is used once, random if None. memory_bytes: what the writer may
+        use beside what it is given.
+
+        Raises ShuffleNotFound, ShuffleSealed, AttemptConflict, CallError.
+        """
+        if not 0 <= partition < PARTITIONS_MAX:
+            raise CallError(f"partition is {partition}: 0 to {PARTITIONS_MAX - 1} are possible")
+        attempt = new_token() if attempt is None else check_name(attempt, "attempt")
+        check_memory(memory_bytes)
+        spec = self._service.describe(name).spec
+        encoder = KeyEncoder(load_schema(spec.schema), spec.keys)
+        sink = self._service.open_attempt(name, partition, attempt)
+        return Writer(sink, encoder, partition, attempt, spec.ranges, memory_bytes)
+
+    def commit(self, name: str, receipts: Sequence[Receipt]) -> Description:
+        """Name the attempts that count, one per partition, and seal. Returns when readers may read. The same again: the same.
+
+        Raises ShuffleNotFound, ShuffleSealed (with other winners), AttemptConflict (two of one partition), AttemptNotFound.
+        """
+        return self._service.commit(name, receipts)
+
+    def describe(self, name: str) -> Description:
+        """State, ranges, winners, sizes. Raises ShuffleNotFound."""
+        return self._service.describe(name)
+
+    def list(self) -> list[Description]:
+        """All shuffles, by name."""
+        return self._service.list()
+
+    def remove(self, name: str) -> None:
+        """Forget a shuffle and its data. Raises ShuffleNotFound."""
+        self._service.remove(name)
+
+    def rebalance(self, name: str, ranges: int = 0) -> Description:
+        """Cut a sealed shuffle anew. ranges: 0 for as many as it has. Raises ShuffleNotFound, ShuffleNotSealed, CallError."""
+        if not 0 <= ranges <= RANGES_MAX:
+            raise CallError(f"ranges is {ranges}: 0 to {RANGES_MAX} are possible")
+        return self._service.rebalance(name, ranges)
+
+    def read(self, name: str, number: int, memory_bytes: int = MEMORY_BYTES) -> Iterator[pa.RecordBatch]:
+        """The rows of one range in key order, in batches of at most 65,536 rows, with this much memory.
+
+        Raises ShuffleNotFound, ShuffleNotSealed, CallError (no such range) at once; Unavailable, DataLost while it is read.
+        """
+        check_memory(memory_bytes)
+        description = self._sealed(name)
+        self._range(description, number)
+        return self._rows(description, number, memory_bytes)
+
+    def read_all(self, name: str, memory_bytes: int = MEMORY_BYTES) -> Iterator[pa.RecordBatch]:
+        """All rows in key order, one range after the other. Raises as `read`."""
+        check_memory(memory_bytes)
+        description = self._sealed(name)
+        return (batch for each in description.ranges for batch in self._rows(description, each.number, memory_bytes))
+
+    def close(self) -> None:
+        """Let go of the address."""
+        self._service.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def _sealed(self, name: str) -> Description:
+        description = self._service.describe(name)
+        if description.state is not State.SEALED:
+            raise ShuffleNotSealed(f"shuffle {name!r} is {description.state}: commit it before it is read")
+        return description
+
+    def _range(self, description: Description, number: int) -> Range:
+        if not 0 <= number < len(description.ranges):
+            last = len(description.ranges) - 1
+            raise CallError(f"shuffle {description.name!r} has the ranges 0 to {last}, not {number}")
+        return description.ranges[number]
+
+    def _rows(self, description: Description, number: int, memory_bytes: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a range, and not one fewer or more."""
+        expected = self._range(description, number).rows
+        encoder = KeyEncoder(load_schema(description.spec.schema), description.spec.keys)
+        source = self._service.open_range(description.name, number)
+        try:
+            there = sum(piece.rows for piece in source.slices)
+            if expected >= 0 and there != expected:
+                if self._service.describe(description.name).epoch != description.epoch:
+                    raise CallError(f"shuffle {description.name!r} was cut anew: its ranges are other ones now")
+                raise DataLost(f"range {number} should have {expected} rows, and {there} were found")
+            rows = 0
+            for batch in merged(source, encoder, memory_bytes):
+                rows += batch.num_rows
+                yield batch
+            if rows != there:
+                raise DataLost(f"range {number} should have {there} rows, and {rows} came")
+        finally:
+            source.close()

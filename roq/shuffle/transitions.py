@@ -1,0 +1,122 @@
+"""From one record of a shuffle to the next. Pure; when each one happens is plan.py's, which also has the picture of all of
+them. Whatever changes holders or borders keeps the last whole table as `former`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from roq.errors import AttemptConflict, ShuffleSealed
+from roq.shuffle.events import Hosts, Rebalance
+from roq.shuffle.ranges import range_count
+from roq.shuffle.record import (
+    CUTS_MAX,
+    NewTable,
+    Record,
+    Stage,
+    Table,
+    cut_wanted,
+    least_between,
+    refilled,
+    same_places,
+    with_holders,
+)
+from roq.wire.shuffle import Interval, Range, Receipt, State
+
+
+def commit(record: Record, receipts: tuple[Receipt, ...]) -> Record:
+    """The winners are named. Raises AttemptConflict, ShuffleSealed."""
+    unique = tuple({receipt.partition: receipt for receipt in receipts}.values())
+    winners = {receipt.partition: receipt.attempt for receipt in unique}
+    if any(winners[receipt.partition] != receipt.attempt for receipt in receipts):
+        raise AttemptConflict("two attempts of one partition are to win")
+    if record.state is State.FILLING:
+        return replace(record, state=State.SEALING, stage=Stage.CHECKING, receipts=unique, cut=0, cuts=0)
+    if record.state is State.REMOVED or winners != record.winners:
+        raise ShuffleSealed(f"shuffle {record.name!r} was committed with other winners")
+    return record
+
+
+def refuse(record: Record) -> Record:
+    """The winners can't win: others may be written."""
+    return replace(record, state=State.FILLING, stage=Stage.MOVING if record.former else Stage.NONE, receipts=())
+
+
+def rebalance(record: Record, wanted: Rebalance) -> Record:
+    """A sealed shuffle is to be cut anew."""
+    count = range_count(record.size, 1, wanted.ranges or len(record.table))
+    return replace(record, rebalanced=wanted.transaction, cut=count, stage=Stage.CUTTING)
+
+
+def remove(record: Record, transaction: str) -> Record:
+    """Nothing of it is wanted any more."""
+    if record.state is State.REMOVED:
+        return record
+    gone = replace(record, state=State.REMOVED, stage=Stage.NONE, removal=transaction, cut=0)
+    return replace(gone, epoch=0, table=(), former=(), receipts=())
+
+
+def one_range(record: Record, members: Collection[str]) -> Record:
+    """Committed before anyone wanted a table: one range will do."""
+    whole = (Range(0, record.fresh, Interval(None, None)),)
+    table = with_holders(record.id, whole, members, record.spec.replicas)
+    return replace(record, table=table, epoch=1, fresh=record.fresh + 1)
+
+
+def cut(record: Record, new: NewTable) -> Record:
+    """The table that came of samples: the first one, or one to move to."""
+    if not record.table:
+        return replace(record, table=new.table, fresh=new.fresh, epoch=1)
+    if same_places(new.table, record.table):
+        return replace(record, cut=0, state=State.SEALED, stage=Stage.KEEPING)
+    return replace(_moving(record, new.table, new.least), cut=0, fresh=new.fresh)
+
+
+def whole(record: Record, table: Table, members: Collection[str], sent: int) -> Record:
+    """Every holder has everything of its ranges; `table` says how much that is. sent: bytes, to get there; they may be fewer
+    than were needed when it began, as some holders had kept what they had before."""
+    least = record.moved_least + min(record.least, sent)
+    done = replace(record, table=table, former=(), moved_least=least, least=0)
+    sealing, count = record.state is State.SEALING, record.cut
+    if sealing and not count and record.cuts < CUTS_MAX:
+        count = cut_wanted(record, table, len(members))
+    if count:
+        return replace(done, stage=Stage.CUTTING, cut=count, cuts=record.cuts + sealing)
+    placed = with_holders(record.id, table, members, record.spec.replicas)
+    if sealing and members and not same_places(placed, table):
+        return _moving(done, placed, least_between(table, placed))
+    return replace(done, state=State.SEALED, stage=Stage.KEEPING)
+
+
+def follow_hosts(record: Record, hosts: Hosts) -> Record:
+    """Other holders if some are lost or, of a sealed shuffle, others should hold it as hosts have come or go. Who joins while
+    a shuffle is filled, or while its data moves, holds ranges when that is done. The same record: nothing is to be done."""
+    if not record.table or not hosts.members or not hosts.settled:
+        return record
+    live = hosts.running | hosts.members
+    lost = any(host not in live for each in record.table for host in each.holders)
+    busy = record.state is not State.SEALED or record.stage in (Stage.MOVING, Stage.CUTTING)
+    if busy and not lost:
+        return record
+    if record.state is State.FILLING or record.stage is Stage.CHECKING:
+        table = refilled(record.id, record.table, live, hosts.members, record.spec.replicas)
+        if same_places(table, record.table):
+            return record
+        stage = Stage.CHECKING if record.stage is Stage.CHECKING else Stage.MOVING
+        return replace(_moving(record, table, 0), stage=stage)
+    table = with_holders(record.id, record.table, hosts.members, record.spec.replicas)
+    if same_places(table, record.table):
+        return record
+    return _moving(record, table, record.least if record.former else least_between(record.table, table))
+
+
+def too_early(record: Record, hosts: Hosts) -> bool:
+    """A reign has just begun, and hosts whose data is needed are about to be seen."""
+    holders = {host for table in (record.table, record.former) for each in table for host in each.holders}
+    return not hosts.settled and not holders <= hosts.running
+
+
+def _moving(record: Record, table: Table, least: int) -> Record:
+    former = record.former or record.table
+    return replace(record, table=table, former=former, epoch=record.epoch + 1, stage=Stage.MOVING, least=least)

@@ -1,0 +1,184 @@
+"""Group commit: what is to be stored while the disk is busy goes to it together next time, with one fdatasync per file.
+
+One thread writes. A block is checked before it is written; a block whose rows are partly here is cut first. When the disk is
+full nothing of the batch is kept; after a failed sync nothing more is appended to that file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+from zlib import crc32
+
+from roq.errors import FrameError, RoqError, StorageFull
+from roq.runtime.observe import Counters
+from roq.store.follower.cutter import Cutter
+from roq.store.follower.datafile import DataFile, encode, storage_error
+from roq.store.follower.runindex import Entry
+from roq.store.follower.stored import FILE_BYTES, RunKey, Stored
+from roq.store.journal import FILE_BYTES as JOURNAL_FILE_BYTES
+from roq.wire.shuffle import Block
+
+T = TypeVar("T")
+FREE_BYTES_MIN = 2 * JOURNAL_FILE_BYTES  # left to the logs of work queues, which share the disk
+BATCH_BYTES = 32 * 1024 * 1024  # written with one sync
+
+
+class Wanted(NamedTuple):
+    """A block, of which the rows begin … end-1 shall be stored."""
+
+    key: RunKey
+    block: Block
+    begin: int
+    end: int
+
+
+class Job(NamedTuple):
+    """Blocks that are answered together."""
+
+    stored: Stored
+    wanted: list[Wanted]
+    size: int
+    done: asyncio.Future[None]
+
+
+Written = list[tuple[RunKey, Entry]]
+
+
+class Committer:
+    """Needs the running loop. free_bytes_min: of the disk, below which it is full."""
+
+    def __init__(self, directory: Path, cutter: Cutter, counters: Counters, free_bytes_min: int = FREE_BYTES_MIN) -> None:
+        self._directory, self._cutter, self._counters = directory, cutter, counters
+        self._free_bytes_min = free_bytes_min
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Job] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "shuffle-disk")
+
+    async def commit(self, stored: Stored, wanted: list[Wanted]) -> None:
+        """Store and index these; on stable storage when it returns. Raises StorageFull, StorageFailed, FrameError."""
+        job = Job(stored, wanted, sum(len(one.block.data) for one in wanted), self._loop.create_future())
+        self._waiting.append(job)
+        if self._writing is None or self._writing.done():
+            self._writing = self._loop.create_task(self._write_all(), name="shuffle commits")
+        await job.done
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run it in the writing thread, so nothing is appended meanwhile."""
+        return await self._loop.run_in_executor(self._thread, function)
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            batch, size = list[Job](), 0
+            while self._waiting and (not batch or size + self._waiting[0].size <= BATCH_BYTES):
+                batch.append(self._waiting.pop(0))
+                size += batch[-1].size
+            try:
+                results = await self.call(lambda batch=batch: self._write(batch))  # type: ignore[misc]
+            except BaseException as error:
+                for job in batch:
+                    if not job.done.done():
+                        job.done.set_exception(RoqError(f"{type(error).__name__}: {error}"))
+                raise
+            self._counters["syncs"] += 1
+            for job, result in zip(batch, results, strict=True):
+                self._answer(job, result)
+
+    def _answer(self, job: Job, result: Written | RoqError) -> None:
+        if isinstance(result, RoqError):
+            self._counters[f"refused_{type(result).__name__}"] += 1
+            if not job.done.done():
+                job.done.set_exception(result)
+            return
+        for key, entry in result:
+            if job.stored.add(key, entry):
+                self._counters["blocks"] += 1
+                self._counters["bytes"] += entry.size
+        if not job.done.done():
+            job.done.set_result(None)
+
+    # --- in the thread ------------------------------------------------------------------------------------------------
+
+    def _write(self, batch: list[Job]) -> list[Written | RoqError]:
+        results: list[Written | RoqError] = []
+        touched: dict[DataFile, tuple[Stored, list[int]]] = {}
+        for number, job in enumerate(batch):
+            try:
+                blocks = [(one.key, self._checked(job.stored, one)) for one in job.wanted]
+                written = self._append(job.stored, blocks)
+            except RoqError as error:
+                results.append(error)
+                continue
+            except OSError as error:
+                results.append(storage_error(error, f"shuffle {job.stored.id}"))
+                continue
+            results.append(written)
+            for file in {entry.file for _, entry in written}:
+                touched.setdefault(file, (job.stored, []))[1].append(number)
+        for file, (stored, numbers) in touched.items():
+            try:
+                file.sync()
+            except OSError as error:
+                if stored.current is file:
+                    stored.current = None  # what it holds on the disk is unknown
+                for number in numbers:
+                    results[number] = storage_error(error, f"shuffle {stored.id}")
+        return results
+
+    def _checked(self, stored: Stored, wanted: Wanted) -> Block:
+        block = wanted.block
+        if crc32(block.data) != block.crc:
+            raise FrameError(f"a block of shuffle {stored.id} was damaged on its way")
+        if (wanted.begin, wanted.end) == (block.first, block.first + block.rows):
+            return block
+        return self._cutter.part(stored.spec, block, wanted.begin, wanted.end)
+
+    def _append(self, stored: Stored, blocks: list[tuple[RunKey, Block]]) -> Written:
+        """Raises OSError, StorageFull: nothing was written that counts."""
+        size = sum(len(block.data) for _, block in blocks)
+        space = os.statvfs(self._directory)
+        if space.f_bavail * space.f_frsize < size + self._free_bytes_min:
+            raise StorageFull(f"no space for shuffle {stored.id}")
+        file = stored.current
+        if file is None or (file.size and file.size + size > FILE_BYTES):
+            if file is not None:
+                file.sync()
+            file = stored.new_file()
+        parts: list[bytes] = []
+        places: list[tuple[RunKey, Block, int]] = []
+        at = 0
+        for (partition, attempt, run), block in blocks:
+            head, data = encode(partition, attempt, run, block)
+            parts += (head, data)
+            places.append(((partition, attempt, run), block, at + len(head)))
+            at += len(head) + len(data)
+        begin = file.append(parts)
+        return [(key, place_block(block, file, begin + offset)) for key, block, offset in places]
+
+    def rewrite(self, stored: Stored, file: DataFile, entries: Written) -> list[tuple[RunKey, Entry, Entry]]:
+        """Write a file's blocks again, durably: (run, old, new). One that is damaged is left out. In the thread (`call`)."""
+        moved = []
+        for key, entry in entries:
+            data = file.read(entry.offset, entry.size)
+            if crc32(data) == entry.crc:
+                block = Block(entry.first, entry.rows, entry.first_key, entry.last_key, entry.crc, data)
+                moved.append((key, entry, self._append(stored, [(key, block)])[0][1]))
+        for touched in {new.file for _, _, new in moved}:
+            touched.sync()
+        return moved
+
+    async def close(self) -> None:
+        """Wait for what is being written."""
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
+        self._thread.shutdown(wait=False)
+
+
+def place_block(block: Block, file: DataFile, offset: int) -> Entry:
+    """The block's place in the index."""
+    return Entry(block.first, block.rows, block.first_key, block.last_key, block.crc, file, offset, len(block.data))

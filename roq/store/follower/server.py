@@ -1,0 +1,204 @@
+"""The follower's socket and thread around its two roles. Nothing is decided here; see roq/wire/shuffle.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from roq.client.locate import GcmClient
+from roq.config import FollowerConfig, load
+from roq.errors import Closed, Overloaded, RoqError, StorageFailed
+from roq.runtime.loop_thread import LoopThread
+from roq.runtime.observe import Counters
+from roq.runtime.rpc import RpcServer
+from roq.store.follower.buffer import Buffer
+from roq.store.follower.cutter import Cutter, LazyCutter
+from roq.store.follower.fetching import Fetcher
+from roq.store.follower.memory import Budget
+from roq.store.follower.mending import mend
+from roq.store.follower.peers import Peers
+from roq.store.follower.storage import Storage
+from roq.wire import shuffle as wire
+from roq.wire.child import ChildSpec
+from roq.wire.gcm import ReportRuns, TableInfo
+
+log = logging.getLogger(__name__)
+PORT = "shuffle"  # of a store
+REPORT_SECONDS = 5.0  # one report, with all tries
+STOP_SECONDS = 5.0
+Report = Callable[[ReportRuns], Awaitable[TableInfo]]
+
+
+class Follower:
+    """Both roles on the running loop. Make it with `open`. directory: of all shuffles' data."""
+
+    def __init__(self, host: str, directory: Path, storage: Storage, budget: Budget, cutter: Cutter, report: Report) -> None:
+        self.host, self.storage, self.budget = host, storage, budget
+        self.counters = storage.counters
+        self._peers = Peers()
+        self.fetcher = Fetcher(storage, self._peers, budget)
+        self._mending = asyncio.get_running_loop().create_task(mend(host, storage, self.fetcher, report), name="mend")
+        self.buffer = Buffer(host, directory, cutter, budget, self.counters, report, self._store)
+        self._server: RpcServer | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        host: str,
+        directory: Path,
+        address: str,
+        port: int,
+        report: Report,
+        memory_bytes: int,
+    ) -> Follower:
+        """Serve at address:port (0: any free one). Raises PortTaken, StorageFailed."""
+        cutter, budget = LazyCutter(), Budget(memory_bytes)
+        storage = await Storage.open(directory / "shuffles", cutter, budget, Counters())
+        follower = cls(host, directory / "spill", storage, budget, cutter, report)
+        try:
+            follower._server = RpcServer(
+                address, port, wire.Request, follower._handle, counters=follower.counters, drained=lambda: None
+            )
+        except RoqError:
+            await follower.close()
+            raise
+        return follower
+
+    @property
+    def port(self) -> int:
+        """Where it serves."""
+        return self._server.port if self._server is not None else 0
+
+    async def _store(self, endpoint: str, request: wire.StorePieces) -> None:
+        await self._peers.request(endpoint, request, wire.Done)
+
+    async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.OpenAttempt():
+                self.buffer.open(request)
+            case wire.SendBlocks():
+                self.buffer.send(request)
+            case wire.EndRun():
+                self.buffer.end_run(request)
+            case wire.FinishAttempt():
+                await self.buffer.finish(request)
+            case wire.AbandonAttempt():
+                self.buffer.abandon(request)
+            case wire.StorePieces(shuffle, name, spec, pieces):
+                await self.storage.store(shuffle, name, spec, pieces)
+            case wire.DescribeFollower():
+                return self._describe()
+            case wire.FetchInterval() | wire.KeepIntervals() | wire.ForgetShuffle() | wire.TableChanged():
+                await self.storage.obey(request.epoch)
+                return await self._order(request)
+            case _:
+                return await self._question(request)
+        return wire.Done()
+
+    async def _question(self, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.ListSlices(shuffle, interval, winners, every):
+                return wire.Slices(*await self.storage.slices(shuffle, interval, winners, every=every))
+            case wire.ReadBlocks(size=size):
+                self._check_room_to_read(size)
+                return wire.Blocks(await self.storage.read(request))
+            case wire.CutBlocks():
+                return wire.Blocks(await self.storage.cut(request))
+            case wire.TellSpec(shuffle):
+                return wire.SpecTold(*self.storage.known_as(shuffle))
+            case wire.TellSamples(shuffle, intervals, winners):
+                return wire.Samples(await self.storage.samples(shuffle, intervals, winners))
+            case wire.CountRows(shuffle, intervals, winners):
+                return wire.Counts(*await self.storage.count(shuffle, intervals, winners))
+        raise RoqError(f"{type(request).__name__} is not for a follower")
+
+    def _check_room_to_read(self, size: int) -> None:
+        if self._server is not None and not self.budget.room_to_read(size, self._server.unsent()):
+            self.counters["refused_reads"] += 1
+            raise Overloaded("too much is being read: ask another replica")
+
+    async def _order(self, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.FetchInterval():
+                return wire.Fetched(await self.fetcher.fetch(request))
+            case wire.KeepIntervals(_, shuffle, intervals, winners, sealed):
+                await self.storage.keep(shuffle, intervals, winners, sealed=sealed)
+            case wire.ForgetShuffle(_, shuffle):
+                self.buffer.forget(shuffle)
+                await self.storage.forget(shuffle)
+            case wire.TableChanged(_, shuffle, table_epoch):
+                await self.buffer.table_changed(shuffle, table_epoch)
+        return wire.Done()
+
+    def _describe(self) -> wire.FollowerView:
+        stored = {shuffle.id: shuffle.live for shuffle in self.storage.shuffles.values()}
+        budget = self.budget
+        return wire.FollowerView(
+            self.host, budget.used, budget.size, budget.paused, self.buffer.attempts, stored, dict(self.counters)
+        )
+
+    async def close(self) -> None:
+        """Stop serving; what is not answered is not promised."""
+        if self._server is not None:
+            self._server.close()
+        self._mending.cancel()
+        await asyncio.gather(self._mending, return_exceptions=True)
+        await self.fetcher.close()
+        await self.buffer.close()
+        await self.storage.close()
+        self._peers.close()
+
+
+class FollowerThread:
+    """A store's follower in a thread of its own. failed(error): it can't serve."""
+
+    def __init__(self, spec: ChildSpec, failed: Callable[[RoqError], object]) -> None:
+        self._spec, self._failed = spec, failed
+        self._config = load(FollowerConfig, None, os.environ, {})
+        self._thread = LoopThread("follower")
+        self._follower: Follower | None = None
+        self._gcm: GcmClient | None = None
+        self._starting = threading.Thread(target=self._start, name="follower starts", daemon=True)
+        self._starting.start()
+
+    def _start(self) -> None:
+        try:
+            self._thread.call(self._open())
+        except StorageFailed as error:  # work queues go on; whoever asks this follower turns to another one
+            log.critical("no follower", extra={"fields": {"reason": str(error)}})
+        except Closed:  # stopped before it had begun
+            return
+        except RoqError as error:
+            self._failed(error)
+
+    async def _open(self) -> None:
+        spec = self._spec
+        gcm = self._gcm = GcmClient(spec.zookeeper)
+
+        async def report(runs: ReportRuns) -> TableInfo:
+            return await gcm.request(runs, TableInfo, REPORT_SECONDS)
+
+        directory, memory = Path(spec.data_dir), self._config.shuffle_memory_bytes
+        self._follower = await Follower.open(spec.host, directory, spec.address, spec.ports[PORT], report, memory)
+        log.info("follower serves", extra={"fields": {"port": self._follower.port, "memory_bytes": memory}})
+
+    async def _close(self) -> None:
+        if self._follower is not None:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._follower.close()
+        if self._gcm is not None:
+            self._gcm.close()
+
+    def close(self) -> None:
+        """Blocking: stop it."""
+        try:
+            self._thread.call(self._close())
+        except (RoqError, TimeoutError) as error:
+            log.warning("the follower did not stop by itself", extra={"fields": {"reason": str(error)}})
+        self._thread.stop()

@@ -1,0 +1,219 @@
+"""Shuffles of a cluster of containers while stores, hosts, networks, disks and leaders fail.
+
+Each test hurts something while rows are written, sealed or read, heals it, reads everything, prints the verdict as one line of
+JSON, and judges it: every row of every partition exactly once, in key order, and every range with as many holders as it should
+have. A task whose attempt is lost is written again (tests/harness/shuffle_load.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+import roq
+from gcm.crash import VARIABLE
+from roq.runtime.rpc import RpcClient
+from roq.testing import DockerCluster
+from roq.testing.cluster import CLIENT
+from roq.wire import shuffle as wire
+from roq.wire.shuffle import Description
+from tests.failure.conftest import SESSION_SECONDS
+from tests.harness.shuffle_load import ShuffleLoad
+
+CLUSTER = {"gcms": 2, "hcms": 4}
+STORE = "store"
+PACE_SECONDS = 0.03  # between two batches of each writer: a run lasts some seconds
+REPLICAS = 2
+
+
+class Scene:
+    """A shuffle of a cluster of containers, and a load of rows for it."""
+
+    def __init__(self, machines: DockerCluster, client: roq.Cluster) -> None:
+        self.machines, self.client = machines, client
+        self.load = ShuffleLoad(f"roq://{machines.zookeeper}", f"s-{secrets.token_hex(4)}")
+
+    async def begin(self) -> None:
+        """Writers write, and there is a table."""
+        await asyncio.to_thread(self.load.create, REPLICAS, 8)
+        self.load.start(PACE_SECONDS)
+
+    async def written(self, rows: int) -> None:
+        """Until so many rows were given to writers."""
+
+        async def enough() -> bool:
+            return self.load.written >= rows
+
+        await self.machines.wait_for(enough, "rows are written")
+
+    async def counters(self, host: str) -> Counter[str]:
+        """Of a host's follower."""
+        store = next(one for one in await self.machines.reported(host) if one.name == STORE)
+        client = RpcClient(f"tcp://{self.machines.address(host)}:{store.ports['shuffle']}", wire.Reply, watched=True)
+        try:
+            return Counter((await client.request(wire.DescribeFollower(), wire.FollowerView)).counters)
+        finally:
+            client.close()
+
+    async def sealed(self) -> Description:
+        """All is written, and sealed."""
+        await asyncio.to_thread(self.load.finished)
+        return await asyncio.to_thread(self.load.commit)
+
+    async def judge(self, fault: str, **figures: object) -> None:
+        """Read, tell, judge; and wait until every range has its holders again."""
+        self.load.pause_seconds = 0.0
+        verdict = await asyncio.to_thread(self.load.read)
+        sys.stdout.write(f"\nverdict {verdict.line(fault, **figures)}\n")
+        verdict.check()
+        await self.machines.heal()
+        await self.machines.wait_hosts(len(self.machines.hosts))
+
+        async def replicated() -> bool:
+            found = await asyncio.to_thread(self.load.shuffles.describe, self.load.name)
+            return not found.former and all(len(one.holders) == REPLICAS for one in found.ranges)
+
+        await self.machines.wait_for(replicated, "every range has its holders")
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.load.remove)
+        await asyncio.to_thread(self.load.close)
+
+
+@pytest.fixture
+async def scene(machines: DockerCluster, client: roq.Cluster) -> AsyncIterator[Scene]:
+    made = Scene(machines, client)
+    await made.begin()
+    yield made
+    await machines.heal()
+    await made.close()
+
+
+# --- followers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_every_store_is_killed_during_writes_and_reads(scene: Scene) -> None:
+    machines = scene.machines
+    for number, host in enumerate(machines.hosts):
+        await scene.written(20_000 * (number + 1))
+        pid = await machines.kill_process(host, STORE)
+        await machines.wait_process(host, STORE, not_pid=pid)
+    await scene.sealed()
+    scene.load.pause_seconds = 0.2
+    reading = asyncio.create_task(asyncio.to_thread(scene.load.read))
+    for host in machines.hosts:
+        pid = await machines.kill_process(host, STORE)
+        await machines.wait_process(host, STORE, not_pid=pid)
+    (await reading).check()
+    await scene.judge("each store killed during writes and during reads")
+    assert scene.load.errors["AttemptLost"] > 0
+
+
+async def hurt(
+    scene: Scene, begin: Callable[[str], Awaitable[None]], end: Callable[[str], Awaitable[None]], fault: str
+) -> None:
+    """A host is of no use from the middle of the writes to the middle of the reads, longer than its session."""
+    host = scene.machines.hosts[1]
+    await scene.written(30_000)
+    began = time.monotonic()
+    await begin(host)
+    try:
+        table = await scene.sealed()
+        took = time.monotonic() - began
+        scene.load.pause_seconds = 0.1
+        reading = asyncio.create_task(asyncio.to_thread(scene.load.read))
+        await asyncio.sleep(max(0.5, SESSION_SECONDS + 1.0 - took))  # the fault is the point
+    finally:
+        await end(host)
+    (await reading).check()
+    assert sum(one.rows for one in table.ranges) == table.rows
+    await scene.judge(fault, sealed_after_seconds=round(took, 2))
+
+
+async def test_a_host_is_killed(scene: Scene) -> None:
+    await hurt(scene, scene.machines.kill, scene.machines.start, "a host killed during writes, started during reads")
+
+
+async def test_a_host_is_paused(scene: Scene) -> None:
+    await hurt(scene, scene.machines.pause, scene.machines.unpause, "a host paused during writes, woken during reads")
+
+
+async def test_a_host_is_cut_off_from_the_others(scene: Scene) -> None:
+    """Clients reach it, and ZooKeeper doesn't: what it still does by its old table must not count."""
+    machines = scene.machines
+
+    async def cut(host: str) -> None:
+        await machines.partition(host, {*machines.machines()} - {host, CLIENT})
+
+    async def heal(host: str) -> None:
+        await machines.heal()
+
+    await hurt(scene, cut, heal, "a host cut off from all but clients")
+
+
+async def test_all_hosts_are_killed_after_the_commit(scene: Scene) -> None:
+    machines = scene.machines
+    await scene.sealed()
+    await asyncio.gather(*(machines.kill(host) for host in machines.hosts))
+    await asyncio.gather(*(machines.start(host) for host in machines.hosts))
+    await scene.judge("all hosts killed after the commit")
+
+
+async def test_a_disk_is_full_for_a_while(image: str, tmp_path: Path) -> None:
+    machines = DockerCluster(
+        image=image, gcms=1, hcms=3, session_seconds=SESSION_SECONDS, state_megabytes=1000, logs=tmp_path / "logs"
+    )
+    async with machines, machines.connect() as client:
+        scene = Scene(machines, client)
+        await asyncio.to_thread(scene.load.create, REPLICAS, 8)
+        try:
+            await machines.disk_full(machines.hosts[2])
+            scene.load.start(PACE_SECONDS)
+
+            async def refused() -> bool:
+                return (await scene.counters(machines.hosts[2]))["refused_StorageFull"] > 0
+
+            await machines.wait_for(refused, "pieces are refused")
+            await machines.disk_free(machines.hosts[2])
+            await scene.sealed()
+            await scene.judge("the disk of a host was full for a while")
+        finally:
+            await scene.close()
+
+
+# --- the leader -----------------------------------------------------------------------------------------------------------
+
+
+async def arm(machines: DockerCluster, point: str) -> str:
+    """The leader will kill itself there; the other GCM stands by. Its name."""
+    armed = await machines.leader()
+    other = next(name for name in machines.gcms if name != armed)
+    await machines.stop(other)
+    await machines.restart_daemon(armed, **{VARIABLE: point})
+    await machines.wait_leader([armed])
+    await machines.start(other)
+    return other
+
+
+@pytest.mark.parametrize("point", ["none.written", "checking.written", "moving.written"])
+async def test_the_leader_dies(machines: DockerCluster, client: roq.Cluster, point: str) -> None:
+    """Between two of its steps; the other one goes on. Other points: tests of the leader itself."""
+    other = await arm(machines, f"shuffle.{point}")
+    scene = Scene(machines, client)
+    await scene.begin()
+    try:
+        scene.load.pause_seconds = 0.0
+        await scene.sealed()
+        after = await asyncio.to_thread(scene.load.shuffles.rebalance, scene.load.name, 13)
+        assert len(after.ranges) == 13
+        assert await machines.wait_leader() == other, "the point was never reached"
+        await scene.judge(f"the leader died at {point}", moved=after.moved, moved_least=after.moved_least)
+    finally:
+        await scene.close()

@@ -1,0 +1,90 @@
+"""A shuffle's record in a real ZooKeeper: large parts in chunks, written before they are named, deleted when they are not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+
+from gcm.reign import Reign
+from gcm.shuffle_store import CHUNK_BYTES, ShuffleStore, read_all
+from roq.coordination import paths
+from roq.coordination.multi import take_epoch
+from roq.coordination.session import Session
+from roq.errors import NotLeader
+from roq.runtime.observe import Counters
+from roq.shuffle.ranges import table_of
+from roq.shuffle.record import Record, Stage, with_holders
+from roq.wire.shuffle import RANGES_MAX, Position, Receipt, Spec, State
+
+
+@pytest.fixture
+async def session(chroot: str) -> AsyncIterator[Session]:
+    async with AsyncExitStack() as stack:
+        session = await Session.connect(chroot, 6.0)
+        stack.push_async_callback(session.close)
+        for path in paths.SKELETON:
+            await session.ensure_path(path)
+        yield session
+
+
+async def reign_of(session: Session) -> Reign:
+    return await Reign.begin(session, await take_epoch(session), Counters())
+
+
+def large() -> Record:
+    """10,000 ranges with long keys, 20,000 winners."""
+    borders = [Position(number.to_bytes(100, "big"), number, 0, number) for number in range(1, RANGES_MAX)]
+    table = with_holders("id", table_of(borders), [f"host{number}" for number in range(20)], 3)
+    receipts = tuple(Receipt(number, f"attempt-{number:020}", 1, 10, 1) for number in range(20_000))
+    spec = Spec(("k",), b"schema" * 1000, 3, RANGES_MAX)
+    return Record("big", "id", spec, 1.5, "t", State.SEALING, Stage.CHECKING, 1, table, (), receipts, RANGES_MAX + 1)
+
+
+async def test_a_large_record_is_read_as_it_was_written(session: Session) -> None:
+    reign = await reign_of(session)
+    store, record = ShuffleStore(reign, "id"), large()
+    await store.create(record)
+    names = await session.children(paths.shuffle("id"))
+    assert {name.split("-")[0] for name in names} == {"schema", "table", "receipts"}
+    for name in names:
+        node = await session.get(paths.shuffle_part("id", name))
+        assert node is not None
+        assert 0 < len(node.data) <= CHUNK_BYTES
+    node = await session.get(paths.shuffle("id"))
+    assert node is not None
+    assert len(node.data) < 2000
+    moving = msgspec.structs.replace(record, stage=Stage.MOVING, epoch=2, former=record.table, table=record.table[:1])
+    moving = msgspec.structs.replace(moving, table=table_of([], [7]))
+    await store.write(moving)
+    ((read, again),) = await read_all(session, reign)
+    assert read == moving
+    await again.write(record)
+    left = await session.children(paths.shuffle("id"))
+    assert sorted(left) == sorted(names), "what was the former table is the table again, and not written anew"
+    await again.delete()
+    assert await session.children(paths.SHUFFLES) == []
+    await reign.end(None)
+
+
+async def test_what_nothing_names_is_deleted_and_what_is_damaged_is_left_alone(session: Session) -> None:
+    first = await reign_of(session)
+    store, record = ShuffleStore(first, "id"), large()
+    await store.create(record)
+    await ShuffleStore(first, "damaged").create(msgspec.structs.replace(record, id="damaged"))
+    await session.create(paths.shuffle("begun"))
+    await session.create(paths.shuffle_part("begun", "schema-1-1.0"), b"x")
+    await session.create(paths.shuffle_part("id", "table-0-9.0"), b"y")
+    chunk = next(name for name in await session.children(paths.shuffle("damaged")) if name.startswith("table"))
+    await session.set(paths.shuffle_part("damaged", chunk), b"z", -1)
+    second = await reign_of(session)
+    ((read, _),) = await read_all(session, second)
+    assert read == record
+    assert sorted(await session.children(paths.SHUFFLES)) == ["damaged", "id"]
+    assert "table-0-9.0" not in await session.children(paths.shuffle("id"))
+    with pytest.raises(NotLeader):  # the former leader can't write any more
+        await store.write(record)
+    await first.end(None)
+    await second.end(None)

@@ -1,0 +1,107 @@
+"""The leader of a shuffle keeps its promises whatever dies when; and each safeguard is needed: without it the search finds how
+one is broken."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from roq.shuffle import inquiries, transitions
+from roq.shuffle.events import Event, Instruction, Step, Written
+from roq.shuffle.plan import Plan
+from roq.wire.shuffle import State
+from tests.model.search import explore
+from tests.model.shuffle import Limits, Model
+
+QUIET = Limits()
+FOUR = ("a", "b", "c", "d")
+SITUATIONS = {
+    "nothing happens": QUIET,
+    "cut anew": Limits(ranges=3),
+    "uneven at first": Limits(borders=(1,), leaders_killed=1),
+    "a leader dies at every step": Limits(ranges=3, leaders_killed=1),
+    "a leader dies at every step, four followers": Limits(ranges=3, hosts=FOUR, leaders_killed=1),
+    "one copy": Limits(ranges=4, replicas=1, hosts=FOUR, leaders_killed=1),
+    "two leaders die": Limits(leaders_killed=2, forgetful=1),
+    "a follower dies": Limits(ranges=3, followers_killed=1),
+    "a follower dies, then the leader, or before": Limits(followers_killed=1, leaders_killed=1),
+    "a follower joins": Limits(ranges=1, joins=1),
+    "a follower joins, a leader dies": Limits(joins=1, leaders_killed=1),
+    "one joins, one dies": Limits(joins=1, followers_killed=1),
+    "a holder lacks rows": Limits(forgetful=2, leaders_killed=1),
+    "answers are lost, and told twice": Limits(ranges=3, answers_lost=1, answers_twice=1),
+    "three copies": Limits(ranges=1, replicas=3, hosts=FOUR, followers_killed=1),
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_sealed_data_can_be_read_and_ends_where_it_belongs(name: str) -> None:
+    found = explore(Model(SITUATIONS[name]), 300_000)
+    assert not found.trail, "\n".join(found.trail)
+    assert found.ends
+
+
+class ForgetsEarly(Plan):
+    """Former holders forget while new ones still fetch."""
+
+    def _fetch(self) -> bool:
+        asks = inquiries.fetch(self.record, self._epoch, self._hosts.running) if self.record.former else []
+        if self.record.state is State.SEALED and asks:
+            return self._ask(Step.FETCH, [*asks, *inquiries.keep(self.record, self._epoch, self._hosts.running)])
+        return super()._fetch()
+
+    def check(self) -> None:
+        """Of course it is broken."""
+
+
+class ActsUnwritten(Plan):
+    """Does what a record says before it is written."""
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        if isinstance(event, Written):
+            return []
+        out = super().handle(event, now)
+        while isinstance(self.writing, msgspec.Struct):
+            out += super().handle(Written(), now)
+        return out
+
+    def check(self) -> None:
+        """Of course it is broken."""
+
+
+class TrustsHolders(Plan):
+    """Takes the table as whole without counting."""
+
+    def _count(self) -> bool:
+        table = self.record.table
+        if self.record.state is State.SEALING:
+            counts = {each.number: (self.record.rows, 0) if each.number == 0 else (0, 0) for each in table}
+            rows = (msgspec.structs.replace(each, rows=counts[each.number][0], size=0) for each in table)
+            self._write(transitions.whole(self.record, tuple(rows), self._hosts.members, 0))
+            return True
+        return super()._count()
+
+
+class DoesNotWaitForForgetting(Plan):
+    """Moves data while followers may still be forgetting."""
+
+    def _advance(self) -> bool:
+        if self.step is Step.KEEP and self._rebalance_wanted is not None:
+            self._reset()
+        return super()._advance()
+
+
+CONTROLS = {
+    "former holders forget too early": Limits(joins=1, replicas=1, borders=(1, 2, 3), machine=ForgetsEarly),
+    "a record is not written first": Limits(ranges=4, replicas=1, leaders_killed=1, machine=ActsUnwritten),
+    "what holders have is not counted": Limits(forgetful=1, machine=TrustsHolders),
+    "followers obey former leaders": Limits(ranges=3, hosts=FOUR, leaders_killed=1, fenced=False),
+    "forgetting is not waited for": Limits(ranges=3, hosts=FOUR, machine=DoesNotWaitForForgetting),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_without_the_safeguard_a_promise_is_broken(name: str) -> None:
+    found = explore(Model(CONTROLS[name]), 300_000)
+    assert found.trail, f"{found.states} states and no breach"
+    assert found.trail[-1].startswith("==> ")

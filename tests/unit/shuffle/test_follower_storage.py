@@ -1,0 +1,302 @@
+"""The storage role on a real folder: what is stored once is found exactly, through damage, full disks, and new starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from roq.errors import CallError, DataLost, FrameError, Overloaded, ShuffleNotFound, StaleEpoch, StorageFull
+from roq.runtime.observe import Counters
+from roq.store.follower.cutting import ArrowCutter
+from roq.store.follower.memory import Budget
+from roq.store.follower.storage import Storage, thinned
+from roq.wire.shuffle import Block, CutBlocks, Interval, Position, ReadBlocks, RunSample
+from tests.harness.shuffle_rows import SPEC, key_of, piece, positions, rows_in, run_of
+
+MEMORY = 64 * 1024 * 1024
+EVERYTHING = Interval(None, None)
+Open = Callable[..., Awaitable[Storage]]
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[Open]:
+    """Opens the storage of one folder, again and again."""
+    made: list[Storage] = []
+
+    async def open_again(memory: int = MEMORY, free_bytes_min: int = 0) -> Storage:
+        for one in made:
+            await one.close()
+        made.append(await Storage.open(tmp_path / "s", ArrowCutter(), Budget(memory), Counters(), free_bytes_min))
+        return made[-1]
+
+    yield open_again
+    for one in made:
+        await one.close()
+
+
+async def read_all(storage: Storage, interval: Interval = EVERYTHING, winners: dict[int, str] | None = None) -> list[int]:
+    """Ids of the rows in the interval, through slices and exact reads."""
+    slices, _ = await storage.slices("s", interval, winners or {0: "a"}, every=winners is None)
+    found: list[int] = []
+    for one in slices:
+        row, last = one.first, one.first + one.rows - 1
+        while row <= last:
+            blocks = await storage.cut(CutBlocks("s", one.partition, one.attempt, one.run, row, last))
+            assert blocks[0].first == row
+            found += [id for _, id in rows_in(blocks)]
+            row = blocks[-1].first + blocks[-1].rows
+        assert row == last + 1, "cut exactly"
+    return found
+
+
+async def test_pieces_are_stored_once(opened: Open) -> None:
+    storage, blocks = await opened(), run_of(range(100), 10)
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks[:6])])
+    await asyncio.gather(*(storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks[3:])]) for _ in range(3)))
+    assert await read_all(storage) == [*range(100)]
+    assert storage.shuffles["s"].live == sum(len(block.data) for block in blocks)
+
+
+async def test_pieces_cut_otherwise_are_stored_once(opened: Open) -> None:
+    """The table changed between two times they were sent."""
+    storage = await opened()
+    for rows in (10, 7, 33):
+        blocks = run_of(range(100), rows)
+        await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks[2:4]), piece(0, "a", 0, blocks[1:2])])
+    here = sorted({*range(10, 40), *range(7, 28), *range(33, 100)})
+    assert await read_all(storage) == here
+    assert (await storage.count("s", [EVERYTHING], {0: "a"}))[0] == [len(here)]
+    storage = await opened()
+    assert await read_all(storage) == here, "after a new start"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=60),
+    st.tuples(st.integers(0, 10), st.integers(0, 2), st.integers(0, 1), st.integers(0, 60)),
+    st.integers(1, 9),
+)
+def test_slices_are_exact(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[int], border: tuple[int, int, int, int], rows: int
+) -> None:
+    """A border cuts three runs of two partitions as the total order says; both sides together are everything."""
+
+    async def check() -> None:
+        storage = await Storage.open(tmp_path_factory.mktemp("s"), ArrowCutter(), Budget(MEMORY), Counters(), 0)
+        at = Position(key_of(border[0]), *border[1:])
+        runs = {(0, 0): run_of(keys, rows), (1, 0): run_of(keys[::2], rows), (1, 1): run_of(keys[1:], rows + 1)}
+        for (partition, run), blocks in runs.items():
+            await storage.store("s", "visits", SPEC, [piece(partition, "a", run, blocks)])
+        winners = {0: "a", 1: "a"}
+        found = [await storage.slices("s", part, winners) for part in (Interval(None, at), Interval(at, None))]
+        for (partition, run), blocks in runs.items():
+            every = positions(partition, run, blocks)
+            expected = [[row.row for row in every if row < at], [row.row for row in every if row >= at]]
+            seen = [
+                [row for one in slices if (one.partition, one.run) == (partition, run)
+                 for row in range(one.first, one.first + one.rows)]
+                for slices, _ in found
+            ]  # fmt: skip
+            assert seen == expected
+        counts = await storage.count("s", [Interval(None, at), Interval(at, None)], winners)
+        assert sum(counts[0]) == sum(block.rows for blocks in runs.values() for block in blocks)
+        samples = await storage.samples("s", [Interval(None, at), Interval(at, None)], winners)
+        assert sum(sample.rows for sample in samples) == sum(counts[0])
+        for sample in samples:
+            order = positions(sample.partition, sample.run, runs[sample.partition, sample.run])
+            assert list(sample.keys) == [order[row].key for row in sample.rows_at]
+        await storage.close()
+
+    asyncio.run(check())
+
+
+async def test_losers_are_told_apart(opened: Open) -> None:
+    storage = await opened()
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(10), 5)), piece(0, "b", 0, run_of(range(20), 5))])
+    assert (await storage.count("s", [EVERYTHING], {0: "b"}))[0] == [20]
+    assert (await storage.count("s", [EVERYTHING], {}))[0] == [0]
+    assert await storage.slices("unknown", EVERYTHING, {0: "a"}) == ([], [])
+
+
+async def test_reading_goes_on_at_any_row(opened: Open) -> None:
+    storage, blocks = await opened(), run_of(range(100), 10)
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks[:3] + blocks[5:])])
+    read = await storage.read(ReadBlocks("s", 0, "a", 0, 14, 99))
+    assert [block.first for block in read] == [10, 20], "up to the gap"
+    assert await storage.read(ReadBlocks("s", 0, "a", 0, 30, 99)) == []
+    assert [one.first for one in await storage.read(ReadBlocks("s", 0, "a", 0, 55, 70, 1))] == [50], "one at least"
+    with pytest.raises(ShuffleNotFound):
+        await storage.read(ReadBlocks("other", 0, "a", 0, 0, 9))
+
+
+def test_a_sample_is_thinned_without_losing_weight() -> None:
+    keys = tuple(bytes([at]) for at in range(7))
+    sample = RunSample(0, "a", 0, 70, 700, keys, tuple(range(0, 70, 10)), (100,) * 7)
+    half = thinned(sample)
+    assert (half.keys, half.rows_at) == (keys[::2], (0, 20, 40, 60))
+    assert half.weights == (200, 200, 200, 100)
+    assert thinned(thinned(thinned(half))).weights == (700,)
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------------------
+
+
+def data_file(tmp_path: Path) -> Path:
+    return tmp_path / "s" / "s" / "data-000001"
+
+
+def harm(path: Path, block: Block) -> None:
+    """One bit of the block's data."""
+    data = bytearray(path.read_bytes())
+    at = data.find(block.data)
+    data[at + len(block.data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+async def test_a_damaged_block_is_missing_and_can_be_stored_again(opened: Open, tmp_path: Path) -> None:
+    storage, blocks = await opened(), run_of(range(100), 10)
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks)])
+    harm(data_file(tmp_path), blocks[4])
+    assert [one.first for one in await storage.read(ReadBlocks("s", 0, "a", 0, 0, 99))] == [0, 10, 20, 30]
+    assert await storage.read(ReadBlocks("s", 0, "a", 0, 40, 99)) == [], "dropped"
+    assert storage.counters["damaged"] == 1
+    storage = await opened()
+    assert (await storage.count("s", [EVERYTHING], {0: "a"}))[0] == [90], "for good"
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks)])
+    assert await read_all(storage) == [*range(100)]
+
+
+async def test_damage_in_the_first_block_that_is_read_is_told(opened: Open, tmp_path: Path) -> None:
+    storage, blocks = await opened(), run_of(range(30), 10)
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks)])
+    harm(data_file(tmp_path), blocks[0])
+    with pytest.raises(DataLost):
+        await storage.read(ReadBlocks("s", 0, "a", 0, 0, 29))
+
+
+async def test_a_power_cut_leaves_a_torn_tail(opened: Open, tmp_path: Path) -> None:
+    storage, blocks = await opened(), run_of(range(50), 10)
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks)])
+    whole = data_file(tmp_path).read_bytes()
+    for size in (len(whole) - 1, len(whole) - 40, len(whole) // 2):
+        data_file(tmp_path).write_bytes(whole[:size])
+        storage = await opened()
+        rows = (await storage.count("s", [EVERYTHING], {0: "a"}))[0][0]
+        assert 0 < rows < 50
+        await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks)])
+        assert await read_all(storage) == [*range(50)]
+
+
+async def test_zeros_where_the_disk_did_not_get_to_are_no_rows(opened: Open, tmp_path: Path) -> None:
+    storage, blocks = await opened(), run_of(range(50), 10)
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks)])
+    data = bytearray(data_file(tmp_path).read_bytes())
+    at = data.find(blocks[3].data)
+    data[at : at + len(blocks[3].data)] = bytes(len(blocks[3].data))
+    data_file(tmp_path).write_bytes(data)
+    storage = await opened()
+    assert await read_all(storage) == [*range(30), *range(40, 50)]
+    assert storage.counters["damaged_at_start"] == 1
+
+
+async def test_a_full_disk_is_told_and_recovered_from(opened: Open) -> None:
+    storage, blocks = await opened(free_bytes_min=1 << 60), run_of(range(50), 10)
+    for _ in range(2):
+        with pytest.raises(StorageFull):
+            await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks)])
+    storage = await opened(free_bytes_min=0)  # somebody made room
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks)])
+    assert await read_all(storage) == [*range(50)]
+
+
+async def test_a_block_damaged_on_its_way_is_refused_and_the_others_are_stored(opened: Open) -> None:
+    storage, blocks = await opened(), run_of(range(20), 10)
+    wrong = Block(*(*[getattr(blocks[1], name) for name in Block.__struct_fields__][:-1], blocks[1].data[:-1] + b"?"))
+    bad, good = await asyncio.gather(
+        storage.store("s", "visits", SPEC, [piece(0, "a", 0, [wrong])]),
+        storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks[:1])]),
+        return_exceptions=True,
+    )
+    assert isinstance(bad, FrameError)
+    assert good is None
+    assert await read_all(storage) == [*range(10)]
+
+
+async def test_more_than_memory_has_room_for_is_refused_for_now(opened: Open) -> None:
+    storage, blocks = await opened(memory=4000), run_of(range(40), 10, pad=50)
+    answers = await asyncio.gather(
+        *(storage.store("s", "visits", SPEC, [piece(0, "a", 0, [block])]) for block in blocks), return_exceptions=True
+    )
+    assert any(isinstance(answer, Overloaded) for answer in answers)
+    for block in blocks:
+        await storage.store("s", "visits", SPEC, [piece(0, "a", 0, [block])])
+    assert await read_all(storage) == [*range(40)]
+
+
+async def test_an_id_can_not_leave_the_folder(opened: Open) -> None:
+    storage = await opened()
+    for id in ("../x", "", "a/b", ".", "x" * 101):
+        with pytest.raises(CallError):
+            await storage.store(id, "visits", SPEC, [])
+
+
+# --- the leader's orders --------------------------------------------------------------------------------------------------
+
+
+async def test_an_older_leader_is_refused_also_after_a_new_start(opened: Open) -> None:
+    storage = await opened()
+    await storage.obey(7)
+    await storage.obey(7)
+    storage = await opened()
+    with pytest.raises(StaleEpoch):
+        await storage.obey(6)
+
+
+async def test_what_is_outside_is_forgotten_and_its_space_given_back(opened: Open, tmp_path: Path) -> None:
+    storage = await opened()
+    for run in range(4):
+        await storage.store("s", "visits", SPEC, [piece(0, "a", run, run_of(range(1000), 50, pad=100))])
+    await storage.store("s", "visits", SPEC, [piece(0, "loser", 0, run_of(range(1000), 50, pad=100))])
+    before = data_file(tmp_path).stat().st_size
+    kept = Interval(Position(key_of(500), 0, 0, 0), Position(key_of(520), 0, 0, 0))
+    rows = (await storage.count("s", [kept], {0: "a"}))[0]
+    await storage.keep("s", [kept], {0: "a"}, sealed=False)
+    assert (await storage.count("s", [kept], {0: "loser"}))[0] != [0], "it may still win"
+    await storage.keep("s", [kept], {0: "a"}, sealed=True)
+    assert (await storage.count("s", [kept], {0: "loser"}))[0] == [0]
+    assert (await storage.count("s", [kept], {0: "a"}))[0] == rows
+    await storage.store(
+        "s", "visits", SPEC, [piece(0, "a", 9, run_of(range(1000), 50, pad=100))]
+    )  # the file that grew is closed now
+    await storage.keep("s", [kept], {0: "a"}, sealed=True)
+    storage.shuffles["s"].close_current()
+    await storage.keep("s", [kept], {0: "a"}, sealed=True)
+    assert sum(path.stat().st_size for path in (tmp_path / "s" / "s").glob("data-*")) < before / 4
+    assert (await storage.count("s", [kept], {0: "a"}))[0][0] > rows[0]
+    storage = await opened()
+    assert (await storage.count("s", [kept], {0: "a"}))[0][0] > rows[0]
+
+
+async def test_all_outside_leaves_no_data(opened: Open, tmp_path: Path) -> None:
+    storage = await opened()
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(100), 10))])
+    await storage.keep("s", [], {0: "a"}, sealed=True)
+    assert not list((tmp_path / "s" / "s").glob("data-*"))
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(100), 10))])
+    assert await read_all(storage) == [*range(100)], "and it may come back"
+
+
+async def test_a_forgotten_shuffle_does_not_come_back_with_late_pieces(opened: Open, tmp_path: Path) -> None:
+    storage = await opened()
+    late = [piece(0, "a", 0, run_of(range(100), 10))]
+    await storage.store("s", "visits", SPEC, late)
+    await asyncio.gather(storage.store("s", "visits", SPEC, [piece(0, "a", 1, run_of(range(9), 3))]), storage.forget("s"))
+    with pytest.raises(ShuffleNotFound):
+        await storage.store("s", "visits", SPEC, late)
+    assert not (tmp_path / "s" / "s").exists()
+    await storage.forget("neverseen")

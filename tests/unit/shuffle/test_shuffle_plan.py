@@ -1,0 +1,339 @@
+"""The leader's machine of a shuffle, one situation at a time. Whatever dies when: tests/model/test_shuffle.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from roq.errors import AttemptConflict, AttemptNotFound, DataLost, ShuffleNotSealed, ShuffleSealed
+from roq.shuffle.events import (
+    Answered,
+    Ask,
+    Commit,
+    Cut,
+    Delete,
+    Event,
+    Failed,
+    Hosts,
+    Instruction,
+    Rebalance,
+    Recut,
+    Refuse,
+    Remove,
+    Reported,
+    Tick,
+    Wake,
+    Write,
+    Written,
+)
+from roq.shuffle.plan import GATHER_SECONDS, KEEP_SECONDS, RETRY_SECONDS, Plan
+from roq.shuffle.record import Record, Stage, recut
+from roq.wire import shuffle as wire
+from roq.wire.shuffle import Interval, Receipt, RunSample, Spec, State
+
+HOSTS = ("a", "b", "c")
+ROWS = 100
+GOOD = Receipt(0, "good", ROWS, ROWS * 10, 1)
+
+
+def sample(partition: int = 0, rows: int = ROWS) -> RunSample:
+    keys = tuple(number.to_bytes(2, "big") for number in range(rows))
+    return RunSample(partition, "good", 0, rows, rows * 10, keys, tuple(range(rows)), (10,) * rows)
+
+
+class Leader:
+    """A machine whose records are written at once. answers: what followers say, by kind of request; the rest stays asked."""
+
+    def __init__(self, ranges: int = 4, replicas: int = 2) -> None:
+        self.plan = Plan(Record("s", "id", Spec(("k",), b"s", replicas, ranges), 0.0, "t"), 1)
+        self.now = 0.0
+        self.asked: list[Ask] = []
+        self.told: list[Instruction] = []  # what is neither written nor asked nor worked out
+        self.counted: dict[Interval, int] = {}  # fewer rows than there should be, by interval
+        self.hosts(*HOSTS)
+
+    @property
+    def record(self) -> Record:
+        return self.plan.record
+
+    def stage(self) -> Stage:
+        return self.record.stage
+
+    def hosts(self, *running: str, members: Sequence[str] | None = None, settled: bool = True) -> None:
+        self.feed(Hosts(frozenset(running), frozenset(running if members is None else members), settled))
+
+    def feed(self, event: Event) -> None:
+        """And everything that comes of it but the answers of followers."""
+        waiting = self.plan.handle(event, self.now)
+        while waiting:
+            self.plan.check()
+            instruction = waiting.pop(0)
+            match instruction:
+                case Write():
+                    waiting += self.plan.handle(Written(), self.now)
+                case Ask():
+                    self.asked.append(instruction)
+                case Recut(id, record, samples, count, hosts):
+                    waiting += self.plan.handle(Cut(id, recut(record, samples, count, hosts)), self.now)
+                case _:
+                    self.told.append(instruction)
+        self.plan.check()
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.feed(Tick())
+
+    def table(self) -> None:
+        """The first one is cut."""
+        self.feed(Reported((sample(),), (), wanted=True))
+        self.wait(GATHER_SECONDS)
+
+    def answer(self, *kinds: type[wire.Request]) -> list[Ask]:
+        """All that was asked of these kinds is answered, and what comes of it, until something else is asked for."""
+        done = []
+        while mine := [ask for ask in self.asked if isinstance(ask.request, kinds)]:
+            self.asked = [ask for ask in self.asked if ask not in mine]
+            for ask in mine:
+                done.append(ask)
+                self.feed(Answered(ask.id, self.reply(ask.request)))
+        return done
+
+    def reply(self, request: wire.Request) -> wire.Reply:
+        match request:
+            case wire.CountRows(_, intervals, _):
+                rows = [self.counted.get(each, _rows(each)) for each in intervals]
+                return wire.Counts(rows, [each * 10 for each in rows])
+            case wire.TellSamples(_, intervals, _):
+                return wire.Samples([part for each in intervals if (part := _part(each)).rows])
+            case wire.FetchInterval(_, _, interval, _, _):
+                return wire.Fetched(_rows(interval) * 10)
+        return wire.Done()
+
+    def sealed(self) -> Leader:
+        self.table()
+        self.feed(Commit((GOOD,)))
+        self.answer(wire.CountRows, wire.TellSamples, wire.FetchInterval)
+        self.answer(wire.KeepIntervals)
+        assert (self.record.state, self.record.stage) == (State.SEALED, Stage.NONE)
+        return self
+
+
+def _rows(interval: Interval) -> int:
+    return _part(interval).rows
+
+
+def _part(interval: Interval) -> RunSample:
+    first = interval.lower.row if interval.lower else 0
+    end = interval.upper.row if interval.upper else ROWS
+    whole, rows = sample(), range(first, end)
+    return RunSample(0, "good", 0, len(rows), len(rows) * 10, whole.keys[first:end], tuple(rows), (10,) * len(rows))
+
+
+def test_a_table_is_cut_when_one_is_wanted_and_not_before_others_could_tell() -> None:
+    one = Leader()
+    one.feed(Reported((sample(),), (), wanted=False))
+    one.wait(10)
+    assert one.record.epoch == 0
+    one.feed(Reported((sample(1),), (GOOD,), wanted=True))
+    assert one.told == [Wake(GATHER_SECONDS)]
+    assert one.record.epoch == 0
+    one.wait(GATHER_SECONDS)
+    assert (one.record.epoch, len(one.record.table), one.record.stage) == (1, 4, Stage.NONE)
+    assert all(len(each.holders) == 2 for each in one.record.table)
+    assert one.plan.stored == {(0, "good")}
+
+
+def test_no_table_without_hosts() -> None:
+    one = Leader()
+    one.hosts()
+    one.table()
+    assert one.record.epoch == 0
+    one.hosts("a")
+    assert [each.holders for each in one.record.table] == [("a",)] * 4
+
+
+def test_winners_are_counted_at_every_holder() -> None:
+    one = Leader()
+    one.table()
+    one.feed(Commit((GOOD,)))
+    counting = one.answer(wire.CountRows)
+    assert sorted(ask.host for ask in counting) == [*HOSTS]
+    assert (one.record.state, one.record.stage) == (State.SEALED, Stage.KEEPING)
+    assert [each.rows for each in one.record.table] == [25] * 4
+    assert {ask.host for ask in one.answer(wire.KeepIntervals)} == {*HOSTS}
+    assert one.stage() is Stage.NONE
+    one.feed(Commit((GOOD,)))
+    with pytest.raises(ShuffleSealed):
+        one.feed(Commit(()))
+    with pytest.raises(AttemptConflict):
+        Leader().feed(Commit((GOOD, Receipt(0, "bad", 1, 1, 1))))
+
+
+def test_who_was_counted_to_lack_rows_fetches_them_from_who_has_them() -> None:
+    one = Leader()
+    one.table()
+    one.feed(Commit((GOOD,)))
+    short = one.record.table[0]
+    lacking, full = short.holders
+    for ask in list(one.asked):
+        assert isinstance(ask.request, wire.CountRows)
+        rows = [0 if ask.host == lacking and each == short.interval else 25 for each in ask.request.intervals]
+        one.feed(Answered(ask.id, wire.Counts(rows, rows)))
+    fetching = [ask for ask in one.asked if isinstance(ask.request, wire.FetchInterval)]
+    assert [(ask.host, ask.request.sources) for ask in fetching if isinstance(ask.request, wire.FetchInterval)] == [
+        (lacking, [full])
+    ]
+    one.asked = fetching
+    one.answer(wire.FetchInterval, wire.CountRows)
+    assert one.record.state is State.SEALED
+
+
+@pytest.mark.parametrize(("stored", "error"), [(False, AttemptNotFound), (True, DataLost)])
+def test_winners_that_are_not_there_can_not_win_and_others_can(stored: bool, error: type[Exception]) -> None:
+    one = Leader()
+    one.table()
+    bogus = Receipt(1, "bogus", 7, 70, 1)
+    if stored:
+        one.feed(Reported((), (bogus,), wanted=False))
+    one.feed(Commit((GOOD, bogus)))
+    one.answer(wire.CountRows, wire.TellSamples)
+    (refusal,) = (each for each in one.told if isinstance(each, Refuse))
+    assert isinstance(refusal.error, error)
+    assert (one.record.state, one.record.receipts) == (State.FILLING, ())
+    one.feed(Commit((GOOD,)))
+    one.answer(wire.CountRows)
+    assert one.record.state is State.SEALED
+
+
+def test_an_uneven_table_is_cut_anew_and_former_holders_forget_last() -> None:
+    one = Leader()
+    one.feed(Reported((sample(rows=8),), (), wanted=True))
+    one.wait(GATHER_SECONDS)
+    one.feed(Commit((GOOD,)))
+    one.answer(wire.CountRows)
+    assert one.stage() is Stage.CUTTING
+    one.answer(wire.TellSamples)
+    assert one.stage() is Stage.MOVING
+    assert (one.record.epoch, len(one.record.former)) == (2, 4)
+    assert not any(isinstance(ask.request, wire.KeepIntervals) for ask in one.asked)
+    one.answer(wire.FetchInterval)
+    one.answer(wire.CountRows)
+    assert (one.record.state, one.record.former) == (State.SEALED, ())
+    assert [each.rows for each in one.record.table] == [25] * 4
+    assert {each.identity for each in one.record.table} & {1, 2, 3, 4}, "identities are taken over"
+    assert one.record.moved >= one.record.moved_least > 0
+
+
+def test_an_empty_shuffle_can_be_sealed_without_a_table() -> None:
+    one = Leader()
+    one.feed(Commit(()))
+    assert (one.record.state, len(one.record.table), one.record.rows) == (State.SEALED, 1, 0)
+
+
+def test_a_lost_holder_is_replaced_and_one_that_restarts_is_not() -> None:
+    one = Leader().sealed()
+    before = one.record.table
+    one.hosts("a", "b", members=HOSTS)
+    assert one.record.table == before
+    one.hosts("a", "b")
+    assert one.stage() is Stage.MOVING
+    fetched = one.answer(wire.FetchInterval)
+    assert all("c" not in ask.request.sources for ask in fetched if isinstance(ask.request, wire.FetchInterval))
+    one.answer(wire.CountRows)
+    assert all({*each.holders} == {"a", "b"} for each in one.record.table)
+    assert [each.interval for each in one.record.table] == [each.interval for each in before]
+    assert one.record.moved == one.record.moved_least == 10 * sum(each.rows for each in before if "c" in each.holders)
+
+
+def test_at_the_beginning_of_a_reign_nobody_is_lost() -> None:
+    one = Leader().sealed()
+    one.plan = Plan(one.record, 2)
+    one.asked.clear()
+    one.hosts("a", settled=False)
+    one.wait(1)
+    assert (one.record.stage, one.record.epoch) == (Stage.NONE, 1)
+    assert not one.asked
+    one.hosts("a", "b", settled=True)
+    assert one.stage() is Stage.MOVING
+
+
+def test_attempts_under_way_are_told_before_a_lost_holder_is_replaced() -> None:
+    one = Leader()
+    one.table()
+    one.hosts("a", "b")
+    assert (one.record.state, one.record.stage, one.record.epoch) == (State.FILLING, Stage.MOVING, 2)
+    assert {type(ask.request) for ask in one.asked} == {wire.TableChanged}
+    told = one.asked.pop()
+    one.feed(Failed(told.id))
+    one.answer(wire.TableChanged)
+    assert {type(ask.request) for ask in one.asked} == {wire.FetchInterval}
+    one.answer(wire.FetchInterval)
+    assert (one.record.stage, one.record.former) == (Stage.NONE, ())
+
+
+def test_data_that_is_nowhere_is_looked_for_again() -> None:
+    one = Leader().sealed()
+    one.counted = {one.record.table[1].interval: 20}
+    one.hosts("a", "b")
+    one.answer(wire.FetchInterval)
+    one.answer(wire.CountRows)
+    assert one.stage() is Stage.MOVING
+    assert one.told[-1] == Wake(RETRY_SECONDS)
+    assert not one.asked
+    one.counted = {}
+    one.wait(RETRY_SECONDS)
+    one.answer(wire.FetchInterval, wire.CountRows)
+    assert one.stage() is Stage.KEEPING
+
+
+def test_rebalancing_waits_for_forgetting_and_readers_have_time() -> None:
+    with pytest.raises(ShuffleNotSealed):
+        Leader().feed(Rebalance("r", 8))
+    one = Leader()
+    one.table()
+    one.feed(Commit((GOOD,)))
+    one.answer(wire.CountRows)
+    keeping = one.asked
+    assert {type(ask.request) for ask in keeping} == {wire.KeepIntervals}
+    one.feed(Rebalance("r", 8))
+    assert one.stage() is Stage.KEEPING, "followers are still forgetting"
+    one.answer(wire.KeepIntervals)
+    assert one.stage() is Stage.CUTTING
+    one.answer(wire.TellSamples)
+    one.answer(wire.FetchInterval, wire.CountRows)
+    assert (one.record.stage, len(one.record.table), one.record.rebalanced) == (Stage.KEEPING, 8, "r")
+    assert not one.asked
+    assert one.told[-1] == Wake(KEEP_SECONDS)
+    one.feed(Rebalance("r", 8))
+    assert one.stage() is Stage.KEEPING, "the same request again"
+    one.wait(KEEP_SECONDS)
+    one.answer(wire.KeepIntervals)
+    assert one.stage() is Stage.NONE
+
+
+def test_who_comes_back_is_told_what_to_forget() -> None:
+    one = Leader().sealed()
+    one.hosts("a", "b", members=HOSTS)
+    one.hosts(*HOSTS)
+    assert [(ask.host, type(ask.request)) for ask in one.asked] == [("c", wire.KeepIntervals)]
+    one.feed(Failed(one.asked[0].id))
+    assert len(one.asked) == 2, "until it has"
+    one.answer(wire.KeepIntervals)
+    one.feed(Remove("x"))
+    assert {ask.host for ask in one.asked} == {*HOSTS}
+    one.answer(wire.ForgetShuffle)
+    assert one.plan.forgotten
+    assert one.told[-1] == Delete()
+    assert (one.record.state, one.record.table, one.record.receipts) == (State.REMOVED, (), ())
+
+
+def test_late_and_repeated_answers_change_nothing() -> None:
+    one = Leader().sealed()
+    before = one.record
+    for id in range(100):
+        one.feed(Answered(id, wire.Done()))
+        one.feed(Failed(id))
+    one.feed(Cut(1, recut(before, [], 4, HOSTS)))
+    assert one.record is before
+    assert not one.asked

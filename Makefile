@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help demo test check unit integration interop failure bench image venv java docker clean
+.PHONY: help demo test check unit integration spark interop failure bench image venv java docker clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,7 +10,7 @@ help: ## list the targets
 demo: java ## a whole cluster on this machine, a file through it, a planned move in the middle
 	.venv/bin/roq demo
 
-test: java spin ## checks, then unit, model, integration, interop and failure tests
+test: java spin ## checks, then unit, model, integration, Spark, interop and failure tests
 	tools/test.sh
 
 check: venv ## format, lint, types, import arrows
@@ -21,6 +21,9 @@ unit: venv spin ## unit and model tests only
 
 integration: java ## integration tests only
 	.venv/bin/python -m pytest tests/integration
+
+spark: java ## tests of Spark's sources and sinks only, with a real PySpark
+	.venv/bin/python -m pytest tests/spark
 
 interop: venv ## tests beside other people's programs only: python-task-queue on one folder with the file queue
 	@tools/setup.sh interop

@@ -1,0 +1,94 @@
+"""A capacity report: what each queue carried, with what, how fast, and what other policies would have used.
+
+A record of the KPI history stands for one second. The numbers come from capacity_numbers.py, pictures from capacity_picture.py.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from roq.wire.policy import Policy
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Of one number over time. highest_at: when it was highest."""
+
+    mean: float
+    median: float
+    p95: float
+    highest: float
+    highest_at: str
+
+
+class Told(msgspec.Struct, frozen=True):
+    """One decision. action: scale-out, scale-in, rebalance, hold."""
+
+    at: str
+    action: str
+    cause: str
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """What a policy would have done. exchange_hours: Exchanges times hours. over_seconds: records in which one of its limits
+    would have been exceeded; recorded_over_seconds: in which it really was."""
+
+    policy: str
+    rules: Policy
+    exchanges_least: int
+    exchanges_mean: float
+    exchanges_most: int
+    exchange_hours: float
+    busiest_exchange_per_second: float
+    over_seconds: int
+    recorded_over_seconds: int
+    actions: dict[str, int]
+    decisions: list[Told]
+
+
+class QueueReport(msgspec.Struct, frozen=True):
+    """One queue. Latencies and lags are those of the slowest subscriber in each record. lost: what was added while it was
+    recorded. None: there was no such member."""
+
+    queue: str
+    begin: str
+    end: str
+    records: int
+    missing_seconds: int
+    messages_per_second: Spread
+    bytes_per_second: Spread
+    delivered_per_second: Spread
+    exchanges_least: int
+    exchanges_mean: float
+    exchanges_most: int
+    exchange_hours: float
+    busiest_exchange_per_second: Spread | None
+    busiest_host_cpu: Spread | None
+    busiest_host_memory: Spread | None
+    publishers_most: int
+    subscribers_most: int
+    latency_p50_seconds: Spread | None
+    latency_p99_seconds: Spread | None
+    lag_seconds: Spread | None
+    lost: int
+    trials: list[Trial]
+
+    def in_words(self) -> str:
+        """Some lines for people."""
+        load, latency = self.messages_per_second, self.latency_p99_seconds
+        lines = [
+            f"{self.queue}: {self.begin} to {self.end}, {self.records} records",
+            f"  load {load.mean:,.0f} messages/s on average, {load.highest:,.0f} at most ({load.highest_at})",
+            f"  Exchanges {self.exchanges_least} to {self.exchanges_most}, {self.exchange_hours:,.2f} Exchange hours",
+            f"  p99 latency {latency.p95 * 1000:,.1f} ms in 95 % of the time, {latency.highest * 1000:,.1f} ms at most"
+            if latency
+            else "  no subscribers",
+            f"  {self.lost:,} messages lost",
+        ]
+        for trial in self.trials:
+            actions = ", ".join(f"{count} {action}" for action, count in sorted(trial.actions.items())) or "no decision"
+            lines.append(
+                f"  policy {trial.policy}: Exchanges {trial.exchanges_least} to {trial.exchanges_most},"
+                f" {trial.exchange_hours:,.2f} Exchange hours; over a limit {trial.over_seconds:,} s"
+                f" (as it was: {trial.recorded_over_seconds:,} s); {actions}"
+            )
+        return "\n".join(lines)

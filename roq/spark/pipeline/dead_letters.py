@@ -1,0 +1,254 @@
+"""What went wrong in a work queue: its dead letters by error, attempts, age and payload size. Nothing in the queue changes.
+
+    roq pipeline run dead_letters log:///data/tasks --out /data/dead
+    roq pipeline run dead_letters roq://zk1:2181/orders --out /data/dead --top 20 --examples 5
+
+Errors are grouped by class and pattern, the first line without ids, numbers, paths and quoted texts. What is written:
+dead_letters.json, the report, and letters/, every dead letter as Parquet. A cluster shows 10,000 dead letters at most, and of
+large payloads fewer: the report tells how many there are and how many it is about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from roq.blocking import open_queue
+from roq.errors import CallError
+from roq.spark.pipeline.error_text import error_class, error_pattern
+from roq.spark.pipeline.job import arguments, moment, run_job, say, whole, write_whole
+from roq.workqueue.address import parse
+
+CLUSTER_MAX = 10_000  # dead letters that a master shows
+PAYLOAD_SHOWN = 200  # characters of an example's
+ERROR_SHOWN = 500
+LEVELS = [0.5, 0.95]
+PATTERN_SHOWN = 100
+KINDS = StructType().add("error_class", "string").add("pattern", "string")
+LETTERS = (
+    StructType()
+    .add("id", "string")
+    .add("attempt", "integer")
+    .add("priority", "integer")
+    .add("inserted", "timestamp")
+    .add("age_seconds", "double")
+    .add("error_class", "string")
+    .add("pattern", "string")
+    .add("error", "string")
+    .add("payload_bytes", "long")
+    .add("payload", "binary")
+)
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Of one number over some dead letters."""
+
+    least: float
+    median: float
+    p95: float
+    most: float
+
+
+class Example(msgspec.Struct, frozen=True):
+    """One dead letter. payload: its beginning, as text."""
+
+    id: str
+    attempts: int
+    inserted: str
+    error: str
+    payload: str
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Dead letters with errors alike. age_seconds: since they were put."""
+
+    error_class: str
+    pattern: str
+    count: int
+    share: float
+    attempts: Spread | None
+    age_seconds: Spread | None
+    payload_bytes: Spread | None
+    examples: list[Example]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """dead: how many there were; analysed: how many this is about. classes: count of each. groups: the largest ones."""
+
+    address: str
+    at: str
+    dead: int
+    analysed: int
+    attempts: Spread | None
+    age_seconds: Spread | None
+    payload_bytes: Spread | None
+    attempts_counts: dict[int, int]
+    classes: dict[str, int]
+    patterns: int
+    groups: list[Group]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What the job did."""
+
+    dead: int
+    analysed: int
+    patterns: int
+    report: str
+    letters: str
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments."""
+    found = arguments("dead_letters", __doc__ or "")
+    found.add_argument("address", help="of the work queue: file:///dir, log:///dir, roq://zk1:2181/name")
+    found.add_argument("--out", required=True, help="folder for the report and the letters; what is there is replaced")
+    found.add_argument("--top", type=whole(1), default=10, help="groups in the report (default 10)")
+    found.add_argument("--examples", type=whole(0), default=3, help="dead letters shown of each group (default 3)")
+    found.add_argument("--count", type=whole(1), help="look at so many at most, the oldest ones")
+    return found
+
+
+def work(spark: SparkSession, given: argparse.Namespace) -> Result:
+    """Look, group, write. Raises RoqError."""
+    now = time.time()
+    place = parse(given.address)
+    if place.scheme == "memory":
+        raise CallError("memory: is a queue within one program; this job is another one")
+    source = spark.read.format("roq").option("address", given.address).option("state", "dead")
+    wanted = min(given.count or CLUSTER_MAX, CLUSTER_MAX) if place.scheme == "roq" else given.count
+    letters = (source.option("rows", wanted) if wanted else source).load()
+    folder = Path(given.out)
+    found = letters.mapInArrow(partial(add_kinds, now=now), LETTERS)
+    kept = str(folder / "letters")
+    found.write.mode("overwrite").parquet(kept)
+    with open_queue(given.address) as queue:  # the reader has made sure that there is such a queue
+        dead = queue.status().dead
+    report = analyse(spark.read.parquet(kept), given.address, now, dead, given.top, given.examples)
+    write_whole(folder / "dead_letters.json", msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
+    _tell(report)
+    return Result(report.dead, report.analysed, report.patterns, str(folder / "dead_letters.json"), kept)
+
+
+def add_kinds(batches: Iterable[pa.RecordBatch], now: float) -> Iterator[pa.RecordBatch]:
+    """For mapInArrow: what the source tells of dead letters to rows of LETTERS. now: Unix seconds that ages count to."""
+    for batch in batches:
+        errors = [error or "" for error in batch.column("error").to_pylist()]
+        ages = [max(0.0, now - inserted.timestamp()) for inserted in batch.column("inserted").to_pylist()]
+        found = {
+            "error_class": pa.array([error_class(error) for error in errors], pa.string()),
+            "pattern": pa.array([error_pattern(error) for error in errors], pa.string()),
+            "payload_bytes": pc.binary_length(batch.column("payload")).cast(pa.int64()),
+            "age_seconds": pa.array(ages, pa.float64()),
+        }
+        columns = [found[name] if name in found else batch.column(name) for name in LETTERS.names]
+        yield pa.RecordBatch.from_arrays(columns, names=LETTERS.names)
+
+
+def analyse(letters: DataFrame, address: str, now: float, dead: int, top: int, examples: int) -> Report:
+    """The report on rows of LETTERS."""
+    letters = letters.persist()
+    try:
+        kinds = letters.groupBy("error_class", "pattern")
+        groups = kinds.agg(*_measures()).orderBy(sf.desc("count"), "error_class", "pattern").limit(top).collect()
+        patterns = kinds.agg(sf.lit(1)).count()
+        shown = _examples(letters, groups, examples)
+        total = letters.agg(*_measures()).first()
+        counts = letters.groupBy("attempt").count().orderBy("attempt").collect()
+        classes = letters.groupBy("error_class").count().orderBy(sf.desc("count"), "error_class").collect()
+    finally:
+        letters.unpersist()
+    assert total is not None  # an aggregate without groups has one row
+    return Report(
+        address=address,
+        at=moment(now),
+        dead=max(dead, total["count"]),
+        analysed=total["count"],
+        attempts=_spread(total["attempt"]),
+        age_seconds=_spread(total["age_seconds"]),
+        payload_bytes=_spread(total["payload_bytes"]),
+        attempts_counts={row["attempt"]: row["count"] for row in counts},
+        classes={row["error_class"]: row["count"] for row in classes},
+        patterns=patterns,
+        groups=[_group(row, total["count"], shown.get((row["error_class"], row["pattern"]), [])) for row in groups],
+    )
+
+
+def _measures() -> list[Column]:
+    spreads = [
+        sf.struct(
+            sf.min(name).alias("least"), sf.percentile_approx(name, LEVELS).alias("levels"), sf.max(name).alias("most")
+        ).alias(name)
+        for name in ("attempt", "age_seconds", "payload_bytes")
+    ]
+    return [sf.count("*").alias("count"), *spreads]
+
+
+def _spread(row: Row) -> Spread | None:
+    if row["least"] is None:
+        return None
+    median, p95 = row["levels"]
+    return Spread(row["least"], median, p95, row["most"])
+
+
+def _group(row: Row, total: int, examples: list[Example]) -> Group:
+    return Group(
+        error_class=row["error_class"],
+        pattern=row["pattern"],
+        count=row["count"],
+        share=round(row["count"] / total, 4),
+        attempts=_spread(row["attempt"]),
+        age_seconds=_spread(row["age_seconds"]),
+        payload_bytes=_spread(row["payload_bytes"]),
+        examples=examples,
+    )
+
+
+def _examples(letters: DataFrame, groups: list[Row], count: int) -> dict[tuple[str, str], list[Example]]:
+    """The oldest letters of each group."""
+    if not groups or not count:
+        return {}
+    chosen = letters.sparkSession.createDataFrame([(row["error_class"], row["pattern"]) for row in groups], KINDS)
+    place = sf.row_number().over(Window.partitionBy("error_class", "pattern").orderBy("inserted", "id"))
+    few = letters.join(sf.broadcast(chosen), ["error_class", "pattern"]).withColumn("place", place)
+    rows = (
+        few.where(sf.col("place") <= count)
+        .withColumn("start", sf.substring("payload", 1, 4 * PAYLOAD_SHOWN))
+        .withColumn("put", sf.unix_micros("inserted") / 1e6)
+        .orderBy("place")
+        .select("error_class", "pattern", "id", "attempt", "put", "error", "start")
+    )
+    found: dict[tuple[str, str], list[Example]] = {}
+    for row in rows.collect():
+        payload = bytes(row["start"]).decode(errors="replace")[:PAYLOAD_SHOWN]
+        example = Example(row["id"], row["attempt"], moment(row["put"]), (row["error"] or "")[:ERROR_SHOWN], payload)
+        found.setdefault((row["error_class"], row["pattern"]), []).append(example)
+    return found
+
+
+def _tell(report: Report) -> None:
+    part = (
+        "" if report.analysed == report.dead else f"; this is about {report.analysed:,} of them, the oldest that could be read"
+    )
+    say(f"{report.address}: {report.dead:,} dead letters, {report.patterns:,} kinds of errors{part}")
+    for group in report.groups:
+        say(f"  {group.count:8,}  {group.share:4.0%}  {group.error_class}  {group.pattern[:PATTERN_SHOWN]}")
+
+
+def main() -> None:
+    """Run the job."""
+    run_job("dead_letters", parser(), work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""KPI history of publish/subscribe queues in Parquet, and a capacity report made of it.
+
+    roq pipeline run kpi --history /data/kpis --cluster zk1:2181 --queue orders --seconds 3600
+    roq pipeline run kpi --history /data/kpis --records 'logs/*.jsonl'
+    roq pipeline run kpi --history /data/kpis --report /data/report --policy stricter.toml
+
+Records are collected from a running cluster or come from files that `roq queue kpis` wrote. A record that is in the history
+already is not added twice, so that a job that was killed can be run again. One job at a time may add to a history.
+The report is capacity.json and one picture per queue: load, Exchanges, latency over time, and for each --policy what it
+would have done (assumptions: roq/scaling/what_if.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from pyspark import StorageLevel
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from roq.errors import CallError, InvalidPolicy
+from roq.spark.pipeline.capacity_numbers import Course, queue_reports
+from roq.spark.pipeline.capacity_picture import write_pictures
+from roq.spark.pipeline.job import arguments, read_kept, run_job, say, whole, write_whole
+from roq.spark.pipeline.kpi_collect import collect
+from roq.spark.pipeline.kpi_records import COURSE, HISTORY, READ, read_lines, run_courses
+from roq.wire.policy import Policy, policy_from_toml
+
+KEY = ["queue", "term", "time"]
+COLLECTED = "_collected"  # folder in the history for what is being recorded; Spark does not read names that begin so
+UNREADABLE_SHOWN = 3
+
+
+class Result(msgspec.Struct):
+    """What the job did. unreadable: lines that are no KPI records."""
+
+    history: str
+    added: int
+    known: int
+    unreadable: int
+    report: str = ""
+    pictures: list[str] = []
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments."""
+    found = arguments("kpi", __doc__ or "")
+    found.add_argument("--history", required=True, help="folder of the history (Parquet, by day)")
+    found.add_argument("--records", nargs="+", default=[], metavar="FILE", help="recorded files to add (JSON lines)")
+    found.add_argument("--cluster", help="collect from this cluster: ZooKeeper addresses")
+    found.add_argument("--queue", action="append", default=[], help="which queue; may be repeated; default: all")
+    found.add_argument("--seconds", type=whole(1), default=60, help="how long to collect (default 60)")
+    found.add_argument("--report", help="folder for the report")
+    found.add_argument("--policy", action="append", default=[], help="a policy (TOML) to try; may be repeated")
+    return found
+
+
+def work(spark: SparkSession, given: argparse.Namespace) -> Result:
+    """Collect, add, report. Raises RoqError."""
+    if given.policy and not given.report:
+        raise CallError("--policy tells what the report compares: give --report FOLDER too")
+    policies = [_policy(Path(path)) for path in given.policy]
+    collected = Path(given.history, COLLECTED)
+    if given.cluster:
+        say(f"recording for {given.seconds} s")
+        collect(given.cluster, given.queue, given.seconds, collected / "records.jsonl")
+    files = [*given.records, *(str(path) for path in sorted(collected.glob("*.jsonl")))]
+    result = add(spark, given.history, files) if files else Result(given.history, 0, 0, 0)
+    for path in collected.glob("*.jsonl"):
+        path.unlink()
+    if given.report:
+        report(spark, result, given.history, Path(given.report), policies)
+    return result
+
+
+def add(spark: SparkSession, history: str, files: list[str]) -> Result:
+    """Add what is in these files and not in the history."""
+    lines = spark.read.text(files).mapInArrow(read_lines, READ).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        total = lines.agg(
+            sf.count("unreadable").alias("unreadable"),
+            sf.count_distinct(*KEY).alias("records"),
+            sf.collect_set("day").alias("days"),
+        ).first()
+        assert total is not None  # an aggregate without groups has one row
+        if total["unreadable"]:
+            for row in lines.where("unreadable IS NOT NULL").limit(UNREADABLE_SHOWN).collect():
+                say(f"left out, {row['unreadable']}")
+        known = read_kept(spark, history, HISTORY).where(sf.col("day").isin(total["days"])).select(*KEY)
+        new = lines.where("unreadable IS NULL").dropDuplicates(KEY).join(known, KEY, "left_anti").select(*HISTORY.names)
+        new.persist(StorageLevel.MEMORY_AND_DISK)
+        added = new.count()
+        if added:
+            tidy = new.hint("rebalance", "day").sortWithinPartitions("day", "queue", "time")
+            tidy.write.mode("append").partitionBy("day").parquet(history)
+        new.unpersist()
+        return Result(history, added, total["records"] - added, total["unreadable"])
+    finally:
+        lines.unpersist()
+
+
+def report(spark: SparkSession, result: Result, history: str, folder: Path, policies: list[tuple[str, Policy]]) -> None:
+    """Write the report and name it in the result. Raises CallError: the history is empty."""
+    records = read_kept(spark, history, HISTORY)
+    if records.isEmpty():
+        raise CallError(f"the history {history} is empty")
+    ordered = records.repartition("queue").sortWithinPartitions("queue", "time")
+    courses = [
+        Course(name, rules, ordered.mapInArrow(partial(run_courses, policy=rules), COURSE).persist())
+        for name, rules in policies
+    ]
+    try:
+        found = queue_reports(records, courses)
+    finally:
+        for course in courses:
+            course.steps.unpersist()
+    reports = [each.report for each in found]
+    result.pictures = write_pictures(found, folder)
+    result.report = str(folder / "capacity.json")
+    write_whole(Path(result.report), msgspec.json.format(msgspec.json.encode(reports), indent=2).decode() + "\n")
+    for each in reports:
+        say(each.in_words())
+
+
+def _policy(path: Path) -> tuple[str, Policy]:
+    try:
+        return path.stem, policy_from_toml(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidPolicy(f"can't read policy file {path}: {error}") from None
+
+
+def main() -> None:
+    """Run the job."""
+    run_job("kpi", parser(), work)
+
+
+if __name__ == "__main__":
+    main()

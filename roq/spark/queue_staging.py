@@ -1,0 +1,144 @@
+"""Staged rows, and the one publication of a batch: who counts is decided once, durably, before the first row is public.
+
+    {staging}/{job}/done.json                  the highest batch that is published
+    {staging}/{job}/{batch}/{partition}-{attempt}-{k}.….arrow
+    {staging}/{job}/{batch}/plan.json          the files that count, in order, and when that was decided
+
+A job is a streaming query (its id lives as long as its checkpoint), or one save. A batch that Spark runs again stages again,
+perhaps in another order; once there is a plan, the plan's files are what is published, and the new ones are litter. Row k of
+the plan has number (batch << 32) + k + 1 for ever, which is how a queue knows what it has (queue_outlets.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from roq.errors import DataLost
+from roq.spark.queue_crash import crash_point
+from roq.spark.queue_files import ArrowFile, Values, create_note, read_arrow, write_arrow, write_note
+from roq.spark.queue_outlets import Outlet
+
+FILE_BYTES = 64 * 1024 * 1024  # of staged rows, before another file is begun: bounds a task's memory
+LITTER_SECONDS = 86_400.0  # what was staged by batches that never came to a plan
+DONE_KEEP_SECONDS = 90 * 86_400.0  # a query that rests for longer loses its notes here; its queue's memory is shorter
+NUMBER_SHIFT = 32  # rows of one batch
+log = logging.getLogger(__name__)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The files of a batch that count. decided: Unix milliseconds."""
+
+    files: list[Values]
+    decided: int
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The highest batch that is published."""
+
+    batch: int
+
+
+def stage(folder: Path, stem: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> list[ArrowFile]:
+    """In a task: rows into files, durable on return."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[ArrowFile] = []
+    kept: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        kept.append(batch)
+        size += batch.nbytes
+        if size >= FILE_BYTES:
+            files.append(write_arrow(folder, f"{stem}-{len(files)}", kept, schema))
+            kept, size = [], 0
+    if kept:
+        files.append(write_arrow(folder, f"{stem}-{len(files)}", kept, schema))
+    return files
+
+
+class Publication:
+    """Of one batch of one job."""
+
+    def __init__(self, staging: Path, job: str, batch: int) -> None:
+        self.job = job
+        self._staging, self._job, self._batch = staging, staging / job, batch
+        self.folder = self._job / str(batch)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is published."""
+        try:
+            return msgspec.json.decode((self._job / "done.json").read_bytes(), type=Done).batch >= self._batch
+        except FileNotFoundError:
+            return False
+
+    def decide(self, files: Sequence[ArrowFile]) -> Plan:
+        """The plan there is, or one with these files."""
+        path = self.folder / "plan.json"
+        plan = Plan([file.values() for file in files], time.time_ns() // 1_000_000)
+        if not create_note(path, plan):
+            plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+        crash_point("sink.planned")
+        return plan
+
+    def publish(self, plan: Plan, outlet: Outlet) -> None:
+        """All rows of the plan, those that are public already not again. Raises DataLost if staged rows are gone."""
+        number = (self._batch << NUMBER_SHIFT) + 1
+        for place, values in enumerate(plan.files):
+            for batch in _checked(ArrowFile(*values)):
+                outlet.publish(number, batch)
+                number += batch.num_rows
+            if place == 0:
+                crash_point("sink.half")
+        outlet.flush()
+        crash_point("sink.published")
+
+    def note(self) -> None:
+        """It is published."""
+        write_note(self._job / "done.json", Done(self._batch))
+        crash_point("sink.noted")
+
+    def clear(self) -> None:
+        """Its staged rows go."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def forget(self) -> None:
+        """Nobody will ask for this job again."""
+        shutil.rmtree(self._job, ignore_errors=True)
+
+    def abandon(self, files: Iterable[ArrowFile]) -> None:
+        """Remove these staged files, unless they are, or may be, published."""
+        if not self.done and not (self.folder / "plan.json").exists():
+            for file in files:
+                Path(file.path).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove what others left here long ago."""
+        now = time.time()
+        for job in _folders(self._staging):
+            for folder in _folders(job):
+                if not (folder / "plan.json").exists() and folder.stat().st_mtime < now - LITTER_SECONDS:
+                    shutil.rmtree(folder, ignore_errors=True)
+            done = job / "done.json"
+            if done.exists() and done.stat().st_mtime < now - DONE_KEEP_SECONDS:
+                shutil.rmtree(job, ignore_errors=True)
+
+
+def _checked(file: ArrowFile) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from read_arrow(file)
+    except DataLost as error:
+        raise DataLost(f"staged rows that were to be published are gone: {error}") from error
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []

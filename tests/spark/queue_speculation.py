@@ -1,0 +1,48 @@
+"""A driver of its own: a stream between two work queues; partition 0's first attempt hangs at its end, for longer than the test.
+
+    python tests/spark/queue_speculation.py MASTER IN OUT FOLDER
+
+Prints how many attempts partition 0 had.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+import roq.spark
+from tests.spark.driver import HANG_SECONDS, SETTINGS
+
+PARTITIONS = 4
+
+
+def main(master: str, source: str, target: str, folder: str) -> None:
+    builder = SparkSession.builder.master(master)
+    for key, value in SETTINGS.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    roq.spark.register(spark)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        Path(folder, f"attempt-{task.partitionId()}-{task.taskAttemptId()}").touch()
+        yield from batches
+        if task.partitionId() == 0 and task.attemptNumber() == 0:
+            time.sleep(HANG_SECONDS)
+
+    frame = spark.readStream.format("roq").option("address", source).load().select("payload").repartition(PARTITIONS)
+    writer = frame.mapInArrow(run, frame.schema).writeStream.format("roq").option("address", target)
+    writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start().awaitTermination()
+    sys.stdout.write(f"{len(list(Path(folder).glob('attempt-0-*')))}\n")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""The jobs as people start them: `roq pipeline run`, spark-submit; exit codes, signals, what stands on the standard streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pyspark
+import pytest
+
+from roq.blocking import open_queue
+
+ROOT = Path(__file__).parents[2]
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+pytestmark = pytest.mark.timeout(400)
+START_SECONDS = 120.0  # until Spark has started and done something
+ROQ = (sys.executable, "-m", "roq.cli", "pipeline", "run")
+Process = subprocess.Popen[str]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Of a person who has installed RoQ: this interpreter, this tree."""
+    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **python, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(tmp_path)}
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> str:
+    """With three tasks and a dead letter."""
+    address = f"log://{tmp_path}/tasks"
+    with open_queue(address) as tasks:
+        tasks.put(b"bad")
+        tasks.lease(60)[0].reject("ValueError: no")
+        tasks.put_many([b"one", b"two", b"three"])
+    return address
+
+
+@contextmanager
+def archiving(environment: dict[str, str], queue: str, folder: Path) -> Iterator[Process]:
+    """`roq pipeline run archive`, for ever; killed at the end if it still runs."""
+    command = [*ROQ, "archive", queue, "--into", str(folder), "--every", "0.2", "--master", "local[1]"]
+    command += ["--batch-rows", "300", "--lease-seconds", "20"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, cwd=folder.parent, stdout=pipe, stderr=pipe, text=True) as process:
+        yield process
+        process.kill()
+
+
+def run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+
+
+def archived(folder: Path) -> list[bytes]:
+    if not folder.exists():
+        return []
+    table = ds.dataset(folder, format="parquet", partitioning="hive").to_table()
+    return sorted(table["payload"].to_pylist()) if table.num_rows else []
+
+
+def wait_for(process: Process, folder: Path, count: int) -> None:
+    """Returns when the archive has so many rows."""
+    deadline = time.monotonic() + START_SECONDS
+    while len(archived(folder)) < count:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_job_that_is_killed_goes_on_where_it_was_and_ends_well_at_a_signal(
+    environment: dict[str, str], queue: str, tmp_path: Path
+) -> None:
+    into = tmp_path / "archive"
+    payloads = sorted([b"one", b"two", b"three", *(f"{number}".encode() for number in range(900))])
+    with open_queue(queue) as tasks:
+        tasks.put_many(payload for payload in payloads if payload.isdigit())
+    with archiving(environment, queue, into) as process:
+        wait_for(process, into, 1)
+        process.kill()
+    assert 0 < len(archived(into)) < len(payloads)
+    with archiving(environment, queue, into) as process:
+        wait_for(process, into, len(payloads))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert 0 < json.loads(out)["archived"] < len(payloads)
+    assert "tasks archived so far" in err
+    assert archived(into) == payloads
+    with open_queue(queue) as tasks:
+        assert tasks.status().ready == 0
+
+
+def test_spark_submit(environment: dict[str, str], queue: str, tmp_path: Path) -> None:
+    job = ROOT / "roq" / "spark" / "pipeline" / "dead_letters.py"
+    done = run([str(SUBMIT), "--master", "local[1]", str(job), queue, "--out", f"{tmp_path}/out"], environment)
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout.splitlines()[-1])["analysed"] == 1
+
+
+def test_an_error_is_one_line_and_exit_code_1(environment: dict[str, str], tmp_path: Path) -> None:
+    given = ["dead-letters", f"log://{tmp_path}/nowhere", "--out", f"{tmp_path}/out", "--master", "local[1]"]
+    refused = run([*ROQ, *given], environment)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    told = [line for line in refused.stderr.splitlines() if line.startswith("roq pipeline dead_letters: ")]
+    assert len(told) == 1
+    assert f"there is no work queue at log://{tmp_path}/nowhere" in told[0]
+
+
+def test_usage_errors_are_exit_code_2(environment: dict[str, str]) -> None:
+    found = run([*ROQ, "sort", "data"], environment)
+    assert found.returncode == 2
+    assert "the following arguments are required: --out, --keys" in found.stderr

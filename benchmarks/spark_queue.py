@@ -1,10 +1,10 @@
 """format("roq") on this machine: streams from a work queue with acks, and durable writes into one, 100-byte payloads.
 
-    python -m benchmarks.spark_queue [--rounds 3] [--rows 1000000] [--cluster-rows 300000] [--only log-stream …]
+    python -m benchmarks.spark_queue [--rounds 3] [--rows 2000000] [--cluster-rows 400000] [--only log-stream …]
 
 Four cases take turns: a stream of what is available from `log:` and from a cluster work queue (three hosts of `roq.local`, all
-on this machine), and a save into each. A stream's time is from its first batch's start to its end, every task acked by then; a save's
-is that of `save()`. Spark's start is in none of them. CPU seconds are those of everything this program started: Spark's JVM,
+on this machine), and a save into each. A stream's time is from its first batch's end, when all of Spark runs, to its own end,
+every task acked by then; a save's is that of `save()`. CPU seconds are those of everything this program started: Spark's JVM,
 its Python processes and, for the cluster, stores and master. Not covered: other payload sizes, latency.
 """
 
@@ -33,7 +33,8 @@ from roq.workqueue.contract import NewTask
 PAYLOAD = "repeat('v', 92) || lpad(cast(id as string), 8, '0')"
 HOSTS = 3
 WAIT_SECONDS = 600.0
-Case = Callable[[], tuple[int, float]]  # rows, seconds
+Measured = tuple[int, float, float]  # rows, seconds, CPU seconds
+Case = Callable[[], Measured]
 
 
 def session(folder: Path) -> SparkSession:
@@ -62,28 +63,30 @@ def fill(address: str, rows: int) -> None:
             queue.put_many(NewTask(b"v" * 92 + b"%08d" % number) for number in range(start, min(rows, start + 10_000)))
 
 
-def stream(spark: SparkSession, address: str, rows: int, folder: Path) -> tuple[int, float]:
+def stream(spark: SparkSession, address: str, rows: int, folder: Path) -> Measured:
     """Everything that is there, into nowhere; the queue must say that all is acked."""
     checkpoint = tempfile.mkdtemp(dir=folder)
     reader = spark.readStream.format("roq").option("address", address).option("manifests", f"{checkpoint}/manifests").load()
     query = reader.writeStream.format("noop").option("checkpointLocation", f"{checkpoint}/c").trigger(availableNow=True).start()
-    began = time.monotonic()
+    while query.lastProgress is None and query.isActive:
+        time.sleep(0.01)
+    began, cpu, first = time.monotonic(), cpu_seconds(), sum(progress["numInputRows"] for progress in query.recentProgress)
     query.awaitTermination()
     seconds = time.monotonic() - began
     with roq.blocking.open_queue(address) as queue:
         status = queue.status()
     assert sum(progress["numInputRows"] for progress in query.recentProgress) == rows
     assert (status.ready, status.leased) == (0, 0), status
-    return rows, seconds
+    return rows - first, seconds, cpu_seconds() - cpu
 
 
-def save(frame: DataFrame, address: str, rows: int, folder: Path) -> tuple[int, float]:
-    began = time.monotonic()
+def save(frame: DataFrame, address: str, rows: int, folder: Path) -> Measured:
+    began, cpu = time.monotonic(), cpu_seconds()
     frame.write.format("roq").option("address", address).option("staging", str(folder)).mode("append").save()
-    seconds = time.monotonic() - began
+    seconds, cpu = time.monotonic() - began, cpu_seconds() - cpu
     with roq.blocking.open_queue(address) as queue:
         assert queue.status().inserted == rows
-    return rows, seconds
+    return rows, seconds, cpu
 
 
 def cpu_seconds() -> float:
@@ -104,11 +107,10 @@ def rounds(cases: dict[str, Case], count: int) -> dict[str, dict[str, object]]:
     cpu: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(count + 1):  # the first warms up
         for name, case in cases.items():
-            before = cpu_seconds()
-            rows, seconds = case()
+            rows, seconds, used = case()
             if number:
                 rates[name].append(rows / seconds)
-                cpu[name].append((cpu_seconds() - before) / rows * 1e6)
+                cpu[name].append(used / rows * 1e6)
             print(f"{name}: {rows / seconds:,.0f} rows/s, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     return {
         name: {
@@ -133,7 +135,7 @@ def measure(zookeeper: str, folder: Path, options: argparse.Namespace) -> dict[s
     def cluster_queue() -> str:
         return f"roq://{zookeeper}/bench-{next(made)}"
 
-    def streamed(address: str, rows: int) -> tuple[int, float]:
+    def streamed(address: str, rows: int) -> Measured:
         fill(address, rows)
         return stream(spark, address, rows, folder)
 
@@ -152,8 +154,8 @@ def measure(zookeeper: str, folder: Path, options: argparse.Namespace) -> dict[s
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--cluster-rows", type=int, default=300_000)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--cluster-rows", type=int, default=400_000)
     parser.add_argument("--only", nargs="*")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="roq-spark-queue-") as folder:

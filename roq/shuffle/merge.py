@@ -14,6 +14,7 @@ import tempfile
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -29,34 +30,44 @@ from roq.shuffle.writer import PLANNED, ROW_WORK_BYTES, release_unused
 from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, Block, RunSlice
 
 OUT_ROWS = 65536  # of a batch that is given out
-OUT_BYTES = 2 * 1024 * 1024
-OUT_COPIES = 3  # of such a batch: being made, at the reader's, and one it has let go of that the allocator keeps
+OUT_BYTES = 2 * 1024 * 1024  # of it, and at most this part of the memory:
+OUT_PART = 16
+OUT_COPIES = 5  # of such a batch: being made, at the reader's, let go of but kept by the allocator; two for indices of files
 FAN_IN_MIN = 2
 
 
 def merged(source: RangeSource, encoder: KeyEncoder, memory_bytes: int) -> Iterator[pa.RecordBatch]:
     """All rows of the source's slices in order, in batches of at most OUT_ROWS rows. Raises DataLost, StorageFull (the folder
     for temporary files) and what the source raises."""
-    budget = int(memory_bytes * PLANNED) - OUT_COPIES * OUT_BYTES
+    out = min(OUT_BYTES, memory_bytes // OUT_PART)
+    room = _Room(int(memory_bytes * PLANNED) - OUT_COPIES * out, out)
     cursors = _cursors(source, encoder)
     if not cursors:
         return
     part = cursors[0].load()
     everything = part.cost * sum(cursor.rows for cursor in cursors) // part.batch.num_rows
     try:
-        if everything > budget and len(cursors) <= _fan_in(part, budget):
-            yield from _merge(cursors, encoder, budget)
+        if everything > room.loaded and len(cursors) <= _fan_in(part, room):
+            yield from _merge(cursors, encoder, room)
         else:
-            yield from _gather(cursors, encoder, budget)
+            yield from _gather(cursors, encoder, room)
     finally:
         release_unused()
 
 
+class _Room(NamedTuple):
+    """Memory, bytes. loaded: for rows of slices and the sorting of them. out: for a batch that is given out."""
+
+    loaded: int
+    out: int
+
+
 class _Part(NamedTuple):
-    """Loaded rows of a slice. cost: memory to hold, gather and sort them."""
+    """Loaded rows of a slice. No row is before first_key or behind last_key. cost: memory to hold, gather and sort them."""
 
     batch: pa.RecordBatch
-    last_key: bytes  # not of these rows if the slice ends with them
+    first_key: bytes
+    last_key: bytes  # that of the last row, unless the slice ends here
     cost: int
 
 
@@ -90,7 +101,7 @@ class _Cursor:
         if self.at_end:
             self._blocks = iter(())  # the source lets go of what it holds for it
         cost = 2 * size + (end - begin) * (ROW_WORK_BYTES + len(block.last_key))
-        self.parts.append(_Part(batch, block.last_key, cost))
+        self.parts.append(_Part(batch, block.first_key, block.last_key, cost))
         self._cost += cost
         return self.parts[-1]
 
@@ -110,6 +121,8 @@ class _Cursor:
         """The loaded rows before this key, or up to it; they are forgotten here."""
         batches = []
         while self.parts:
+            if self.parts[0].first_key > key or (self.parts[0].first_key == key and not inclusive):
+                break
             part = self.parts.popleft()
             self._cost -= part.cost
             if part.last_key < key or (inclusive and part.last_key == key):
@@ -121,7 +134,7 @@ class _Cursor:
             if rows:
                 batches.append(part.batch.slice(0, rows))
             if rows < len(keys):
-                self.parts.appendleft(part._replace(batch=part.batch.slice(rows)))
+                self.parts.appendleft(part._replace(batch=part.batch.slice(rows), first_key=key))
                 self._cost += part.cost  # its block stays in memory as a whole
                 break
         return batches
@@ -132,13 +145,13 @@ def _cursors(source: RangeSource, encoder: KeyEncoder) -> list[_Cursor]:
     return [_Cursor(source, each, encoder) for each in slices]
 
 
-def _fan_in(part: _Part, budget: int) -> int:
+def _fan_in(part: _Part, room: _Room) -> int:
     """How many slices can be merged at once, with two blocks of each in memory. part: rows like those of the slices."""
     rows: int = part.batch.num_rows
     cost = part.cost // rows
     size = max(1, (cost - ROW_WORK_BYTES - len(part.last_key)) // 2)
     block = cost * min(BLOCK_ROWS, BLOCK_BYTES // size + 1)
-    return max(FAN_IN_MIN, budget // (2 * block))
+    return max(FAN_IN_MIN, room.loaded // (2 * block))
 
 
 def _sorted(batches: list[pa.RecordBatch], encoder: KeyEncoder) -> SortedRun:
@@ -151,9 +164,9 @@ def _sorted(batches: list[pa.RecordBatch], encoder: KeyEncoder) -> SortedRun:
     return SortedRun(batch, keys, None if is_sorted(by) else by)
 
 
-def _merge(cursors: list[_Cursor], encoder: KeyEncoder, budget: int) -> Iterator[pa.RecordBatch]:
+def _merge(cursors: list[_Cursor], encoder: KeyEncoder, room: _Room) -> Iterator[pa.RecordBatch]:
     while cursors:
-        quota = budget // len(cursors)
+        quota = room.loaded // len(cursors)
         for cursor in cursors:
             cursor.fill(quota)
         ends = [(cursor.parts[-1].last_key, number) for number, cursor in enumerate(cursors) if not cursor.at_end]
@@ -164,11 +177,12 @@ def _merge(cursors: list[_Cursor], encoder: KeyEncoder, budget: int) -> Iterator
             ]
         else:
             batches = [batch for cursor in cursors for batch in cursor.take()]
-        yield from _sorted(batches, encoder).batches(OUT_BYTES, OUT_ROWS)
+        yield from _sorted(batches, encoder).batches(room.out, OUT_ROWS)
+        release_unused()
         cursors = [cursor for cursor in cursors if cursor.parts or not cursor.at_end]
 
 
-def _gather(cursors: list[_Cursor], encoder: KeyEncoder, budget: int) -> Iterator[pa.RecordBatch]:
+def _gather(cursors: list[_Cursor], encoder: KeyEncoder, room: _Room) -> Iterator[pa.RecordBatch]:
     """Load one slice after the other. Sorted at once if all fits, else in memory-fulls through a temporary file."""
     spill: _Spill | None = None
     held: list[pa.RecordBatch] = []
@@ -177,33 +191,35 @@ def _gather(cursors: list[_Cursor], encoder: KeyEncoder, budget: int) -> Iterato
         for cursor in cursors:
             while cursor.parts or not cursor.at_end:
                 part = cursor.parts[0] if cursor.parts else cursor.load()
-                if held and cost + part.cost > budget:
+                if held and cost + part.cost > room.loaded:
                     spill = spill or _Spill()
                     spill.add(_sorted(held, encoder).blocks())
+                    release_unused()
                     cost = 0
                 held += cursor.take()
                 cost += part.cost
-                fan_in = _fan_in(part, budget)
+                fan_in = _fan_in(part, room)
         run = _sorted(held, encoder)
         if spill is None:
-            yield from run.batches(OUT_BYTES, OUT_ROWS)
+            yield from run.batches(room.out, OUT_ROWS)
             return
         spill.add(run.blocks())
         del run
+        release_unused()
         while len(spill.slices) > fan_in:
-            spill = _merged_once(spill, encoder, budget, fan_in)
-        yield from _merge(_cursors(spill, encoder), encoder, budget)
+            spill = _merged_once(spill, encoder, room, fan_in)
+        yield from _merge(_cursors(spill, encoder), encoder, room)
     finally:
         if spill is not None:
             spill.close()
 
 
-def _merged_once(spill: _Spill, encoder: KeyEncoder, budget: int, fan_in: int) -> _Spill:
+def _merged_once(spill: _Spill, encoder: KeyEncoder, room: _Room, fan_in: int) -> _Spill:
     """Neighbouring runs merged into longer ones."""
     longer = _Spill()
     for begin in range(0, len(spill.slices), fan_in):
         cursors = _cursors(spill, encoder)[begin : begin + fan_in]
-        longer.add(_blocks(_merge(cursors, encoder, budget), encoder))
+        longer.add(_blocks(_merge(cursors, encoder, room), encoder))
     spill.close()
     return longer
 
@@ -221,31 +237,35 @@ class _Spill:
     def __init__(self) -> None:
         self.slices: Sequence[RunSlice] = ()
         self._runs: list[list[tuple[Block, int, int]]] = []  # each block without its data; where that is, and its length
-        try:
+        with self._failing():
             self._file = tempfile.TemporaryFile(prefix="roq-shuffle-")  # noqa: SIM115 (closed by close)
-        except OSError as error:
-            raise failure(error, f"a temporary file in {tempfile.gettempdir()}") from error
 
     def add(self, blocks: Iterable[Block]) -> None:
-        """Write one run."""
+        """Write one run. Raises StorageFull, StorageFailed."""
         places = []
         rows = 0
         for block in blocks:
-            try:
+            with self._failing():
                 places.append((msgspec.structs.replace(block, data=b""), self._file.tell(), len(block.data)))
                 self._file.write(block.data)
-            except OSError as error:
-                raise failure(error, f"a temporary file in {tempfile.gettempdir()}") from error
             rows += block.rows
+        with self._failing():
+            self._file.flush()
         self.slices = (*self.slices, RunSlice(0, "", len(self._runs), 0, rows))
         self._runs.append(places)
 
     def blocks(self, piece: RunSlice) -> Iterator[Block]:
         """All blocks of a run."""
-        self._file.flush()
         for block, offset, length in self._runs[piece.run]:
             yield msgspec.structs.replace(block, data=os.pread(self._file.fileno(), length, offset))
 
     def close(self) -> None:
         """Give the space back."""
         self._file.close()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise failure(error, f"a temporary file in {tempfile.gettempdir()}") from error

@@ -22,7 +22,7 @@ from roq.wire.shuffle import BLOCKS_BYTES_MAX, ROW_BYTES_MAX, Block, Receipt
 
 MEMORY_BYTES = 64 * 1024 * 1024  # of a writer or reader, unless told otherwise
 MEMORY_BYTES_MIN = 8 * 1024 * 1024
-PLANNED = 0.85  # of a budget is what we count on; allocators round up and keep some
+PLANNED = 0.75  # of a budget is what we count on; allocators round up and keep some
 ROW_WORK_BYTES = 72  # per row while it is sorted: order, words, sizes, ties
 RUN_BYTES_MAX = 512 * 1024 * 1024  # offsets of strings are 32-bit; larger runs would not be faster either
 RUN_ROWS_MAX = 1 << 28

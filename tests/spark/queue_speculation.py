@@ -1,4 +1,4 @@
-"""A driver of its own: a stream between two work queues; partition 0's first attempt hangs at its end, for longer than the test.
+"""A driver of its own: a stream between two work queues; partition 0's first attempt hangs for longer than the test lasts.
 
     python tests/spark/queue_speculation.py MASTER IN OUT FOLDER
 

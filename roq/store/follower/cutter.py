@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from roq.errors import InvalidConfiguration
-from roq.wire.shuffle import Block, Spec
+from roq.wire.shuffle import Block, Position, Spec
 
 
 class Cutter(Protocol):
@@ -19,6 +19,9 @@ class Cutter(Protocol):
 
     def part(self, spec: Spec, block: Block, first: int, end: int) -> Block:
         """Its rows numbered first … end-1 as a block of their own."""
+
+    def divide(self, spec: Spec, block: Block, place: tuple[int, int], borders: Sequence[Position]) -> list[tuple[int, Block]]:
+        """(number of borders before it, block): the block of this run, (partition, run), cut at the borders."""
 
     def check(self) -> None:
         """Raises InvalidConfiguration if it can't do that here."""
@@ -51,6 +54,10 @@ class LazyCutter:
     def part(self, spec: Spec, block: Block, first: int, end: int) -> Block:
         """See Cutter."""
         return self._loaded().part(spec, block, first, end)
+
+    def divide(self, spec: Spec, block: Block, place: tuple[int, int], borders: Sequence[Position]) -> list[tuple[int, Block]]:
+        """See Cutter."""
+        return self._loaded().divide(spec, block, place, borders)
 
     def check(self) -> None:
         """See Cutter."""

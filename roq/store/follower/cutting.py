@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import overload
+from zlib import crc32
 
 from roq.shuffle.blocks import decode_block, load_schema, split
 from roq.shuffle.keys import KeyEncoder, Keys
-from roq.wire.shuffle import Block, Spec
+from roq.store.follower.runindex import split_keys
+from roq.wire.shuffle import Block, Position, Spec
 
 ENCODERS_MAX = 256  # one per spec in use
 
@@ -55,6 +58,21 @@ class ArrowCutter:
         if end < block.first + block.rows:
             block = split(block, end - block.first, encoder)[0]
         return block
+
+    def divide(self, spec: Spec, block: Block, place: tuple[int, int], borders: Sequence[Position]) -> list[tuple[int, Block]]:
+        """See Cutter."""
+        encoder = _encoder(spec.schema, spec.keys)
+        batch = decode_block(encoder.schema, block)
+        keys = encoder.encode(batch)
+        listed = _KeyList(keys)
+        ends = [0, *(split_keys(listed, block.first, place, border) for border in borders), block.rows]
+        found = []
+        for number, (begin, end) in enumerate(pairwise(ends)):
+            if begin < end:
+                data: bytes = batch.slice(begin, end - begin).serialize().to_pybytes()
+                made = Block(block.first + begin, end - begin, keys.at(begin), keys.at(end - 1), crc32(data), data)
+                found.append((number, made))
+        return found
 
     def check(self) -> None:
         """It can."""

@@ -16,13 +16,11 @@ import asyncio
 import logging
 import time
 from bisect import bisect_right
-from itertools import pairwise
 
 from roq.errors import AttemptLost, CallError, DataLost, FrameError, RoqError, ShuffleNotFound, ShuffleSealed, StorageFull
 from roq.shuffle.ranges import borders_of
 from roq.store.follower.attempt import Attempt
 from roq.store.follower.held import Held, Portion
-from roq.store.follower.runindex import split_keys
 from roq.store.follower.surroundings import Surroundings
 from roq.wire.gcm import ReportRuns, TableInfo
 from roq.wire.shuffle import Block, Piece, Position, Range, RunSample, Spec
@@ -306,17 +304,8 @@ class Filling:
 
     def _cut_block(self, partition: int, held: Held, low: int, high: int) -> list[tuple[int, Block]]:
         """In a thread."""
-        block = held.block()
-        keys = self._around.cutter.keys(self.spec, block)
-        place = (partition, held.run)
-        rows = [split_keys(keys, block.first, place, border) for border in self._borders[low:high]]
-        ends = [0, *rows, block.rows]
-        first = block.first
-        return [
-            (low + at, self._around.cutter.part(self.spec, block, first + begin, first + end))
-            for at, (begin, end) in enumerate(pairwise(ends))
-            if begin < end
-        ]
+        parts = self._around.cutter.divide(self.spec, held.block(), (partition, held.run), self._borders[low:high])
+        return [(low + number, block) for number, block in parts]
 
     # --- being sent (outbox.Source) -----------------------------------------------------------------------------------
 
@@ -338,7 +327,7 @@ class Filling:
         if not size:
             return [portion.piece() for portion in portions]
         await self._around.budget.borrow(size)
-        self._borrowed[portions[0], host] = size
+        self._borrowed[portions[0], host] = self._borrowed.get((portions[0], host), 0) + size
         return await self._around.thread(lambda: [portion.piece() for portion in portions])
 
     def sent(self, portions: list[Portion], host: str, error: RoqError | None) -> None:

@@ -63,7 +63,6 @@ class Outbox:
         if len(self._workers) < REQUESTS_AT_ONCE:
             worker = asyncio.get_running_loop().create_task(self._work(), name=f"to {self.host}")
             self._workers.add(worker)
-            worker.add_done_callback(self._workers.discard)
 
     def _take(self) -> tuple[Source, list[Portion]] | None:
         """Portions of one shuffle for one request."""
@@ -84,6 +83,12 @@ class Outbox:
         return (source, taken) if source is not None else None
 
     async def _work(self) -> None:
+        try:
+            await self._send_all()
+        finally:  # at once: whoever puts something in before this task's callbacks run must not count on it
+            self._workers = {task for task in self._workers if task is not asyncio.current_task()}
+
+    async def _send_all(self) -> None:
         while (batch := self._take()) is not None:
             source, portions = batch
             error: RoqError | None = None
@@ -106,6 +111,7 @@ class Outbox:
 
     async def close(self) -> None:
         """Send nothing more."""
-        for worker in self._workers:
+        workers = list(self._workers)
+        for worker in workers:
             worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        await asyncio.gather(*workers, return_exceptions=True)

@@ -13,7 +13,7 @@ import msgspec
 
 from roq.client.locate import GcmClient
 from roq.config import FollowerConfig, load
-from roq.errors import Closed, Overloaded, RoqError, StorageFailed
+from roq.errors import Closed, DeadlineExceeded, Overloaded, RoqError, StorageFailed
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcServer
@@ -182,7 +182,11 @@ class FollowerThread:
         gcm = self._gcm = GcmClient(spec.zookeeper)
 
         async def report(runs: ReportRuns) -> TableInfo:
-            return await gcm.request(runs, TableInfo, REPORT_SECONDS)
+            try:
+                async with asyncio.timeout(2 * REPORT_SECONDS):
+                    return await gcm.request(runs, TableInfo, REPORT_SECONDS)
+            except TimeoutError:
+                raise DeadlineExceeded("no answer from the leader") from None
 
         directory, memory = Path(spec.data_dir), self._config.shuffle_memory_bytes
         self._follower = await Follower.open(spec.host, directory, spec.address, spec.ports[PORT], report, memory)

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roq.store.follower.cutting import ArrowCutter
 from roq.store.follower.datafile import DataFile, encode
 from roq.store.follower.memory import PAUSE, RESUME, Budget
 from roq.store.follower.runindex import Entry, RunIndex, split_keys
 from roq.wire.shuffle import Block, Position
-from tests.harness.shuffle_rows import key_of, positions, run_of
+from tests.harness.shuffle_rows import SPEC, key_of, positions, rows_in, run_of
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,23 @@ def test_a_border_is_a_row_number(
     after = [position.row for position in positions(1, 1, blocks) if position >= place]
     assert all(row < found for row in before)
     assert all(row >= found for row in after)
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(-1, 7), st.integers(0, 2), st.integers(0, 2), st.integers(0, 31)), max_size=5),
+)
+def test_a_block_is_divided_at_borders(keys: list[int], borders: list[tuple[int, int, int, int]]) -> None:
+    (block,) = run_of(keys, 100)
+    places = sorted(Position(key_of(key), *rest) for key, *rest in borders)
+    parts = ArrowCutter().divide(SPEC, block, (1, 1), places)
+    every = positions(1, 1, [block])
+    expected = [sum(place <= row for place in places) for row in every]
+    assert [number for number, part in parts for _ in range(part.rows)] == expected
+    assert [position for _, part in parts for position in positions(1, 1, [part])] == every
+    for _, part in parts:
+        assert (part.first_key, part.last_key) == (every[part.first].key, every[part.first + part.rows - 1].key)
+    assert rows_in(part for _, part in parts) == rows_in([block])
 
 
 def test_an_index_forgets_and_moves_blocks(file: DataFile) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from roq.errors import DataLost
+from roq.errors import DataLost, StorageFull
 from roq.shuffle import blocks, merge
 from roq.shuffle.blocks import SortedRun
 from roq.shuffle.keys import KeyEncoder
@@ -24,9 +24,11 @@ ENCODER = KeyEncoder(SCHEMA, ["k"])
 WAYS = [(6, 3000, 1 << 24), (6, 9000, 1 << 20), (40, 2000, 1 << 20), (60, 4000, 1 << 19)]
 
 
-def memory(budget: int) -> int:
+def memory(loaded: int) -> int:
     """What a reader is given so that it plans with this much for its slices."""
-    return int((budget + merge.OUT_COPIES * merge.OUT_BYTES) / PLANNED) + 1
+    much = (loaded + merge.OUT_COPIES * merge.OUT_BYTES) / PLANNED
+    little = loaded / (PLANNED - merge.OUT_COPIES / merge.OUT_PART)
+    return int(much if much > merge.OUT_PART * merge.OUT_BYTES else little) + 1
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +152,11 @@ def test_a_reader_that_stops_early_leaves_nothing(tmp_path: Path, monkeypatch: p
     next(rows)
     rows.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_no_room_for_the_temporary_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda prefix: open("/dev/full", "w+b"))  # noqa: SIM115 (closed by merged)
+    draw = random.Random(5)
+    source, _ = runs_of(keys_of("random", 60, 3000, draw), draw)
+    with pytest.raises(StorageFull, match="temporary file"):
+        list(merge.merged(source, ENCODER, memory(1 << 19)))

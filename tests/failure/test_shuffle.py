@@ -99,18 +99,23 @@ async def scene(machines: DockerCluster, client: roq.Cluster) -> AsyncIterator[S
 # --- followers ----------------------------------------------------------------------------------------------------------
 
 
+async def kill_store(machines: DockerCluster, host: str) -> None:
+    """kill -9; returns when it runs again."""
+    await machines.wait_process(host, STORE)
+    pid = await machines.kill_process(host, STORE)
+    await machines.wait_process(host, STORE, not_pid=pid)
+
+
 async def test_every_store_is_killed_during_writes_and_reads(scene: Scene) -> None:
     machines = scene.machines
     for number, host in enumerate(machines.hosts):
         await scene.written(20_000 * (number + 1))
-        pid = await machines.kill_process(host, STORE)
-        await machines.wait_process(host, STORE, not_pid=pid)
+        await kill_store(machines, host)
     await scene.sealed()
     scene.load.pause_seconds = 0.2
     reading = asyncio.create_task(asyncio.to_thread(scene.load.read))
     for host in machines.hosts:
-        pid = await machines.kill_process(host, STORE)
-        await machines.wait_process(host, STORE, not_pid=pid)
+        await kill_store(machines, host)
     (await reading).check()
     await scene.judge("each store killed during writes and during reads")
     assert scene.load.errors["AttemptLost"] > 0

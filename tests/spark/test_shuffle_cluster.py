@@ -61,7 +61,8 @@ def test_like_spark_s_own_sort(spark: SparkSession, address: str, name: str, key
     same_as_spark(frame, found, ["k"], RANGES)
     counts = sizes(found)
     assert len(counts) == RANGES
-    assert max(counts) / (ROWS / RANGES) <= 1.15
+    if keys == "skewed":  # rows of one size: balanced by bytes is balanced by rows
+        assert max(counts) / (ROWS / RANGES) <= 1.15
 
 
 def test_the_option_cluster_is_the_same_and_overwrite_replaces(spark: SparkSession, cluster: RunningCluster, name: str) -> None:

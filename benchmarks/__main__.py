@@ -1,6 +1,7 @@
 """`python -m benchmarks [pubsub|cost|moves|failover|workqueue|file|churn]`: all without an argument.
 
-Progress on stderr, Markdown tables on stdout.
+Progress on stderr, Markdown tables on stdout. With Spark, and by themselves: `python -m benchmarks.shuffle`,
+`benchmarks.shuffle.spark` and `benchmarks.spark_queue`.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class LocalCluster:
 
     def _check_alive(self) -> None:
         for daemon in [*self.gcms.values(), *self.hosts.values()]:
-            if daemon.pid and not daemon.running:
+            if daemon.failed:
                 raise ProcessFailed(daemon.epitaph())
 
     # --- one daemon at a time (tests) -----------------------------------------------------------------------------------
@@ -316,6 +316,7 @@ class LocalCluster:
     async def _stop_host(self, daemon: Daemon) -> None:
         if not daemon.running:
             return
+        daemon.dismiss()
         address, port = daemon.option("--address"), int(daemon.option("--port"))
         client = RpcClient(f"tcp://{address}:{port}", hcm_wire.Reply)
         try:

@@ -29,6 +29,7 @@ class Daemon:
         self.ready: dict[str, Any] = {}  # what the ready line told
         self._command, self._environment = list(command), dict(environment)
         self._process: Process | None = None
+        self._wanted = False
 
     @property
     def pid(self) -> int:
@@ -39,6 +40,15 @@ class Daemon:
     def running(self) -> bool:
         """Started, and its end was not seen yet."""
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def failed(self) -> bool:
+        """Ended, and nobody here had asked for it."""
+        return self._wanted and not self.running
+
+    def dismiss(self) -> None:
+        """It may end from now on."""
+        self._wanted = False
 
     async def start(self, timeout_seconds: float) -> None:
         """Start and wait for the ready line. Raises ProcessFailed with the last log lines, or DeadlineExceeded."""
@@ -54,6 +64,7 @@ class Daemon:
                 start_new_session=True,
                 limit=LINE_BYTES_MAX,
             )
+        self._wanted = True
         try:
             async with asyncio.timeout(timeout_seconds):
                 self.ready = await self._ready_line(self._process)
@@ -110,6 +121,7 @@ class Daemon:
 
     async def terminate(self, timeout_seconds: float) -> bool:
         """SIGTERM, then wait; False if it still runs."""
+        self.dismiss()
         if self._process is not None and self.running:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -117,6 +129,7 @@ class Daemon:
 
     async def kill(self) -> None:
         """SIGKILL, as a crash would; what it forked lives on."""
+        self.dismiss()
         if self._process is not None and self.running:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

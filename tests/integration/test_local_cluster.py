@@ -214,3 +214,16 @@ def test_the_tail_of_a_log_is_short_and_readable(tmp_path: Path) -> None:
         'plain\n{"t": 1, "level": "error", "process": "p", "pid": 1, "message": "m", "reason": "r", "exception": "a\\nE: b"}\n'
     )
     assert tail(log, 2) == ["plain", "error: m reason=r E: b"]
+
+
+async def test_a_daemon_fails_by_itself_and_not_by_order(tmp_path: Path) -> None:
+    daemon = script("print('{}', flush=True); input()", tmp_path)  # its standard input is empty: it ends with an error
+    await daemon.start(WAIT_SECONDS)
+    assert await daemon.wait(WAIT_SECONDS)
+    assert daemon.failed
+    sleeper = script("import time; print('{}', flush=True); time.sleep(60)", tmp_path)
+    await sleeper.start(WAIT_SECONDS)
+    assert not sleeper.failed
+    assert await sleeper.terminate(WAIT_SECONDS)
+    assert not sleeper.running
+    assert not sleeper.failed

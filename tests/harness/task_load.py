@@ -36,6 +36,7 @@ class Verdict:
     unknown: int
     recovered: int
     longest_put_seconds: float
+    longest_big_put_seconds: float
 
     def line(self, fault: str, **figures: object) -> str:
         """One line of JSON that tells it all."""
@@ -49,6 +50,7 @@ class Verdict:
             "unknown": self.unknown,
             "recovered": self.recovered,
             "longest_put_seconds": round(self.longest_put_seconds, 2),
+            "longest_big_put_seconds": round(self.longest_big_put_seconds, 2),
         }
         return json.dumps(told | figures)
 
@@ -81,7 +83,8 @@ class TaskLoad:
     doubtful: set[bytes] = field(default_factory=set)  # puts without an answer
     settling: set[bytes] = field(default_factory=set)  # tasks an ack of which had no answer: they may be done
     errors: Counter[str] = field(default_factory=Counter)  # of puts, by class
-    longest: float = 0.0
+    longest: float = 0.0  # seconds of a put of payload_bytes
+    longest_big: float = 0.0  # … of big_bytes: an upload to a store that fell silent waits for it once
 
     def start(self) -> None:
         """Begin to put and to work."""
@@ -121,7 +124,11 @@ class TaskLoad:
             except RoqError as error:
                 self.doubtful.add(payload)
                 self.errors[type(error).__name__] += 1
-            self.longest = max(self.longest, time.monotonic() - started)
+            took = time.monotonic() - started
+            if size == self.payload_bytes:
+                self.longest = max(self.longest, took)
+            else:
+                self.longest_big = max(self.longest_big, took)
             time.sleep(self.pause_seconds)
 
     def _work(self, queue: Backend, number: int) -> None:
@@ -182,4 +189,5 @@ class TaskLoad:
             len(self.doubtful),
             len(self.doubtful & self.leases.keys()),
             self.longest,
+            self.longest_big,
         )

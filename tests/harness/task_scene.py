@@ -30,7 +30,7 @@ class Scene:
         return await self.client.work_queue(self.name)
 
     async def flowing(self, seconds: float = 30.0) -> float:
-        """Until puts begun before and after now are answered; how long the slowest put took since `calm`."""
+        """Until puts begun before and after now are answered; how long the slowest small put took since `calm`."""
         count = len(self.load.acked) + PUTS_TO_FLOW
 
         async def flows() -> bool:
@@ -44,7 +44,7 @@ class Scene:
 
     def calm(self) -> None:
         """Forget how long puts took until now."""
-        self.load.longest = 0.0
+        self.load.longest = self.load.longest_big = 0.0
 
     async def taken_over(self, before: gcm.WorkQueueInfo, seconds: float) -> gcm.WorkQueueInfo:
         """Until another host's master serves in a later term."""

@@ -207,7 +207,7 @@ async def arm(machines: DockerCluster, point: str) -> str:
     return other
 
 
-@pytest.mark.parametrize("point", ["none.written", "checking.written", "moving.written"])
+@pytest.mark.parametrize("point", ["none.written", "checking.written", "cutting.written", "moving.written", "keeping.written"])
 async def test_the_leader_dies(machines: DockerCluster, client: roq.Cluster, point: str) -> None:
     """Between two of its steps; the other one goes on. Other points: tests of the leader itself."""
     other = await arm(machines, f"shuffle.{point}")

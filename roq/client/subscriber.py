@@ -67,7 +67,7 @@ class Subscriber:
         self._listed: dict[str, wire.ExchangeAddress] = {}  # by token: what the Monitor told last
         self._listing_until = 0.0
         self._overflow = Overflow.DROP
-        self._max_frame_bytes = 0
+        self._max_frame_bytes = 0  # not welcomed yet
         self._buffer: deque[Batch | MessagesLost] = deque()
         self._buffered = 0
         self._current: Iterator[Message] = iter(())
@@ -368,7 +368,8 @@ class Subscriber:
                 self._overflow, self._max_frame_bytes = notice.overflow, notice.max_frame_bytes
                 self._listing_until = time.monotonic() + LISTING_SECONDS if self._attachments else 0.0
                 self._attach(notice.version, notice.exchanges)
-            case wire.Exchanges() if notice.version >= self._version:
+            # One that overtakes the first welcome comes again: before it no socket can be made, the limit of frames is unknown.
+            case wire.Exchanges() if self._max_frame_bytes and notice.version >= self._version:
                 self._attach(notice.version, notice.exchanges)
             case wire.Heard(ready=ready):
                 self._started = self._started or ready

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterable
 from roq.errors import ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
 from roq.monitor.loss import all_back, lose, missed, replacement
 from roq.monitor.orders import answer
-from roq.monitor.proofs import missing_proofs
+from roq.monitor.proofs import become_ready, carrying_tokens, missing_proofs
 from roq.monitor.records import (
     CARRYING,
     Answer,
@@ -218,8 +218,7 @@ class Membership:
             return [Notify(peer, wire.Rejoin(self.term))]
         subscriber.peer, subscriber.last_report = peer, now
         subscriber.attached = frozenset(report.attached)
-        carrying = {one.address.token for one in self.exchanges.values() if one.state in CARRYING}
-        if carrying:
+        if carrying := carrying_tokens(self.exchanges):
             subscriber.ready = carrying <= subscriber.attached  # one that gave up detaches from all
         out: list[Instruction] = [Notify(peer, wire.Heard(self.term, subscriber.ready))]
         if report.version < self.version:
@@ -325,9 +324,11 @@ class Membership:
 
     def _settle(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []
-        for exchange in self.exchanges.values():
-            if exchange.state is ExchangeState.STARTING and self._proved(exchange, now):
-                exchange.state = ExchangeState.ACTIVE
+        starting = [one for one in self.exchanges.values() if one.state is ExchangeState.STARTING and self._proved(one, now)]
+        for exchange in starting:
+            exchange.state = ExchangeState.ACTIVE
+        if starting:  # subscribers that had proved it before it carried anything are ready with it
+            out += [Notify(one.peer, wire.Heard(self.term, True)) for one in become_ready(self.exchanges, self.subscribers)]
         for exchange in self.exchanges.values():
             if exchange.state in (ExchangeState.DRAINING, ExchangeState.RETIRING):
                 self._empty(exchange)
@@ -376,16 +377,9 @@ class Membership:
                     return  # another Exchange must become active first; asked again then
 
     def _answers(self) -> list[Instruction]:
-        out: list[Instruction] = []
-        open_ones: list[Waiting] = []
-        for waiting in self._waiting:
-            reply = answer(waiting, self.exchanges, self.publishers)
-            if reply is None:
-                open_ones.append(waiting)
-            else:
-                out.append(Answer(waiting.waiter, reply))
-        self._waiting = open_ones
-        return out
+        replies = [(one, answer(one, self.exchanges, self.publishers)) for one in self._waiting]
+        self._waiting = [one for one, reply in replies if reply is None]
+        return [Answer(one.waiter, reply) for one, reply in replies if reply is not None]
 
     def check(self) -> None:
         """The invariants; AssertionError if one is broken."""

@@ -12,6 +12,7 @@ import pytest
 
 import roq
 from roq.errors import Closed, MessagesLost
+from roq.wire import monitor as wire
 from tests.integration.running import RunningCluster
 
 
@@ -181,3 +182,15 @@ def test_plain_code_is_told_of_a_wrong_payload_and_goes_on(cluster: RunningClust
                 assert next(iter(subscriber)).payload == b"right"
         finally:
             connected.remove_queue("wrong")
+
+
+async def test_a_list_of_exchanges_that_overtakes_the_welcome_does_no_harm(client: roq.Cluster, queue: str) -> None:
+    async with client.subscriber(queue):  # its Exchange is known to the Monitor
+        view = await client.inspect(queue)
+    assert view.exchanges
+    subscriber = client.subscriber(queue)
+    subscriber.take(wire.Exchanges(view.term, 2, tuple(one.exchange for one in view.exchanges)))
+    async with subscriber, client.publisher(queue) as publisher:
+        await publisher.publish("t", b"payload")
+        async with asyncio.timeout(5):
+            assert (await anext(subscriber)).payload == b"payload"

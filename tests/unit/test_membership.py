@@ -44,6 +44,21 @@ def test_a_subscriber_is_ready_when_it_has_proved_all() -> None:
     assert queue.machine.probes() == []
 
 
+def test_subscribers_that_were_there_before_the_first_exchange_are_told_at_once_that_they_are_ready() -> None:
+    queue = Queue()
+    queue.subscribe(S)
+    queue.subscribe(S + 1)
+    queue.exchange("A")
+    assert queue.state("A") is ExchangeState.STARTING
+    assert notices(queue.proves("A/1"), wire.Heard) == [wire.Heard(3, False)]
+    assert notices(queue.proves("A/1", id=S + 1), wire.Heard) == [
+        wire.Heard(3, False),  # the answer to the report
+        wire.Heard(3, True),  # and what follows from it, to each of them
+        wire.Heard(3, True),
+    ]
+    assert queue.state("A") is ExchangeState.ACTIVE
+
+
 def test_a_new_exchange_takes_publishers_only_when_proved() -> None:
     queue = Queue("A")
     queue.subscribe()

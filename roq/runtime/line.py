@@ -50,7 +50,9 @@ class Bell:
     def wait(self, seconds: float) -> bool:
         """Wait so long, or until it rings; whether it has rung."""
         if not self.rung:
-            select.select([self._reader], [], [], seconds)
+            poller = select.poll()  # select() takes no descriptor above 1023
+            poller.register(self._reader, select.POLLIN)
+            poller.poll(max(0.0, seconds) * 1000)
         return self.rung
 
     def __del__(self) -> None:

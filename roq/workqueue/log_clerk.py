@@ -8,6 +8,9 @@ folds them, syncs once, and hands out the answers. The others fold nothing, unti
 It changes nothing for the log, which can't tell who wrote an entry. Does a clerk die in a round, its requests are in the log
 or not: their owners fold the log and look, and write them if they are not there. Who finds no place on the board does its own
 work, and so does a second thread of one process. Not here: what the verbs mean, how a Pop waits in line (log_queue.py).
+
+A signal handler that raises may break off any of this. No lock is left then (roq/log/local/locks.py), the copy mends itself
+(log_replica.py), and a request left on the board is withdrawn, at the latest by the next one.
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ import threading
 import time
 from collections.abc import Sequence
 from threading import RLock
+from typing import cast
 
 import msgspec
 
 from roq.errors import Closed, RoqError, TemporaryError, UnknownFormat
 from roq.log.local import LocalLog
 from roq.log.local.board import REQUEST_MAX, UNKNOWN, Board, Request
+from roq.wire.decoding import UNDECODABLE
 from roq.workqueue.effects import Delivered, Handed, Refused, Settled
 from roq.workqueue.log_lives import Lives
 from roq.workqueue.log_replica import Effects, Replica
@@ -41,6 +46,7 @@ CLERK_SECONDS = 0.032  # from such a pause on its lock is tried: it may have die
 GATHER_SECONDS = 200e-6  # at most, for those who were served in the last round
 RHYTHM_SECONDS = 0.001  # after a round; later nobody is waited for
 COMPANY_SECONDS = 1.0  # after a round for others, who may want to take over
+BOARD_SECONDS = 10.0  # until who finds no place on the board tries again
 CLOSED = "the work queue was closed"
 logger = logging.getLogger(__name__)
 
@@ -72,6 +78,14 @@ def _answer(records: Sequence[Record], effects: Sequence[Effects]) -> Answer:
     return Answer(settled, None)
 
 
+def _decode(text: bytes) -> Answer | None:
+    """None: see for yourself. So says the clerk, or a newer program's that answers in another way."""
+    try:
+        return None if text == UNKNOWN else _decoder.decode(text)
+    except UNDECODABLE:
+        return None
+
+
 class Clerk:
     """Writes the requests of `instance`, and those of others. Any thread. lock: the queue's, over the replica."""
 
@@ -80,9 +94,11 @@ class Clerk:
         self._lives = Lives(log.folder / "instances")
         self._living = False
         self.lives_at = 0.0  # monotonic; when to look for the dead again
-        self._asking = threading.Lock()  # one thread at a time uses our place on the board
+        self._asking = threading.RLock()  # one thread at a time uses our place on the board; knows whose it is
+        self._busy = False  # whether one does; also says so to a signal handler that asks within another request
         self._board: Board | None = None
-        self._boarded = self._loaded = False
+        self._board_at = 0.0  # monotonic; when to try for a place again
+        self._left = self._loaded = False  # whether a request of ours may be on the board
         self._served, self._company = 0, 0.0  # how many others our last round served; when one last did, monotonic
         self.closed = False
 
@@ -94,30 +110,42 @@ class Clerk:
             raise Closed(CLOSED)
         if not self._living:
             self._begin_life()
-        if self._asking.acquire(blocking=False):
-            try:
-                if not self._boarded:
-                    self._open_board()
-                if self._board is not None:
-                    return self._ask(self._board, records)
-            finally:
+        asked = encode(records), records
+        try:
+            if self._asking.acquire(blocking=False) and not self._busy:
+                try:
+                    self._busy = True
+                    if self._board is not None or self._open_board():
+                        return self._ask(cast(Board, self._board), asked)
+                finally:
+                    self._busy = False
+        finally:
+            try:  # noqa: SIM105 - nothing may come between a signal and this
                 self._asking.release()
-        return self._write_alone((encode(records), records))
+            except RuntimeError:  # another thread's
+                pass
+        return self._write_alone(asked)
 
-    def _open_board(self) -> None:
-        self._boarded = True
+    def _open_board(self) -> bool:
+        """Whether there is a place for us. Asked for again now and then."""
+        if time.monotonic() < self._board_at:
+            return False
+        self._board_at = time.monotonic() + BOARD_SECONDS
         try:
             self._board = self._log.open_board()
         except (RoqError, OSError) as error:  # a full disk
             logger.warning("%s: this process can't work together with others: %s", self._log.folder, error)
+        return self._board is not None
 
-    def _ask(self, board: Board, records: Sequence[Record]) -> Answer:
-        asked = encode(records), records
+    def _ask(self, board: Board, asked: Asked) -> Answer:
+        if self._left:  # by a call that broke off
+            board.withdraw()
+            self._left = False
         if board.is_ours():
             self._gather(board)
         elif board.pause(self._patience()) > 0:
             return self._leave(board, asked)
-        return self._serve(board, asked) if board.begin() else self._leave(board, asked)
+        return self._round(board, asked) or self._leave(board, asked)
 
     def _gather(self, board: Board) -> None:
         """We have just been the clerk: let those we have served ask again, so that all get on at the same speed."""
@@ -133,31 +161,31 @@ class Clerk:
             return self._write_alone(asked)
         pop = records[-1]
         assert type(pop) is Pop
-        self._replica.posted = pop.nonce
-        board.post(asked[0])
         try:
-            return self._wait(board, asked)
+            self._replica.posted, self._left = pop.nonce, True
+            board.post(asked[0])
+            answer = self._wait(board, asked)
+            self._left = False
+            return answer
         except BaseException:  # a signal: nobody waits any more
             with contextlib.suppress(RoqError, OSError):
                 board.withdraw()
+                self._left = False
             raise
         finally:
-            self._replica.posted, self._replica.outcome = 0, None
+            self._replica.posted = 0
 
     def _wait(self, board: Board, asked: Asked) -> Answer:
         """For the answer to what we posted, or for our turn to be the clerk."""
         pause = PAUSE_SECONDS
         while (text := board.answer()) is None:
             left = board.pause(self._patience())
-            if (left <= 0 or pause >= CLERK_SECONDS) and board.begin():
-                if board.answer() is None:
-                    self._replica.posted = 0
-                    return self._serve(board, asked)
-                board.end()
-                continue
+            at_once = left <= 0 or pause >= CLERK_SECONDS
+            if at_once and (answer := self._round(board, asked, posted=True)) is not None:
+                return answer
             board.wait(min(left, pause) if left > 0 else pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
-        return self._look_up(asked) if text == UNKNOWN else _decoder.decode(text)
+        return _decode(text) or self._look_up(asked)
 
     def _patience(self) -> float:
         """Seconds to leave a round to another: as long as catching up would take."""
@@ -172,7 +200,8 @@ class Clerk:
         with self._lock:
             replica = self.replica()
             replica.catch_up()
-            outcome, position = replica.outcome, replica.position
+            nonce, effects = replica.outcome or (0, [])
+            outcome, position = effects if nonce == pop.nonce else None, replica.position
             me = replica.state.instances.known.get(pop.instance)
             if outcome is None and len(records) > 1 and me is not None and me.knows(pop.nonce):
                 raise TemporaryError("what became of this call is in a snapshot and can't be told any more")
@@ -191,20 +220,31 @@ class Clerk:
             self._log.sync(position)
         return answer
 
-    def _serve(self, board: Board, asked: Asked) -> Answer:
-        """One round as the clerk: our own request and all that is on the board."""
+    def _round(self, board: Board, asked: Asked, *, posted: bool = False) -> Answer | None:
+        """One round as the clerk. None: another is, or has answered what we `posted`."""
         try:
-            requests = board.take()
-            self._served = len(requests)
-            if not requests:
-                board.drop()
-                return self._write_alone(asked)
-            try:
-                return self._serve_all(board, asked, requests)
-            finally:
-                self._company = time.monotonic()
+            if not board.begin() or (posted and board.answer() is not None):
+                return None
+            return self._serve(board, asked)
         finally:
-            board.end()
+            try:
+                board.end()
+            except BaseException:  # a signal, before its first line
+                board.end()
+                raise
+
+    def _serve(self, board: Board, asked: Asked) -> Answer:
+        """Our own request and all that is on the board."""
+        board.drop()  # before it is written: from now on nobody else may do it
+        self._replica.posted = 0
+        requests = board.take()
+        self._served = len(requests)
+        if not requests:
+            return self._write_alone(asked)
+        try:
+            return self._serve_all(board, asked, requests)
+        finally:
+            self._company = time.monotonic()
 
     def _serve_all(self, board: Board, asked: Asked, taken: Sequence[Request]) -> Answer:
         requests, entries = list[Request](), [asked]
@@ -217,7 +257,6 @@ class Clerk:
         with self._lock:
             answers = self._write(entries)
             position = self._replica.position
-        board.drop()
         late = list[tuple[Request, Answer]]()
         for request, answer in zip(requests, answers[1:], strict=True):
             if answer.settled:
@@ -257,6 +296,8 @@ class Clerk:
             self._replica.load()
             self._replica.catch_up()
             self._loaded = True
+        if not self._replica.whole:
+            self._replica.mend()
         return self._replica
 
     def over(self, now: int) -> list[Record]:
@@ -265,7 +306,7 @@ class Clerk:
         records: list[Record] = []
         due = state.next_due()
         if due is not None and due <= now:
-            records += state.expired(now, EXPIRED_AT_ONCE)
+            records += self._replica.expired(now, EXPIRED_AT_ONCE)
             records.append(Tick(now))
         if time.monotonic() >= self.lives_at and (dead := self._find_dead()):
             self._replica.write([InstanceDead(now, instance, "the process died") for instance in dead])
@@ -293,9 +334,12 @@ class Clerk:
         self.closed = True
         with self._asking:
             board, self._board = self._board, None
-            if board is not None and self._company + COMPANY_SECONDS > time.monotonic() and board.begin():
+            if board is not None and self._left:
+                board.withdraw()
+            if board is not None and self._company + COMPANY_SECONDS > time.monotonic():
                 try:
-                    self._replica.hand_over()
+                    if board.begin():
+                        self._replica.hand_over()
                 finally:
                     board.end()
 

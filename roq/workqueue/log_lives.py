@@ -31,12 +31,13 @@ class Lives:
         self._folder.mkdir(exist_ok=True)
         self._path = self._folder / f"{instance:016x}"
         unnamed = self._path.with_suffix(".new")
-        self._mine = LifeLock(unnamed)
+        mine = LifeLock(unnamed)
         os.rename(unnamed, self._path)
+        self._mine = mine  # last: does a signal break this off, it is done again
 
     def end(self) -> None:
         """We close in good order."""
-        if self._mine is not None:
+        if self._mine is not None and self._mine.is_held:  # else we are a forked child: our parent lives on
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
             self._mine.close()

@@ -12,9 +12,11 @@ sync, the lease is gone together with the worker that had it, and its attempt is
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Sequence, Set
 from pathlib import Path
 from threading import RLock
 
@@ -60,12 +62,17 @@ class LogQueue:
         self._desk = desk.Desk(new_id())
         self._replica = Replica(self._log, self._desk.id, self._lock, replay_bytes)
         self._clerk = Clerk(self._log, self._desk.id, self._lock, self._replica)
-        self._closed = False
+        self._closed = self._ended = False  # whether `close` has begun; has ended the waits
+        _everywhere.add(self)
         try:
             self.settings = self._agree(settings)
         except BaseException:
             self._log.close()
             raise
+
+    def forked(self) -> None:
+        """We are a forked child: its locks are its parent's, and mutexes of its parent's threads never come free."""
+        self._closed = self._clerk.closed = True
 
     def _agree(self, wanted: Settings | None) -> Settings:
         """The settings the queue has, after giving them to a new one."""
@@ -114,22 +121,19 @@ class LogQueue:
         records: list[Record] = [desk.settlement(one, now) for one in settle]
         pop = self._desk.lease(seconds, count, wait_seconds, now)
         self._replica.asked.add(pop.nonce)
+        answer: Answer | None = None
         try:
             answer = self._clerk.ask([*records, pop])
-        except RoqError:
-            self._take(pop.nonce)
+            handed = self._wait(pop, deadline).handed if answer.handed is None else answer.handed
+            tasks = [desk.leased(one, self._desk.id, _payload(one.task.payload)) for one in handed]
+            tokens = _tokens(settle, answer)
+            self._take(pop.nonce, tasks)
+        except BaseException as error:  # nobody waits any more: leave nothing in line, and with a signal no task either
+            self._end_wait(pop.nonce, in_line=answer is not None or not isinstance(error, RoqError))
             raise
-        except BaseException:  # nobody waits any more: leave nothing in line
-            self._end_wait(pop.nonce)
-            raise
-        if answer.handed is None:
-            handed = self._wait(pop, deadline).handed
-        else:
-            handed = answer.handed
-            self._take(pop.nonce)
         if answer.refused:
             raise TemporaryError("this process was taken for dead: open the work queue anew")
-        return _tokens(settle, answer), [desk.leased(one, self._desk.id, _payload(one.task.payload)) for one in handed]
+        return tokens, tasks
 
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
         """Per settlement: the token from now on, "" when the lease is over, None when it was lost before."""
@@ -145,12 +149,14 @@ class LogQueue:
         """The first tasks of a state."""
         if count < 0:
             raise InvalidConfiguration(f"count is at least 0, got {count}")
+        self._check_open()
         with self._lock:
             replica = self._current_replica()
             return [desk.view(task, state, _payload(task.payload)) for task in replica.state.first(state, count)]
 
     def status(self) -> Status:
         """Counts, as of now."""
+        self._check_open()
         with self._lock:
             replica = self._current_replica()
             return replica.state.status(replica.now())
@@ -174,6 +180,7 @@ class LogQueue:
         return self._count(RemoveDead(self._replica.now(), desk.chosen(ids)))
 
     def _count(self, command: Record) -> int:
+        self._check_open()
         with self._lock:
             self._current_replica()
             effects = self._write_durably([command])
@@ -181,30 +188,34 @@ class LogQueue:
 
     def close(self) -> None:
         """Let go. Leases that wait end with Closed; what is leased stays leased until it expires."""
+        if self._closed:  # it may be a forked child's
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            waiting = set(self._replica.asked)
-        self._clerk.close()
-        with self._lock:
-            self._end_waits(sorted(waiting | self._replica.asked))
-            self._clerk.end_life()
-            chore = self._replica.chore
-        if chore is not None:
-            chore.join()
-        self._log.close()
+        try:
+            self._clerk.close()
+            with self._lock:
+                self._end_waits(set(self._replica.asked))
+                self._ended = True
+                self._clerk.end_life()
+                chore = self._replica.chore
+            if chore is not None and chore.is_alive():
+                chore.join()
+        finally:
+            self._log.close()
 
-    def _end_waits(self, nonces: list[int]) -> None:
+    def _end_waits(self, nonces: Set[int]) -> None:
         """These Pops get nothing any more; what they were given meanwhile goes back."""
         replica, me = self._replica, self._desk.id
         if not nonces:
             return
         now = replica.now()
         try:
-            replica.write([Cancel(now, me, nonce) for nonce in nonces])
-            answers = [replica.answers[nonce] for nonce in nonces if nonce in replica.answers]
-            given = [one.delivery for answer in answers for one in answer.handed]
+            replica.write([Cancel(now, me, nonce) for nonce in sorted(nonces)])
+            leased = replica.state.leased.values()
+            given = [task.delivery for task in leased if task.instance == me and task.nonce in nonces]
             if given:
                 replica.write([Requeue(now, delivery, me) for delivery in given])
         except RoqError as error:
@@ -215,41 +226,42 @@ class LogQueue:
     def _wait(self, pop: Pop, deadline: float) -> Delivered:
         """Sleep until this Pop is answered, or its time is over."""
         replica, nonce = self._replica, pop.nonce
-        try:
-            while True:
-                with self._lock:
-                    self._clerk.replica().catch_up()
-                    if nonce in replica.answers:
-                        return replica.answers[nonce]
-                    left = deadline - time.monotonic()
-                    now = replica.now()
-                    if left <= 0:
-                        replica.write([self._desk.cancel(pop, now)])
-                        return replica.answers[nonce]
-                    if over := self._clerk.over(now):
-                        replica.write(over)
-                        continue
-                    due, position = replica.state.next_due(), replica.position
-                    until_due = left if due is None else (due - now) / 1000
-                    until_look = max(self._clerk.lives_at - time.monotonic(), 0) + 0.001
-                self._log.wait(position, min(left, until_look, until_due + random.uniform(0.001, JITTER_SECONDS)))
-        except BaseException:  # nobody waits any more: leave nothing in line
-            self._end_wait(nonce)
-            raise
-        finally:
-            self._take(nonce)
+        while True:
+            with self._lock:
+                self._clerk.replica().catch_up()
+                if nonce in replica.answers:
+                    return replica.answers[nonce]
+                left = deadline - time.monotonic()
+                now = replica.now()
+                if left <= 0:
+                    replica.write([self._desk.cancel(pop, now)])
+                    return replica.answers[nonce]
+                if over := self._clerk.over(now):
+                    replica.write(over)
+                    continue
+                due, position = replica.state.next_due(), replica.position
+                until_due = left if due is None else (due - now) / 1000
+                until_look = max(self._clerk.lives_at - time.monotonic(), 0) + 0.001
+            self._log.wait(position, min(left, until_look, until_due + random.uniform(0.001, JITTER_SECONDS)))
 
-    def _end_wait(self, nonce: int) -> None:
+    def _end_wait(self, nonce: int, *, in_line: bool) -> None:
+        """A lease() failed. in_line: its Pop may stand in line, or have been answered."""
+        if self._closed:  # close() ends it: what it is given until then goes back
+            return
         with self._lock:
-            if not self._closed:
-                self._end_waits([nonce])
-            self._take(nonce)
+            if self._closed:
+                return
+            if in_line:
+                self._end_waits({nonce})
+            self._take(nonce, ())
 
-    def _take(self, nonce: int) -> Delivered:
-        """The answer to a Pop that nobody waits for any more."""
+    def _take(self, nonce: int, tasks: Sequence[Leased]) -> None:
+        """The answer to a Pop has been brought to who asked: these. Closed: they were given back just before."""
         with self._lock:
+            if self._ended and tasks:
+                raise Closed(CLOSED)
             self._replica.asked.discard(nonce)
-            return self._replica.answers.pop(nonce, Delivered(self._desk.id, nonce, ()))
+            self._replica.answers.pop(nonce, None)
 
     # --- the log, with the lock held --------------------------------------------------------------------------------------
 
@@ -269,6 +281,17 @@ class LogQueue:
         effects = self._clerk.replica().write(records, keep_bytes)
         self._log.sync(self._replica.position)
         return effects
+
+
+_everywhere: weakref.WeakSet[LogQueue] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for queue in list(_everywhere):
+        queue.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _tokens(settlements: Sequence[Settlement], answer: Answer) -> list[str | None]:

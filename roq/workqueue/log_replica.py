@@ -3,6 +3,9 @@
 Positions of the log and of the state differ: the log counts bytes, the state counts records. Whoever calls holds the queue's
 lock, so between writing an entry and folding it no other thread folds it away. A copy that fell behind the log's trim loads the
 snapshot; what its Pops were given is found there. Snapshots are taken when the log has grown long, by whoever notices first.
+
+A signal handler that raises can break off a change of the state at any record. `whole` is False while there is one; who finds
+it False throws the copy away and folds anew, and nobody makes a snapshot of it.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ import time
 from collections.abc import Sequence
 from threading import RLock, Thread
 
-from roq.errors import LogTrimmed, RoqError, TemporaryError
+from roq.errors import LogTrimmed, RoqError, TemporaryError, UnknownFormat
 from roq.log.local import LocalLog
 from roq.workqueue.effects import Delivered, Effect, Handed
 from roq.workqueue.fold import APPLIED
-from roq.workqueue.records import Pop, Record, decode, encode
+from roq.workqueue.records import Pop, Record, Requeue, decode, encode
 from roq.workqueue.state import State
 
 REPLAY_BYTES = 32 * 1024 * 1024  # of log behind a snapshot before the next is taken: about a second of replay
@@ -31,7 +34,8 @@ logger = logging.getLogger(__name__)
 class Replica:
     """State and position. instance: ours, whose deliveries are kept in `answers` by nonce, for the nonces in `asked`.
 
-    posted: nonce of a Pop of ours that another process may write, 0: none; outcome: what the entry that ends with it did.
+    posted: nonce of a Pop of ours that another process may write, 0: none; outcome: the last nonce that was posted and found,
+    maybe of an older request, and what the entry that ends with it did.
     """
 
     def __init__(self, log: LocalLog, instance: int, lock: RLock, replay_bytes: int) -> None:
@@ -41,7 +45,8 @@ class Replica:
         self.asked: set[int] = set()
         self.answers: dict[int, Delivered] = {}
         self.posted = 0
-        self.outcome: list[Effects] | None = None
+        self.outcome: tuple[int, list[Effects]] | None = None
+        self.whole = True
         self._replay_bytes = replay_bytes
         self._snapshot_due = replay_bytes  # position at which the next snapshot is taken
         self._snapshot_after = 0.0  # monotonic
@@ -61,6 +66,8 @@ class Replica:
 
     def catch_up(self) -> None:
         """Fold what was written until now, or load a snapshot that spares the most of it."""
+        if not self.whole:
+            self.mend()
         if self.log.end - self.position > SKIP_BYTES and not self.posted:
             position, size = self.log.newest_snapshot()
             if position - self.position > max(SKIP_BYTES, SNAPSHOT_SHARE * size):
@@ -75,13 +82,17 @@ class Replica:
 
     def write_entries(self, entries: Sequence[tuple[bytes, Sequence[Record]]], keep_bytes: int = 0) -> list[list[Effects]]:
         """The same for several entries in a row, encoded already."""
+        if not self.whole:
+            self.mend()
         texts = [text for text, _ in entries]
         before = self.position
         end = self.log.append(texts, keep_bytes=keep_bytes)
         start = self.log.start_of(end, texts)
         if before == start:  # nobody wrote in between
+            self.whole = False
             self.position = end
             effects = [[self._apply(record) for record in records] for _, records in entries]
+            self.whole = True
         else:
             effects = []
             while self.position < end:
@@ -90,6 +101,20 @@ class Replica:
                 raise TemporaryError("this process was away for so long that what this call did can't be told any more")
         self._look_at_length()
         return effects
+
+    def mend(self) -> None:
+        """Fold anew: a call that broke off left the state half changed."""
+        self.state, self.position, self.whole = State(), 0, True
+        self.load()
+        while self.position < self.log.end:
+            self._fold(0, 0)
+
+    def expired(self, now: int, count: int) -> list[Requeue]:
+        """See Fold.expired: it takes leases out of line and puts them back."""
+        self.whole = False
+        found = self.state.expired(now, count)
+        self.whole = True
+        return found
 
     def _fold(self, start: int, end: int) -> list[list[Effects]]:
         """Fold some entries; the effects of those between two positions."""
@@ -100,12 +125,17 @@ class Replica:
             self.load()
             return found
         apply, instance = self.state.apply, self._instance
+        self.whole = False
         for position, entry in entries:
-            records = decode(entry)
+            try:
+                records = decode(entry)
+            except UnknownFormat:
+                self.whole = True  # up to here
+                raise
             if start < position <= end:
                 found.append([self._apply(record) for record in records])
-            elif self.posted and self._is_posted(records):
-                self.outcome = [self._apply(record) for record in records]
+            elif self.posted and (nonce := self._posted(records)):
+                self.outcome = nonce, [self._apply(record) for record in records]
             else:
                 for record in records:
                     effects = apply(record)
@@ -114,11 +144,13 @@ class Replica:
                             if type(effect) is Delivered and effect.instance == instance:
                                 self._answer(effect)
             self.position = position
+        self.whole = True
         return found
 
-    def _is_posted(self, records: Sequence[Record]) -> bool:
+    def _posted(self, records: Sequence[Record]) -> int:
+        """The nonce of these if they are what we posted, else 0. `posted` may be another one by the next line."""
         last = records[-1] if records else None
-        return type(last) is Pop and last.nonce == self.posted and last.instance == self._instance
+        return last.nonce if type(last) is Pop and last.nonce == self.posted and last.instance == self._instance else 0
 
     def _apply(self, record: Record) -> Effects:
         effects = self.state.apply(record)
@@ -139,8 +171,10 @@ class Replica:
         if found is None or found[0] <= self.position:
             self._snapshot_due = self.position + self._replay_bytes
             return
-        self.position, data = found
-        self.state = State.load(data)
+        position, data = found
+        state = State.load(data)
+        self.whole = False
+        self.position, self.state = position, state
         self._plan(self.position, len(data))
         me = self.state.instances.known.get(self._instance)
         for nonce in self.asked - self.answers.keys():
@@ -148,6 +182,7 @@ class Replica:
                 mine = [task for task in self.state.leased.values() if (task.instance, task.nonce) == (self._instance, nonce)]
                 handed = tuple(Handed(task.delivery, task.attempts, task.due, task) for task in mine)
                 self.answers[nonce] = Delivered(self._instance, nonce, handed)
+        self.whole = True
 
     def _plan(self, position: int, size: int) -> None:
         """When the next snapshot is due after one of this position and size."""
@@ -165,7 +200,7 @@ class Replica:
         try:
             with self.log.upkeep() as mine, self._lock:
                 before = self.log.newest_snapshot()[0]
-                if mine and self.position - before > SKIP_BYTES:
+                if mine and self.whole and self.position - before > SKIP_BYTES:
                     data = self.state.dump()
                     if self.position - before > SNAPSHOT_SHARE * len(data):
                         self.log.snapshot(self.position, data)
@@ -180,7 +215,7 @@ class Replica:
                     return
                 with self._lock:
                     self._plan(*self.log.newest_snapshot())
-                    if self._snapshot_due > self.position:
+                    if self._snapshot_due > self.position or not self.whole:
                         return
                     position, data = self.position, self.state.dump()
                     self._plan(position, len(data))

@@ -20,6 +20,8 @@ from roq.log.local import LocalLog
 from roq.log.local.board import UNKNOWN, Board, Request
 from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Release
 from roq.workqueue.log_queue import LogQueue
+from roq.workqueue.log_replica import Effects
+from roq.workqueue.records import Record, decode
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
@@ -323,3 +325,76 @@ def test_what_the_clerk_answers_is_durable_before(
         assert acked.result(10) == [""]
         assert len(leased.result(10)[1]) == 1
     assert durable == [False, True], "a lease is handed out at once, an ack when it is on the disk"
+
+
+def clerks_board(queue: LogQueue) -> Board:
+    queue.lease(60, 1, 0)
+    board = queue._clerk._board
+    assert board is not None
+    return board
+
+
+def test_an_answer_of_a_newer_program_is_looked_up_in_the_log(queues: list[LogQueue]) -> None:
+    queues[0].put([NewTask(b"x")])
+    held = lease_one(queues[0])
+    board = clerks_board(queues[2])
+    assert board.begin()
+    with ThreadPoolExecutor(1) as threads:
+        acked = threads.submit(queues[0].settle, [Ack(held.token)])
+        waits(lambda: board.count() == 1)
+        for answer, request in zip((b"\xc1",), board.take(), strict=True):
+            board.reply(request, answer)
+        board.end()
+        assert acked.result(10) == [""]
+    assert queues[1].status().completed == 1
+
+
+def test_what_became_of_one_request_is_not_told_of_the_next(queues: list[LogQueue], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread folds the first one just as its answer comes, and is not through when the second one is asked."""
+    asker, clerk = queues[:2]
+    asker.put([NewTask(b"%d" % number) for number in range(2)])
+    first, second = lease_one(asker), lease_one(asker)
+    board = clerks_board(clerk)
+    folding, go_on = threading.Event(), threading.Event()
+    plain = asker._replica._apply
+
+    def slowly(record: Record) -> Effects:  # where the interpreter may go on with another thread
+        if not folding.is_set():
+            folding.set()
+            assert go_on.wait(10)
+        return plain(record)
+
+    assert board.begin()
+    with ThreadPoolExecutor(3) as threads:
+        acked = threads.submit(asker.settle, [Ack(first.token)])
+        waits(lambda: board.count() == 1)
+        [request] = board.take()
+        with clerk._lock:
+            clerk._clerk._write([(request.text, decode(request.text))])
+        monkeypatch.setattr(asker._replica, "_apply", slowly)
+        other = threads.submit(asker.status)
+        assert folding.wait(10)
+        board.reply(request, b"\x93\x91\xc3\x90\xc2")  # settled
+        assert acked.result(10) == [""]
+        go_on.set()
+        other.result(10)
+        again = threads.submit(asker.settle, [Ack(second.token)])
+        waits(lambda: board.count() == 1)
+        board.take()
+        board.end()  # breaks off: nobody knows, and nothing was written
+        assert again.result(10) == [""]
+    assert clerk.status().completed == 2
+
+
+def test_who_found_no_place_on_the_board_tries_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = [LocalLog(folder) for _ in range(64)]
+    assert None not in [log.open_board() for log in crowd]
+    late = LogQueue(folder)
+    late.lease(60, 1, 0)
+    assert late._clerk._board is None
+    for log in crowd:
+        log.close()
+    late._clerk._board_at = 0.0
+    late.lease(60, 1, 0)
+    assert late._clerk._board is not None
+    late.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from roq.errors import Closed
 from roq.log.local import LocalLog
-from roq.log.local.board import ANSWER_MAX, HEAD_BYTES, PLACE_BYTES, PLACES, UNKNOWN, Board
+from roq.log.local.board import ANSWER_MAX, HEAD_BYTES, LONG_ROUND_SECONDS, PLACE_BYTES, PLACES, UNKNOWN, Board
 from roq.log.local.mapped import COOKIE_WORD
 
 
@@ -202,3 +203,61 @@ def test_a_closed_log_takes_nothing(folder: Folder) -> None:
             call()
     with contextlib.suppress(Closed):
         board.end()
+
+
+def test_a_forked_child_is_not_the_clerk(folder: Folder) -> None:
+    asker, clerk = folder.board(), folder.board()
+    asker.post(b"?")
+    assert clerk.begin()
+    [request] = clerk.take()
+    child = os.fork()
+    if child == 0:
+        clerk.end()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert asker.answer() is None
+    assert not asker.begin()
+    clerk.reply(request, b"!")
+    clerk.end()
+    assert asker.answer() == b"!"
+
+
+def test_a_request_that_was_counted_and_not_put_there_is_withdrawn_without_a_trace(folder: Folder) -> None:
+    """So a signal may leave it; the text at its place is that of the request before."""
+    asker, clerk = folder.board(), folder.board()
+    asker.post(b"one")
+    asker.withdraw()
+    asker._number += 1
+    asker.withdraw()
+    assert clerk.begin()
+    assert clerk.take() == []
+    clerk.end()
+
+
+def test_who_asked_during_a_long_round_is_woken_at_its_end(folder: Folder) -> None:
+    asker, clerk = folder.board(), folder.board()
+    assert clerk.begin()
+    assert clerk.take() == []
+    asker.post(b"too late")
+    woken = threading.Event()
+
+    def wait() -> None:
+        asker.wait(20)
+        woken.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(2 * LONG_ROUND_SECONDS)  # the round
+    clerk.end()
+    assert woken.wait(5)
+    thread.join()
+
+
+def test_a_folder_that_was_moved_away_has_no_board_at_its_old_place(folder: Folder) -> None:
+    old = LocalLog(folder.path)
+    folder.path.rename(folder.path.with_name("elsewhere"))
+    theirs = folder.board()
+    theirs.post(b"theirs")
+    assert old.open_board() is None
+    assert theirs.count() == 1, "and theirs is as it was"
+    old.close()

@@ -41,3 +41,16 @@ def test_one_that_closes_while_it_is_looked_at_did_not_die(tmp_path: Path, monke
     monkeypatch.setattr(log_lives, "try_alone", meanwhile)
     assert us.look() == (2, [])
     us.end()
+
+
+def test_a_forked_child_that_closes_does_not_end_its_parents_life(tmp_path: Path) -> None:
+    us, others = Lives(tmp_path), Lives(tmp_path)
+    us.begin(1)
+    child = os.fork()
+    if child == 0:
+        us.end()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert others.look() == (1, [])
+    us.end()
+    assert others.look() == (0, [])

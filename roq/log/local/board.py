@@ -24,14 +24,14 @@ import operator
 import os
 import struct
 import time
-from fcntl import LOCK_UN, flock
+from fcntl import LOCK_EX, LOCK_UN, flock
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
 from roq.errors import Closed
 from roq.log.local import futex
-from roq.log.local.locks import Locks, held, try_alone
+from roq.log.local.locks import Locks, try_alone
 from roq.log.local.mapped import Mapped
 
 PLACES = 64  # processes that can ask at the same time; those without a place do their own work
@@ -40,6 +40,7 @@ TEXT_HEAD = 8
 REQUEST_MAX, ANSWER_MAX = REQUEST_BYTES - TEXT_HEAD, PLACE_BYTES - REQUEST_BYTES - TEXT_HEAD
 UNKNOWN = b""  # the answer to a request of which the clerk can't say what became of it
 BUSY_SECONDS = 3600.0  # a clerk is at work: no telling how long
+LONG_ROUND_SECONDS = 0.03  # after such a one those who asked meanwhile are woken: by now they look seldom
 NANO = 1_000_000_000
 _CLERK, _ENDED = 8, 9  # place + 1 of who serves now, 0: nobody; CLOCK_MONOTONIC when a round ended last, with its place
 _LAST = 10
@@ -59,17 +60,21 @@ class Request(NamedTuple):
 class Board:
     """Our place on the board, and the board as the clerk sees it. One thread at a time. Raises OSError, Closed."""
 
-    def __init__(self, path: Path, cookie: int, mode: int, locks: Locks, place: int) -> None:
-        self._mapped = Mapped(path, mode, HEAD_BYTES + PLACES * PLACE_BYTES)
-        self._locks, self.place = locks, place
+    def __init__(self, mapped: Mapped, cookie: int, locks: Locks, place: int) -> None:
+        self._mapped, self._locks, self.place = mapped, locks, place
+        self._mine: bool | None = False  # whether we have the clerk's lock; None: perhaps, a signal may have broken in
         words = self._words = self._mapped.words
         self._requests, self._answers = words[_REQUEST : _REQUEST + PLACES], words[_ANSWER : _ANSWER + PLACES]
         self._bells = [self._mapped.address(_ANSWER + one) for one in range(PLACES)]
         if not self._mapped.is_current(cookie):
-            with held(locks.clerk):
+            try:
+                flock(locks.clerk, LOCK_EX)
                 if not self._mapped.is_current(cookie):
                     self._mapped.bytes[:HEAD_BYTES] = bytes(HEAD_BYTES)
                     self._mapped.adopt(cookie)
+            finally:
+                flock(locks.clerk, LOCK_UN)
+        self._began = 0  # CLOCK_MONOTONIC of our last round
         self._number = max(words[_REQUEST + place], words[_ANSWER + place])  # an owner before us may have left a request
 
     # --- asking -------------------------------------------------------------------------------------------------------
@@ -113,10 +118,14 @@ class Board:
     # --- serving ------------------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Whether we are the clerk from now on, until `end`. Answers first what a round that broke off has left."""
+        """Whether we are the clerk from now on. Answers first what a round that broke off has left. Whatever happens, `end`."""
         self._check_open()
+        self._mine = None
         if not try_alone(self._locks.clerk):
+            self._mine = False
             return False
+        self._mine = True
+        self._began = time.monotonic_ns()
         self._words[_CLERK] = self.place + 1
         self._give_up()
         return True
@@ -124,8 +133,11 @@ class Board:
     def withdraw(self) -> None:
         """Our request is none any more. Waits until nobody is the clerk."""
         self._check_open()
-        with held(self._locks.clerk):
+        try:
+            flock(self._locks.clerk, LOCK_EX)
             self.drop()
+        finally:
+            flock(self._locks.clerk, LOCK_UN)
 
     def take(self) -> list[Request]:
         """All open requests but our own, marked as taken. Those that can't be read are left."""
@@ -156,17 +168,28 @@ class Board:
         futex.wake(self._bells[request.place], 1)
 
     def drop(self) -> None:
-        """Our own request is served. As the clerk."""
-        self._words[_ANSWER + self.place] = self._number
+        """Our own request, if we have one on the board, is for nobody else to serve. As the clerk."""
+        words = self._words  # a call that broke off may have counted a request that it never put there
+        words[_ANSWER + self.place] = words[_REQUEST + self.place]
 
     def end(self) -> None:
-        """Be the clerk no longer."""
-        self._give_up()
-        words = self._words
-        words[_LAST], words[_ENDED] = self.place + 1, time.monotonic_ns()
-        words[_CLERK] = 0
-        if self._locks.is_open:
+        """Be the clerk no longer, if we are. A signal that breaks off `begin` or this leaves what a clerk that dies leaves, and
+        no lock."""
+        if self._mine is False or not self._locks.is_open:  # a forked child is not the clerk
+            return
+        words, ended = self._words, time.monotonic_ns()
+        try:
+            if self._mine:
+                self._give_up()
+                words[_LAST], words[_ENDED] = self.place + 1, ended
+                words[_CLERK] = 0
+        finally:
+            self._mine = False
             flock(self._locks.clerk, LOCK_UN)
+        if ended - self._began > LONG_ROUND_SECONDS * NANO:
+            for place in range(PLACES):
+                if words[_REQUEST + place] != words[_ANSWER + place]:
+                    futex.wake(self._bells[place], 1)
 
     def _give_up(self) -> None:
         """Answer UNKNOWN to all that was taken and not answered."""
@@ -195,13 +218,17 @@ class Board:
 
 
 def open_board(path: Path, cookie: int, mode: int, locks: Locks) -> Board | None:
-    """A place on the board of a log; None: all are taken, or this machine's processes can't wake each other. Raises OSError."""
+    """A place on the board of a log; None: all are taken, this machine's processes can't wake each other, or the folder is not
+    at its place any more. Raises OSError."""
     if not futex.AVAILABLE:
         return None
+    mapped = Mapped(path, mode, HEAD_BYTES + PLACES * PLACE_BYTES)
+    if not locks.are_in_place():
+        return None  # this is the board of another log
     for place in range(PLACES):
         try:
             fcntl.fcntl(locks.places, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
         except (BlockingIOError, PermissionError):
             continue
-        return Board(path, cookie, mode, locks, place)
+        return Board(mapped, cookie, locks, place)
     return None

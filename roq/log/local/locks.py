@@ -5,14 +5,17 @@ the open file, so two logs of one process exclude each other too; threads of one
 would keep its parent's locks alive: it closes them at once, and its copy of the log is closed.
 
 Order, where two are held: open · clerk · append · disk.
+
+A signal handler that raises (Ctrl-C, an alarm) must leave no lock behind, or everybody waits for this process to die. Python
+runs it where a function begins, where a loop goes round, and after a call, before the result is stored. So a lock is taken
+inside the `try` whose `finally` lets go of it, and that calls flock first: letting go of what one has not does nothing. A
+context manager written in Python can't promise that.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
-from collections.abc import Iterator
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 
@@ -31,6 +34,7 @@ class Locks:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
+        self._folder = folder
         self._open: list[int] = []
         self.is_open = True
         try:
@@ -51,6 +55,11 @@ class Locks:
         self._open.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
         return self._open[-1]
 
+    def are_in_place(self) -> bool:
+        """Whether the folder still has these files: it may have been moved away, and another one be there. Raises OSError."""
+        ours, there = os.fstat(self.clerk), os.stat(self._folder / "clerk")
+        return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+
     def close(self) -> None:
         """Let go of everything."""
         self.is_open = False
@@ -66,21 +75,16 @@ class LifeLock:
         flock(self._descriptor, LOCK_EX)
         _everywhere.add(self)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is ours: not in a forked child."""
+        return self._descriptor >= 0
+
     def close(self) -> None:
         """Let go."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-@contextlib.contextmanager
-def held(descriptor: int) -> Iterator[None]:
-    """Hold the lock of this file alone; waits for it."""
-    flock(descriptor, LOCK_EX)
-    try:
-        yield
-    finally:
-        flock(descriptor, LOCK_UN)
 
 
 def try_alone(descriptor: int) -> bool:

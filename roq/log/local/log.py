@@ -30,12 +30,12 @@ from roq.log.local.board import Board, open_board
 from roq.log.local.disk import FULL, MODE, Disk, failure
 from roq.log.local.header import Word
 from roq.log.local.layout import ENTRY_BYTES_MAX, ENTRY_HEAD, damaged, entry_length, pack, padded, unpack
-from roq.log.local.locks import ROUNDS, held, release, try_alone
+from roq.log.local.locks import ROUNDS, release, try_alone
 from roq.log.local.opening import open_folder
 from roq.log.local.segments import SEGMENT_BYTES, Segment
 
 READ_BYTES = 4 * 1024 * 1024
-BOARD = "board"
+BOARD = "board"  # another layout gets another name: versions that share a folder don't read each other's boards
 
 _logger = logging.getLogger(__name__)
 
@@ -92,8 +92,8 @@ class LocalLog:
         with self._appending:
             self._check_open()
             lock = self._locks.append
-            flock(lock, LOCK_EX)
             try:
+                flock(lock, LOCK_EX)  # inside: see locks.py
                 segment = self._writable(total, keep_bytes)
                 start = words[Word.WRITTEN]
                 end = start + total
@@ -120,22 +120,20 @@ class LocalLog:
             lock = self._locks.rounds[round_ % ROUNDS]
             try:
                 flock(lock, LOCK_EX | LOCK_NB)
+                self._lead(position)
             except BlockingIOError:  # this round has a leader
                 flock(lock, LOCK_SH)
                 flock(lock, LOCK_UN)
                 if words[Word.DURABLE] < position:  # the leader died, or its round had closed before
                     self._lead(position)
-                return
-            try:
-                self._lead(position)
             finally:
                 flock(lock, LOCK_UN)
 
     def _lead(self, position: int) -> None:
         words = self._words
         lock = self._locks.disk
-        flock(lock, LOCK_EX)
         try:
+            flock(lock, LOCK_EX)
             if words[Word.DURABLE] >= position:
                 return
             self._check_failed()
@@ -183,8 +181,11 @@ class LocalLog:
         words = self._words
         base = words[Word.ROLL]
         if base and words[Word.ACTIVE] != base and self._segments.path(base).exists():
-            with held(self._locks.disk):
+            try:
+                flock(self._locks.disk, LOCK_EX)
                 words[Word.ACTIVE] = base
+            finally:
+                flock(self._locks.disk, LOCK_UN)
         words[Word.ROLL] = 0
         left = words[Word.INTENT] - words[Word.WRITTEN]
         segment = self._segments.open(words[Word.ACTIVE])
@@ -196,13 +197,16 @@ class LocalLog:
     def _roll(self, room: int) -> Segment:
         """Start the next segment. Under the append lock."""
         base = self._words[Word.WRITTEN]
-        with held(self._locks.disk):
+        try:
+            flock(self._locks.disk, LOCK_EX)
             self._check_failed()
             self._sync_disk(base)  # first: where there is a next segment, the one before is taken to be whole
             self._words[Word.ROLL] = base
             with self._failures(f"{self.folder}: can't start a segment"):
                 segment = self._segments.create(base, room)
             self._words[Word.ACTIVE] = base
+        finally:
+            flock(self._locks.disk, LOCK_UN)
         self._words[Word.ROLL] = 0
         threading.Thread(target=self._prepare, name="roq-log-spare", daemon=True).start()
         return segment
@@ -324,9 +328,11 @@ class LocalLog:
         """Let go. Nothing is synced. Threads that wait return, threads that append or sync finish first."""
         with self._appending, self._syncing:
             if self._locks.is_open:
-                with held(self._locks.append):
+                try:
+                    flock(self._locks.append, LOCK_EX)
                     self._header.ring()
-                self._locks.close()
+                finally:
+                    self._locks.close()
         self._header.wake()
 
     def _check_open(self) -> None:

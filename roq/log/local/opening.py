@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import secrets
+from fcntl import LOCK_EX, LOCK_UN, flock
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from roq.log.local import snapshots
 from roq.log.local.disk import MODE, Disk
 from roq.log.local.header import Header, Word
 from roq.log.local.layout import HEAD, damaged, scan
-from roq.log.local.locks import Locks, held, share, try_alone
+from roq.log.local.locks import Locks, share, try_alone
 from roq.log.local.mapped import MAGIC
 from roq.log.local.segments import SPARE, Segments
 
@@ -51,23 +52,23 @@ def open_folder(folder: Path, disk: Disk, segment_bytes: int) -> Opened:
         _refuse_foreign(folder)
     locks = Locks(folder / LOCKS)
     try:
-        with held(locks.append):
-            alone = try_alone(locks.presence)
-            cookie, segment_bytes = _identity(folder, disk, segment_bytes)
-            segments = Segments(folder, cookie, disk, segment_bytes)
-            header = Header(folder / HEADER, MODE)
-            if alone:
-                segments.remove_leftovers()
-            if not header.is_current(cookie) or (alone and header.words[Word.FAILED]):
-                if not alone:
-                    raise StorageFailed(
-                        f"{folder / HEADER} was replaced while other processes have the log open; close them all"
-                    )
-                with held(locks.disk):
-                    _recover(folder, disk, cookie, segments, header)
-            share(locks.presence)
+        flock(locks.append, LOCK_EX)
+        alone = try_alone(locks.presence)
+        cookie, segment_bytes = _identity(folder, disk, segment_bytes)
+        segments = Segments(folder, cookie, disk, segment_bytes)
+        header = Header(folder / HEADER, MODE)
+        if alone:
+            segments.remove_leftovers()
+        if not header.is_current(cookie) or (alone and header.words[Word.FAILED]):
+            if not alone:
+                raise StorageFailed(f"{folder / HEADER} was replaced while other processes have the log open; close them all")
+            flock(locks.disk, LOCK_EX)
+            _recover(folder, disk, cookie, segments, header)
+            flock(locks.disk, LOCK_UN)
+        share(locks.presence)
+        flock(locks.append, LOCK_UN)
     except BaseException:
-        locks.close()
+        locks.close()  # and so lets go of all of them
         raise
     return Opened(cookie, locks, segments, header)
 

@@ -1,0 +1,47 @@
+"""A Bell wakes who waits on it, in programs of any size. Not covered: lines (tests/integration/test_zmtp_sockets.py)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from roq.runtime.line import Bell
+
+DESCRIPTORS = 1024  # select() takes no number from here on
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """All below DESCRIPTORS are taken."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * DESCRIPTORS)), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while taken[-1] < DESCRIPTORS:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_waiting_in_a_program_with_many_descriptors() -> None:
+    bell = Bell()
+    assert bell.fileno() >= DESCRIPTORS
+    begun = time.monotonic()
+    assert not bell.wait(0.05)
+    assert time.monotonic() - begun >= 0.05
+    assert not bell.wait(-1.0), "no time at all"
+    ringer = threading.Timer(0.05, bell.ring)
+    ringer.start()
+    assert bell.wait(20.0)
+    assert time.monotonic() - begun < 10.0
+    ringer.join()
+    assert bell.wait(20.0), "for ever"

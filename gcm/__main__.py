@@ -34,6 +34,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--session-seconds", type=float, help="ZooKeeper session time-out (default 6)")
     parser.add_argument("--wait-seconds", type=float, help="longest wait for hosts to do what a request needs (default 30)")
     parser.add_argument("--broadcast-seconds", type=float, help="between broadcasts when nothing changes (default 2)")
+    parser.add_argument(
+        "--shuffle-abandoned-seconds",
+        type=float,
+        help="a shuffle that nobody writes to or commits for so long is removed (default 604800, a week)",
+    )
     parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
     return parser.parse_args(arguments)

@@ -17,7 +17,7 @@ from roq.wire import shuffle as wire
 from roq.wire.assignment import ProcessKind
 
 PORT = "shuffle"
-SETTLE_SECONDS = 5.0  # from the beginning of a reign until who is away counts as lost
+SETTLE_SECONDS = 5.0  # until who is away counts as lost; no less than a report takes: what a former leader told is used by then
 RESTART_SECONDS = 10.0  # a live host may take so long to restart its store
 JOIN_SECONDS = 1.0  # others may join at the same time: their shares are moved together
 STORE = str(ProcessKind.STORE)
@@ -65,7 +65,8 @@ class Membership:
             else:
                 waits.append(wait)
         members = frozenset(host for host in self._members if not cluster.host(host).draining)
-        return Hosts(frozenset(running), members, settled), min(waits, default=None)
+        joining = frozenset(host for host in running - self._members if not cluster.host(host).draining)
+        return Hosts(frozenset(running), members, settled, joining), min(waits, default=None)
 
     def admit(self, cluster: Cluster, now: float) -> None:
         """Who runs now is a member at once."""

@@ -26,6 +26,7 @@ from roq.wire.policy import Policy
 ShuffleRequest = (
     wire.CreateShuffle
     | wire.RemoveShuffle
+    | wire.NameReceipts
     | wire.CommitShuffle
     | wire.RebalanceShuffle
     | wire.ReportRuns
@@ -99,6 +100,8 @@ class Handlers:
         match request:
             case wire.ReportRuns():
                 return await shuffles.report(request)
+            case wire.NameReceipts():
+                return shuffles.name_receipts(request)
             case wire.DescribeShuffle(name):
                 return shuffles.info(name)
             case wire.ListShuffles():

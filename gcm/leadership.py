@@ -50,9 +50,10 @@ class Leadership:
         address: LeaderAddress,
         counters: Counters,
         on_change: Callable[[Cluster, Cluster], None],
+        shuffle_abandoned_seconds: float,
     ) -> None:
         self._session, self._participant, self._address, self._counters = session, participant, address, counters
-        self._on_change = on_change
+        self._on_change, self._shuffle_abandoned_seconds = on_change, shuffle_abandoned_seconds
         self._serving: Serving | None = None
         self._leader: LeaderAddress | None = None
         self._latch = LeaderLatch(session, paths.LATCH, participant)
@@ -129,7 +130,7 @@ class Leadership:
 
     async def _shuffles(self, reign: Reign) -> ShuffleLeader:
         try:
-            return await ShuffleLeader.begin(self._session, reign)
+            return await ShuffleLeader.begin(self._session, reign, self._shuffle_abandoned_seconds)
         except RoqError as error:
             await reign.end(error)
             raise

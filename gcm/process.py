@@ -62,7 +62,8 @@ class Gcm:
             raise
         self._opened, self._address = opened, address
         here = LeaderAddress(0, config.address, self.server.port, self.topology.port)
-        self._leadership = Leadership(session, name, here, self.counters, self.topology.changed)
+        abandoned_seconds = config.shuffle_abandoned_seconds
+        self._leadership = Leadership(session, name, here, self.counters, self.topology.changed, abandoned_seconds)
         self._handlers = Handlers(self._leadership, address, config.wait_seconds, random.Random())
 
     @property

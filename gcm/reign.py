@@ -199,9 +199,12 @@ class Reign:
             raise NotLeader(f"a log could not be removed: {error}") from error
 
     async def write(self, *operations: Op) -> None:
-        """One fenced multi of what is not part of the cluster (shuffles). Raises NotLeader if it failed: the reign is over."""
+        """One fenced multi of what is not part of the cluster (shuffles). Raises NotLeader if it failed: the reign is over;
+        CallError if it is too large for ZooKeeper: nothing was written."""
         try:
             await fenced(self._session, self.fence, *operations)
+        except CallError:
+            raise
         except RoqError as error:
             self._finish(error)
             raise NotLeader(f"the change could not be written: {error}") from error

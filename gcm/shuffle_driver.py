@@ -16,20 +16,21 @@ import msgspec
 from gcm.crash import crash_point
 from gcm.followers import Links
 from gcm.reign import Reign
+from gcm.shuffle_inquirer import Inquirer
 from gcm.shuffle_store import ShuffleStore
-from roq.errors import CallError, DataLost, FrameError, NotLeader, RoqError, StaleEpoch
+from roq.errors import DataLost, NotLeader, RoqError, ShuffleNotFound, StaleEpoch
 from roq.shuffle import events
 from roq.shuffle.events import Event, Instruction
 from roq.shuffle.plan import Plan
 from roq.shuffle.record import Record, recut
-from roq.shuffle.sampling import is_sound
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import State
 
 log = logging.getLogger(__name__)
 PAUSE_SECONDS = (0.1, 5.0)  # between two tries of one request to a follower
 ASKS_AT_ONCE = 8  # of one host, of all shuffles
-# what answers a request, and how long that may take
+LATE_SECONDS = 0.01  # some loops' timers run 1 ms early
+# what answers a request, and how long that may take: of what comes in pages, one of them (roq/store/follower/turns.py)
 ANSWERS: dict[type[msgspec.Struct], tuple[type[msgspec.Struct], float]] = {
     wire.CountRows: (wire.Counts, 30.0),
     wire.TellSamples: (wire.Samples, 30.0),
@@ -50,18 +51,23 @@ class Surroundings(NamedTuple):
 
 
 class Driver:
-    """One shuffle. `start` it; its tasks end with the reign."""
+    """One shuffle. `start` it; its tasks end with the reign, or with `stop`. A defect of ours parks it: the reign goes on, this
+    shuffle does not before the next leader reads it."""
 
     def __init__(self, plan: Plan, store: ShuffleStore, around: Surroundings) -> None:
         self.plan, self.store = plan, store
         self.refused: RoqError | None = None  # why the winners named last can't win
+        self.parked: RoqError | None = None  # why it is left alone
         self._around = around
         self._events: deque[tuple[Event, asyncio.Future[None] | None]] = deque()
         self._work = asyncio.Event()
         self._changed: set[asyncio.Future[None]] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._tries: dict[int, int] = {}
+        self._timers: list[asyncio.TimerHandle] = []
+        self._running: asyncio.Task[None] | None = None
         self._chance = random.Random()
+        self._inquirer = Inquirer(around.links.request, plan.record)
 
     @property
     def record(self) -> Record:
@@ -70,15 +76,25 @@ class Driver:
 
     def start(self) -> None:
         """From now on."""
-        self._around.reign.tasks.start(self._run(), f"shuffle {self.record.name}")
+        self._running = self._around.reign.tasks.start(self._run(), f"shuffle {self.record.name}")
+
+    def stop(self) -> None:
+        """It is gone: nothing holds on to it."""
+        self._leave(ShuffleNotFound(f"shuffle {self.record.name!r} was removed"))
+        if self._running is not None:
+            self._running.cancel()
 
     def feed(self, event: Event) -> None:
         """Let this happen."""
+        if self.parked is not None:
+            return
         self._events.append((event, None))
         self._work.set()
 
     async def submit(self, event: Event) -> None:
         """Let this happen; returns when it was written, if that was needed. Raises what the machine raises, NotLeader."""
+        if self.parked is not None:
+            raise self.parked
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._events.append((event, future))
         self._work.set()
@@ -87,6 +103,8 @@ class Driver:
     async def until(self, done: Callable[[Record], bool]) -> Record:
         """The first record of which `done` is true. Raises what it raises, NotLeader."""
         while not done(self.record):
+            if self.parked is not None:
+                raise self.parked
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._changed.add(future)
             try:
@@ -111,15 +129,36 @@ class Driver:
                 await self._work.wait()
                 self._work.clear()
                 while self._events:
-                    event, answer = self._events.popleft()
-                    await self._handle(event, answer)
+                    await self._handle(*self._events[0])
+                    if self.parked is not None:
+                        return
+                    self._events.popleft()
         except NotLeader:
             return  # the next leader goes on
+        except Exception as error:  # a defect that concerns this shuffle only
+            log.exception("a shuffle is left alone", extra={"fields": {"shuffle": self.record.name}})
+            self._park(error)
+
+    def _park(self, error: Exception) -> None:
+        what = f"{type(error).__name__}: {error}"
+        self._leave(RoqError(f"shuffle {self.record.name!r} is left alone until another GCM leads: {what}"))
+
+    def _leave(self, reason: RoqError) -> None:
+        self.parked = reason
+        for _, answer in self._events:
+            if answer is not None and not answer.done():
+                answer.set_exception(reason)
+        self._events.clear()
+        for timer in self._timers:
+            timer.cancel()
+        for task in self._asking.values():
+            task.cancel()
+        self._tell_changed()
 
     async def _handle(self, event: Event, answer: asyncio.Future[None] | None) -> None:
         try:
             out = deque(self.plan.handle(event, time.monotonic()))
-        except CallError as error:
+        except RoqError as error:
             if answer is None or answer.done():
                 raise
             answer.set_exception(error)
@@ -136,6 +175,9 @@ class Driver:
             self._cancel_asks()
         if answer is not None and not answer.done():
             answer.set_result(None)
+        self._tell_changed()
+
+    def _tell_changed(self) -> None:
         for future in self._changed:
             if not future.done():
                 future.set_result(None)
@@ -161,7 +203,9 @@ class Driver:
                 if self.plan.step is events.Step.PAUSE:
                     fields = {"shuffle": self.record.name, "state": self.record.state, "stage": self.record.stage}
                     log.warning("data is not where it should be: looking again soon", extra={"fields": fields})
-                asyncio.get_running_loop().call_later(seconds, self.feed, events.Tick())
+                loop = asyncio.get_running_loop()
+                ahead = [timer for timer in self._timers if timer.when() > loop.time()]
+                self._timers = [*ahead, loop.call_later(seconds + LATE_SECONDS, self.feed, events.Tick())]
             case events.Delete():
                 self._around.deleted(self.record.id)
         return []
@@ -179,7 +223,11 @@ class Driver:
 
     def _start(self, work: Awaitable[None], what: str) -> asyncio.Task[None]:
         async def run() -> None:
-            await work
+            try:
+                await work
+            except Exception as error:  # a defect that concerns this shuffle only
+                log.exception("a shuffle is left alone", extra={"fields": {"shuffle": self.record.name}})
+                self._park(error)
 
         return self._around.reign.tasks.start(run(), f"shuffle {self.record.name}: {what}")
 
@@ -193,9 +241,7 @@ class Driver:
         room = self._around.rooms.setdefault(ask.host, asyncio.Semaphore(ASKS_AT_ONCE))
         try:
             async with room:
-                reply = await self._around.links.request(ask.host, self._addressed(ask.request), expect, seconds)
-            if not _fits(ask.request, reply):
-                raise FrameError("that does not answer what was asked")
+                reply = await self._inquirer.answer(ask.host, self._addressed(ask.request), expect, seconds)
             self.feed(events.Answered(ask.id, reply))  # type: ignore[arg-type]  # one of wire.Reply: see ANSWERS
         except StaleEpoch as error:
             self._around.reign.step_down(error)
@@ -218,9 +264,3 @@ class Driver:
             return request
         known = self._around.links.endpoints
         return msgspec.structs.replace(request, sources=[known[host] for host in request.sources if host in known])
-
-
-def _fits(request: wire.Request, reply: msgspec.Struct) -> bool:
-    if isinstance(request, wire.CountRows) and isinstance(reply, wire.Counts):
-        return len(request.intervals) == len(reply.rows) == len(reply.sizes)
-    return not isinstance(reply, wire.Samples) or all(is_sound(sample) for sample in reply.samples)

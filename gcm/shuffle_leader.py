@@ -1,7 +1,7 @@
 """All shuffles of one reign: requests about them, what followers report, and hosts that join or are lost.
 
 Each shuffle is driven by itself (shuffle_driver.py). Followers that join are asked what they keep: what belongs to no shuffle
-any more is forgotten.
+any more is forgotten. A shuffle whose record can't be read exists all the same: nothing is done about it, or to it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gcm.followers import STORE, Links, Membership, endpoints
 from gcm.placement import takes_monitor
 from gcm.reign import Reign
 from gcm.shuffle_driver import Driver, Surroundings
+from gcm.shuffle_receipts import Receipts
 from gcm.shuffle_store import ShuffleStore, read_all
 from gcm.transactions import REMOVAL_KEPT_SECONDS
 from roq.coordination.session import Session
@@ -47,6 +48,7 @@ from roq.wire.shuffle import RANGES_MAX, Spec, State
 log = logging.getLogger(__name__)
 REPLICAS_MAX = 9
 KEYS_MAX = 100
+KEY_NAME_BYTES_MAX = 64 * 1024  # of all keys: they are in the record's node, of which ZooKeeper takes 1 MB
 SCHEMA_BYTES_MAX = 1024 * 1024
 FORGET_SECONDS = 5.0  # a removal waits so long for followers to forget; they do all the same
 START_SECONDS = 10.0  # a new shuffle waits so long for hosts to start their stores
@@ -55,11 +57,13 @@ START_SECONDS = 10.0  # a new shuffle waits so long for hosts to start their sto
 class ShuffleLeader:
     """Made by `begin`, ended by `close`. Requests wait as long as it takes; handlers.py bounds them."""
 
-    def __init__(self, reign: Reign) -> None:
-        self._reign = reign
+    def __init__(self, reign: Reign, abandoned_seconds: float) -> None:
+        self._reign, self._abandoned_seconds = reign, abandoned_seconds
         self._links = Links()
         self._around = Surroundings(reign, self._links, {}, self._forgotten)
         self._drivers: dict[str, Driver] = {}  # by id
+        self._unreadable: frozenset[str] = frozenset()  # ids
+        self._receipts = Receipts()
         self._membership = Membership(time.monotonic())
         self._hosts = events.Hosts(frozenset(), frozenset(), False)
         self._timer: asyncio.TimerHandle | None = None
@@ -67,10 +71,11 @@ class ShuffleLeader:
         self._creating = asyncio.Lock()
 
     @classmethod
-    async def begin(cls, session: Session, reign: Reign) -> ShuffleLeader:
+    async def begin(cls, session: Session, reign: Reign, abandoned_seconds: float) -> ShuffleLeader:
         """Read all shuffles and go on with them. Raises NotLeader, ZooKeeperUnavailable."""
-        leader = cls(reign)
-        for record, store in await read_all(session, reign):
+        leader = cls(reign, abandoned_seconds)
+        shuffles, leader._unreadable = await read_all(session, reign)
+        for record, store in shuffles:
             leader._drive(record, store)
         reign.on_change.append(leader._changed)
         leader._look()
@@ -83,7 +88,8 @@ class ShuffleLeader:
         self._links.close()
 
     def _drive(self, record: Record, store: ShuffleStore) -> Driver:
-        driver = self._drivers[record.id] = Driver(Plan(record, self._reign.fence.epoch), store, self._around)
+        plan = Plan(record, self._reign.fence.epoch, self._abandoned_seconds)
+        driver = self._drivers[record.id] = Driver(plan, store, self._around)
         driver.feed(self._hosts)
         driver.start()
         return driver
@@ -110,6 +116,7 @@ class ShuffleLeader:
         crash_point("create_shuffle.recorded")
         if driver.record.spec != request.spec:
             raise ShuffleConflict(f"shuffle {name!r} exists with other keys, columns or settings")
+        driver.feed(events.Touched())
         id = driver.record.id
         await self._reign.change(lambda cluster: replace(cluster, shuffles=cluster.shuffles | {id}), STORES)
         await self._until_followers()
@@ -120,6 +127,8 @@ class ShuffleLeader:
         id = hashlib.sha256(f"shuffle\0{request.name}\0{request.transaction}".encode()).hexdigest()[:16]
         if id in self._drivers:
             raise ShuffleNotFound(f"shuffle {request.name!r} was created and removed again")
+        if id in self._unreadable:
+            raise ShuffleConflict(f"shuffle {request.name!r} is recorded as {id}, which this GCM can't read")
         record = Record(request.name, id, request.spec, now, request.transaction)
         store = ShuffleStore(self._reign, id)
         await store.create(record)
@@ -164,11 +173,18 @@ class ShuffleLeader:
         shown.sort(key=lambda each: each.record.name)
         return wire.Shuffles(tuple(each.record.describe(len(each.plan.stored), whole=False) for each in shown))
 
+    def name_receipts(self, request: wire.NameReceipts) -> wire.Done:
+        """Remembered for a commit."""
+        self._driver(request.name)
+        check_name(request.transaction, "transaction")
+        self._receipts.add(request)
+        return wire.Done()
+
     async def commit(self, request: wire.CommitShuffle) -> ShuffleInfo:
         """Sealed with these winners. Raises what can't be, or why they can't win."""
         check_name(request.transaction, "transaction")
         driver = self._driver(request.name)
-        await driver.submit(events.Commit(tuple(request.receipts)))
+        await driver.submit(events.Commit(self._receipts.of(request)))
 
         def sealed(record: Record) -> bool:
             if record.state is State.FILLING:
@@ -178,6 +194,7 @@ class ShuffleLeader:
             return record.state is State.SEALED
 
         await driver.until(sealed)
+        self._receipts.forget(request)
         return self.info(request.name)
 
     async def rebalance(self, request: wire.RebalanceShuffle) -> ShuffleInfo:
@@ -199,6 +216,8 @@ class ShuffleLeader:
     async def report(self, request: wire.ReportRuns) -> TableInfo:
         """What a follower's buffer role has; the table as it is now."""
         driver = self._drivers.get(request.shuffle)
+        if request.shuffle in self._unreadable or (driver is not None and driver.parked is not None):
+            raise NotReady(f"shuffle {request.name!r} ({request.shuffle}) is left alone: ask the next leader")
         if driver is None or driver.record.state is State.REMOVED:
             raise ShuffleNotFound(f"shuffle {request.name!r} ({request.shuffle}) does not exist any more")
         if not all(is_sound(sample) for sample in request.samples):
@@ -240,7 +259,7 @@ class ShuffleLeader:
         this reign or one before it: so we know every shuffle in it that exists."""
         try:
             view = await self._links.request(host, shuffle.DescribeFollower(), shuffle.FollowerView, 10.0)
-            unknown = view.shuffles.keys() - self._drivers.keys()
+            unknown = view.shuffles.keys() - self._drivers.keys() - self._unreadable
             if unknown:
                 await self._reign.write()
             for id in sorted(unknown - self._drivers.keys()):
@@ -259,7 +278,7 @@ class ShuffleLeader:
         await asyncio.sleep(REMOVAL_KEPT_SECONDS)
         try:
             await self._drivers[id].store.delete()
-            del self._drivers[id]
+            self._drivers.pop(id).stop()
             await self._reign.change(lambda cluster: replace(cluster, shuffles=cluster.shuffles - {id}))
         except NotLeader:
             return  # the next leader does it
@@ -275,6 +294,8 @@ def _check_spec(spec: Spec) -> None:
     """Raises InvalidConfiguration."""
     if not 0 < len(spec.keys) <= KEYS_MAX or len({*spec.keys}) != len(spec.keys) or not all(spec.keys):
         raise InvalidConfiguration(f"keys are 1 to {KEYS_MAX} different columns, got {spec.keys}")
+    if (size := sum(len(key.encode()) for key in spec.keys)) > KEY_NAME_BYTES_MAX:
+        raise InvalidConfiguration(f"the names of keys have at most {KEY_NAME_BYTES_MAX} bytes together, got {size}")
     if not 0 < len(spec.schema) <= SCHEMA_BYTES_MAX:
         raise InvalidConfiguration(f"a schema is 1 to {SCHEMA_BYTES_MAX} bytes, got {len(spec.schema)}")
     if not 1 <= spec.replicas <= REPLICAS_MAX or not 0 <= spec.ranges <= RANGES_MAX:

@@ -8,6 +8,7 @@ names. A leader that dies in between leaves parts that nothing names; the next o
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import zlib
@@ -27,6 +28,7 @@ from roq.wire.shuffle import Receipt, Spec
 
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 512 * 1024  # ZooKeeper takes 1 MB
+READ_AT_ONCE = 32  # shuffles, when a reign begins: their reads share the round trips
 PARTS: dict[str, tuple[Any, Any]] = {  # type, and the value that is not written
     "schema": (bytes, b""),
     "table": (Table, ()),
@@ -95,37 +97,60 @@ class ShuffleStore:
         return _Written(part, value)
 
     async def delete(self) -> None:
-        """Nothing of it is left. Raises NotLeader."""
-        for part in {written.part for written in self._parts.values()}:
-            await self._reign.write(*(Delete(path) for path in _paths(self._id, part)))
-        await self._reign.write(Delete(paths.shuffle(self._id)))
+        """Nothing of it is left; all or nothing, as a node without its parts is unreadable. Raises NotLeader."""
+        written = {written.part for written in self._parts.values()}
+        old = [Delete(path) for part in written for path in _paths(self._id, part)]
+        await self._reign.write(*old, Delete(paths.shuffle(self._id)))
 
 
-async def read_all(session: Session, reign: Reign) -> list[tuple[Record, ShuffleStore]]:
+class Read(NamedTuple):
+    """What a reign begins with. unreadable: ids of shuffles that are there, whose record a newer version wrote, or that are
+    damaged. Nothing is known of them, so nothing of them may be forgotten."""
+
+    shuffles: list[tuple[Record, ShuffleStore]]
+    unreadable: frozenset[str]
+
+
+async def read_all(session: Session, reign: Reign) -> Read:
     """Every shuffle, at the beginning of a reign. One that can't be read is logged and left alone; what was not quite created
     is deleted. Raises NotLeader, ZooKeeperUnavailable."""
-    found = []
-    for id in sorted(await session.children(paths.SHUFFLES)):
-        node = await session.get(paths.shuffle(id))
-        if node is None:
-            continue
-        try:
-            read = from_json(node.data, Node) if node.data else None
-            parts = {kind: await _read(session, id, kind, part) for kind, part in read.parts.items()} if read else {}
-        except (FrameError, DataLost, NoNode) as error:
-            log.error("unreadable shuffle", extra={"fields": {"id": id, "reason": str(error)}})
-            continue
-        named = {path for written in parts.values() for path in _paths(id, written.part)}
-        stray = [paths.shuffle_part(id, name) for name in await session.children(paths.shuffle(id))]
-        for path in stray:
-            if path not in named:
-                await reign.write(Delete(path))
-        if read is None:
-            await reign.write(Delete(paths.shuffle(id)))
-            continue
-        values = {kind: written.value for kind, written in parts.items()}
-        found.append((_joined(read.record, values), ShuffleStore(reign, id, parts)))
-    return found
+    room = asyncio.Semaphore(READ_AT_ONCE)
+    unreadable = set[str]()
+
+    async def one(id: str) -> tuple[Record, ShuffleStore] | None:
+        async with room:
+            try:
+                return await _read_one(session, reign, id)
+            except (FrameError, DataLost, NoNode) as error:
+                log.error("unreadable shuffle", extra={"fields": {"id": id, "reason": str(error)}})
+                unreadable.add(id)
+                return None
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(id)) for id in sorted(await session.children(paths.SHUFFLES))]
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
+    found = [each for task in tasks if (each := task.result()) is not None]
+    return Read(found, frozenset(unreadable))
+
+
+async def _read_one(session: Session, reign: Reign, id: str) -> tuple[Record, ShuffleStore] | None:
+    """None: it is gone, or was not quite created. Raises FrameError, DataLost, NoNode if it can't be read."""
+    node = await session.get(paths.shuffle(id))
+    if node is None:
+        return None
+    read = from_json(node.data, Node) if node.data else None
+    parts = {kind: await _read(session, id, kind, part) for kind, part in read.parts.items()} if read else {}
+    named = {path for written in parts.values() for path in _paths(id, written.part)}
+    there = [paths.shuffle_part(id, name) for name in await session.children(paths.shuffle(id))]
+    stray = [Delete(path) for path in there if path not in named]
+    if read is None:
+        stray.append(Delete(paths.shuffle(id)))
+    if stray:
+        await reign.write(*stray)
+    values = {kind: written.value for kind, written in parts.items()}
+    return (_joined(read.record, values), ShuffleStore(reign, id, parts)) if read else None
 
 
 async def _read(session: Session, id: str, kind: str, part: Part) -> _Written:

@@ -41,6 +41,7 @@ class GcmConfig(Config):
     session_seconds: float = Field(default=6.0, ge=1.0, le=120.0)  # ZooKeeper session: how soon a dead leader is noticed
     wait_seconds: float = Field(default=30.0, gt=0)  # longest wait for hosts to do what a request needs
     broadcast_seconds: float = Field(default=2.0, gt=0)  # between topology broadcasts when nothing changes
+    shuffle_abandoned_seconds: float = Field(default=7 * 86400.0, gt=0)  # a shuffle nobody goes on filling is removed
     log_path: Path | None = None  # standard error if not given
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
 

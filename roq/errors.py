@@ -195,6 +195,10 @@ class Overloaded(TemporaryError):
     """No room just now; ask again later, or elsewhere."""
 
 
+class WinnersUnknown(TemporaryError):
+    """This follower was not told which attempts of the shuffle count: tell it, and ask again."""
+
+
 class AttemptLost(TemporaryError):
     """What was written of this attempt is gone: write it again as a new attempt."""
 

@@ -2,7 +2,8 @@
 
 ZeroMQ carries each message through a thread of its own, twice; here the loop reads and writes. What peers see is the same
 (roq/wire/zmtp.py). A peer that vanished without a word is noticed by TCP itself within DEAD_SECONDS; one that does not read
-what it asked for is dropped when so much waits for it. Not covered: identities, security.
+what it asked for is dropped when so much waits for it. With a limit on unfinished messages peers take turns above it, and one
+that does not use its turn is dropped (intake.py). Not covered: identities, security.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from roq.errors import FrameError, PortTaken
+from roq.runtime.intake import READ_BYTES_MAX, Intake
 from roq.wire import zmtp
 from roq.wire.limits import CONTROL_BYTES_MAX
 
@@ -21,6 +23,7 @@ DEAD_SECONDS = 10
 HANDSHAKE_SECONDS = 5.0  # a peer that connects and says nothing is dropped
 WAITING_BYTES_MAX = 8 * CONTROL_BYTES_MAX  # for one peer
 LISTEN_BACKLOG = 1024
+TURN_LOOK_SECONDS = 0.5  # between two looks whether a peer uses its turn
 _HELLO = zmtp.hello(b"ROUTER")
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ def tune(connection: socket.socket) -> None:
 
 class Router:
     """Bound at address:port (0: any free one). on_message([peer, part, …]); on_drained() once after those that came together.
+    unfinished_max: bytes of messages that are coming, of all peers; 0: no limit.
 
     Needs the running loop. Raises PortTaken.
     """
@@ -48,7 +52,11 @@ class Router:
         port: int,
         on_message: Callable[[list[bytes]], None],
         on_drained: Callable[[], None] | None = None,
+        unfinished_max: int = 0,
     ) -> None:
+        self.intake = Intake(unfinished_max) if unfinished_max else None
+        self._buffer = memoryview(bytearray(READ_BYTES_MAX if unfinished_max else 0))
+        self._looking: asyncio.TimerHandle | None = None
         self.on_message, self._on_drained = on_message, on_drained
         self.peers: dict[bytes, _Peer] = {}
         self.closed = self._draining = False
@@ -60,7 +68,23 @@ class Router:
 
     def _peer(self) -> _Peer:
         self._numbers += 1
-        return _Peer(self, self._numbers.to_bytes(8, "big"))
+        name = self._numbers.to_bytes(8, "big")
+        return _Reader(self, name) if self.intake is None else _TurnReader(self, name, self.intake, self._buffer)
+
+    def watch_turns(self) -> None:
+        """Somebody waits for its turn: it comes, whatever the others do."""
+        if self._looking is None:
+            self._looking = self._loop.call_later(TURN_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        if self.intake is None or self.closed or self.intake.first is None:
+            return
+        late = self.intake.late()
+        if isinstance(late, _TurnReader):
+            log.info("a connection is too slow while others wait")
+            late.transport.abort()
+        self.watch_turns()
 
     def send(self, parts: Sequence[bytes]) -> bool:
         """(peer, part): False if the peer is gone, or dropped because it does not read."""
@@ -87,6 +111,8 @@ class Router:
         if self.closed:
             return
         self.closed = True
+        if self._looking is not None:
+            self._looking.cancel()
         if self._server.done() and not self._server.cancelled() and self._server.exception() is None:
             self._server.result().close()
         self._server.cancel()
@@ -95,7 +121,7 @@ class Router:
             peer.transport.close()
 
 
-class _Peer(asyncio.Protocol):
+class _Peer(asyncio.BaseProtocol):
     """One connection."""
 
     transport: asyncio.Transport
@@ -119,26 +145,28 @@ class _Peer(asyncio.Protocol):
         if not self._parser.ready:
             self.transport.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> int:
+        """How many messages became whole."""
         router, parser = self._router, self._parser
         try:
             messages = parser.feed(data)
         except FrameError as error:
             log.info("a connection was refused", extra={"fields": {"reason": str(error)}})
             self.transport.abort()
-            return
+            return 0
         if parser.pongs:
             self.transport.writelines(parser.pongs)
             parser.pongs.clear()
             if self.transport.get_write_buffer_size() > WAITING_BYTES_MAX:
                 self.transport.abort()
-                return
+                return 0
         for parts in messages:
             if router.closed:
-                return
+                return 0
             router.on_message([self._name, *parts])
         if messages:
             router.drained()
+        return len(messages)
 
     def send(self, message: bytes) -> bool:
         if self.transport.is_closing():
@@ -152,6 +180,41 @@ class _Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._router.peers.pop(self._name, None) is not None:
             self._overdue.cancel()
+
+
+class _Reader(_Peer, asyncio.Protocol):
+    """Reads whatever comes."""
+
+    def data_received(self, data: bytes) -> None:
+        self.feed(data)
+
+
+class _TurnReader(_Peer, asyncio.BufferedProtocol):
+    """Reads as there is room for what it has begun. buffer: of all connections: what was read is taken out at once."""
+
+    def __init__(self, router: Router, name: bytes, intake: Intake, buffer: memoryview) -> None:
+        super().__init__(router, name)
+        self._intake, self._buffer = intake, buffer
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer[: self._intake.room(self)]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        messages = self.feed(bytes(self._buffer[:nbytes]))
+        if not self.transport.is_closing():
+            self._intake.read(self, self._parser.unfinished, finished=messages > 0)
+
+    def pause(self) -> None:
+        self.transport.pause_reading()
+        self._router.watch_turns()
+
+    def resume(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._intake.gone(self)
+        super().connection_lost(error)
 
 
 def _listen(address: str, port: int) -> socket.socket:

@@ -32,7 +32,8 @@ class RpcServer:
     """A bound ROUTER. `handle(peer, request)` returns the reply or raises a RoqError; `notice(peer, body)` returns nothing.
 
     `requests` and `notices` are the unions of the conversation. `peer` is opaque bytes, valid for `notify`. `drained()` is
-    called after messages that came together; with it, the socket is one for many small requests (router.py).
+    called after messages that came together; with it, the socket is one for many small requests (router.py), of which
+    unfinished_max bytes may be coming at a time (0: any number).
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class RpcServer:
         notice: Callable[[bytes, Any], None] | None = None,
         counters: Counters | None = None,
         drained: Callable[[], None] | None = None,
+        unfinished_max: int = 0,
     ) -> None:
         self._link: Router | sockets.Link
         if drained is None:
             self._link, self.port = sockets.router_link(address, port, self._message)
         else:
-            self._link = Router(address, port, self._message, drained)
+            self._link = Router(address, port, self._message, drained, unfinished_max)
             self.port = self._link.port
         self.counters = counters if counters is not None else Counters()
         self._refusals = Refusals(log, self.counters)
@@ -120,6 +122,11 @@ class RpcServer:
         if not isinstance(self._link, Router):
             return 0
         return sum(peer.transport.get_write_buffer_size() for peer in self._link.peers.values())
+
+    def unfinished(self) -> int:
+        """Bytes of messages that are coming, where there is a limit on them."""
+        intake = self._link.intake if isinstance(self._link, Router) else None
+        return intake.total if intake is not None else 0
 
     def close(self) -> None:
         """Refuse what is being answered and close the socket."""

@@ -69,6 +69,7 @@ class AttemptWriter:
         self._syncs = ThreadPoolExecutor(1, "roq-shuffle-sync")  # the medium works while the next run is sorted
         self._pending: Future[None] | None = None
         self._at = 0
+        self._indexed = False
         data = msgspec.msgpack.encode(owner)
         self._append(_head.pack(MAGIC, crc32(data), len(data)) + data)
 
@@ -97,12 +98,18 @@ class AttemptWriter:
     def finish(self) -> None:
         """Write the index; all is on stable storage afterwards. Raises OSError; after a failed sync for good: the kernel tells
         it once, has given up on the bytes, and would find nothing wrong the next time."""
-        data = msgspec.msgpack.encode(self._runs)
-        self._append(data + _tail.pack(self._at, len(data), crc32(data), END_MAGIC))
+        if not self._indexed:  # else only the sync has failed, or what came after it
+            data = msgspec.msgpack.encode(self._runs)
+            self._append(data + _tail.pack(self._at, len(data), crc32(data), END_MAGIC))
+            self._indexed = True
         if self._pending is not None:
             self._pending.result()
         self._pending = self._syncs.submit(self._disk.sync, self._file)
         self._pending.result()
+
+    def is_at(self, path: Path) -> bool:
+        """Whether this is the file there. Raises OSError."""
+        return same_file(path, self._file)
 
     def close(self) -> None:
         """Let go of the file and of its lock."""
@@ -113,6 +120,14 @@ class AttemptWriter:
     def _append(self, data: bytes) -> None:
         self._disk.write_all(self._file, data, self._at)
         self._at += len(data)
+
+
+def same_file(path: Path, descriptor: int) -> bool:
+    """Whether the descriptor is of the file that has this name now. Raises OSError."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 class Place(NamedTuple):

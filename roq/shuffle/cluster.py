@@ -74,20 +74,34 @@ class ClusterService:
 
     def commit(self, name: str, receipts: Sequence[Receipt]) -> Description:
         """See Service."""
-        request = gcm.CommitShuffle(name, new_token(), [*receipts])
+        transaction, size = new_token(), wire.WINNERS_AT_ONCE
+        parts = [[*receipts[at : at + size]] for at in range(0, len(receipts), size)] if len(receipts) > size else []
+        request = gcm.CommitShuffle(name, transaction, [] if parts else [*receipts], len(parts))
         deadline, pauses = time.monotonic() + COMMIT_SECONDS, delays(0.05, 1.0)
         while True:
             try:
+                for number, part in enumerate(parts):
+                    told = gcm.NameReceipts(name, transaction, number, part)
+                    self._link.leader(told, gcm.Done, min(LEADER_SECONDS, deadline - time.monotonic()))
                 return self._info(request, deadline - time.monotonic()).description
-            except NotReady:  # the leader could not go on with it, and nothing is wrong with it
+            except NotReady:  # the leader could not go on with it, or it is a new one that was not told all receipts
                 pause = next(pauses)
                 if time.monotonic() + pause > deadline:
                     raise
                 self._link.pause(pause)
 
     def rebalance(self, name: str, ranges: int = 0) -> Description:
-        """See Service."""
-        return self._info(gcm.RebalanceShuffle(name, new_token(), ranges), COMMIT_SECONDS).description
+        """See Service. One after the other, and when data does not move for other reasons."""
+        request = gcm.RebalanceShuffle(name, new_token(), ranges)
+        deadline, pauses = time.monotonic() + COMMIT_SECONDS, delays(0.05, 1.0)
+        while True:
+            try:
+                return self._info(request, deadline - time.monotonic()).description
+            except NotReady:
+                pause = next(pauses)
+                if time.monotonic() + pause > deadline:
+                    raise
+                self._link.pause(pause)
 
     def open_attempt(self, name: str, partition: int, attempt: str) -> AttemptSink:
         """See Service. A follower that does not answer is passed over; one without room is asked again."""

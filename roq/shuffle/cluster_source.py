@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-import msgspec
-
-from roq.errors import CallError, DataLost, RoqError, TemporaryError, Unavailable
+from roq.errors import Closed, DataLost, FrameError, RoqError, TemporaryError, Unavailable, WinnersUnknown
 from roq.ids import new_token
 from roq.runtime.backoff import delays
+from roq.shuffle.contract import Opened
 from roq.shuffle.follower_link import FollowerLink
 from roq.shuffle.placement import replica_order
 from roq.shuffle.ranges import intersection
+from roq.shuffle.winners import Winners, parts
 from roq.wire import shuffle as wire
 from roq.wire.gcm import ShuffleInfo
-from roq.wire.shuffle import BLOCKS_BYTES_MAX, Block, Range, RunSlice
+from roq.wire.shuffle import BLOCKS_BYTES_MAX, Block, Cursor, Range, RunSlice
 
 log = logging.getLogger(__name__)
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 TRY_SECONDS = 10.0  # one request to one holder
 PATIENCE_SECONDS = 120.0  # without a single answer
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.05, 5.0
@@ -37,21 +37,23 @@ class Holders(NamedTuple):
     """Who may have the range, the likeliest first: (host, endpoint)."""
 
     range: Range
-    winners: dict[int, str]
+    winners: Winners
     found: list[tuple[str, str]]
 
 
 class ClusterSource:
-    """A contract.RangeSource. describe(): the shuffle as the leader knows it now. Raises Unavailable, DataLost."""
+    """A contract.RangeSource. info: what the range is located by. describe(): the shuffle as the leader knows it now. Raises
+    Unavailable, DataLost."""
 
     def __init__(self, link: FollowerLink, describe: Callable[[], ShuffleInfo], number: int, info: ShuffleInfo) -> None:
         self._link, self._describe, self._number = link, describe, number
         self._reader = new_token()
         self._shuffle, self._wanted = info.description.id, info.description.ranges[number]
+        self.opened = Opened(self._shuffle, self._wanted.interval)
+        self._name, self._spec = info.description.name, info.description.spec
         self._holders = self._locate(info)
         self._at = 0  # the holder that is asked
         self.slices: Sequence[RunSlice] = ()
-        self._sizes: Sequence[int] = ()
         self._persist(self._list)
         self._ahead = max(1, AHEAD_BYTES // max(1, len(self.slices)))
 
@@ -63,7 +65,7 @@ class ClusterSource:
             if intersection(each.interval, self._wanted.interval) is not None:
                 hosts += replica_order(self._reader, self._shuffle, self._number, each.holders)
         known = [(host, info.followers[host]) for host in dict.fromkeys(hosts) if host in info.followers]
-        return Holders(self._wanted, description.winners, known)
+        return Holders(self._wanted, Winners(description.winners), known)
 
     def _persist(self, attempt: Callable[[str], T]) -> T:
         """What attempt(endpoint) returns at the first holder that can. Raises Unavailable, DataLost, Closed."""
@@ -75,7 +77,9 @@ class ClusterSource:
                 host, endpoint = self._holders.found[self._at % len(self._holders.found)]
                 try:
                     return attempt(endpoint)
-                except (TemporaryError, DataLost, CallError) as error:
+                except Closed:
+                    raise
+                except RoqError as error:  # whatever is wrong with this one, another may be well
                     log.info("another replica is tried", extra={"fields": {"host": host, "reason": str(error)}})
                     if not (isinstance(error, Unavailable) and isinstance(failure, DataLost)):
                         failure = error
@@ -89,14 +93,31 @@ class ClusterSource:
             except TemporaryError as error:
                 failure = error
 
-    def _list(self, endpoint: str) -> wire.Slices:
-        request = wire.ListSlices(self._shuffle, self._wanted.interval, self._holders.winners)
-        slices = self._link.ask(endpoint, request, wire.Slices, TRY_SECONDS)
-        rows = sum(each.rows for each in slices.slices)
+    def _list(self, endpoint: str) -> None:
+        slices: list[RunSlice] = []
+        begin: Cursor | None = wire.BEGIN
+        while begin is not None:
+            page = self._page(endpoint, begin)
+            slices += page.slices
+            if page.next is not None and page.next <= begin:
+                raise FrameError(f"the pages of {endpoint} do not go on")
+            begin = page.next
+        rows = sum(each.rows for each in slices)
         if 0 <= self._wanted.rows != rows:
             raise DataLost(f"range {self._number} has {self._wanted.rows} rows, and {endpoint} has {rows} of them")
-        self.slices, self._sizes = slices.slices, slices.sizes
-        return slices
+        self.slices = slices
+
+    def _page(self, endpoint: str, begin: Cursor) -> wire.Slices:
+        """Who does not know the winners (any more) is told them."""
+        winners = self._holders.winners
+        digest = winners.digest if len(winners) else ""
+        request = wire.ListSlices(self._shuffle, self._wanted.interval, {}, digest=digest, begin=begin)
+        try:
+            return self._link.ask(endpoint, request, wire.Slices, TRY_SECONDS)
+        except WinnersUnknown:
+            for part in parts(self._shuffle, self._name, self._spec, winners):
+                self._link.ask(endpoint, part, wire.Done, TRY_SECONDS)
+            return self._link.ask(endpoint, request, wire.Slices, TRY_SECONDS)
 
     def blocks(self, slice: RunSlice) -> Iterator[Block]:
         """See RangeSource."""

@@ -11,9 +11,9 @@ same wherever it is cut.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from roq.wire.shuffle import Block, Description, Receipt, RunSample, RunSlice, Spec
+from roq.wire.shuffle import Block, Description, Interval, Receipt, RunSample, RunSlice, Spec
 
 
 class AttemptSink(Protocol):
@@ -35,8 +35,16 @@ class AttemptSink(Protocol):
         """Forget the attempt. Never raises."""
 
 
-class RangeSource(Protocol):
-    """Where one range's rows come from; it turns to another replica by itself."""
+class Opened(NamedTuple):
+    """What a source has rows of: an interval of a shuffle, by its id. The rows in it are the same ones for ever once it is
+    sealed, and the numbers of ranges are not: after another cut number 3 is another interval."""
+
+    shuffle: str
+    interval: Interval
+
+
+class SliceSource(Protocol):
+    """Where sorted rows come from."""
 
     slices: Sequence[RunSlice]
 
@@ -46,6 +54,13 @@ class RangeSource(Protocol):
 
     def close(self) -> None:
         """Let go."""
+
+
+class RangeSource(SliceSource, Protocol):
+    """Where one range's rows come from; it turns to another replica by itself. opened: what the range's number stood for when
+    the slices were looked up."""
+
+    opened: Opened
 
 
 class Service(Protocol):

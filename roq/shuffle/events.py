@@ -16,11 +16,13 @@ from roq.wire.shuffle import Receipt, RunSample
 @dataclass(frozen=True)
 class Hosts:
     """running: followers that can be asked. members: those that ranges may be placed on. settled: who is in neither is lost;
-    not so at the beginning of a reign, when hosts may not have come back yet."""
+    not so at the beginning of a reign, when hosts may not have come back yet. joining: of those that run, who is about to be
+    a member; what they have may be theirs again then."""
 
     running: frozenset[str]
     members: frozenset[str]
     settled: bool = True
+    joining: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Rebalance:
-    """Cut anew. Raises ShuffleNotSealed."""
+    """Cut anew. Raises ShuffleNotSealed, NotReady (another one is under way, or data moves)."""
 
     transaction: str
     ranges: int
@@ -52,6 +54,11 @@ class Remove:
     """Forget everything."""
 
     transaction: str
+
+
+@dataclass(frozen=True)
+class Touched:
+    """Somebody is about to go on with it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Hosts | Reported | Commit | Rebalance | Remove | Written | Cut | Answered | Failed | Tick
+Event = Hosts | Reported | Commit | Rebalance | Remove | Touched | Written | Cut | Answered | Failed | Tick
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from fcntl import LOCK_EX, LOCK_UN, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -39,8 +39,9 @@ from roq.errors import (
 )
 from roq.ids import check_name, new_token
 from roq.log.local.disk import MODE, Disk
-from roq.shuffle.attempt_file import AttemptFile, Owner, Place
+from roq.shuffle.attempt_file import AttemptFile, Owner, Place, same_file
 from roq.shuffle.blocks import load_schema
+from roq.shuffle.contract import Opened
 from roq.shuffle.folder_files import RUN, FolderAttempt, FolderRange, encoded, failing, file_name
 from roq.shuffle.keys import KeyEncoder
 from roq.shuffle.sealing import Table, cut_table, decode_table, encode_table, same_cut
@@ -133,7 +134,7 @@ class FolderService:
                 self._write_table(home, cut_table(self._disk, files, self._encoder(made.spec), made.spec.ranges, None))
             elif table.winners != winners:
                 raise ShuffleSealed(f"shuffle {name!r} is sealed with other winners")
-            self._sweep_attempts(home, winners)
+            self._sweep(home, winners)
             return self._description(home)
 
     def rebalance(self, name: str, ranges: int = 0) -> Description:
@@ -146,7 +147,7 @@ class FolderService:
             table = cut_table(self._disk, files, self._encoder(made.spec), wanted, former)
             if not same_cut(table, former):
                 self._write_table(home, table)
-            self._sweep_attempts(home, former.winners)
+            self._sweep(home, former.winners)
             return self._description(home)
 
     def open_range(self, name: str, number: int) -> FolderRange:
@@ -157,7 +158,9 @@ class FolderService:
             if not 0 <= number < len(table.ranges):
                 raise CallError(f"shuffle {name!r} has the ranges 0 to {len(table.ranges) - 1}, not {number}")
             made = self._made(home)
-            return FolderRange(self._disk, [self._covering(home, made.id, piece) for piece in table.slices(number)])
+            self._sweep_after_the_dead(home, table.winners)
+            opened = Opened(made.id, table.ranges[number].interval)
+            return FolderRange(self._disk, opened, [self._covering(home, made.id, piece) for piece in table.slices(number)])
 
     def close(self) -> None:
         """See the contract."""
@@ -186,7 +189,7 @@ class FolderService:
                     continue
                 try:
                     flock(lock, LOCK_EX)
-                    if _same_file(home / "lock", lock):  # else it was removed, and perhaps made again, while we waited
+                    if same_file(home / "lock", lock):  # else it was removed, and perhaps made again, while we waited
                         try:
                             yield home
                         finally:
@@ -284,12 +287,33 @@ class FolderService:
         file = self._winner(home, shuffle, piece.partition, piece.attempt)
         return piece, file.path, file.runs[piece.run].covering(piece)
 
-    def _sweep_attempts(self, home: Path, winners: dict[int, str]) -> None:
-        """Nothing but the winners counts any more."""
+    def _litter(self, home: Path, winners: dict[int, str]) -> Sequence[Path]:
+        """What a sealed shuffle has no use for: all attempts but the winners, and tables nobody has finished."""
         kept = {file_name(partition, attempt, RUN) for partition, attempt in winners.items()}
-        for path in (home / "attempts").iterdir():
-            if path.name not in kept:
-                self._disk.remove(path)
+        attempts = home / "attempts"
+        return [*(attempts / name for name in os.listdir(attempts) if name not in kept), *home.glob("table.*.tmp")]
+
+    def _sweep(self, home: Path, winners: dict[int, str]) -> None:
+        """Under its lock."""
+        for path in self._litter(home, winners):
+            self._disk.remove(path)
+
+    def _sweep_after_the_dead(self, home: Path, winners: dict[int, str]) -> None:
+        """Who sealed or cut it may have died before sweeping. Readers can do without, and may not be allowed to."""
+        with contextlib.suppress(OSError):
+            if not self._litter(home, winners):
+                return
+            lock = os.open(home / "lock", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                flock(lock, LOCK_EX | LOCK_NB)  # else its owner is alive and sweeps
+                try:
+                    table = self._table(home) if same_file(home / "lock", lock) else None
+                    if table is not None:
+                        self._sweep(home, table.winners)
+                finally:
+                    flock(lock, LOCK_UN)
+            finally:
+                os.close(lock)
 
     def _sweep_root(self) -> None:
         """What was left by those who died while they created or removed."""
@@ -306,10 +330,3 @@ def _make_folder(disk: Disk, folder: Path) -> None:
         _make_folder(disk, folder.parent)
         folder.mkdir(exist_ok=True)
         disk.sync_folder(folder.parent)
-
-
-def _same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False

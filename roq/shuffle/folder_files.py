@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 from roq.errors import AttemptConflict, DataLost, InvalidName, RoqError, ShuffleNotFound, ShuffleSealed
 from roq.log.local.disk import MODE, Disk, failure
-from roq.shuffle.attempt_file import AttemptWriter, Owner, Place, read_block
+from roq.shuffle.attempt_file import AttemptWriter, Owner, Place, read_block, same_file
+from roq.shuffle.contract import Opened
 from roq.wire.shuffle import Block, Receipt, RunSample, RunSlice
 
 RUN, PART = ".run", ".part"
@@ -57,12 +58,18 @@ class FolderAttempt:
         with failing(self._part):
             try:
                 file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
-                flock(file, LOCK_EX)
             except FileExistsError as error:
                 raise self._conflict() from error
             except FileNotFoundError as error:
                 raise ShuffleNotFound(f"the shuffle in {home} was removed") from error
-            self._file = AttemptWriter(disk, file, owner)
+            try:
+                flock(file, LOCK_EX)
+                self._file = AttemptWriter(disk, file, owner)
+            except BaseException:  # no room for its head: the id can be used when there is some
+                if same_file(self._part, file):
+                    disk.remove(self._part)
+                os.close(file)
+                raise
             if self._run.exists():
                 self.abandon()
                 raise self._conflict()
@@ -84,23 +91,42 @@ class FolderAttempt:
         """See the contract."""
         with failing(self._part):
             self._file.finish()
-            try:
-                self._disk.rename(self._part, self._run)
-            except FileNotFoundError as error:  # others' commit has swept it, or the shuffle is gone
-                raise self._sealed() if self._home.exists() else ShuffleNotFound(f"{self._home} was removed") from error
+            self._name()
             if (self._home / "table").exists():  # committed without us, just now
-                self._disk.remove(self._run)
-                raise self._sealed()
+                self._remove(self._run)
+                raise self._gone()
             self._file.close()
+
+    def _name(self) -> None:
+        """Durably. Another's file may have our names by now: in a shuffle that was made anew under the old name."""
+        if not self._file.is_at(self._part):
+            raise self._gone()
+        try:
+            self._disk.rename(self._part, self._run)
+        except FileNotFoundError as error:
+            raise self._gone() from error
+        except OSError:
+            if self._file.is_at(self._run):  # it has its name, but for how long? Another try names it anew
+                os.replace(self._run, self._part)
+            raise
 
     def abandon(self) -> None:
         """See the contract."""
-        self._file.close()
         with contextlib.suppress(OSError):
-            os.unlink(self._part)
+            self._remove(self._part)
+            self._remove(self._run)
+        self._file.close()
 
-    def _sealed(self) -> RoqError:
-        return ShuffleSealed(f"the shuffle was sealed while attempt {self._owner.attempt!r} was written")
+    def _remove(self, path: Path) -> None:
+        """If it is ours."""
+        if self._file.is_at(path):
+            self._disk.remove(path)
+
+    def _gone(self) -> RoqError:
+        """Others' commit has swept it, or the shuffle is gone."""
+        if (self._home / "table").exists():
+            return ShuffleSealed(f"the shuffle was sealed while attempt {self._owner.attempt!r} was written")
+        return ShuffleNotFound(f"the shuffle that attempt {self._owner.attempt!r} was begun in was removed")
 
     def _conflict(self) -> RoqError:
         owner = self._owner
@@ -110,7 +136,8 @@ class FolderAttempt:
 class FolderRange:
     """A contract.RangeSource over files."""
 
-    def __init__(self, disk: Disk, places: Sequence[tuple[RunSlice, Path, Sequence[Place]]]) -> None:
+    def __init__(self, disk: Disk, opened: Opened, places: Sequence[tuple[RunSlice, Path, Sequence[Place]]]) -> None:
+        self.opened = opened
         self.slices: Sequence[RunSlice] = [piece for piece, _, _ in places]
         self._disk = disk
         self._places = {piece: (path, blocks) for piece, path, blocks in places}

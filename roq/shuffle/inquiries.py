@@ -11,11 +11,13 @@ import msgspec
 
 from roq.errors import AttemptNotFound, DataLost, RoqError
 from roq.shuffle.record import Record, Table, held_by, kept_intervals, moves_between
+from roq.shuffle.sampling import KEYS_MAX, SAMPLES_PER_RANGE
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Range, RunSample
 
 INTERVALS_AT_ONCE = 256  # counted by one request
-SAMPLED_AT_ONCE = 16  # intervals in one request: their samples are one message
+SAMPLED_AT_ONCE = 16  # intervals in one request
+KEYS_PER_RANGE = 256  # told of one range, unless that are more than one distribution has room for
 
 Asks = list[tuple[str, wire.Request]]  # host, request
 Answers = Sequence[tuple[str, wire.Request, wire.Reply]]
@@ -39,11 +41,15 @@ def tell_changed(record: Record, epoch: int, running: frozenset[str]) -> Asks:
 def fetch(record: Record, epoch: int, running: frozenset[str]) -> Asks:
     """New holders fetch what former ones have."""
     moves = moves_between(record.former, record.table, running) if record.former else []
-    return [_fetch(record, epoch, move.holder, move.interval, move.sources) for move in moves]
+    return _fetches(record, epoch, ((move.holder, move.interval, move.sources) for move in moves))
 
 
-def _fetch(record: Record, epoch: int, host: str, interval: Interval, sources: Iterable[str]) -> tuple[str, wire.Request]:
-    return host, wire.FetchInterval(epoch, record.id, interval, record.winners, list(sources))
+def _fetches(record: Record, epoch: int, wanted: Iterable[tuple[str, Interval, Sequence[str]]]) -> Asks:
+    winners = record.winners  # one value for all: there may be many
+    return [
+        (host, wire.FetchInterval(epoch, record.id, interval, winners, list(sources), record.epoch))
+        for host, interval, sources in wanted
+    ]
 
 
 def count(record: Record) -> Asks:
@@ -67,15 +73,15 @@ def counted(record: Record, epoch: int, answers: Answers) -> Counted:
             found[numbers[interval]][host] = (rows, size)
     most = {number: max(counts.values(), default=(0, 0)) for number, counts in found.items()}
     best = {number: max(counts, key=lambda host: counts[host]) for number, counts in found.items() if counts}
-    lacking: Asks = []
+    lacking: list[tuple[str, Interval, Sequence[str]]] = []
     for each in record.table:
         counts, full = found[each.number], most[each.number][0]
         sources = [host for host, (rows, _) in counts.items() if rows == full]
         short = [host for host, (rows, _) in counts.items() if rows < full]
-        lacking += [_fetch(record, epoch, host, each.interval, sources) for host in short]
+        lacking += [(host, each.interval, sources) for host in short]
     rows_and_sizes = ((each, *most[each.number]) for each in record.table)
     table = tuple(msgspec.structs.replace(each, rows=rows, size=size) for each, rows, size in rows_and_sizes)
-    return Counted(table, record.rows - sum(rows for rows, _ in most.values()), best, lacking)
+    return Counted(table, record.rows - sum(rows for rows, _ in most.values()), best, _fetches(record, epoch, lacking))
 
 
 def sample(record: Record, running: frozenset[str]) -> Asks:
@@ -85,19 +91,26 @@ def sample(record: Record, running: frozenset[str]) -> Asks:
         able = [host for host in each.holders if host in running] or list(each.holders)
         return able[each.number % len(able)]
 
-    return tell(record, {each.number: one(each) for each in record.table})
+    winners, ranges = record.winners, max(1, len(record.table))
+    finer = -(-record.cut // ranges)  # a range is to be cut into so many
+    each = max(1, SAMPLES_PER_RANGE * finer, min(KEYS_PER_RANGE, KEYS_MAX // ranges))
+    parts = _parts(record, {each.number: one(each) for each in record.table}, SAMPLED_AT_ONCE)
+    return [(host, wire.TellSamples(record.id, part, winners, each * len(part))) for host, part in parts]
 
 
 def tell(record: Record, chosen: dict[int, str]) -> Asks:
-    """These ranges are sampled by these holders."""
+    """How many rows of each winner these holders have of these ranges."""
+    winners = record.winners
+    return [(host, wire.TellSamples(record.id, part, winners, 0)) for host, part in _parts(record, chosen, INTERVALS_AT_ONCE)]
+
+
+def _parts(record: Record, chosen: dict[int, str], most: int) -> list[tuple[str, list[Interval]]]:
+    """The intervals of these ranges, at most so many at once, by host."""
     by_host: dict[str, list[Interval]] = {}
     for number, host in chosen.items():
         by_host.setdefault(host, []).append(record.table[number].interval)
-    winners = record.winners
     return [
-        (host, wire.TellSamples(record.id, parts[first : first + SAMPLED_AT_ONCE], winners))
-        for host, parts in sorted(by_host.items())
-        for first in range(0, len(parts), SAMPLED_AT_ONCE)
+        (host, found[first : first + most]) for host, found in sorted(by_host.items()) for first in range(0, len(found), most)
     ]
 
 
@@ -129,7 +142,7 @@ def keep(record: Record, epoch: int, hosts: Iterable[str]) -> Asks:
     """These hosts forget what the table does not give them."""
     winners = record.winners
     return [
-        (host, wire.KeepIntervals(epoch, record.id, kept_intervals(record.table, host), winners, True))
+        (host, wire.KeepIntervals(epoch, record.id, kept_intervals(record.table, host), winners, True, record.epoch))
         for host in sorted(hosts)
     ]
 

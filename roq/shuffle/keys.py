@@ -187,11 +187,12 @@ def _signed(numbers: NDArray[Any]) -> Bytes:
 
 
 def _floats(numbers: NDArray[Any]) -> Bytes:
+    """No arithmetic: it would warn of signalling NaNs, and where subnormals are flushed to zero they'd become one key."""
     size = numbers.dtype.itemsize
-    plain = np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers + numbers.dtype.type(0))  # -0.0 + 0.0 is 0.0
-    bits = plain.view(f"<u{size}")
-    bits[np.isnan(numbers)] = np.array(np.nan, numbers.dtype).view(f"<u{size}")  # the positive one, whatever it was
+    bits = numbers.view(f"<u{size}").copy()
     sign = bits.dtype.type(1 << (size * 8 - 1))
+    bits[np.isnan(numbers)] = np.array(np.nan, numbers.dtype).view(bits.dtype)  # the positive one, whatever it was
+    bits[bits == sign] = 0  # -0.0
     return _big_endian(np.where(bits & sign, ~bits, bits | sign))
 
 

@@ -4,12 +4,13 @@ by block; and with more slices than memory has room for blocks of each, memory-f
 Order: slices come by (partition, run), and rows of the same key in the order of their slices, so rows leave by their Position.
 A round of merging: of the slices that are not loaded to their end, one has the smallest last loaded row. Nothing before that
 row is missing, so all up to it is put together, sorted (sorting.py) and given out. Every round uses up what is loaded of at
-least one slice. Not covered: where the slices come from (contract.RangeSource).
+least one slice. Not covered: where the slices come from (contract.SliceSource).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -23,8 +24,8 @@ import pyarrow as pa
 from roq.errors import DataLost
 from roq.log.local.disk import failure
 from roq.shuffle.blocks import SortedRun, decode_block
-from roq.shuffle.contract import RangeSource
-from roq.shuffle.keys import KeyEncoder
+from roq.shuffle.contract import SliceSource
+from roq.shuffle.keys import WORD, KeyEncoder
 from roq.shuffle.sorting import is_sorted, order
 from roq.shuffle.writer import PLANNED, ROW_WORK_BYTES, release_unused
 from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, Block, RunSlice
@@ -34,20 +35,24 @@ OUT_BYTES = 2 * 1024 * 1024  # of it, and at most this part of the memory:
 OUT_PART = 16
 OUT_COPIES = 5  # of such a batch: being made, at the reader's, let go of but kept by the allocator; two for indices of files
 FAN_IN_MIN = 2
+LOADED_BYTES_MAX = 2 * 1024 * 1024 * 1024  # twice what is put together at once: offsets of strings are 32-bit
 
 
-def merged(source: RangeSource, encoder: KeyEncoder, memory_bytes: int) -> Iterator[pa.RecordBatch]:
+def merged(source: SliceSource, encoder: KeyEncoder, memory_bytes: int) -> Iterator[pa.RecordBatch]:
     """All rows of the source's slices in order, in batches of at most OUT_ROWS rows. Raises DataLost, StorageFull (the folder
     for temporary files) and what the source raises."""
     out = min(OUT_BYTES, memory_bytes // OUT_PART)
-    room = _Room(int(memory_bytes * PLANNED) - OUT_COPIES * out, out)
+    room = _Room(min(int(memory_bytes * PLANNED) - OUT_COPIES * out, LOADED_BYTES_MAX), out)
     cursors = _cursors(source, encoder)
     if not cursors:
         return
     part = cursors[0].load()
     everything = part.cost * sum(cursor.rows for cursor in cursors) // part.batch.num_rows
     try:
-        if everything > room.loaded and len(cursors) <= _fan_in(part, room):
+        by_block = everything > room.loaded and len(cursors) <= _fan_in(part, room)
+        if by_block and not _begin_fits(cursors, room):
+            by_block, cursors = False, _cursors(source, encoder)
+        if by_block:
             yield from _merge(cursors, encoder, room)
         else:
             yield from _gather(cursors, encoder, room)
@@ -63,18 +68,20 @@ class _Room(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Loaded rows of a slice. No row is before first_key or behind last_key. cost: memory to hold, gather and sort them."""
+    """Loaded rows of a slice. No row is before first_key or behind last_key. size: bytes of them. cost: memory to hold, gather
+    and sort them."""
 
     batch: pa.RecordBatch
     first_key: bytes
     last_key: bytes  # that of the last row, unless the slice ends here
+    size: int
     cost: int
 
 
 class _Cursor:
     """A slice that is read from its begin to its end."""
 
-    def __init__(self, source: RangeSource, piece: RunSlice, encoder: KeyEncoder) -> None:
+    def __init__(self, source: SliceSource, piece: RunSlice, encoder: KeyEncoder) -> None:
         self.rows = piece.rows
         self.parts: deque[_Part] = deque()  # loaded and not used yet
         self._blocks, self._encoder = source.blocks(piece), encoder
@@ -100,8 +107,10 @@ class _Cursor:
         self._next += end - begin
         if self.at_end:
             self._blocks = iter(())  # the source lets go of what it holds for it
-        cost = 2 * size + (end - begin) * (ROW_WORK_BYTES + len(block.last_key))
-        self.parts.append(_Part(batch, block.first_key, block.last_key, cost))
+        rows = end - begin
+        keys = min(rows * len(block.last_key), size + rows * WORD)  # the last one may be the only long one
+        cost = 2 * size + rows * ROW_WORK_BYTES + keys
+        self.parts.append(_Part(batch, block.first_key, block.last_key, size, cost))
         self._cost += cost
         return self.parts[-1]
 
@@ -140,7 +149,7 @@ class _Cursor:
         return batches
 
 
-def _cursors(source: RangeSource, encoder: KeyEncoder) -> list[_Cursor]:
+def _cursors(source: SliceSource, encoder: KeyEncoder) -> list[_Cursor]:
     slices = sorted((each for each in source.slices if each.rows), key=lambda each: (each.partition, each.run, each.first))
     return [_Cursor(source, each, encoder) for each in slices]
 
@@ -148,10 +157,19 @@ def _cursors(source: RangeSource, encoder: KeyEncoder) -> list[_Cursor]:
 def _fan_in(part: _Part, room: _Room) -> int:
     """How many slices can be merged at once, with two blocks of each in memory. part: rows like those of the slices."""
     rows: int = part.batch.num_rows
-    cost = part.cost // rows
-    size = max(1, (cost - ROW_WORK_BYTES - len(part.last_key)) // 2)
-    block = cost * min(BLOCK_ROWS, BLOCK_BYTES // size + 1)
+    block = part.cost // rows * min(BLOCK_ROWS, BLOCK_BYTES // max(1, part.size // rows) + 1)
     return max(FAN_IN_MIN, room.loaded // (2 * block))
+
+
+def _begin_fits(cursors: list[_Cursor], room: _Room) -> bool:
+    """Load the first block of each; whether there is room for two such blocks of each. The first slice may have had the
+    smallest rows. If not, what was loaded is of no use."""
+    cost = 0
+    for cursor in cursors:
+        cost += (cursor.parts[0] if cursor.parts else cursor.load()).cost
+        if 2 * cost > room.loaded:
+            return False
+    return True
 
 
 def _sorted(batches: list[pa.RecordBatch], encoder: KeyEncoder) -> SortedRun:
@@ -187,6 +205,7 @@ def _gather(cursors: list[_Cursor], encoder: KeyEncoder, room: _Room) -> Iterato
     spill: _Spill | None = None
     held: list[pa.RecordBatch] = []
     cost = 0
+    fan_in = sys.maxsize
     try:
         for cursor in cursors:
             while cursor.parts or not cursor.at_end:
@@ -198,7 +217,7 @@ def _gather(cursors: list[_Cursor], encoder: KeyEncoder, room: _Room) -> Iterato
                     cost = 0
                 held += cursor.take()
                 cost += part.cost
-                fan_in = _fan_in(part, room)
+                fan_in = min(fan_in, _fan_in(part, room))  # a spilled run may hold the largest rows of all
         run = _sorted(held, encoder)
         if spill is None:
             yield from run.batches(room.out, OUT_ROWS)
@@ -232,7 +251,7 @@ def _blocks(batches: Iterable[pa.RecordBatch], encoder: KeyEncoder) -> Iterator[
 
 
 class _Spill:
-    """Sorted runs in a temporary file that has no name, so that it is gone with the process. A RangeSource."""
+    """Sorted runs in a temporary file that has no name, so that it is gone with the process. A SliceSource."""
 
     def __init__(self) -> None:
         self.slices: Sequence[RunSlice] = ()

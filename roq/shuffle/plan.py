@@ -16,22 +16,23 @@ shall be so, not what shall be done. So a leader begins by looking at the record
     REMOVED  NONE       all followers forget all of it                                      the record is deleted
 
 `former` is the last table whose holders had everything. They are told to forget only when all holders of the new table were
-counted to be whole, and that is written. The rows that are counted must add up to the receipts.
-Not covered: who may ask for what (gcm/shuffle_leader.py), and how long an answer may take.
+counted to be whole, and that is written. The rows that are counted must add up to the receipts. A shuffle that is being filled,
+and that nobody has gone on with for a long time, is removed.
+Not covered: how a record is written, followers asked, time passed (machine.py); who may ask for what (gcm/shuffle_leader.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import msgspec
 
-from roq.errors import ShuffleNotSealed
+from roq.errors import NotReady, ShuffleNotSealed
 from roq.shuffle import inquiries, transitions
 from roq.shuffle import record as records
 from roq.shuffle.events import (
     Answered,
-    Ask,
     Commit,
     Cut,
     Delete,
@@ -46,54 +47,48 @@ from roq.shuffle.events import (
     Reported,
     Step,
     Tick,
-    Wake,
-    Write,
+    Touched,
     Written,
 )
+from roq.shuffle.machine import Machine
 from roq.shuffle.ranges import range_count
 from roq.shuffle.record import NewTable, Record, Stage
+from roq.shuffle.sampling import Gathered
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import RunSample, State
 
 GATHER_SECONDS = 0.2  # from the first wish for a table until it is cut: others report their samples, too
 KEEP_SECONDS = 30.0  # former holders serve readers so long after a rebalancing
-RETRY_SECONDS = 5.0  # after data that must be somewhere was found nowhere
 PATIENCE_SECONDS = 30.0  # for hosts that may have what is missing, before winners are refused
-SAMPLE_KEYS_KEPT = 1_000_000  # of reported samples
+ABANDONED = "(abandoned)"  # in place of a removal's transaction; none is named so
 
 
-class Plan:
-    """One shuffle. record: as it is written. Begin with `handle(Hosts)`. While `writing` is set, only `Written` may come."""
+class Plan(Machine):
+    """One shuffle. record: as it is written. abandoned_seconds: after so long without a word of writers or a commit, a shuffle
+    that is being filled is removed. Begin with `handle(Hosts)`. While `writing` is set, only `Written` may come."""
 
-    def __init__(self, record: Record, epoch: int) -> None:
-        self.record = record
-        self.writing: Record | None = None
-        self.stored: set[tuple[int, str]] = set()
-        self.step = Step.IDLE
-        self._epoch = epoch
+    def __init__(self, record: Record, epoch: int, abandoned_seconds: float = math.inf) -> None:
+        super().__init__(record, epoch)
+        self.stored: set[tuple[int, str]] = set()  # attempts, until it is sealed
+        self._abandoned_seconds = abandoned_seconds
+        self._heard_at: float | None = None  # somebody went on with it, or this reign began
         self._hosts = Hosts(frozenset(), frozenset(), False)
         self._look = False  # hosts or record have changed since holders were compared
-        self._samples: dict[tuple[int, str, int], RunSample] = {}
-        self._sample_keys = 0
+        self._samples = Gathered()
         self._wanted_at: float | None = None
         self._rebalance_wanted: Rebalance | None = None
-        self._ids = 0
-        self._asks: dict[int, Ask] = {}  # of this step, not answered yet
-        self._answers: list[tuple[str, wire.Request, wire.Reply]] = []  # of this step
-        self._until: float | None = None  # end of a pause
         self._missing_since: float | None = None
         self._repaired = False  # since it was counted before
         self._keep_at: float | None = None
         self._kept: frozenset[str] = frozenset()  # were told what to keep of this table
-        self._moved = 0
         self._deleted = False
-        self._out: list[Instruction] = []
-        self._now = 0.0
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What is to be done. Raises what a request's docstring says; nothing has changed then. now: seconds, steady."""
         assert self.writing is None or isinstance(event, Written), "one thing after the other"
         self._now, self._out = now, []
+        if self._heard_at is None or isinstance(event, Reported | Commit | Touched):
+            self._heard_at = now
         match event:
             case Hosts():
                 self._hosts_are(event)
@@ -114,14 +109,12 @@ class Plan:
             case Failed(id, final):
                 self._failed(id, final)
             case Tick():
+                self._ticked()
+            case Touched():
                 pass
         while self.writing is None and self._advance():
             pass
         return self._out
-
-    def outstanding(self, id: int) -> bool:
-        """Whether the answer to this Ask is still of interest."""
-        return id in self._asks
 
     @property
     def forgotten(self) -> bool:
@@ -151,31 +144,24 @@ class Plan:
             self._reset()  # a source may be among those who are gone, or have come
 
     def _report(self, event: Reported) -> None:
-        self.stored |= {(receipt.partition, receipt.attempt) for receipt in event.stored}
+        if self.record.state in (State.FILLING, State.SEALING):  # later the winners are all that is asked for
+            self.stored |= {(receipt.partition, receipt.attempt) for receipt in event.stored}
         if self.record.state is not State.FILLING or self.record.epoch:
             return  # storage tells better samples
         for sample in event.samples:
-            key = (sample.partition, sample.attempt, sample.run)
-            if key not in self._samples and self._sample_keys < SAMPLE_KEYS_KEPT:
-                self._samples[key] = sample
-                self._sample_keys += len(sample.keys)
+            self._samples.add(sample)
         if event.wanted and self._wanted_at is None:
             self._wanted_at = self._now
-            self._out.append(Wake(GATHER_SECONDS))
 
     def _rebalance(self, event: Rebalance) -> None:
-        if self.record.state is not State.SEALED:
-            raise ShuffleNotSealed(f"shuffle {self.record.name!r} is {self.record.state}")
-        if self.record.rebalanced != event.transaction:
-            self._rebalance_wanted = event
-
-    def _answered(self, id: int, reply: wire.Reply) -> None:
-        ask = self._asks.pop(id, None)
-        if ask is None:
-            return  # of an earlier step, or told twice
-        self._answers.append((ask.host, ask.request, reply))
-        if isinstance(reply, wire.Fetched) and self.record.stage is Stage.MOVING and self.record.state is not State.FILLING:
-            self._moved += reply.size
+        record, wanted = self.record, self._rebalance_wanted
+        if record.state is not State.SEALED:
+            raise ShuffleNotSealed(f"shuffle {record.name!r} is {record.state}")
+        if event.transaction in (record.rebalanced, wanted.transaction if wanted else None):
+            return
+        if wanted is not None or record.stage in (Stage.CUTTING, Stage.MOVING):
+            raise NotReady(f"shuffle {record.name!r} is being rebalanced, or its data moves: ask again when that is done")
+        self._rebalance_wanted = event
 
     def _failed(self, id: int, final: bool) -> None:
         ask = self._asks.get(id)
@@ -190,44 +176,19 @@ class Plan:
 
     # --- moving on ----------------------------------------------------------------------------------------------------
 
-    def _write(self, record: Record) -> None:
-        """Only when `Written` has come, anything is done on the strength of it."""
-        sent = record.sent + self._moved if record.former else 0
-        self.writing = msgspec.structs.replace(record, moved=record.moved + self._moved, sent=sent)
-        self._moved = 0
-        self._reset()
-        self._out.append(Write(self.writing))
-
-    def _change(self, after: Record) -> bool:
-        if after is not self.record:
-            self._write(after)
-        return after is not self.record
-
     def _written(self) -> None:
         assert self.writing is not None
         before, self.record, self.writing = self.record, self.writing, None
         self._look = True
         if self.record.epoch or self.record.state is not State.FILLING:
-            self._samples.clear()
+            self._samples = Gathered()
+        if self.record.state in (State.SEALED, State.REMOVED):
+            self.stored.clear()
         if self.record.state is State.REMOVED:
             self._kept = frozenset()
         elif self.record.stage is Stage.KEEPING and before.stage is not Stage.KEEPING:
             self._kept = frozenset()
             self._keep_at = self._now + (KEEP_SECONDS if before.state is State.SEALED else 0)
-
-    def _reset(self) -> None:
-        self.step, self._until = Step.IDLE, None
-        self._asks.clear()
-        self._answers.clear()
-
-    def _ask(self, step: Step, asks: inquiries.Asks) -> bool:
-        self._reset()
-        self.step = step
-        for host, request in asks:
-            self._ids += 1
-            self._asks[self._ids] = Ask(self._ids, host, request)
-        self._out.extend(self._asks.values())
-        return True
 
     def _advance(self) -> bool:
         """Whether something was done, so that there may be more to do."""
@@ -257,7 +218,7 @@ class Plan:
             case State.REMOVED, _:
                 return self._forget()
             case State.FILLING, Stage.NONE:
-                return self._first_cut()
+                return self._first_cut() or self._abandoned()
             case _ if transitions.too_early(self.record, self._hosts):
                 return False
             case _, Stage.CHECKING | Stage.MOVING:
@@ -278,10 +239,21 @@ class Plan:
 
     def _first_cut(self) -> bool:
         record, members = self.record, self._hosts.members
-        if record.table or self._wanted_at is None or self._now < self._wanted_at + GATHER_SECONDS or not members:
+        if record.table or self._wanted_at is None or not members:
             return False
-        size = sum(sample.size for sample in self._samples.values())
-        return self._compute(tuple(self._samples.values()), range_count(size, len(members), record.spec.ranges))
+        if self._now < self._wanted_at + GATHER_SECONDS:
+            self._wake(self._wanted_at + GATHER_SECONDS)
+            return False
+        return self._compute(self._samples.taken(), range_count(self._samples.size, len(members), record.spec.ranges))
+
+    def _abandoned(self) -> bool:
+        if self.step is not Step.IDLE or self._heard_at is None or self._abandoned_seconds == math.inf:
+            return False
+        if self._now < self._heard_at + self._abandoned_seconds:
+            self._wake(self._heard_at + self._abandoned_seconds)
+            return False
+        self._write(transitions.remove(self.record, ABANDONED))
+        return True
 
     def _compute(self, samples: tuple[RunSample, ...], count: int) -> bool:
         self._reset()
@@ -329,32 +301,24 @@ class Plan:
         if counted.lacking or counted.missing:
             return self._missing(counted)
         self._missing_since = None
-        self._change(transitions.whole(self.record, counted.table, self._hosts.members, self.record.sent + self._moved))
+        sent = msgspec.structs.replace(self.record, moved=self.record.moved + self._moved, sent=self.record.sent + self._moved)
+        self._moved = 0
+        self._write(transitions.whole(sent, counted.table, self._hosts.members))
         return True
 
     def _missing(self, counted: inquiries.Counted) -> bool:
-        """Rows are missing. While a former holder is away it may have them; else the winners can't win."""
+        """Rows are missing. While a former holder is away it may have them; else winners that are just named can't win."""
         away = {host for each in self.record.former for host in each.holders} - self._hosts.running
         since = self._missing_since = self._now if self._missing_since is None else self._missing_since
         patient = bool(away) and self._now - since <= PATIENCE_SECONDS
-        if self.record.stage is Stage.CHECKING and counted.missing and not patient:
+        if self.record.state is State.SEALING and counted.missing and not patient:
             return self._ask(Step.ACCOUNT, inquiries.tell(self.record, counted.best))
-        self._reset()
-        self.step, self._until = Step.PAUSE, self._now + RETRY_SECONDS
-        self._out.append(Wake(RETRY_SECONDS))
-        return False
-
-    def _paused(self) -> bool:
-        over = self._until is None or self._now >= self._until
-        if over:
-            self._reset()
-        return over
+        return self._pause()
 
     def _accounted(self) -> bool:
         error = inquiries.fault(self.record, inquiries.told(self._answers), self.stored)
         if error is None:  # it has turned up
-            self._reset()
-            return True
+            return self._pause()
         self._missing_since = None
         self._write(transitions.refuse(self.record))
         self._out.append(Refuse(error))
@@ -364,14 +328,12 @@ class Plan:
 
     def _keep(self) -> bool:
         record = self.record
-        hosts = self._hosts.running - self._kept
+        hosts = transitions.may_forget(record, self._hosts) - self._kept
         if record.stage is Stage.KEEPING:
             if self._keep_at is None:  # the leader before us may just have written it
                 self._keep_at = self._now + KEEP_SECONDS
             if self._now < self._keep_at:
-                if self._until is None:
-                    self._until = self._keep_at
-                    self._out.append(Wake(self._keep_at - self._now))
+                self._wake(self._keep_at)
                 return False
         elif not hosts:
             return False

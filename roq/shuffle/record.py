@@ -11,7 +11,7 @@ import msgspec
 from roq.shuffle.placement import holders
 from roq.shuffle.ranges import borders_of, cut, imbalance, intervals, range_count, table_of
 from roq.shuffle.rebalance import Move, identities, moves, overlaps
-from roq.shuffle.sampling import Distribution
+from roq.shuffle.sampling import Distribution, thinned
 from roq.wire.shuffle import Description, Interval, Range, Receipt, RunSample, Spec, State
 
 IMBALANCE_MAX = 1.15  # largest / mean by bytes; above it a shuffle is cut again when it is sealed
@@ -103,6 +103,7 @@ def check(record: Record) -> None:
     assert record.state in (State.SEALING, State.SEALED, State.REMOVED) or not record.receipts, "winners are named by commit"
     if record.stage in (Stage.NONE, Stage.KEEPING, Stage.CUTTING):
         assert not record.former, "the table before is kept only while data moves"
+    assert record.moved_least + record.sent <= record.moved, "no move demands more than was sent for it"
     if record.state is State.SEALED:
         assert record.table, "what is sealed can be read"
         assert record.stage is Stage.MOVING or all(each.rows >= 0 for each in record.table), "what is sealed was counted"
@@ -157,7 +158,7 @@ class NewTable(msgspec.Struct, frozen=True):
 
 def recut(record: Record, samples: Iterable[RunSample], count: int, hosts: Collection[str]) -> NewTable:
     """A new table from samples; identities are taken over from the present one. May take a second."""
-    distribution = Distribution.of(samples)
+    distribution = Distribution.of(thinned(samples))
     borders = cut(distribution, count)
     parts, replicas = intervals(borders), record.spec.replicas
     pairs = overlaps([each.interval for each in record.table], parts, distribution)

@@ -13,12 +13,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from heapq import merge
 from itertools import accumulate, chain, groupby
+
+import msgspec
 
 from roq.wire.shuffle import SAMPLE_KEYS_MAX, Interval, Position, RunSample
 
 SAMPLES_PER_RANGE = 16  # of a run, for each range: see the bound above
 SAMPLES_MIN = 64  # of a run, whatever the ranges
+KEYS_MAX = 400_000  # of one distribution: a second's work, 100 MB, and even enough for 1,000 ranges of 1,000 runs
+KEY_BYTES_ALL_MAX = 64 * 1024 * 1024  # of these keys together
+SORTED_AT_ONCE = 20_000  # points: some 10 ms in which no other thread of the process runs
 
 _Point = tuple[bytes, int, int, int, int, int]  # position; bytes surely or likely before it, since the point before; after it
 
@@ -34,6 +40,74 @@ def is_sound(sample: RunSample) -> bool:
     return len(sample.rows_at) == len(sample.weights) == count <= max(0, sample.rows) and all(
         each >= 0 for each in sample.weights
     )
+
+
+class Gathered:
+    """Samples, not more than can be kept: when they are many all become coarser, and when that is not enough no others are
+    taken. size: bytes of all runs that were told."""
+
+    def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = KEY_BYTES_ALL_MAX) -> None:
+        self.size = 0
+        self._keys_max, self._bytes_max = keys_max, bytes_max
+        self._samples: dict[tuple[int, str, int, tuple[int, ...]], RunSample] = {}
+        self._keys = self._bytes = 0
+        self._step = 1  # samples are coarser by this, those to come too
+        self._coarsest = False  # each has one key
+
+    def add(self, sample: RunSample) -> None:
+        """Once, however often it is told."""
+        id = (sample.partition, sample.attempt, sample.run, sample.rows_at[:1])
+        if id in self._samples:
+            return
+        self.size += sample.size
+        kept = coarser(sample, self._step)
+        while not self._coarsest and not self._fits(kept):
+            self._thin()
+            kept = coarser(sample, self._step)
+        if self._fits(kept):
+            self._samples[id] = kept
+            self._count(kept)
+
+    def taken(self) -> tuple[RunSample, ...]:
+        """As they are kept."""
+        return tuple(self._samples.values())
+
+    def _fits(self, sample: RunSample) -> bool:
+        return self._keys + len(sample.keys) <= self._keys_max and self._bytes + _key_bytes(sample) <= self._bytes_max
+
+    def _thin(self) -> None:
+        self._step *= 2
+        self._keys = self._bytes = 0
+        for id, sample in self._samples.items():
+            self._samples[id] = coarser(sample, 2)
+            self._count(self._samples[id])
+        self._coarsest = self._keys <= len(self._samples)
+
+    def _count(self, sample: RunSample) -> None:
+        self._keys += len(sample.keys)
+        self._bytes += _key_bytes(sample)
+
+
+def thinned(samples: Iterable[RunSample], keys_max: int = KEYS_MAX, bytes_max: int = KEY_BYTES_ALL_MAX) -> list[RunSample]:
+    """All of these samples, as coarse as one distribution demands; each keeps one key."""
+    found = list(samples)
+    while any(len(each.keys) > 1 for each in found) and (
+        sum(len(each.keys) for each in found) > keys_max or sum(map(_key_bytes, found)) > bytes_max
+    ):
+        found = [coarser(each, 2) for each in found]
+    return found
+
+
+def coarser(sample: RunSample, step: int) -> RunSample:
+    """Every so many keys of it; the first is one of them."""
+    if step <= 1:
+        return sample
+    weights = tuple(sum(sample.weights[at : at + step]) for at in range(0, len(sample.weights), step))
+    return msgspec.structs.replace(sample, keys=sample.keys[::step], rows_at=sample.rows_at[::step], weights=weights)
+
+
+def _key_bytes(sample: RunSample) -> int:
+    return sum(map(len, sample.keys))
 
 
 class Distribution:
@@ -58,8 +132,7 @@ class Distribution:
             found, left = _points([sample for _, sample in pieces])
             points += found
             rest += left
-        points.sort()  # timsort merges the sorted stretches
-        return cls(points, rest, sum(sample.rows for sample in known.values()))
+        return cls(_sorted(points), rest, sum(sample.rows for sample in known.values()))
 
     def __len__(self) -> int:
         return len(self._points)
@@ -80,6 +153,12 @@ class Distribution:
     def candidates(self) -> tuple[Sequence[int], Sequence[_Point]]:
         """Where ranges can be cut: bytes before each sampled position (never falling), and the positions, in order."""
         return self._before[1::2], self._points
+
+
+def _sorted(points: list[_Point]) -> list[_Point]:
+    """In slices, so that other threads run in between."""
+    slices = [sorted(points[at : at + SORTED_AT_ONCE]) for at in range(0, len(points), SORTED_AT_ONCE)]
+    return slices[0] if len(slices) == 1 else list(merge(*slices))
 
 
 def _points(pieces: Iterable[RunSample]) -> tuple[list[_Point], int]:

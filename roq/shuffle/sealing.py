@@ -24,7 +24,7 @@ from roq.shuffle.blocks import decode_block, rank, row_bytes
 from roq.shuffle.keys import KeyEncoder
 from roq.shuffle.ranges import borders_of, cut, imbalance, range_count, table_of
 from roq.shuffle.rebalance import identities, overlaps
-from roq.shuffle.sampling import Distribution
+from roq.shuffle.sampling import Distribution, coarser
 from roq.wire.shuffle import Position, Range, RunSample, RunSlice
 
 MAGIC = b"RoQtab\x00\x01"
@@ -167,11 +167,4 @@ def _last(run: RunBlocks, block: int, partition: int, number: int) -> Position:
 def _thinned(samples: Sequence[RunSample]) -> list[RunSample]:
     """The samples, coarser if they are very many."""
     most = max(POINTS_PER_RUN_MIN, POINTS_MAX // max(1, len(samples)))
-    return [_coarser(sample, -(-len(sample.keys) // most)) for sample in samples]
-
-
-def _coarser(sample: RunSample, step: int) -> RunSample:
-    if step <= 1:
-        return sample
-    weights = tuple(sum(sample.weights[at : at + step]) for at in range(0, len(sample.weights), step))
-    return msgspec.structs.replace(sample, keys=sample.keys[::step], rows_at=sample.rows_at[::step], weights=weights)
+    return [coarser(sample, -(-len(sample.keys) // most)) for sample in samples]

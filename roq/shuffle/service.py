@@ -14,7 +14,7 @@ import pyarrow as pa
 from roq.errors import CallError, DataLost, ShuffleNotSealed
 from roq.ids import check_name, new_token
 from roq.shuffle.blocks import load_schema, save_schema
-from roq.shuffle.contract import Service
+from roq.shuffle.contract import Opened, Service
 from roq.shuffle.keys import KeyEncoder
 from roq.shuffle.merge import merged
 from roq.shuffle.writer import MEMORY_BYTES, Writer, check_memory
@@ -83,20 +83,27 @@ class Shuffles:
             raise CallError(f"ranges is {ranges}: 0 to {RANGES_MAX} are possible")
         return self._service.rebalance(name, ranges)
 
-    def read(self, name: str, number: int, memory_bytes: int = MEMORY_BYTES) -> Iterator[pa.RecordBatch]:
-        """The rows of one range in key order, in batches of at most 65,536 rows, with this much memory.
+    def read(
+        self, name: str, number: int, memory_bytes: int = MEMORY_BYTES, planned: Description | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of one range in key order, in batches of at most 65,536 rows, with this much memory. planned: what
+        describe() told when the ranges were given out to several readers: one that comes after another cut is told so
+        (CallError), since its number stands for other rows then.
 
-        Raises ShuffleNotFound, ShuffleNotSealed, CallError (no such range) at once; Unavailable, DataLost while it is read.
+        Raises ShuffleNotFound, ShuffleNotSealed, CallError (no such range) at once; Unavailable, DataLost, CallError (cut anew)
+        while it is read.
         """
         check_memory(memory_bytes)
-        description = self._sealed(name)
+        if planned is not None and planned.name != name:
+            raise CallError(f"planned tells of shuffle {planned.name!r}, not of {name!r}")
+        description = self._sealed(planned or self._service.describe(name))
         self._range(description, number)
         return self._rows(description, number, memory_bytes)
 
     def read_all(self, name: str, memory_bytes: int = MEMORY_BYTES) -> Iterator[pa.RecordBatch]:
         """All rows in key order, one range after the other. Raises as `read`."""
         check_memory(memory_bytes)
-        description = self._sealed(name)
+        description = self._sealed(self._service.describe(name))
         return (batch for each in description.ranges for batch in self._rows(description, each.number, memory_bytes))
 
     def close(self) -> None:
@@ -109,10 +116,9 @@ class Shuffles:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
-    def _sealed(self, name: str) -> Description:
-        description = self._service.describe(name)
+    def _sealed(self, description: Description) -> Description:
         if description.state is not State.SEALED:
-            raise ShuffleNotSealed(f"shuffle {name!r} is {description.state}: commit it before it is read")
+            raise ShuffleNotSealed(f"shuffle {description.name!r} is {description.state}: commit it before it is read")
         return description
 
     def _range(self, description: Description, number: int) -> Range:
@@ -127,10 +133,10 @@ class Shuffles:
         encoder = KeyEncoder(load_schema(description.spec.schema), description.spec.keys)
         source = self._service.open_range(description.name, number)
         try:
+            if source.opened != Opened(description.id, self._range(description, number).interval):
+                raise CallError(f"shuffle {description.name!r} was made or cut anew: its ranges are other ones now")
             there = sum(piece.rows for piece in source.slices)
             if expected >= 0 and there != expected:
-                if self._service.describe(description.name).epoch != description.epoch:
-                    raise CallError(f"shuffle {description.name!r} was cut anew: its ranges are other ones now")
                 raise DataLost(f"range {number} should have {expected} rows, and {there} were found")
             rows = 0
             for batch in merged(source, encoder, memory_bytes):

@@ -10,6 +10,8 @@ import numpy as np
 
 from roq.shuffle.keys import WORD, Keys, Rows, Words
 
+ENDED_BYTES = 8 * WORD  # so often keys that have ended are left out: one long key must not make work for many short ones
+
 
 def order(keys: Keys) -> Rows:
     """The rows in key order; those with the same key stay as they were."""
@@ -28,6 +30,8 @@ def order(keys: Keys) -> Rows:
         if not ties.positions.size:
             return rows
         ties.refine(rows, keys.words(offset, rows[ties.positions]))
+        if keys.width < 0 and (offset - at) % ENDED_BYTES == 0:
+            ties.drop_ended(rows, keys, offset + WORD)
     if keys.width < 0 and ties.positions.size:  # "a" and "a\0" have the same words
         ties.refine(rows, keys.lengths(rows[ties.positions]))
     return rows
@@ -69,6 +73,14 @@ class _Ties:
         if not ((tied[1:] > tied[:-1]) | (self._groups[1:] != self._groups[:-1])).all():
             both = np.sort((self._groups.astype(np.uint64) << np.uint64(32)) | tied.astype(np.uint64))
             rows[self.positions] = (both & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+    def drop_ended(self, rows: Rows, keys: Keys, offset: int) -> None:
+        """Settle ties between keys of which no more than `offset` bytes, all compared, are left: the shorter one is a prefix of
+        the other, and those of one length are equal."""
+        if self.positions.size:
+            self.refine(rows, np.minimum(keys.lengths(rows[self.positions]), np.uint64(offset + 1)))
+            going_on = keys.lengths(rows[self.positions]) > offset
+            self.positions, self._groups = self.positions[going_on], self._groups[going_on]
 
     def refine(self, rows: Rows, words: Words) -> None:
         """Sort within the groups by these words of the tied rows, stably, and keep what still ties."""

@@ -73,11 +73,11 @@ def cut(record: Record, new: NewTable) -> Record:
     return replace(_moving(record, new.table, new.least), cut=0, fresh=new.fresh)
 
 
-def whole(record: Record, table: Table, members: Collection[str], sent: int) -> Record:
-    """Every holder has everything of its ranges; `table` says how much that is. sent: bytes, to get there; they may be fewer
-    than were needed when it began, as some holders had kept what they had before."""
-    least = record.moved_least + min(record.least, sent)
-    done = replace(record, table=table, former=(), moved_least=least, least=0)
+def whole(record: Record, table: Table, members: Collection[str]) -> Record:
+    """Every holder has everything of its ranges; `table` says how much that is. What was sent to get there may be less than was
+    needed when it began, as some holders had kept what they had before."""
+    least = record.moved_least + min(record.least, record.sent)
+    done = replace(record, table=table, former=(), moved_least=least, least=0, sent=0)
     sealing, count = record.state is State.SEALING, record.cut
     if sealing and not count and record.cuts < CUTS_MAX:
         count = cut_wanted(record, table, len(members))
@@ -90,14 +90,15 @@ def whole(record: Record, table: Table, members: Collection[str], sent: int) -> 
 
 
 def follow_hosts(record: Record, hosts: Hosts) -> Record:
-    """Other holders if some are lost or, of a sealed shuffle, others should hold it as hosts have come or go. Who joins while
-    a shuffle is filled, or while its data moves, holds ranges when that is done. The same record: nothing is to be done."""
+    """Other holders if some are lost, or ranges that are being filled have fewer than they could have, or others should hold a
+    sealed shuffle as hosts have come or go. Who joins else while a shuffle is filled, or while its data moves, holds ranges
+    when that is done. The same record: nothing is to be done."""
     if not record.table or not hosts.members or not hosts.settled:
         return record
     live = hosts.running | hosts.members
     lost = any(host not in live for each in record.table for host in each.holders)
     busy = record.state is not State.SEALED or record.stage in (Stage.MOVING, Stage.CUTTING)
-    if busy and not lost:
+    if busy and not lost and not (record.state is State.FILLING and _short(record, len(hosts.members))):
         return record
     if record.state is State.FILLING or record.stage is Stage.CHECKING:
         table = refilled(record.id, record.table, live, hosts.members, record.spec.replicas)
@@ -109,6 +110,17 @@ def follow_hosts(record: Record, hosts: Hosts) -> Record:
     if same_places(table, record.table):
         return record
     return _moving(record, table, record.least if record.former else least_between(record.table, table))
+
+
+def may_forget(record: Record, hosts: Hosts) -> frozenset[str]:
+    """Who may be told to keep no more than the table gives it. Not those who are about to join: they will hold ranges, and may
+    have come back with them. Nobody while a range has fewer holders than it will have then."""
+    return frozenset() if _short(record, len(hosts.members | hosts.joining)) else hosts.running - hosts.joining
+
+
+def _short(record: Record, hosts: int) -> bool:
+    """Whether any range is held by fewer than so many hosts can."""
+    return any(len(each.holders) < min(record.spec.replicas, hosts) for each in record.table)
 
 
 def too_early(record: Record, hosts: Hosts) -> bool:

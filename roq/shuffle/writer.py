@@ -27,6 +27,7 @@ ROW_WORK_BYTES = 72  # per row while it is sorted: order, words, sizes, ties
 RUN_BYTES_MAX = 512 * 1024 * 1024  # offsets of strings are 32-bit; larger runs would not be faster either
 RUN_ROWS_MAX = 1 << 28
 SAMPLE_ROW_BYTES = 64  # of a run, for each key of its sample at least: small runs need no large samples
+VIEW_SHARE_MAX = 1.25  # what held rows keep in memory, to their bytes: what keeps more is copied
 AUTOMATIC_RANGES = 128  # to sample for when nobody has said how many ranges there will be
 
 
@@ -82,7 +83,7 @@ class Writer:
         columns = self._matching(data.schema)
         for batch in batches:
             plain = pa.RecordBatch.from_arrays([batch.column(at) for at in columns], schema=self._schema)
-            self._or_abandon(partial(self._take, plain))
+            self._or_abandon(partial(self._take_and_own, plain))
 
     def finish(self) -> Receipt:
         """Returns when every row is on stable storage. The receipt is for commit(). Again: the same, or another try. Raises as
@@ -134,6 +135,16 @@ class Writer:
                 raise SchemaMismatch(f"column {field.name!r} is of type {kind}, the shuffle's is of type {field.type}")
             columns += found
         return columns
+
+    def _take_and_own(self, batch: pa.RecordBatch) -> None:
+        """Take it; what is held of it then keeps nothing else in memory: as long as `write` lasts its caller has it anyway."""
+        held = len(self._held)
+        runs = self._runs
+        self._take(batch)
+        for at in range(held if runs == self._runs else 0, len(self._held)):
+            view = self._held[at]
+            if view.get_total_buffer_size() > VIEW_SHARE_MAX * view.nbytes:
+                self._held[at] = pa.concat_batches([view])  # a copy
 
     def _take(self, batch: pa.RecordBatch) -> None:
         rows, size = batch.num_rows, batch.nbytes

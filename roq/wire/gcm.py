@@ -170,12 +170,24 @@ class ListShuffles(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """All shuffles, without their ranges and winners."""
 
 
+class NameReceipts(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Some receipts of a commit that comes, when they are too many for one message. number: of this part, from 0. The leader
+    remembers them for a while."""
+
+    name: str
+    transaction: str
+    number: int
+    receipts: list[Receipt]
+
+
 class CommitShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Name the winners and seal. Answered when readers may read; the same receipts again get the same answer."""
+    """Name the winners and seal. Answered when readers may read; the same receipts again get the same answer. parts: those of
+    as many NameReceipts of the same transaction are meant too; NotReady: tell them (again)."""
 
     name: str
     transaction: str
     receipts: list[Receipt]
+    parts: int = 0
 
 
 class RebalanceShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -335,6 +347,7 @@ Request = (
     | RemoveShuffle
     | DescribeShuffle
     | ListShuffles
+    | NameReceipts
     | CommitShuffle
     | RebalanceShuffle
     | ReportRuns

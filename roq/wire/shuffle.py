@@ -1,143 +1,69 @@
-"""Shuffles on the wire: the values every room of them shares, and the conversation with a follower (its ROUTER ↔ DEALER).
+"""Shuffles on the wire: the conversation with a follower (its ROUTER ↔ DEALER), and the values of shuffle_values.py.
 
 A follower is the part of a host's store that takes part in shuffles. It has two roles: a *buffer* takes attempts from writers,
 cuts their runs by the table of ranges and has the pieces stored; *storage* keeps pieces, gives them to readers, and fetches
 them from other followers. Requests of the leader carry its epoch; a follower refuses one below the highest it has seen
 (StaleEpoch). What is stored, fetched or forgotten is so on stable storage when it is answered. Without room a follower answers
-Overloaded. Not covered: the conversation with the leader (gcm.py).
+Overloaded.
+
+Winners are many: questions and orders carry their digest (roq/shuffle/winners.py) instead, and whoever does not know them
+raises WinnersUnknown and is told them (NameWinners). What can be long comes in pages: an answer's `next` is where the next page
+begins, None on the last one. Not covered: the conversation with the leader (gcm.py).
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import NamedTuple
-
 import msgspec
 
-PARTITIONS_MAX = 1_000_000  # partition numbers are below it
-RANGES_MAX = 10_000
-KEY_BYTES_MAX = 64 * 1024  # of one encoded key
-BLOCK_BYTES = 256 * 1024  # a block is closed when it has so many bytes …
-BLOCK_ROWS = 8192  # … or rows; a single row may be larger
-ROW_BYTES_MAX = 7 * 1024 * 1024  # it must fit one message, with its keys (limits.CONTROL_BYTES_MAX)
-BLOCKS_BYTES_MAX = 2 * 1024 * 1024  # of blocks in one message, unless a single one is larger
-SAMPLE_KEYS_MAX = 4096  # of one run
+from roq.wire.shuffle_values import (
+    BEGIN,
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    BLOCKS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    PARTITIONS_MAX,
+    RANGES_MAX,
+    ROW_BYTES_MAX,
+    SAMPLE_BYTES_MAX,
+    SAMPLE_KEYS_MAX,
+    WINNERS_AT_ONCE,
+    Block,
+    Cursor,
+    Description,
+    Interval,
+    Position,
+    Range,
+    Receipt,
+    RunSample,
+    RunSlice,
+    Spec,
+    State,
+)
 
-
-class Position(NamedTuple):
-    """Place of a row in the total order. key: encoded (keys.py). run: number within its attempt. row: number within the run.
-
-    The attempt is no part of it: only one attempt of a partition counts.
-    """
-
-    key: bytes
-    partition: int
-    run: int
-    row: int
-
-
-class State(StrEnum):
-    """Where a shuffle is in its life."""
-
-    FILLING = "filling"  # attempts are written
-    SEALING = "sealing"  # the winners are named; ranges are checked, balanced, moved
-    SEALED = "sealed"  # readers may read
-    REMOVED = "removed"
-
-
-class Spec(msgspec.Struct, frozen=True):
-    """What a shuffle is created with. schema: a serialized pyarrow.Schema. ranges: 0 for as many as fit the cluster and the
-    data. replicas: followers that hold each range (a folder has one copy whatever is said)."""
-
-    keys: tuple[str, ...]
-    schema: bytes
-    replicas: int = 2
-    ranges: int = 0
-
-
-class Receipt(msgspec.Struct, frozen=True):
-    """An attempt is stored, all of it. size: bytes of its blocks."""
-
-    partition: int
-    attempt: str
-    rows: int
-    size: int
-    runs: int
-
-
-class RunSample(msgspec.Struct, frozen=True):
-    """Regular sample of one run: the rows at every so many bytes. keys[i] is the key of row rows_at[i], weights[i] the bytes
-    from there to the next one (to the end of the run). The first row is one of them, unless the run is empty."""
-
-    partition: int
-    attempt: str
-    run: int
-    rows: int
-    size: int
-    keys: tuple[bytes, ...]
-    rows_at: tuple[int, ...]
-    weights: tuple[int, ...]
-
-
-class Interval(msgspec.Struct, frozen=True):
-    """Rows from `lower` on and before `upper`; None: no bound on this side."""
-
-    lower: Position | None
-    upper: Position | None
-
-
-class Range(msgspec.Struct, frozen=True):
-    """One range of a table. identity: what its holders are chosen by, kept when the borders move a little. rows, size: counted
-    when it was sealed, -1 before. holders: followers (host names) that hold it whole, in no order; () in a folder."""
-
-    number: int
-    identity: int
-    interval: Interval
-    rows: int = -1
-    size: int = -1
-    holders: tuple[str, ...] = ()
-
-
-class Description(msgspec.Struct, frozen=True):
-    """A shuffle as it is now. ranges: the table (epoch: its number, 0 while there is none); former: the table before while data
-    moves, readers try both. winners: partition → attempt. rows, size: of the winners. stored: attempts whose data is stored so
-    far. moved, moved_least: bytes that rebalancing has sent, and the least the overlap of old and new ranges demands."""
-
-    name: str
-    id: str
-    spec: Spec
-    state: State
-    created: float
-    epoch: int
-    ranges: tuple[Range, ...]
-    former: tuple[Range, ...]
-    winners: dict[int, str]
-    rows: int
-    size: int
-    stored: int
-    moved: int
-    moved_least: int
-
-
-class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive rows of one run. data: an Arrow IPC record batch message, without its schema. crc: CRC-32 of data."""
-
-    first: int
-    rows: int
-    first_key: bytes
-    last_key: bytes
-    crc: int
-    data: bytes
-
-
-class RunSlice(msgspec.Struct, frozen=True):
-    """The rows first … first+rows-1 of one winning run, which lie in the range that is read."""
-
-    partition: int
-    attempt: str
-    run: int
-    first: int
-    rows: int
+__all__ = [  # values, as all who speak of shuffles import them from here
+    "BEGIN",
+    "BLOCKS_BYTES_MAX",
+    "BLOCK_BYTES",
+    "BLOCK_ROWS",
+    "KEY_BYTES_MAX",
+    "PARTITIONS_MAX",
+    "RANGES_MAX",
+    "ROW_BYTES_MAX",
+    "SAMPLE_BYTES_MAX",
+    "SAMPLE_KEYS_MAX",
+    "WINNERS_AT_ONCE",
+    "Block",
+    "Cursor",
+    "Description",
+    "Interval",
+    "Position",
+    "Range",
+    "Receipt",
+    "RunSample",
+    "RunSlice",
+    "Spec",
+    "State",
+]
 
 
 # --- buffer role ------------------------------------------------------------------------------------------------------
@@ -211,13 +137,29 @@ class StorePieces(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pieces: list[Piece]
 
 
+class NameWinners(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Remember these, to be named by their digest from then on. winners: a part of them, in order of partitions. number: of the
+    part, from 0. last: no part follows. Anybody may tell them: a digest has but one meaning."""
+
+    shuffle: str
+    name: str
+    spec: Spec
+    digest: str
+    number: int
+    last: bool
+    winners: dict[int, str]
+
+
 class ListSlices(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What of the winners lies in the interval here, cut exactly at its bounds. every: of all attempts."""
+    """What of the winners (digest: or of those) lies in the interval here, cut exactly at its bounds. every: of all attempts.
+    begin: of the page."""
 
     shuffle: str
     interval: Interval
     winners: dict[int, str]
     every: bool = False
+    digest: str = ""
+    begin: Cursor = BEGIN
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -251,40 +193,52 @@ class TellSpec(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TellSamples(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Samples of what is stored of the winners within these intervals (a leader computes its distribution from them)."""
+    """Samples of what is stored of the winners within these intervals (a leader computes its distribution from them). keys: how
+    many are enough; 0: none, only how many rows and bytes there are, once per attempt (as of run 0)."""
 
     shuffle: str
     intervals: list[Interval]
     winners: dict[int, str]
+    keys: int = SAMPLE_KEYS_MAX
+    digest: str = ""
+    begin: Cursor = BEGIN
 
 
 class CountRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Per interval: rows and bytes of the winners here."""
+    """Per interval: rows and bytes of the winners here. The pages add up."""
 
     shuffle: str
     intervals: list[Interval]
     winners: dict[int, str]
+    digest: str = ""
+    begin: Cursor = BEGIN
 
 
 class FetchInterval(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Leader: have everything of the winners in the interval here; fetch what is missing from the sources (endpoints), which
-    all hold it whole. winners empty: every attempt. Answered when it is whole here; asked again after silence."""
+    all hold it whole. No winners and no digest: every attempt. Answered when it is whole here, or when that takes long: asked
+    again until it is. table_epoch: of the table that gives the interval to this follower."""
 
     epoch: int
     shuffle: str
     interval: Interval
     winners: dict[int, str]
     sources: list[str]
+    table_epoch: int = 0
+    digest: str = ""
 
 
 class KeepIntervals(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Leader: forget what lies outside of these intervals, and (sealed) what is not the winners'."""
+    """Leader: forget what lies outside of these intervals, and (sealed) what is not the winners'. table_epoch: of the table
+    they are of; refused (TemporaryError) below the highest of any FetchInterval or KeepIntervals of the shuffle."""
 
     epoch: int
     shuffle: str
     intervals: list[Interval]
     winners: dict[int, str]
     sealed: bool
+    table_epoch: int = 0
+    digest: str = ""
 
 
 class ForgetShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -318,6 +272,7 @@ class Slices(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     slices: list[RunSlice]
     sizes: list[int]
+    next: Cursor | None = None
 
 
 class Blocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -337,6 +292,7 @@ class Samples(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to TellSamples."""
 
     samples: list[RunSample]
+    next: Cursor | None = None
 
 
 class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -344,12 +300,14 @@ class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     rows: list[int]
     sizes: list[int]
+    next: Cursor | None = None
 
 
 class Fetched(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to FetchInterval. size: bytes of blocks that were sent for it."""
+    """Answer to FetchInterval. size: bytes of blocks that were sent for it. whole: it is; else it goes on, ask again."""
 
     size: int
+    whole: bool = True
 
 
 class FollowerView(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -371,6 +329,7 @@ Request = (
     | FinishAttempt
     | AbandonAttempt
     | StorePieces
+    | NameWinners
     | ListSlices
     | ReadBlocks
     | CutBlocks

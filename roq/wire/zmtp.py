@@ -13,7 +13,7 @@ from roq.errors import FrameError
 from roq.wire.limits import CONTROL_BYTES_MAX
 
 GREETING_BYTES = 64
-PARTS_MAX = 16  # of one message
+PARTS_MAX = 16  # of one message, which has CONTROL_BYTES_MAX in all of them together
 MORE, LONG, COMMAND = 1, 2, 4
 _GREETING = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 
@@ -43,6 +43,12 @@ class Parser:
         self._size, self._needed = 0, GREETING_BYTES
         self._greeted = False
         self._parts: list[bytes] = []
+        self._parts_size = 0
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes of a message that is not whole yet."""
+        return self._size + self._parts_size
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """The messages that are whole now. Raises FrameError: the connection is of no use."""
@@ -90,8 +96,10 @@ class Parser:
                 self.ready = True
             return
         self._parts.append(body)
-        if len(self._parts) > PARTS_MAX:
-            raise FrameError(f"a message of more than {PARTS_MAX} parts")
+        if flags & MORE or len(self._parts) > 1:
+            self._parts_size += len(body)
+            if len(self._parts) > PARTS_MAX or self._parts_size > CONTROL_BYTES_MAX:
+                raise FrameError(f"a message of more than {PARTS_MAX} parts or {CONTROL_BYTES_MAX} bytes")
         if not flags & MORE:
             messages.append(self._parts)
-            self._parts = []
+            self._parts, self._parts_size = [], 0

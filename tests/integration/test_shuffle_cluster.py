@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import roq
-from roq.errors import AttemptNotFound, ShuffleConflict, ShuffleNotFound, ShuffleNotSealed, ShuffleSealed
+from roq.errors import AttemptNotFound, CallError, ShuffleConflict, ShuffleNotFound, ShuffleNotSealed, ShuffleSealed
 from roq.runtime.rpc import RpcClient
 from roq.wire import shuffle as wire
 from roq.wire.assignment import ProcessKind, ProcessState
@@ -173,6 +173,9 @@ def test_a_rebalanced_shuffle(load: Load) -> None:
     assert len(after.ranges) == 13
     assert after.epoch > before.epoch
     assert after.moved_least <= after.moved <= 1.2 * after.moved_least + 500_000, (after.moved, after.moved_least)
+    for one in before.ranges:
+        with pytest.raises(CallError):  # there is a range of this number, of other rows
+            next(shuffle.shuffles.read(shuffle.name, one.number, planned=before))
     shuffle.read().check()
 
 

@@ -230,6 +230,70 @@ async def test_a_host_that_was_away_forgets_what_was_removed(scene: ShuffleScene
     assert await scene.keys() == [], "an empty shuffle is read as nothing"
 
 
+async def test_data_of_a_record_that_can_not_be_read_is_kept(scene: ShuffleScene) -> None:
+    """A newer version may have written it, or it is damaged."""
+    await scene.begin()
+    await scene.create()
+    await scene.create("gone")
+    receipts = await scene.fill()
+    sealed = await blocking(lambda: scene.shuffles.commit("s", receipts))
+    await scene.write(0, range(1000), "gone")
+    gone = (await scene.describe("gone")).id
+    leftover = next(each for each in scene.followers.values() if gone in each.storage.shuffles)
+    node = await scene.session.get(paths.shuffle(sealed.id))
+    assert node is not None
+    await scene.session.set(paths.shuffle(sealed.id), node.data.replace(b'"stage":"', b'"stage":"later-'), -1)
+    for part in await scene.session.children(paths.shuffle(gone)):
+        await scene.session.delete(paths.shuffle_part(gone, part), -1)
+    await scene.session.delete(paths.shuffle(gone), -1)
+    await scene._gcm("")
+    scene.armed.kill()
+
+    async def swept() -> bool:
+        return gone not in leftover.storage.shuffles
+
+    await eventually(swept, 30)  # what has no record at all is forgotten …
+    kept = [each.storage.shuffles[sealed.id].live for each in scene.followers.values() if sealed.id in each.storage.shuffles]
+    assert len(kept) == len(HOSTS)
+    assert all(kept), "… and this is not"
+    now = await scene.session.get(paths.shuffle(sealed.id))
+    assert now is not None
+    await scene.session.set(paths.shuffle(sealed.id), node.data, -1)
+    with pytest.raises(ShuffleNotFound):
+        await scene.describe()
+
+
+async def test_two_rebalancings_at_once_are_both_answered(scene: ShuffleScene) -> None:
+    await scene.begin()
+    await scene.create()
+    receipts = await scene.fill()
+    await blocking(lambda: scene.shuffles.commit("s", receipts))
+    wanted = (7, 9)
+    several = [blocking(lambda ranges=ranges: scene.shuffles.rebalance("s", ranges)) for ranges in wanted]  # type: ignore[misc]
+    done = await asyncio.gather(*several)
+    assert sorted(len(each.ranges) for each in done) == [*wanted]
+    assert await scene.keys() == ALL_KEYS
+
+
+async def test_a_shuffle_nobody_goes_on_filling_is_removed(scene: ShuffleScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROQ_SHUFFLE_ABANDONED_SECONDS", "4")
+    await scene.begin()
+    await scene.create()
+    await scene.create("sealed")
+    await blocking(lambda: scene.shuffles.commit("sealed", []))
+    await scene.write(0, range(1000))
+
+    async def removed() -> bool:
+        return [each.name for each in await blocking(scene.shuffles.list)] == ["sealed"]
+
+    await eventually(removed, 30)
+
+    async def forgotten() -> bool:
+        return not any(follower.storage.shuffles for follower in scene.followers.values())
+
+    await eventually(forgotten, 30)
+
+
 async def test_an_attempt_that_is_late_is_told_so(scene: ShuffleScene) -> None:
     """Also if nothing at all has won."""
     await scene.begin()
@@ -272,7 +336,14 @@ async def test_refusals_say_what_is_wrong(scene: ShuffleScene) -> None:
     with pytest.raises(ShuffleNotFound):
         await scene.client.request(wire.RemoveShuffle("s", "twice"), wire.Done, ANSWER_SECONDS)
     spec = Spec(("k",), b"schema")
-    for wrong in (Spec((), b"s"), Spec(("k", "k"), b"s"), Spec(("k",), b""), Spec(("k",), b"s", 0), Spec(("k",), b"s", 2, -1)):
+    for wrong in (
+        Spec(("k" * 70_000,), b"s"),
+        Spec((), b"s"),
+        Spec(("k", "k"), b"s"),
+        Spec(("k",), b""),
+        Spec(("k",), b"s", 0),
+        Spec(("k",), b"s", 2, -1),
+    ):
         with pytest.raises(InvalidConfiguration):
             await scene.client.request(wire.CreateShuffle("w", "t", wrong), wire.ShuffleInfo, ANSWER_SECONDS)
     with pytest.raises(InvalidName):

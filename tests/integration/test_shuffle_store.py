@@ -11,9 +11,9 @@ import pytest
 from gcm.reign import Reign
 from gcm.shuffle_store import CHUNK_BYTES, ShuffleStore, read_all
 from roq.coordination import paths
-from roq.coordination.multi import take_epoch
+from roq.coordination.multi import Op, take_epoch
 from roq.coordination.session import Session
-from roq.errors import NotLeader
+from roq.errors import CallError, NotLeader
 from roq.runtime.observe import Counters
 from roq.shuffle.ranges import table_of
 from roq.shuffle.record import Record, Stage, with_holders
@@ -59,7 +59,8 @@ async def test_a_large_record_is_read_as_it_was_written(session: Session) -> Non
     moving = msgspec.structs.replace(record, stage=Stage.MOVING, epoch=2, former=record.table, table=record.table[:1])
     moving = msgspec.structs.replace(moving, table=table_of([], [7]))
     await store.write(moving)
-    ((read, again),) = await read_all(session, reign)
+    ((read, again),), unreadable = await read_all(session, reign)
+    assert not unreadable
     assert read == moving
     await again.write(record)
     left = await session.children(paths.shuffle("id"))
@@ -80,7 +81,8 @@ async def test_what_nothing_names_is_deleted_and_what_is_damaged_is_left_alone(s
     chunk = next(name for name in await session.children(paths.shuffle("damaged")) if name.startswith("table"))
     await session.set(paths.shuffle_part("damaged", chunk), b"z", -1)
     second = await reign_of(session)
-    ((read, _),) = await read_all(session, second)
+    ((read, _),), unreadable = await read_all(session, second)
+    assert unreadable == {"damaged"}
     assert read == record
     assert sorted(await session.children(paths.SHUFFLES)) == ["damaged", "id"]
     assert "table-0-9.0" not in await session.children(paths.shuffle("id"))
@@ -88,3 +90,34 @@ async def test_what_nothing_names_is_deleted_and_what_is_damaged_is_left_alone(s
         await store.write(record)
     await first.end(None)
     await second.end(None)
+
+
+async def test_a_deletion_is_all_or_nothing(session: Session) -> None:
+    """A leader that dies within it leaves nothing that names what is not there."""
+    reign = await reign_of(session)
+    store, record = ShuffleStore(reign, "id"), large()
+    await store.create(record)
+    written: list[int] = []
+
+    async def write(*operations: Op) -> None:
+        written.append(len(operations))
+        await Reign.write(reign, *operations)
+
+    reign.write = write  # type: ignore[method-assign]
+    await store.delete()
+    assert len(written) == 1
+    assert written[0] > 3, "the node and its parts"
+    assert await session.children(paths.SHUFFLES) == []
+    assert await read_all(session, reign) == ([], frozenset())
+    await reign.end(None)
+
+
+async def test_what_is_too_large_is_refused_and_the_reign_goes_on(session: Session) -> None:
+    reign = await reign_of(session)
+    record = msgspec.structs.replace(large(), removal="x" * 2_000_000)
+    store = ShuffleStore(reign, "id")
+    with pytest.raises(CallError):
+        await store.create(record)
+    assert not reign.ended.done()
+    await store.write(large())
+    await reign.end(None)

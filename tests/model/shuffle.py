@@ -1,8 +1,12 @@
 """A shuffle's leader among its followers, as a model that can be searched: requests are done in any order, leaders die with
-requests under way (which are done all the same), answers are lost or told twice, followers die with all they have, or join.
+requests under way (which are done all the same), answers are lost or told twice, followers die with all they have, or join, or
+are away and come back with all they had (and with requests that had not come to them yet). Who runs is a member a moment later.
+Ticks may be early.
 
 The machine is the real one (roq/shuffle/plan.py); followers keep sets of rows. What is promised:
 - What is sealed can be read: every row of a winner is at a living holder of its range, in the table or in the former one.
+- Nobody forgets a row while there are fewer other copies of it, on disks of living hosts, than are wanted (and possible).
+- What is being filled gets as many holders as there can be.
 - When nothing is left to do, the shuffle is sealed, every range is whole at as many followers as there are copies wanted (and
   hosts), and nobody keeps anything else.
 """
@@ -11,13 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
-from functools import cached_property
-from hashlib import blake2b
 from typing import Any
-
-import msgspec
 
 from roq.shuffle.events import (
     Answered,
@@ -25,7 +23,6 @@ from roq.shuffle.events import (
     Commit,
     Cut,
     Failed,
-    Hosts,
     Instruction,
     Rebalance,
     Recut,
@@ -35,88 +32,27 @@ from roq.shuffle.events import (
     Write,
     Written,
 )
-from roq.shuffle.plan import Plan
 from roq.shuffle.ranges import table_of, within
 from roq.shuffle.record import Record, Stage, recut, with_holders
 from roq.wire import shuffle as wire
-from roq.wire.shuffle import Position, Receipt, RunSample, Spec, State
+from roq.wire.shuffle import Receipt, RunSample, Spec, State
 from tests.model.moves import Breach
+from tests.model.shuffle_world import (
+    ROWS,
+    SIZE,
+    WINNER,
+    Limits,
+    Row,
+    World,
+    changed,
+    every_row,
+    forget_numbers,
+    number_of,
+    position,
+)
 
-ROWS = 4  # of the winner, and of the loser
-SIZE = 10  # of each row
-WINNER, LOSER = "winner", "loser"
-Row = tuple[str, int]  # attempt, number
-
-
-def position(row: Row) -> Position:
-    """The loser's rows lie between the winner's."""
-    return Position(bytes([row[1]]), 0 if row[0] == WINNER else 1, 0, row[1])
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What may go wrong, how often. machine: the one that is searched. fenced: followers refuse what is older than what they
-    have seen. ranges: of a rebalancing after the commit, 0: none. uneven: ranges begin as one row and the rest."""
-
-    leaders_killed: int = 0
-    followers_killed: int = 0
-    joins: int = 0
-    answers_lost: int = 0
-    answers_twice: int = 0
-    ranges: int = 0
-    replicas: int = 2
-    borders: tuple[int, ...] = (2,)
-    hosts: tuple[str, ...] = ("a", "b", "c")
-    forgetful: int = 0  # rows that one holder lacks when the winners are named
-    machine: type[Plan] = Plan
-    fenced: bool = True
-
-
-@dataclass(frozen=True)
-class World:
-    """One state. asks: of this leader and of former ones. data: what each living follower keeps. seen: newest epoch it saw."""
-
-    plan: Plan
-    durable: Record
-    epoch: int
-    now: float
-    data: tuple[tuple[str, frozenset[Row]], ...]
-    seen: tuple[tuple[str, int], ...]
-    stale_hosts: bool
-    asks: tuple[Ask, ...]
-    others: tuple[Instruction, ...]
-    former_asks: tuple[Ask, ...]
-    budget: tuple[int, ...]
-
-    @cached_property
-    def _key(self) -> bytes:
-        frozen = tuple(_frozen(getattr(self, each.name)) for each in fields(self))
-        return blake2b(repr(frozen).encode(), digest_size=16).digest()
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, World) and self._key == other._key
-
-
-def _frozen(value: Any) -> Hashable:
-    if isinstance(value, Plan):
-        return tuple(sorted((name, _frozen(each)) for name, each in vars(value).items() if name not in ("_out", "_now")))
-    if isinstance(value, msgspec.Struct):
-        return type(value).__name__, msgspec.msgpack.encode(value)
-    if is_dataclass(value):
-        return type(value).__name__, tuple(_frozen(getattr(value, each.name)) for each in fields(value))
-    if isinstance(value, dict):
-        return tuple((_frozen(key), _frozen(each)) for key, each in value.items())
-    if isinstance(value, frozenset | set):
-        return tuple(sorted(map(repr, value)))
-    if isinstance(value, tuple | list):
-        return tuple(map(_frozen, value))
-    return repr(value) if value is None or isinstance(value, Enum) else value
-
-
-KINDS = ("leaders_killed", "followers_killed", "joins", "answers_lost", "answers_twice")
+KINDS = ("leaders_killed", "followers_killed", "joins", "answers_lost", "answers_twice", "aways", "early_ticks")
+COMMIT = Commit((Receipt(0, WINNER, ROWS, ROWS * SIZE, 1),))
 
 
 class Model:
@@ -124,6 +60,8 @@ class Model:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self._checked: set[Hashable] = set()
+        forget_numbers()
 
     def start(self) -> World:
         """Filled, and the winner named."""
@@ -140,10 +78,10 @@ class Model:
         data[lacking] -= {(WINNER, row) for row in range(limits.forgetful)}
         budget = tuple(getattr(limits, kind) for kind in KINDS)
         plan = limits.machine(record, 1)
-        seen = tuple((host, 0) for host in limits.hosts)
-        world = World(plan, record, 1, 0.0, tuple(data.items()), seen, False, (), (), (), budget)
-        world = self._feed(world, Hosts(frozenset(data), frozenset(data)))
-        return self._client(world)
+        seen = tuple((host, (0, 0)) for host in limits.hosts)
+        nobody = frozenset[str]()
+        world = World(plan, record, 1, 0.0, tuple(data.items()), seen, nobody, nobody, False, (), (), (), budget)
+        return self._feed(world, world.hosts())
 
     # --- steps ------------------------------------------------------------------------------------------------------------
 
@@ -159,22 +97,32 @@ class Model:
         for ask in () if writing else (*questions[:1], *(ask for ask in state.asks if _changes(ask))):
             yield from self._do(state, ask)
         for ask in state.former_asks:  # of a leader that is gone: it may be done late, or never
-            after, _ = self._perform(state, ask)
-            yield False, f"{_name(ask)} of a former leader", _without_former(after, ask)
+            if ask.host not in state.away:
+                after, _ = self._perform(state, ask)
+                yield False, f"{_name(ask)}, not waited for any more", _without_former(after, ask)
         for instruction in state.others:
             if writing and not isinstance(instruction, Write):
                 continue  # one thing after the other
             yield True, type(instruction).__name__, self._carry_out(state, instruction)
+            if isinstance(instruction, Wake) and (spent := _spend(state, "early_ticks")):
+                yield False, "early tick", self._carry_out(spent, instruction, early=0.001)
         if state.stale_hosts and not writing:
-            hosts = frozenset(host for host, _ in state.data)
-            yield True, "hosts seen", self._feed(_with(state, stale_hosts=False), Hosts(hosts, hosts))
+            yield True, "hosts seen", self._feed(changed(state, stale_hosts=False), state.hosts())
+        for host in sorted(state.away):
+            back = changed(state, away=state.away - {host}, joining=state.joining | {host}, stale_hosts=True)
+            yield True, f"{host} is back", back
+        if not state.stale_hosts:
+            for host in sorted(state.joining):
+                yield True, f"{host} becomes a member", changed(state, joining=state.joining - {host}, stale_hosts=True)
+        if self.limits.filled and not writing and state.durable.state is State.FILLING:
+            yield True, "commit", self._feed(state, COMMIT)
         yield from self._faults(state)
 
     def _do(self, state: World, ask: Ask) -> Iterator[tuple[bool, str, World]]:
         after, reply = self._perform(state, ask)
-        done = _with(after, asks=tuple(each for each in after.asks if each != ask))
+        done = changed(after, asks=tuple(each for each in after.asks if each != ask))
         if reply is None:
-            if ask.host in dict(state.data) or not state.stale_hosts:  # else the leader is about to see that it is gone
+            if ask.host in state.running or not state.stale_hosts:  # else the leader is about to see that it is gone
                 yield True, f"{_name(ask)} fails", self._feed(done, Failed(ask.id))
             return
         yield True, _name(ask), self._feed(done, Answered(ask.id, reply))
@@ -183,15 +131,15 @@ class Model:
         if spent := _spend(after, "answers_twice"):
             yield False, f"{_name(ask)}, and again later", self._feed(spent, Answered(ask.id, reply))
 
-    def _carry_out(self, state: World, instruction: Instruction) -> World:
-        state = _with(state, others=tuple(each for each in state.others if each is not instruction))
+    def _carry_out(self, state: World, instruction: Instruction, early: float = 0) -> World:
+        state = changed(state, others=tuple(each for each in state.others if each is not instruction))
         match instruction:
             case Write(record):
-                return self._feed(_with(state, durable=record), Written())
+                return self._feed(changed(state, durable=record), Written())
             case Recut(id, record, samples, count, hosts):
                 return self._feed(state, Cut(id, recut(record, samples, count, hosts)))
             case Wake(seconds):
-                return self._feed(_with(state, now=state.now + seconds), Tick())
+                return self._feed(changed(state, now=state.now + seconds - early), Tick())
             case Refuse(error):
                 raise Breach(f"refused: {error}")
         raise Breach(f"not expected: {instruction}")
@@ -201,19 +149,25 @@ class Model:
             yield False, "leader killed", self._next_leader(spent)
             for instruction in state.others:
                 if isinstance(instruction, Write):
-                    yield False, "leader killed after its write", self._next_leader(_with(spent, durable=instruction.record))
+                    yield False, "leader killed after its write", self._next_leader(changed(spent, durable=instruction.record))
         if spent := _spend(state, "followers_killed"):
-            for host, _ in state.data:
+            for host in sorted({host for host, _ in state.data}.intersection(self.limits.can_leave)):
                 data = tuple(each for each in state.data if each[0] != host)
-                yield False, f"{host} killed", _with(spent, data=data, stale_hosts=True)
+                left = {"away": state.away - {host}, "joining": state.joining - {host}}
+                yield False, f"{host} killed", changed(spent, data=data, stale_hosts=True, **left)
         if spent := _spend(state, "joins"):
-            data = (*state.data, ("new", frozenset()))
-            yield False, "a follower joins", _with(spent, data=data, seen=(*state.seen, ("new", 0)), stale_hosts=True)
+            data, seen = (*state.data, ("new", frozenset())), (*state.seen, ("new", (0, 0)))
+            joining = state.joining | {"new"}
+            yield False, "a follower joins", changed(spent, data=data, seen=seen, joining=joining, stale_hosts=True)
+        patient = state.durable.state is State.SEALED or self.limits.replicas > 1  # else winners may be refused
+        if patient and (spent := _spend(state, "aways")):
+            for host in sorted(state.running.intersection(self.limits.can_leave)):
+                left = {"away": state.away | {host}, "joining": state.joining - {host}}
+                yield False, f"{host} is away", changed(spent, stale_hosts=True, **left)
 
     def _next_leader(self, state: World) -> World:
         plan = self.limits.machine(state.durable, state.epoch + 1)
-        hosts = frozenset(host for host, _ in state.data)
-        after = _with(
+        after = changed(
             state,
             plan=plan,
             epoch=state.epoch + 1,
@@ -222,7 +176,7 @@ class Model:
             former_asks=state.former_asks + tuple(each for each in state.asks if _forgets(each)),
             stale_hosts=False,
         )
-        return self._feed(after, Hosts(hosts, hosts))
+        return self._feed(after, after.hosts())
 
     def _feed(self, state: World, event: Any) -> World:
         plan = copy.copy(state.plan)
@@ -235,7 +189,7 @@ class Model:
         dropped = tuple(each for each in state.asks if each.id not in plan._asks)  # not waited for any more, but under way
         new = tuple(each for each in out if isinstance(each, Ask) and each not in asks)
         others = tuple(each for each in out if not isinstance(each, Ask))
-        after = _with(
+        after = changed(
             state,
             plan=plan,
             asks=asks + new,
@@ -250,7 +204,7 @@ class Model:
             return state
         record = state.plan.record
         if record.state is State.FILLING:
-            return self._feed(state, Commit((Receipt(0, WINNER, ROWS, ROWS * SIZE, 1),)))
+            return state if self.limits.filled else self._feed(state, COMMIT)
         wished = state.plan._rebalance_wanted is not None
         if self.limits.ranges and record.state is State.SEALED and not record.rebalanced and not wished:
             return self._feed(state, Rebalance("r", self.limits.ranges))
@@ -260,13 +214,15 @@ class Model:
 
     def _perform(self, state: World, ask: Ask) -> tuple[World, wire.Reply | None]:
         data, seen, request = dict(state.data), dict(state.seen), ask.request
-        if ask.host not in data:
+        if ask.host not in state.running:
             return state, None
-        epoch = getattr(request, "epoch", None)
-        if epoch is not None:
-            if self.limits.fenced and epoch < seen[ask.host]:
-                return state, None
-            seen[ask.host] = max(epoch, seen[ask.host])
+        leader, table = seen[ask.host]
+        leader_now, table_now = getattr(request, "epoch", leader), getattr(request, "table_epoch", table)
+        if self.limits.fenced and leader_now < leader:
+            return state, None
+        if self.limits.tables and isinstance(request, wire.KeepIntervals) and table_now < table:
+            return state, None
+        seen[ask.host] = max(leader, leader_now), max(table, table_now)
         here = data[ask.host]
         reply: wire.Reply = wire.Done()
         match request:
@@ -277,24 +233,52 @@ class Model:
                 told = [_sample(sorted(row for row in here if _counts(row, each, winners))) for each in intervals]
                 reply = wire.Samples([sample for sample in told if sample is not None])
             case wire.FetchInterval(_, _, interval, winners, sources):
-                if not any(source in data for source in sources):
+                if not state.running.intersection(sources):
                     return state, None
-                there = frozenset[Row]().union(*(data[source] for source in sources if source in data))
+                there = frozenset[Row]().union(*(data[source] for source in state.running.intersection(sources)))
                 got = {row for row in there if _counts(row, interval, winners)} - here
                 data[ask.host] = here | got
                 reply = wire.Fetched(len(got) * SIZE)
             case wire.KeepIntervals(_, _, intervals, winners):
                 kept = (row for row in here if any(_counts(row, each, winners) for each in intervals))
                 data[ask.host] = frozenset(kept)
-        return _with(state, data=tuple(data.items()), seen=tuple(seen.items())), reply
+                self._check_forgotten(here - data[ask.host], data, ask.host)
+        return changed(state, data=tuple(data.items()), seen=tuple(seen.items())), reply
 
     # --- promises ---------------------------------------------------------------------------------------------------------
 
+    def _check_forgotten(self, rows: frozenset[Row], data: dict[str, frozenset[Row]], host: str) -> None:
+        """Not with followers that die: what is forgotten may have been held often enough when it was asked for."""
+        wanted = 0 if self.limits.followers_killed else min(self.limits.replicas, len(data))
+        for row in rows:
+            copies = sum(row in each for each in data.values())
+            if row[0] == WINNER and copies < wanted:
+                raise Breach(f"{host} forgets {row}: {copies} copies are left on {len(data)} hosts")
+
     def _check(self, state: World) -> None:
         record = state.durable
+        if record.state is State.FILLING:
+            self._check_filling(state)
         if record.state is not State.SEALED:
             return
-        data = dict(state.data)
+        known = number_of(record), state.data
+        if known not in self._checked:
+            self._check_sealed(record, dict(state.data))
+            self._checked.add(known)
+
+    def _check_filling(self, state: World) -> None:
+        """When nothing is under way, as many hosts as can hold each range, and have all of it."""
+        if state.stale_hosts or state.asks or state.others:
+            return
+        members, data = state.running - state.joining, dict(state.data)
+        for each in state.durable.table:
+            rows = {row for row in every_row() if within(each.interval, position(row))}
+            if len(each.holders) < min(self.limits.replicas, len(members)):
+                raise Breach(f"range {each.number} is filled at {each.holders} alone")
+            if lacking := [host for host in each.holders if host in data and rows - data[host]]:
+                raise Breach(f"{lacking} lack rows of range {each.number}")
+
+    def _check_sealed(self, record: Record, data: dict[str, frozenset[Row]]) -> None:
         for number in range(ROWS):
             row = (WINNER, number)
             places = [
@@ -333,11 +317,6 @@ class Model:
             raise Breach(f"moved {record.moved} of at least {record.moved_least}")
 
 
-def every_row() -> list[Row]:
-    """Of both attempts."""
-    return [(attempt, number) for attempt in (WINNER, LOSER) for number in range(ROWS)]
-
-
 def _counts(row: Row, interval: wire.Interval, winners: dict[int, str]) -> bool:
     return within(interval, position(row)) and (not winners or row[0] in winners.values())
 
@@ -363,17 +342,12 @@ def _name(ask: Ask) -> str:
     return f"{type(ask.request).__name__} at {ask.host}"
 
 
-def _with(state: World, **changes: Any) -> World:
-    values = {each.name: getattr(state, each.name) for each in fields(state)}
-    return World(**(values | changes))
-
-
 def _without_former(state: World, ask: Ask) -> World:
-    return _with(state, former_asks=tuple(each for each in state.former_asks if each is not ask))
+    return changed(state, former_asks=tuple(each for each in state.former_asks if each is not ask))
 
 
 def _spend(state: World, kind: str) -> World | None:
     index = KINDS.index(kind)
     if not state.budget[index]:
         return None
-    return _with(state, budget=(*state.budget[:index], state.budget[index] - 1, *state.budget[index + 1 :]))
+    return changed(state, budget=(*state.budget[:index], state.budget[index] - 1, *state.budget[index + 1 :]))

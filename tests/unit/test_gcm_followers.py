@@ -7,6 +7,7 @@ from dataclasses import replace
 from gcm.cluster import Cluster, Host, Registration
 from gcm.followers import JOIN_SECONDS, RESTART_SECONDS, SETTLE_SECONDS, Membership, endpoints
 from roq.shuffle.events import Hosts
+from roq.store.follower.server import REPORT_SECONDS
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess
 from roq.wire.hcm import HostPayload
 
@@ -60,3 +61,19 @@ def test_a_lost_host_is_lost_at_once_and_a_draining_one_gives_but_takes_nothing(
     membership.admit(cluster(host("a"), host("b")), 0.0)
     assert names(membership.hosts(cluster(host("a"), host("b", alive=False)), 60.0)[0]) == ("a", "a")
     assert names(membership.hosts(cluster(host("a", draining=True)), 61.0)[0]) == ("a", "")
+
+
+def test_who_runs_and_is_no_member_yet_is_joining_unless_it_drains() -> None:
+    membership = Membership(0.0)
+    membership.admit(cluster(host("a")), 0.0)
+    now = SETTLE_SECONDS
+    membership.hosts(cluster(host("a")), now)
+    hosts, _ = membership.hosts(cluster(host("a"), host("b"), host("c", draining=True)), now)
+    assert (names(hosts), hosts.joining) == (("abc", "a"), frozenset("b"))
+    membership.hosts(cluster(host("a", alive=False), host("b")), now + JOIN_SECONDS)
+    hosts, _ = membership.hosts(cluster(host("a"), host("b")), now + 60)
+    assert (names(hosts), hosts.joining) == (("ab", "b"), frozenset("a")), "it is back, perhaps with all it had"
+
+
+def test_what_a_former_leader_told_is_used_before_anything_is_done_on_a_loss() -> None:
+    assert REPORT_SECONDS <= SETTLE_SECONDS

@@ -148,3 +148,23 @@ def test_a_pong_repeats_at_most_16_bytes_of_context_and_other_commands_are_passe
     assert parser.feed(frame(b"\x04PING\0\0", COMMAND) + frame(b"\x04PING\0\0" + b"c" * 40, COMMAND)) == []
     assert parser.pongs == [frame(b"\x04PONG", COMMAND), frame(b"\x04PONG" + b"c" * 16, COMMAND)]
     assert parser.feed(frame(b"\x07UNKNOWN", COMMAND) + encode(b"on")) == [[b"on"]]
+
+
+def test_a_message_of_many_parts_is_no_larger_than_one_of_a_single_part() -> None:
+    part = frame(bytes(CONTROL_BYTES_MAX // 4), MORE)
+    parser = greeted()
+    for number in range(4):
+        assert parser.feed(part) == []
+        assert parser.unfinished == (number + 1) * (CONTROL_BYTES_MAX // 4)
+    with pytest.raises(FrameError, match="bytes"):
+        parser.feed(frame(b"x"))
+
+
+def test_what_is_unfinished_is_counted() -> None:
+    parser, message = greeted(), encode(b"a" * 700, b"b" * 300)
+    assert parser.unfinished == 0
+    for at in range(len(message) - 1):
+        parser.feed(message[at : at + 1])
+        assert at - 20 <= parser.unfinished <= at + 1
+    assert parser.feed(message[-1:]) == [[b"a" * 700, b"b" * 300]]
+    assert parser.unfinished == 0

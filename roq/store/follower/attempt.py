@@ -7,12 +7,19 @@ from collections import deque
 from collections.abc import Iterator
 
 from roq.errors import CallError, RoqError
+from roq.shuffle.sampling import is_sound
 from roq.store.follower.held import Held, Portion, Spill
-from roq.wire.shuffle import Block, Receipt, RunSample
+from roq.wire.shuffle import SAMPLE_BYTES_MAX, SAMPLE_KEYS_MAX, Block, Receipt, RunSample
+
+
+def sample_bytes(sample: RunSample) -> int:
+    """Of its keys."""
+    return sum(map(len, sample.keys))
 
 
 class Attempt:
-    """place: (partition, attempt). next_number: of its next message. done: the leader knows all is stored, or it failed."""
+    """place: (partition, attempt). next_number: of its next message. sampled: bytes its samples are counted with. done: the
+    leader knows all is stored, or it failed."""
 
     def __init__(self, partition: int, id: str, writer: str, now: float) -> None:
         self.place, self.writer, self.touched = (partition, id), writer, now
@@ -21,6 +28,7 @@ class Attempt:
         self.open: set[Portion] = set()
         self.stored: set[Portion] = set()
         self.samples: list[RunSample] = []
+        self.sampled = 0
         self.receipt: Receipt | None = None
         self.failed: RoqError | None = None
         self.spill: Spill | None = None
@@ -52,6 +60,8 @@ class Attempt:
         """The run is whole. Raises CallError."""
         if (sample.run, sample.rows) != (self._runs, self._run_rows):
             raise CallError(f"run {sample.run} of attempt {self.place} has {self._run_rows} rows, not {sample.rows}")
+        if len(sample.keys) > SAMPLE_KEYS_MAX or sample_bytes(sample) > SAMPLE_BYTES_MAX or not is_sound(sample):
+            raise CallError(f"the sample of run {sample.run} of attempt {self.place} is too large, or no sample of its rows")
         self.samples.append(sample)
         self._rows += self._run_rows
         self._runs, self._run_rows = self._runs + 1, 0

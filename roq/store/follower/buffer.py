@@ -7,7 +7,9 @@ again later. A buffer that is started again knows nothing: its attempts are lost
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -18,6 +20,7 @@ from typing import TypeVar
 from roq.errors import AttemptConflict, AttemptLost, Overloaded, StorageFull
 from roq.runtime.observe import Counters
 from roq.store.follower.attempt import Attempt
+from roq.store.follower.committer import FREE_BYTES_MIN
 from roq.store.follower.cutter import Cutter
 from roq.store.follower.filling import Filling
 from roq.store.follower.held import Held, Spill
@@ -39,7 +42,8 @@ WAIT_SECONDS_MAX = 30.0  # of a FinishAttempt
 
 
 class Buffer:
-    """On the running loop. report: to the leader. store(endpoint, request): at a storage follower."""
+    """On the running loop. report: to the leader. store(endpoint, request): at a storage follower.
+    free_bytes_min: of the disk, below which no temporary file grows."""
 
     def __init__(
         self,
@@ -50,8 +54,10 @@ class Buffer:
         counters: Counters,
         report: Callable[[ReportRuns], Awaitable[TableInfo]],
         store: Store,
+        free_bytes_min: int = FREE_BYTES_MIN,
     ) -> None:
         self._directory, self._budget, self._counters = directory, budget, counters
+        self._free_bytes_min = free_bytes_min
         self._threads = ThreadPoolExecutor(CUT_THREADS, "shuffle-cut")
         self._loop = asyncio.get_running_loop()
         self._store, self._endpoints = store, dict[str, str]()
@@ -122,7 +128,7 @@ class Buffer:
             return
         if request.number > attempt.next_number:
             raise AttemptLost(f"message {attempt.next_number} of attempt {request.attempt} never came")
-        self._check_room(sum(len(block.data) for block in request.blocks))
+        self._check_room(sum(len(one.data) + len(one.first_key) + len(one.last_key) for one in request.blocks))
         filling.took(attempt, request.run, request.blocks)
         attempt.next_number += 1
         self._counters["blocks_taken"] += len(request.blocks)
@@ -185,14 +191,18 @@ class Buffer:
     def took(self, attempt: Attempt, held: Held) -> None:
         """See Room."""
         self._resident[held] = attempt
-        self._budget.held += held.size
+        self._count(held, held.memory)
         if self._budget.spill:
             self._spill_due.set()
 
     def dropped(self, held: Held) -> None:
         """See Room."""
-        if self._resident.pop(held, None) is not None:
-            self._budget.held -= held.size
+        self._resident.pop(held, None)
+        self._count(held, 0)
+
+    def _count(self, held: Held, size: int) -> None:
+        self._budget.held += size - held.counted
+        held.counted = size
 
     async def _spill(self) -> None:
         while True:
@@ -232,13 +242,17 @@ class Buffer:
             self._counters["bytes_spilled"] += held.size
             if held in self._resident:
                 held.spill, held.offset, held.data = spill, place, None
-                self.dropped(held)
+                del self._resident[held]
+                self._count(held, held.memory)
 
     def _write_one(self, held: Held, attempt: Attempt) -> tuple[Spill, int]:
-        """In a thread."""
+        """In a thread. Raises OSError, also when the space left is that of the logs of work queues."""
         spill = attempt.spill
         if spill is None:
             spill = attempt.spill = Spill(self._directory)
+        space = os.statvfs(self._directory)
+        if space.f_bavail * space.f_frsize < held.size + self._free_bytes_min:  # it stays in memory, and writers wait
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return spill, spill.write([held.data or b""])[0]
 
     async def _sweep(self) -> None:

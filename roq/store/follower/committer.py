@@ -1,20 +1,22 @@
 """Group commit: what is to be stored while the disk is busy goes to it together next time, with one fdatasync per file.
 
 One thread writes. A block is checked before it is written; a block whose rows are partly here is cut first. When the disk is
-full nothing of the batch is kept; after a failed sync nothing more is appended to that file.
+full nothing of the batch is kept; after a failed sync nothing of the batch that is in that file is kept, and nothing more is
+appended to it (datafile.py). Whatever a job fails with, it is told so, and the others go on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-from roq.errors import FrameError, RoqError, StorageFull
+from roq.errors import FrameError, RoqError, StorageFailed, StorageFull
 from roq.runtime.observe import Counters
 from roq.store.follower.cutter import Cutter
 from roq.store.follower.datafile import DataFile, encode, storage_error
@@ -23,6 +25,7 @@ from roq.store.follower.stored import FILE_BYTES, RunKey, Stored
 from roq.store.journal import FILE_BYTES as JOURNAL_FILE_BYTES
 from roq.wire.shuffle import Block
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 FREE_BYTES_MIN = 2 * JOURNAL_FILE_BYTES  # left to the logs of work queues, which share the disk
 BATCH_BYTES = 32 * 1024 * 1024  # written with one sync
@@ -38,12 +41,12 @@ class Wanted(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Blocks that are answered together."""
+    """Blocks that are answered together. done: whether all of them were added to the index."""
 
     stored: Stored
     wanted: list[Wanted]
     size: int
-    done: asyncio.Future[None]
+    done: asyncio.Future[bool]
 
 
 Written = list[tuple[RunKey, Entry]]
@@ -60,13 +63,14 @@ class Committer:
         self._writing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "shuffle-disk")
 
-    async def commit(self, stored: Stored, wanted: list[Wanted]) -> None:
-        """Store and index these; on stable storage when it returns. Raises StorageFull, StorageFailed, FrameError."""
+    async def commit(self, stored: Stored, wanted: list[Wanted]) -> bool:
+        """Store and index these; on stable storage when it returns. False: somebody else stored some rows of one meanwhile, so
+        that one was left out, and others of its rows may be missing. Raises StorageFull, StorageFailed, FrameError."""
         job = Job(stored, wanted, sum(len(one.block.data) for one in wanted), self._loop.create_future())
         self._waiting.append(job)
         if self._writing is None or self._writing.done():
             self._writing = self._loop.create_task(self._write_all(), name="shuffle commits")
-        await job.done
+        return await job.done
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run it in the writing thread, so nothing is appended meanwhile."""
@@ -78,12 +82,15 @@ class Committer:
             while self._waiting and (not batch or size + self._waiting[0].size <= BATCH_BYTES):
                 batch.append(self._waiting.pop(0))
                 size += batch[-1].size
+            results: Sequence[Written | RoqError]
             try:
                 results = await self.call(lambda batch=batch: self._write(batch))  # type: ignore[misc]
-            except BaseException as error:
-                for job in batch:
-                    if not job.done.done():
-                        job.done.set_exception(RoqError(f"{type(error).__name__}: {error}"))
+            except Exception as error:  # a defect: those who wait are told, those behind them go on
+                log.exception("a batch was not written")
+                results = [_told(error, job.stored) for job in batch]
+            except BaseException:
+                for job in [*batch, *self._waiting]:
+                    _fail(job, StorageFailed("the follower is stopping"))
                 raise
             self._counters["syncs"] += 1
             for job, result in zip(batch, results, strict=True):
@@ -92,15 +99,17 @@ class Committer:
     def _answer(self, job: Job, result: Written | RoqError) -> None:
         if isinstance(result, RoqError):
             self._counters[f"refused_{type(result).__name__}"] += 1
-            if not job.done.done():
-                job.done.set_exception(result)
+            _fail(job, result)
             return
+        whole = True
         for key, entry in result:
             if job.stored.add(key, entry):
                 self._counters["blocks"] += 1
                 self._counters["bytes"] += entry.size
+            else:
+                whole = False
         if not job.done.done():
-            job.done.set_result(None)
+            job.done.set_result(whole)
 
     # --- in the thread ------------------------------------------------------------------------------------------------
 
@@ -111,11 +120,8 @@ class Committer:
             try:
                 blocks = [(one.key, self._checked(job.stored, one)) for one in job.wanted]
                 written = self._append(job.stored, blocks)
-            except RoqError as error:
-                results.append(error)
-                continue
-            except OSError as error:
-                results.append(storage_error(error, f"shuffle {job.stored.id}"))
+            except Exception as error:  # noqa: BLE001
+                results.append(_told(error, job.stored))
                 continue
             results.append(written)
             for file in {entry.file for _, entry in written}:
@@ -124,8 +130,6 @@ class Committer:
             try:
                 file.sync()
             except OSError as error:
-                if stored.current is file:
-                    stored.current = None  # what it holds on the disk is unknown
                 for number in numbers:
                     results[number] = storage_error(error, f"shuffle {stored.id}")
         return results
@@ -145,8 +149,9 @@ class Committer:
         if space.f_bavail * space.f_frsize < size + self._free_bytes_min:
             raise StorageFull(f"no space for shuffle {stored.id}")
         file = stored.current
-        if file is None or (file.size and file.size + size > FILE_BYTES):
-            if file is not None:
+        if file is None or file.broken is not None or (file.size and file.size + size > FILE_BYTES):
+            stored.current = None
+            if file is not None and file.broken is None:
                 file.sync()
             file = stored.new_file()
         parts: list[bytes] = []
@@ -164,8 +169,8 @@ class Committer:
         """Write a file's blocks again, durably: (run, old, new). One that is damaged is left out. In the thread (`call`)."""
         moved = []
         for key, entry in entries:
-            data = file.read(entry.offset, entry.size)
-            if crc32(data) == entry.crc:
+            data = file.whole(entry.offset, entry.size, entry.crc)
+            if data is not None:
                 block = Block(entry.first, entry.rows, entry.first_key, entry.last_key, entry.crc, data)
                 moved.append((key, entry, self._append(stored, [(key, block)])[0][1]))
         for touched in {new.file for _, _, new in moved}:
@@ -177,6 +182,21 @@ class Committer:
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)
         self._thread.shutdown(wait=False)
+
+
+def _told(error: Exception, stored: Stored) -> RoqError:
+    """What a job is answered with."""
+    if isinstance(error, RoqError):
+        return error
+    if isinstance(error, OSError):
+        return storage_error(error, f"shuffle {stored.id}")
+    log.error("can't be stored", exc_info=error, extra={"fields": {"shuffle": stored.id}})
+    return RoqError(f"{type(error).__name__}: {error}")
+
+
+def _fail(job: Job, error: RoqError) -> None:
+    if not job.done.done():
+        job.done.set_exception(error)
 
 
 def place_block(block: Block, file: DataFile, offset: int) -> Entry:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import overload
 from zlib import crc32
 
-from roq.shuffle.blocks import decode_block, load_schema, split
+from roq.shuffle.blocks import decode_foreign, load_schema, split
 from roq.shuffle.keys import KeyEncoder, Keys
 from roq.store.follower.runindex import split_keys
 from roq.wire.shuffle import Block, Position, Spec
@@ -48,7 +48,7 @@ class ArrowCutter:
     def keys(self, spec: Spec, block: Block) -> Sequence[bytes]:
         """See Cutter."""
         encoder = _encoder(spec.schema, spec.keys)
-        return _KeyList(encoder.encode(decode_block(encoder.schema, block)))
+        return _KeyList(encoder.encode(decode_foreign(encoder.schema, block)))
 
     def part(self, spec: Spec, block: Block, first: int, end: int) -> Block:
         """See Cutter."""
@@ -62,7 +62,7 @@ class ArrowCutter:
     def divide(self, spec: Spec, block: Block, place: tuple[int, int], borders: Sequence[Position]) -> list[tuple[int, Block]]:
         """See Cutter."""
         encoder = _encoder(spec.schema, spec.keys)
-        batch = decode_block(encoder.schema, block)
+        batch = decode_foreign(encoder.schema, block)
         keys = encoder.encode(batch)
         listed = _KeyList(keys)
         ends = [0, *(split_keys(listed, block.first, place, border) for border in borders), block.rows]

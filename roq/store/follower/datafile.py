@@ -3,11 +3,13 @@
     "RoQs" · length of head u32 · length of data u32 · crc32 of head u32 · head · data      head: msgpack Head
 
 A file that was closed is only read. What can't be read is skipped up to the next record that can; a torn tail is cut off.
+After a sync that failed nothing is known of what was written since the one before: it is cut off, and the file takes no more.
 Blocking code. Not covered: which blocks there are (runindex.py), when they are durable (committer.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -19,14 +21,17 @@ from zlib import crc32
 import msgspec
 
 from roq.errors import RoqError, StorageFailed, StorageFull
+from roq.store.follower.descriptors import Descriptors, Opened
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.shuffle import Block
 
 MAGIC = b"RoQs"
 SEARCH_BYTES = 1024 * 1024
+PAGE_BYTES = 4096  # what can't be read is as large, or a multiple of it
 _fixed = Struct("<4sIII")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)  # what a disk or file system says of bytes it has lost
 
 
 class Head(NamedTuple):
@@ -43,11 +48,12 @@ class Head(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A record in a file. offset, size: of its data."""
+    """A record in a file. offset, size: of its data. begin: of the record."""
 
     head: Head
     offset: int
     size: int
+    begin: int
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -68,48 +74,96 @@ def encode(partition: int, attempt: str, run: int, block: Block) -> tuple[bytes,
 
 
 class DataFile:
-    """One file, open as long as anybody has this object. size: of what is whole in it."""
+    """One file, there as long as anybody has this object. size: of what is whole in it. broken: a sync failed.
 
-    def __init__(self, path: Path, number: int) -> None:
+    Opened when it is needed (descriptors.py). One thread writes, any thread reads.
+    """
+
+    def __init__(self, path: Path, number: int, descriptors: Descriptors | None = None) -> None:
         self.path, self.number = path, number
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.size = os.fstat(self._file).st_size
+        self._descriptors = descriptors if descriptors is not None else Descriptors()
+        self._opened = Opened(path)
         self.live = 0  # bytes of its blocks that are still wanted
+        self.broken: OSError | None = None
+        with self._file(os.O_CREAT) as file:
+            self.size = self._synced = os.fstat(file).st_size
+
+    @contextlib.contextmanager
+    def _file(self, flags: int = 0) -> Iterator[int]:
+        file = self._descriptors.take(self._opened, flags)
+        try:
+            yield file
+        finally:
+            self._descriptors.give_back(self._opened)
 
     def append(self, parts: list[bytes]) -> int:
         """Write behind the end; where it begins. Raises OSError: then nothing was added."""
+        if self.broken is not None:
+            raise OSError(self.broken.errno, f"{self.path} takes no more: {self.broken.strerror}")
         begin = at = self.size
-        try:
-            for part in parts:
-                view = memoryview(part)
-                while view:
-                    written = os.pwrite(self._file, view, at)
-                    at += written
-                    view = view[written:]
-        except OSError:
-            self.cut(begin)
-            raise
+        with self._file() as file:
+            self._descriptors.keep(self._opened)
+            try:
+                for part in parts:
+                    view = memoryview(part)
+                    while view:
+                        written = os.pwrite(file, view, at)
+                        at += written
+                        view = view[written:]
+            except OSError:
+                self.cut(begin)
+                raise
         self.size = at
         return begin
 
     def cut(self, size: int) -> None:
         """Forget what stands behind `size`."""
-        os.ftruncate(self._file, size)
+        with self._file() as file:
+            os.ftruncate(file, size)
         self.size = size
+        self._synced = min(self._synced, size)
 
     def sync(self) -> None:
-        """All is durable when this returns."""
-        os.fdatasync(self._file)
+        """All is durable when this returns. Raises OSError, then and ever after."""
+        if self.broken is not None:  # the kernel tells it once; what was to be written is lost for all that
+            raise OSError(self.broken.errno, f"{self.path}: a sync failed before: {self.broken.strerror}")
+        with self._file() as file:
+            try:
+                os.fdatasync(file)
+            except OSError as error:
+                self.broken = error
+                with contextlib.suppress(OSError):  # else it would count after a new start
+                    self.cut(self._synced)
+                raise
+            finally:
+                self._descriptors.release(self._opened)
+        self._synced = self.size
 
     def read(self, offset: int, size: int) -> bytes:
-        """That part of the file, shorter if the file is."""
-        return os.pread(self._file, size, offset)
+        """That part of the file, shorter if the file is. Raises OSError."""
+        with self._file() as file:
+            return os.pread(file, size, offset)
+
+    def whole(self, offset: int, size: int, crc: int) -> bytes | None:
+        """That part of the file, None if it is damaged. Raises OSError (it may be whole)."""
+        data = self._readable(offset, size)
+        return data if data is not None and len(data) == size and crc32(data) == crc else None
+
+    def _readable(self, offset: int, size: int) -> bytes | None:
+        try:
+            return self.read(offset, size)
+        except OSError as error:
+            if error.errno in UNREADABLE:
+                return None
+            raise
 
     def void(self, offset: int) -> None:
-        """The record whose data begins there is damaged: `scan` shall not tell of it again."""
-        (byte,) = os.pread(self._file, 1, offset - 1)  # the last one of its head
-        os.pwrite(self._file, bytes([byte ^ 0xFF]), offset - 1)
-        os.fdatasync(self._file)
+        """The record whose data begins there is damaged: `scan` shall not tell of it again. Raises OSError."""
+        with self._file() as file:
+            (byte,) = os.pread(file, 1, offset - 1)  # the last one of its head
+            self._descriptors.keep(self._opened)
+            os.pwrite(file, bytes([byte ^ 0xFF]), offset - 1)
+            self.sync()
 
     def scan(self) -> Iterator[Found]:
         """Every record whose head is whole and whose data is within the file."""
@@ -123,36 +177,43 @@ class DataFile:
                 at = found.offset + found.size
 
     def _record(self, at: int) -> Found | None:
-        fixed = self.read(at, _fixed.size)
-        if len(fixed) < _fixed.size:
+        fixed = self._readable(at, _fixed.size)
+        if fixed is None or len(fixed) < _fixed.size:
             return None
         magic, head_size, size, crc = _fixed.unpack(fixed)
         offset = at + _fixed.size + head_size
         if magic != MAGIC or max(head_size, size) > CONTROL_BYTES_MAX or offset + size > self.size:
             return None
-        head = self.read(at + _fixed.size, head_size)
-        if crc32(head) != crc:
+        head = self.whole(at + _fixed.size, head_size, crc)
+        if head is None:
             return None
         try:
-            return Found(_decode(head), offset, size)
+            return Found(_decode(head), offset, size, at)
         except UNDECODABLE:
             return None
 
     def _search(self, at: int) -> int:
         """Where the next record may begin; the end of the file if none does."""
         while at < self.size:
-            data = self.read(at, SEARCH_BYTES)
+            page = at + PAGE_BYTES - at % PAGE_BYTES  # the next one
+            tries = (SEARCH_BYTES, page - at + len(MAGIC) - 1, page - at)
+            data = next((data for size in tries if (data := self._readable(at, size)) is not None), None)
+            if data is None:
+                at = page
+                continue
             found = data.find(MAGIC)
             if found >= 0:
                 return at + found
-            if len(data) < SEARCH_BYTES:
+            if at + len(data) >= self.size or not data:
                 break
-            at += len(data) - len(MAGIC) + 1
+            at += max(1, len(data) - len(MAGIC) + 1)
         return self.size
 
     def remove(self) -> None:
-        """Unlink it; whoever reads it can go on."""
-        self.path.unlink(missing_ok=True)
+        """Unlink it; whoever reads it can go on. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError), self._file():
+            self._descriptors.keep(self._opened)  # it can't be opened again
+            self.path.unlink()
 
     def __del__(self) -> None:
-        os.close(self._file)
+        self._descriptors.drop(self._opened)

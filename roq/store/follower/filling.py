@@ -19,7 +19,7 @@ from bisect import bisect_right
 
 from roq.errors import AttemptLost, CallError, DataLost, FrameError, RoqError, ShuffleNotFound, ShuffleSealed, StorageFull
 from roq.shuffle.ranges import borders_of
-from roq.store.follower.attempt import Attempt
+from roq.store.follower.attempt import Attempt, sample_bytes
 from roq.store.follower.held import Held, Portion
 from roq.store.follower.surroundings import Surroundings
 from roq.wire.gcm import ReportRuns, TableInfo
@@ -31,7 +31,7 @@ REPORT_SECONDS = 0.05  # between two reports while an attempt waits for one
 ASK_SECONDS = 0.25  # between two others
 SAMPLE_KEYS_AT_ONCE = 16 * 1024  # in one report
 SAMPLE_BYTES_AT_ONCE = 2 * 1024 * 1024
-PAUSE_SECONDS_MAX = 10.0  # without a word of a later table: the leader did not get that far
+PAUSE_SECONDS_MAX = 10.0  # since nothing is being sent, without a word of a later table: the leader did not get that far
 TELL_AGAIN_SECONDS = 2.0  # between two times that all samples are told
 FAILURE_SECONDS = 3.0  # a holder's refusal counts for so long
 BLOCKS_A_TURN = 64  # cut before others get a turn
@@ -55,12 +55,14 @@ class Filling:
         self._quiet = asyncio.Event()  # nothing is being sent
         self._quiet.set()
         self._paused_for, self._paused_until = 0, 0.0  # table epoch, monotonic seconds
+        self._pausing = 0  # who waits until nothing is being sent: the pause lasts at least so long
         self._failure: tuple[float, RoqError] | None = None
         self.ended = False
         self._wake = asyncio.Event()
         self._told = 0.0
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._work(), name=f"shuffle {name}")
+        self._task.add_done_callback(self._stopped)
 
     # --- what comes ---------------------------------------------------------------------------------------------------
 
@@ -74,6 +76,8 @@ class Filling:
         """A run is whole. Raises CallError."""
         attempt.ended(sample)
         self._samples.append(sample)
+        attempt.sampled += sample_bytes(sample)
+        self._around.budget.held += sample_bytes(sample)
         self._sampled = True
         self._wake.set()
 
@@ -95,6 +99,7 @@ class Filling:
         """Forget what is held of it; it is done or failed."""
         for held in attempt.holding():
             self._around.room.dropped(held)
+        self._drop_samples(attempt)
         attempt.uncut.clear()
         for portion in [*attempt.open, *attempt.stored]:
             portion.void = True
@@ -105,6 +110,12 @@ class Filling:
             attempt.failed = error
             self._around.counters["attempts_failed"] += 1
         attempt.done.set()
+
+    def _drop_samples(self, attempt: Attempt) -> None:
+        self._samples = [sample for sample in self._samples if (sample.partition, sample.attempt) != attempt.place]
+        attempt.samples.clear()
+        self._around.budget.held -= attempt.sampled
+        attempt.sampled = 0
 
     def forget(self, attempt: Attempt) -> None:
         """As if it had never begun."""
@@ -118,20 +129,30 @@ class Filling:
             self.drop(attempt, error)
         self._task.cancel()
 
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """Of a defect: better a shuffle that fails here than one that never gets done."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a shuffle's work ended", exc_info=error, extra={"fields": {"shuffle": self.name}})
+            self.end(AttemptLost(f"{type(error).__name__}: {error}"))
+
     # --- the leader ---------------------------------------------------------------------------------------------------
 
     async def pause(self, table_epoch: int) -> None:
         """Send nothing until a table of this epoch is told; returns when nothing is being sent."""
         if table_epoch > self.epoch:
             self._paused_for = max(self._paused_for, table_epoch)
-            self._paused_until = time.monotonic() + PAUSE_SECONDS_MAX
+            self._pausing += 1
             self._wake.set()
-            await self._quiet.wait()
+            try:
+                await self._quiet.wait()
+            finally:
+                self._pausing -= 1
+                self._paused_until = time.monotonic() + PAUSE_SECONDS_MAX
 
     @property
     def paused(self) -> bool:
         """The leader is changing the table."""
-        return self._paused_for > self.epoch and time.monotonic() < self._paused_until
+        return self._paused_for > self.epoch and (self._pausing > 0 or time.monotonic() < self._paused_until)
 
     async def _work(self) -> None:
         was_paused = False
@@ -179,8 +200,10 @@ class Filling:
         if not self.epoch and time.monotonic() - self._all_told > TELL_AGAIN_SECONDS:  # another leader may know of none
             self._all_told = time.monotonic()
             self._samples = [sample for attempt in self.attempts.values() for sample in attempt.samples]
-        if self.epoch:
-            self._samples.clear()  # from now on storage has better ones
+        if self.epoch:  # from now on storage has better ones
+            self._samples.clear()
+            for attempt in self.attempts.values():
+                self._drop_samples(attempt)
         samples = self._few_samples()
         attempts = [attempt for attempt in self.attempts.values() if not attempt.done.is_set()]
         complete = [attempt for attempt in attempts if attempt.complete]
@@ -203,7 +226,8 @@ class Filling:
             return
         finally:
             self._told = time.monotonic()
-        del self._samples[: len(samples)]
+        told = set(map(id, samples))
+        self._samples = [sample for sample in self._samples if id(sample) not in told]
         self._around.endpoints.update(info.followers)
         if info.winners:
             self.end(ShuffleSealed())
@@ -260,9 +284,14 @@ class Filling:
                 await self._cut(attempt)
             except (AttemptLost, DataLost) as error:
                 self.drop(attempt, AttemptLost(str(error)))
+            except CallError as error:  # its rows are not what they should be: written again they would be the same
+                self.drop(attempt, error)
+            except Exception as error:  # whatever is wrong with one attempt, the others go on
+                log.exception("an attempt can't be cut", extra={"fields": {"shuffle": self.name, "attempt": attempt.place}})
+                self.drop(attempt, AttemptLost(f"{type(error).__name__}: {error}"))
 
     async def _cut(self, attempt: Attempt) -> None:
-        """Put what is uncut into portions. Raises AttemptLost, DataLost."""
+        """Put what is uncut into portions. Raises AttemptLost, DataLost, CallError, and whatever else a block can break."""
         making: dict[int, list[Held]] = {}
         count = 0
         try:
@@ -323,11 +352,13 @@ class Filling:
 
     async def pieces(self, portions: list[Portion], host: str) -> list[Piece]:
         """See Source."""
-        size = sum(held.size for portion in portions for held in portion.blocks if held.data is None)
-        if not size:
-            return [portion.piece() for portion in portions]
+        blocks = [held for portion in portions for held in portion.blocks]
+        spilled = sum(held.size for held in blocks if held.data is None)
+        size = sum(held.size for held in blocks) + spilled  # the message, and what is read for it
         await self._around.budget.borrow(size)
         self._borrowed[portions[0], host] = self._borrowed.get((portions[0], host), 0) + size
+        if not spilled:
+            return [portion.piece() for portion in portions]
         return await self._around.thread(lambda: [portion.piece() for portion in portions])
 
     def sent(self, portions: list[Portion], host: str, error: RoqError | None) -> None:

@@ -50,9 +50,10 @@ class Spill:
 
 
 class Held:
-    """One block of a run. data: None when it is in the file `spill`. busy: somebody works on it, so it stays where it is."""
+    """One block of a run. data: None when it is in the file `spill`. busy: somebody works on it, so it stays where it is.
+    counted: bytes of memory it is counted with."""
 
-    __slots__ = ("busy", "crc", "data", "first", "first_key", "last_key", "offset", "rows", "run", "size", "spill")
+    __slots__ = ("busy", "counted", "crc", "data", "first", "first_key", "last_key", "offset", "rows", "run", "size", "spill")
 
     def __init__(self, run: int, block: Block) -> None:
         self.run, self.first, self.rows = run, block.first, block.rows
@@ -60,7 +61,12 @@ class Held:
         self.size = len(block.data)
         self.data: bytes | None = block.data
         self.spill: Spill | None = None
-        self.offset, self.busy = 0, 0
+        self.offset, self.busy, self.counted = 0, 0, 0
+
+    @property
+    def memory(self) -> int:
+        """Bytes it takes as it is: its keys stay when its data goes to a file."""
+        return len(self.first_key) + len(self.last_key) + (self.size if self.data is not None else 0)
 
     def positions(self, partition: int) -> tuple[Position, Position]:
         """Of the first and of the last row."""

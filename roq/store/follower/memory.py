@@ -1,8 +1,9 @@
 """How many bytes of rows a follower holds in memory, and when it has to say no. One loop.
 
-    held       70 %   blocks of attempts; above SPILL of it they go to temporary files, down to SPILLED
+    coming     10 %   of messages that have not come whole yet (runtime/intake.py)
+    held       60 %   blocks of attempts, keys and samples; above SPILL of it blocks go to temporary files, down to SPILLED
     pending    10 %   pieces that come to be stored and are not on the disk yet
-    borrowed   10 %   blocks on their way to other followers or from them
+    borrowed   10 %   blocks on their way to other followers or from them, as read and as sent
     reading    10 %   blocks for readers, until the network has taken them
 
 One request of a kind always fits. Above PAUSE of `held` nothing new is taken until it is below RESUME.
@@ -22,7 +23,8 @@ class Budget:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.held_max = int((1 - 3 * SHARE) * size)
+        self.held_max = int((1 - 4 * SHARE) * size)
+        self.coming_max = int(SHARE * size)
         self.held = self.pending = self.borrowed = self.reading = 0
         self._paused = False
         self._given_back = asyncio.Event()

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from roq.errors import RoqError
+from roq.shuffle.winners import Winners
 from roq.store.follower.fetching import Fetcher
 from roq.store.follower.storage import Storage
 from roq.store.follower.stored import Stored
@@ -36,12 +37,13 @@ async def _mend(host: str, stored: Stored, storage: Storage, fetcher: Fetcher, r
     info = await report(ReportRuns(stored.name, stored.id, host, [], [], False))
     if not info.winners:
         return
+    winners = Winners(info.winners)
     stored.hurt = False  # what is found from now on counts again
     try:
         for one in info.ranges:
             sources = [info.followers[other] for other in one.holders if other != host and other in info.followers]
             if host in one.holders and sources:
-                await fetcher.fetch(FetchInterval(storage.epoch, stored.id, one.interval, info.winners, sources))
+                await fetcher.fetch(FetchInterval(storage.epoch, stored.id, one.interval, {}, sources, info.epoch), winners)
     except RoqError:
         stored.hurt = True
         raise

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from roq.store.follower.datafile import DataFile
 from roq.wire.shuffle import Position
 
 
-class Entry(NamedTuple):
-    """One block. offset, size: of its data in the file."""
+class Entry(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """One block. offset, size: of its data in the file. There may be millions, and none is ever part of a cycle: the garbage
+    collector, which would stop everything to look at them, does not see them."""
 
     first: int
     rows: int
@@ -32,13 +34,6 @@ class Entry(NamedTuple):
         return self.first + self.rows
 
 
-def split(block: Entry, place: tuple[int, int], border: Position) -> int | None:
-    """How many of the block's rows lie before the border; None: its first and last key don't tell. place: (partition, run)."""
-    if Position(block.last_key, *place, block.end - 1) < border:
-        return block.rows
-    return 0 if Position(block.first_key, *place, block.first) >= border else None
-
-
 def split_keys(keys: Sequence[bytes], first: int, place: tuple[int, int], border: Position) -> int:
     """The same, with all keys of the block at hand. first: number of its first row."""
     lower = bisect_left(keys, border.key)
@@ -52,10 +47,13 @@ def split_keys(keys: Sequence[bytes], first: int, place: tuple[int, int], border
 class RunIndex:
     """The blocks of one run. place: (partition, run)."""
 
+    __slots__ = ("_borders", "_firsts", "_lasts", "entries", "place")
+
     def __init__(self, place: tuple[int, int]) -> None:
         self.place = place
         self.entries: list[Entry] = []
-        self._firsts: list[int] = []
+        self._firsts: list[int] = []  # of the entries: what is searched
+        self._lasts: list[bytes] = []  # their last keys
         self._borders: dict[Position, int] = {}  # what was found out by looking at keys
 
     def _at(self, row: int) -> int:
@@ -84,6 +82,7 @@ class RunIndex:
         index = bisect_left(self._firsts, entry.first)
         self.entries.insert(index, entry)
         self._firsts.insert(index, entry.first)
+        self._lasts.insert(index, entry.last_key)
         self._borders.clear()
         return True
 
@@ -92,7 +91,7 @@ class RunIndex:
         index = bisect_left(self._firsts, entry.first)
         if index == len(self.entries) or self.entries[index] is not entry:
             return False
-        del self.entries[index], self._firsts[index]
+        del self.entries[index], self._firsts[index], self._lasts[index]
         self._borders.clear()
         return True
 
@@ -116,21 +115,16 @@ class RunIndex:
 
     def row_of(self, border: Position) -> int | Entry:
         """Number of the first row here that is not before the border, or the block whose keys tell it."""
-        entries = self.entries
-        low, high = 0, len(entries)
-        while low < high:
-            middle = (low + high) // 2
-            if split(entries[middle], self.place, border) == entries[middle].rows:
-                low = middle + 1
-            else:
-                high = middle
-        if low == len(entries):
+        low, place, other = bisect_left(self._lasts, border.key), self.place, (border.partition, border.run)
+        if low < len(self._lasts) and self._lasts[low] == border.key and place <= other:
+            high = bisect_right(self._lasts, border.key, lo=low)  # blocks that end with this very key
+            low = high if place < other else max(low, min(high, self._at(border.row)))
+        if low == len(self.entries):
             return self.end
-        entry = entries[low]
-        rows = split(entry, self.place, border)
-        if rows is None and border in self._borders:
-            return self._borders[border]
-        return entry if rows is None else entry.first + rows
+        entry = self.entries[low]
+        if (entry.first_key, *place, entry.first) >= border:
+            return entry.first
+        return self._borders.get(border, entry)
 
     def learn(self, border: Position, entry: Entry, row: int) -> None:
         """What the block's keys told."""
@@ -145,6 +139,18 @@ class RunIndex:
             found.append(self.entries[index])
             index += 1
         return found
+
+    def tally(self, first: int, end: int) -> tuple[int, int]:
+        """How many of the rows first … end-1 are here, and their bytes, about."""
+        rows = size = 0
+        for index in range(self._at(first), len(self.entries)):
+            entry = self.entries[index]
+            if entry.first >= end:
+                break
+            here = min(end, entry.first + entry.rows) - max(first, entry.first)
+            rows += here
+            size += entry.size if here == entry.rows else entry.size * here // entry.rows
+        return rows, size
 
     def stretches(self, first: int, end: int) -> list[tuple[int, int, int]]:
         """What is here of rows first … end-1, without gaps: (begin, end, bytes, about)."""

@@ -17,12 +17,18 @@ from roq.errors import Closed, DeadlineExceeded, Overloaded, RoqError, StorageFa
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcServer
+from roq.shuffle.winners import Winners
 from roq.store.follower.buffer import Buffer
+from roq.store.follower.committer import FREE_BYTES_MIN
 from roq.store.follower.cutter import Cutter, LazyCutter
+from roq.store.follower.descriptors import raise_limit
 from roq.store.follower.fetching import Fetcher
 from roq.store.follower.memory import Budget
 from roq.store.follower.mending import mend
+from roq.store.follower.naming import Naming
+from roq.store.follower.orders import Orders
 from roq.store.follower.peers import Peers
+from roq.store.follower.questions import Questions
 from roq.store.follower.storage import Storage
 from roq.wire import shuffle as wire
 from roq.wire.child import ChildSpec
@@ -32,6 +38,7 @@ log = logging.getLogger(__name__)
 PORT = "shuffle"  # of a store
 REPORT_SECONDS = 5.0  # one report, with all tries
 STOP_SECONDS = 5.0
+FETCH_SECONDS = 20.0  # then the leader is told that it goes on
 Report = Callable[[ReportRuns], Awaitable[TableInfo]]
 
 
@@ -42,7 +49,9 @@ class Follower:
         self.host, self.storage, self.budget = host, storage, budget
         self.counters = storage.counters
         self._peers = Peers()
-        self.fetcher = Fetcher(storage, self._peers, budget)
+        self.questions, self.naming = Questions(storage), Naming(FREE_BYTES_MIN)
+        self.orders = Orders(storage, self.questions)
+        self.fetcher = Fetcher(storage, self._peers, budget, self.orders)
         self._mending = asyncio.get_running_loop().create_task(mend(host, storage, self.fetcher, report), name="mend")
         self.buffer = Buffer(host, directory, cutter, budget, self.counters, report, self._store)
         self._server: RpcServer | None = None
@@ -63,7 +72,13 @@ class Follower:
         follower = cls(host, directory / "spill", storage, budget, cutter, report)
         try:
             follower._server = RpcServer(
-                address, port, wire.Request, follower._handle, counters=follower.counters, drained=lambda: None
+                address,
+                port,
+                wire.Request,
+                follower._handle,
+                counters=follower.counters,
+                drained=lambda: None,
+                unfinished_max=budget.coming_max,
             )
         except RoqError:
             await follower.close()
@@ -92,6 +107,8 @@ class Follower:
                 self.buffer.abandon(request)
             case wire.StorePieces(shuffle, name, spec, pieces):
                 await self.storage.store(shuffle, name, spec, pieces)
+            case wire.NameWinners():
+                await self._name(request)
             case wire.DescribeFollower():
                 return self._describe()
             case wire.FetchInterval() | wire.KeepIntervals() | wire.ForgetShuffle() | wire.TableChanged():
@@ -101,22 +118,39 @@ class Follower:
                 return await self._question(request)
         return wire.Done()
 
+    async def _name(self, request: wire.NameWinners) -> None:
+        winners = await self.naming.told(request)
+        if winners is not None:
+            await self.naming.save(await self.storage.opened(request.shuffle, request.name, request.spec), winners)
+
+    async def _winners(self, shuffle: str, winners: dict[int, str], digest: str) -> Winners:
+        """Raises WinnersUnknown."""
+        return await self.naming.of(shuffle, self.storage.shuffles.get(shuffle), digest) if digest else Winners(winners)
+
     async def _question(self, request: wire.Request) -> msgspec.Struct:
         match request:
-            case wire.ListSlices(shuffle, interval, winners, every):
-                return wire.Slices(*await self.storage.slices(shuffle, interval, winners, every=every))
-            case wire.ReadBlocks(size=size):
-                self._check_room_to_read(size)
+            case wire.ListSlices() | wire.TellSamples() | wire.CountRows():
+                return await self._about_winners(request)
+            case wire.ReadBlocks():
+                self._check_room_to_read(self.storage.answer_bytes(request))
                 return wire.Blocks(await self.storage.read(request))
             case wire.CutBlocks():
+                self._check_room_to_read(self.storage.answer_bytes(request))
                 return wire.Blocks(await self.storage.cut(request))
             case wire.TellSpec(shuffle):
                 return wire.SpecTold(*self.storage.known_as(shuffle))
-            case wire.TellSamples(shuffle, intervals, winners):
-                return wire.Samples(await self.storage.samples(shuffle, intervals, winners))
-            case wire.CountRows(shuffle, intervals, winners):
-                return wire.Counts(*await self.storage.count(shuffle, intervals, winners))
         raise RoqError(f"{type(request).__name__} is not for a follower")
+
+    async def _about_winners(self, request: wire.ListSlices | wire.TellSamples | wire.CountRows) -> msgspec.Struct:
+        there = request.shuffle in self.storage.shuffles  # of what is not, nothing counts
+        winners = await self._winners(request.shuffle, request.winners, request.digest if there else "")
+        match request:
+            case wire.ListSlices(shuffle, interval, every=every, begin=begin):
+                return await self.questions.slices(shuffle, interval, None if every else winners, begin)
+            case wire.TellSamples(shuffle, intervals, keys=keys, begin=begin):
+                return await self.questions.samples(shuffle, intervals, winners, keys, begin)
+            case wire.CountRows(shuffle, intervals, begin=begin):
+                return await self.questions.count(shuffle, intervals, winners, begin)
 
     def _check_room_to_read(self, size: int) -> None:
         if self._server is not None and not self.budget.room_to_read(size, self._server.unsent()):
@@ -126,22 +160,32 @@ class Follower:
     async def _order(self, request: wire.Request) -> msgspec.Struct:
         match request:
             case wire.FetchInterval():
-                return wire.Fetched(await self.fetcher.fetch(request))
-            case wire.KeepIntervals(_, shuffle, intervals, winners, sealed):
-                await self.storage.keep(shuffle, intervals, winners, sealed=sealed)
+                return await self._fetch(request)
+            case wire.KeepIntervals(epoch, shuffle, intervals, named, sealed, table_epoch, digest):
+                winners = await self._winners(shuffle, named, digest) if sealed else None
+                await self.orders.keep(epoch, shuffle, table_epoch, intervals, winners)
             case wire.ForgetShuffle(_, shuffle):
                 self.buffer.forget(shuffle)
+                self.naming.forget(shuffle)
                 await self.storage.forget(shuffle)
             case wire.TableChanged(_, shuffle, table_epoch):
                 await self.buffer.table_changed(shuffle, table_epoch)
         return wire.Done()
 
+    async def _fetch(self, request: wire.FetchInterval) -> wire.Fetched:
+        every = not (request.winners or request.digest)
+        winners = None if every else await self._winners(request.shuffle, request.winners, request.digest)
+        try:
+            async with asyncio.timeout(FETCH_SECONDS):
+                return wire.Fetched(await self.fetcher.fetch(request, winners))
+        except TimeoutError:
+            return wire.Fetched(0, whole=False)
+
     def _describe(self) -> wire.FollowerView:
         stored = {shuffle.id: shuffle.live for shuffle in self.storage.shuffles.values()}
         budget = self.budget
-        return wire.FollowerView(
-            self.host, budget.used, budget.size, budget.paused, self.buffer.attempts, stored, dict(self.counters)
-        )
+        used = budget.used + (self._server.unfinished() if self._server is not None else 0)
+        return wire.FollowerView(self.host, used, budget.size, budget.paused, self.buffer.attempts, stored, dict(self.counters))
 
     async def close(self) -> None:
         """Stop serving; what is not answered is not promised."""
@@ -161,6 +205,7 @@ class FollowerThread:
     def __init__(self, spec: ChildSpec, failed: Callable[[RoqError], object]) -> None:
         self._spec, self._failed = spec, failed
         self._config = load(FollowerConfig, None, os.environ, {})
+        raise_limit()
         self._thread = LoopThread("follower")
         self._follower: Follower | None = None
         self._gcm: GcmClient | None = None

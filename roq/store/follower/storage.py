@@ -10,33 +10,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
-from zlib import crc32
 
-import msgspec
-
-from roq.errors import DataLost, Overloaded, RoqError, ShuffleNotFound, StaleEpoch, StorageFailed
+from roq.errors import DataLost, Overloaded, ShuffleNotFound, StaleEpoch, StorageFailed
 from roq.runtime.observe import Counters
 from roq.store.follower.committer import FREE_BYTES_MIN, Committer, Wanted
 from roq.store.follower.cutter import Cutter
 from roq.store.follower.datafile import storage_error
+from roq.store.follower.descriptors import Descriptors
 from roq.store.follower.memory import Budget
-from roq.store.follower.runindex import Entry, RunIndex, split_keys
+from roq.store.follower.runindex import Entry
+from roq.store.follower.space import give_back
 from roq.store.follower.stored import EpochFile, RunKey, Stored, check_id, load_all, remove_folder
 from roq.wire import shuffle as wire
-from roq.wire.shuffle import Block, Interval, Piece, Position, RunSample, RunSlice, Spec
+from roq.wire.shuffle import Block, Piece, RunSlice, Spec
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 READ_THREADS = 3
 READS_WAITING_MAX = 64  # then readers are sent to another replica
 FORGOTTEN_MAX = 10_000  # ids of shuffles that late pieces must not bring back
-SAMPLE_BLOCKS_MAX = 1024  # looked into for one answer to TellSamples; with more, their first keys are sample enough
-SAMPLE_KEYS = 4096  # wanted in one answer
-SAMPLE_BYTES_MAX = 4 * 1024 * 1024  # of one answer
+STORE_ROUNDS = 8  # each leaves fewer rows to be stored
+GIVE_BACK_SECONDS = 20.0  # an order to forget waits so long for the space
 
 
 class Storage:
@@ -48,10 +46,12 @@ class Storage:
         self._committer = Committer(directory, cutter, counters, free_bytes_min)
         self._threads = ThreadPoolExecutor(READ_THREADS, "shuffle-read")
         self._reading = 0
-        self._voiding: set[asyncio.Task[None]] = set()
         self.shuffles: dict[str, Stored] = {}
         self._forgotten: OrderedDict[str, None] = OrderedDict()
-        self._creating, self._compacting = asyncio.Lock(), asyncio.Lock()
+        self._creating, self._compacting, self._obeying = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+        self._giving_back: dict[str, asyncio.Task[None]] = {}  # by shuffle: not begun yet
+        self._beside: set[asyncio.Task[None]] = set()
+        self._descriptors = Descriptors()
         self._epochs = EpochFile(directory / "epoch")
         self.epoch = 0  # highest of a leader
 
@@ -70,7 +70,7 @@ class Storage:
 
     def _load(self) -> None:
         self.epoch = self._epochs.read()
-        self.shuffles, damaged = load_all(self._directory)
+        self.shuffles, damaged = load_all(self._directory, self._descriptors)
         if damaged:
             self.counters["damaged_at_start"] += damaged
 
@@ -109,16 +109,18 @@ class Storage:
             raise Overloaded("too much waits for the disk")
         self._budget.pending += size
         try:
-            stored = await self._opened(shuffle, name, spec)
-            wanted = [
-                Wanted(key, block, begin, end)
-                for piece in pieces
-                for key in [(piece.partition, piece.attempt, piece.run)]
-                for block in piece.blocks
-                for begin, end in self._missing(stored, key, block.first, block.first + block.rows)
-            ]
-            if wanted:
-                await self._committer.commit(stored, wanted)
+            stored = await self.opened(shuffle, name, spec)
+            for _ in range(STORE_ROUNDS):  # another one may store some of these rows at the same time, cut otherwise
+                wanted = [
+                    Wanted(key, block, begin, end)
+                    for piece in pieces
+                    for key in [(piece.partition, piece.attempt, piece.run)]
+                    for block in piece.blocks
+                    for begin, end in self._missing(stored, key, block.first, block.first + block.rows)
+                ]
+                if not wanted or await self._committer.commit(stored, wanted):
+                    return
+            raise Overloaded("others store the same rows")
         finally:
             self._budget.pending -= size
 
@@ -133,7 +135,7 @@ class Storage:
         end = piece.first + piece.rows
         return [(piece.first, end)] if stored is None else self._missing(stored, key, piece.first, end)
 
-    async def _opened(self, shuffle: str, name: str, spec: Spec) -> Stored:
+    async def opened(self, shuffle: str, name: str, spec: Spec) -> Stored:
         """The shuffle's folder, made if there is none. Raises ShuffleNotFound (forgotten), StorageFull, StorageFailed."""
         check_id(shuffle)
         async with self._creating:
@@ -143,7 +145,8 @@ class Storage:
                 await self._thread(self._cutter.check)
                 try:
                     path = self._directory / shuffle
-                    self.shuffles[shuffle] = await self._committer.call(lambda: Stored.create(path, name, spec))
+                    made = await self._committer.call(lambda: Stored.create(path, name, spec, self._descriptors))
+                    self.shuffles[shuffle] = made
                 except OSError as error:
                     failed = storage_error(error, f"shuffle {shuffle}")
                     self.counters[f"refused_{type(failed).__name__}"] += 1
@@ -152,10 +155,16 @@ class Storage:
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
+    def answer_bytes(self, request: wire.ReadBlocks | wire.CutBlocks) -> int:
+        """Of the blocks of its answer, about. Raises ShuffleNotFound."""
+        key = (request.partition, request.attempt, request.run)
+        found = self._following(self._stored(request.shuffle), key, request.first, request.last, bytes_of(request))
+        return sum(entry.size for entry in found)
+
     async def read(self, request: wire.ReadBlocks) -> list[Block]:
         """Whole blocks. Raises DataLost, Overloaded, ShuffleNotFound."""
         stored, key = self._stored(request.shuffle), (request.partition, request.attempt, request.run)
-        found = self._following(stored, key, request.first, request.last, request.size)
+        found = self._following(stored, key, request.first, request.last, bytes_of(request))
         size = sum(entry.size for entry in found)
         self._budget.reading += size
         try:
@@ -166,14 +175,19 @@ class Storage:
     async def cut(self, request: wire.CutBlocks) -> list[Block]:
         """Blocks cut exactly. Raises as read."""
         stored, key = self._stored(request.shuffle), (request.partition, request.attempt, request.run)
-        found = self._following(stored, key, request.first, request.last, wire.BLOCKS_BYTES_MAX)
-        blocks = await self._blocks(stored, key, found)
-        for at in {0, len(blocks) - 1} if blocks else ():
-            block = blocks[at]
-            begin, end = max(block.first, request.first), min(block.first + block.rows, request.last + 1)
-            if (begin, end) != (block.first, block.first + block.rows):
-                blocks[at] = await self._read(lambda: self._cutter.part(stored.spec, block, begin, end))  # noqa: B023
-        return blocks
+        found = self._following(stored, key, request.first, request.last, bytes_of(request))
+        size = sum(entry.size for entry in found)
+        self._budget.reading += size
+        try:
+            blocks = await self._blocks(stored, key, found)
+            for at in {0, len(blocks) - 1} if blocks else ():
+                block = blocks[at]
+                begin, end = max(block.first, request.first), min(block.first + block.rows, request.last + 1)
+                if (begin, end) != (block.first, block.first + block.rows):
+                    blocks[at] = await self._read(lambda: self._cutter.part(stored.spec, block, begin, end))  # noqa: B023
+            return blocks
+        finally:
+            self._budget.reading -= size
 
     @staticmethod
     def _following(stored: Stored, key: RunKey, first: int, last: int, size: int) -> list[Entry]:
@@ -208,8 +222,8 @@ class Storage:
             stored.hurt = True
             fields = {"shuffle": stored.id, "run": key, "first": entry.first, "rows": entry.rows, "file": str(entry.file.path)}
             log.error("a damaged block was dropped", extra={"fields": fields})
-            self._voiding.add(task := self._loop.create_task(self._void(entry)))
-            task.add_done_callback(self._voiding.discard)
+            self._beside.add(task := self._loop.create_task(self._void(entry)))
+            task.add_done_callback(self._beside.discard)
 
     async def _void(self, entry: Entry) -> None:
         """Nobody waits for it: at worst it is found damaged once more after a new start."""
@@ -218,135 +232,38 @@ class Storage:
         except OSError as error:
             log.warning("can't mark a damaged block", extra={"fields": {"file": str(entry.file.path), "reason": str(error)}})
 
-    # --- questions ----------------------------------------------------------------------------------------------------
-
-    async def _row(self, stored: Stored, key: RunKey, run: RunIndex, border: Position) -> int:
-        """The first row of the run that is not before the border."""
-        while isinstance(found := run.row_of(border), Entry):
-            entry = found
-            (block,) = await self._blocks(stored, key, [entry])
-            row = await self._thread(lambda: self._rank(stored.spec, block, run.place, border))  # noqa: B023
-            run.learn(border, entry, row)
-        return found
-
-    def _rank(self, spec: Spec, block: Block, place: tuple[int, int], border: Position) -> int:
-        return block.first + split_keys(self._cutter.keys(spec, block), block.first, place, border)
-
-    async def _rows(
-        self, stored: Stored, interval: Interval, winners: dict[int, str], *, every: bool = False
-    ) -> AsyncIterator[tuple[RunKey, RunIndex, int, int]]:
-        """Per run: its rows first … end-1 lie in the interval."""
-        lower, upper = interval.lower, interval.upper
-        for key, run in list(stored.runs_of(winners, every=every)):
-            first = run.begin if lower is None else await self._row(stored, key, run, lower)
-            end = run.end if upper is None else await self._row(stored, key, run, upper)
-            if first < end:
-                yield key, run, first, end
-
-    async def slices(
-        self, shuffle: str, interval: Interval, winners: dict[int, str], *, every: bool = False
-    ) -> tuple[list[RunSlice], list[int]]:
-        """What lies in the interval, and the bytes of each, about; a run with a gap is several. Nothing if it isn't known."""
-        slices: list[RunSlice] = []
-        sizes: list[int] = []
-        if shuffle in self.shuffles:
-            async for key, run, first, end in self._rows(self.shuffles[shuffle], interval, winners, every=every):
-                for begin, stop, size in run.stretches(first, end):
-                    slices.append(RunSlice(*key, begin, stop - begin))
-                    sizes.append(size)
-        return slices, sizes
-
-    async def count(self, shuffle: str, intervals: Sequence[Interval], winners: dict[int, str]) -> tuple[list[int], list[int]]:
-        """Rows and bytes per interval."""
-        rows, sizes = [0] * len(intervals), [0] * len(intervals)
-        for at, interval in enumerate(intervals):
-            slices, bytes_each = await self.slices(shuffle, interval, winners)
-            rows[at], sizes[at] = sum(each.rows for each in slices), sum(bytes_each)
-            await asyncio.sleep(0)  # others get a turn
-        return rows, sizes
-
-    async def samples(self, shuffle: str, intervals: Sequence[Interval], winners: dict[int, str]) -> list[RunSample]:
-        """A sample per stretch of a run that is here and lies in an interval."""
-        stored = self.shuffles.get(shuffle)
-        if stored is None:
-            return []
-        stretches: list[tuple[RunKey, list[Entry], int, int]] = []
-        for interval in intervals:
-            async for key, run, first, end in self._rows(stored, interval, winners):
-                for begin, stop, _ in run.stretches(first, end):
-                    stretches.append((key, run.between(begin, stop), begin, stop))
-        blocks = sum(len(entries) for _, entries, _, _ in stretches)
-        each = max(1, SAMPLE_KEYS // blocks) if 0 < blocks <= SAMPLE_BLOCKS_MAX else 1
-        samples = [await self._sample(stored, *stretch, each) for stretch in stretches]
-        while sum(map(message_bytes, samples)) > SAMPLE_BYTES_MAX and any(len(sample.keys) > 1 for sample in samples):
-            samples = [thinned(sample) for sample in samples]
-        return samples
-
-    async def _sample(self, stored: Stored, key: RunKey, entries: list[Entry], first: int, end: int, each: int) -> RunSample:
-        """each: keys to take of a block."""
-        keys: list[bytes] = []
-        rows: list[int] = []
-        weights: list[int] = []
-        for entry in entries:
-            begin, stop = max(first, entry.first), min(end, entry.end)
-            step = max(1, -(-(stop - begin) // each))
-            at = list(range(begin, stop, step))
-            if at == [entry.first]:
-                keys.append(entry.first_key)
-            else:
-                (block,) = await self._blocks(stored, key, [entry])
-                keys += await self._read(lambda: _pick(self._cutter.keys(stored.spec, block), block.first, at))  # noqa: B023
-            rows += at
-            weights += [entry.size * (min(row + step, stop) - row) // entry.rows for row in at]
-        return RunSample(*key, end - first, sum(weights), tuple(keys), tuple(rows), tuple(weights))
+    async def keys_of(self, stored: Stored, key: RunKey, entry: Entry) -> Sequence[bytes]:
+        """The keys of a block. Raises DataLost, Overloaded, StorageFailed."""
+        (block,) = await self._blocks(stored, key, [entry])
+        return await self._read(lambda: self._cutter.keys(stored.spec, block))
 
     # --- the leader's orders ------------------------------------------------------------------------------------------
 
     async def obey(self, epoch: int) -> None:
         """Remember the leader's epoch. Raises StaleEpoch if a later one gave orders here."""
-        if epoch < self.epoch:
-            raise StaleEpoch(f"epoch {epoch} is over: {self.epoch} leads")
-        if epoch > self.epoch:
-            try:
-                await self._committer.call(lambda: self._epochs.write(epoch))
-            except OSError as error:
-                raise storage_error(error, "the leader's epoch") from error
-            self.epoch = max(self.epoch, epoch)
+        async with self._obeying:
+            if epoch < self.epoch:
+                raise StaleEpoch(f"epoch {epoch} is over: {self.epoch} leads")
+            if epoch > self.epoch:
+                try:
+                    await self._committer.call(lambda: self._epochs.write(epoch))
+                except OSError as error:
+                    raise storage_error(error, "the leader's epoch") from error
+                self.epoch = epoch
 
-    async def keep(self, shuffle: str, intervals: Sequence[Interval], winners: dict[int, str], *, sealed: bool) -> None:
-        """Forget blocks outside of the intervals, and what isn't the winners' if the shuffle is sealed."""
-        stored = self.shuffles.get(shuffle)
-        if stored is None:
-            return
-        before = list(stored.entries())  # what comes meanwhile stays
-        wanted: set[tuple[RunKey, int]] = set()
-        for interval in intervals:
-            async for key, run, first, end in self._rows(stored, interval, winners, every=not sealed):
-                wanted.update((key, entry.first) for entry in run.between(first, end))
-        for key, entry in before:
-            if (key, entry.first) not in wanted:
-                stored.remove(key, entry)
+    async def give_back(self, stored: Stored) -> None:
+        """The space of what was forgotten; when that takes long it goes on beside."""
+        task = self._giving_back.get(stored.id)
+        if task is None:
+            task = self._giving_back[stored.id] = self._loop.create_task(self._give_back(stored), name="space")
+            self._beside.add(task)
+            task.add_done_callback(self._beside.discard)
+        await asyncio.wait({task}, timeout=GIVE_BACK_SECONDS)
+
+    async def _give_back(self, stored: Stored) -> None:
         async with self._compacting:
-            await self._compact(stored)
-
-    async def _compact(self, stored: Stored) -> None:
-        """Give back the space of files that hold little that is wanted."""
-        if stored.current is not None and not stored.current.live:
-            await self._committer.call(stored.close_current)  # what was written to it before is in the index when this returns
-        for file in stored.mostly_dead():
-            living = [(key, entry) for key, entry in stored.entries() if entry.file is file]
-            try:
-                moved = await self._committer.call(lambda: self._committer.rewrite(stored, file, living))  # noqa: B023
-            except (OSError, RoqError) as error:
-                log.warning("space is not given back", extra={"fields": {"shuffle": stored.id, "reason": str(error)}})
-                return
-            for key, old, new in moved:
-                stored.replace(key, old, new)
-            for key, entry in living:
-                stored.remove(key, entry)  # still there: it was damaged
-            stored.files.pop(file.number, None)
-            self.counters["files_given_back"] += 1
-            await self._committer.call(file.remove)
+            self._giving_back.pop(stored.id, None)  # what is forgotten from now on may be too late for this time
+            await give_back(stored, self._committer, self.counters)
 
     async def forget(self, shuffle: str) -> None:
         """Delete everything of it, for good."""
@@ -364,33 +281,22 @@ class Storage:
 
     async def close(self) -> None:
         """Finish what is being written."""
-        await asyncio.gather(*self._voiding, return_exceptions=True)
+        await asyncio.gather(*self._beside, return_exceptions=True)
         await self._committer.close()
         self._threads.shutdown(wait=False)
 
 
-def message_bytes(sample: RunSample) -> int:
-    """What it adds to a message, about."""
-    return sum(map(len, sample.keys)) + 20 * len(sample.keys) + 100
-
-
-def thinned(sample: RunSample) -> RunSample:
-    """The same with every other key only."""
-    weights = sample.weights
-    pairs = tuple(sum(weights[at : at + 2]) for at in range(0, len(weights), 2))
-    return msgspec.structs.replace(sample, keys=sample.keys[::2], rows_at=sample.rows_at[::2], weights=pairs)
+def bytes_of(request: wire.ReadBlocks | wire.CutBlocks) -> int:
+    """Of the blocks of its answer at most, unless a single one is larger."""
+    return min(max(request.size, 0), wire.BLOCKS_BYTES_MAX) if isinstance(request, wire.ReadBlocks) else wire.BLOCKS_BYTES_MAX
 
 
 def _load_blocks(entries: list[Entry]) -> list[Block]:
     """Up to the first damaged one."""
     blocks = []
     for entry in entries:
-        data = entry.file.read(entry.offset, entry.size)
-        if len(data) < entry.size or crc32(data) != entry.crc:
+        data = entry.file.whole(entry.offset, entry.size, entry.crc)
+        if data is None:
             break
         blocks.append(Block(entry.first, entry.rows, entry.first_key, entry.last_key, entry.crc, data))
     return blocks
-
-
-def _pick(keys: Sequence[bytes], first: int, rows: list[int]) -> list[bytes]:
-    return [keys[row - first] for row in rows]

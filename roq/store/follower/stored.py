@@ -2,6 +2,7 @@
 
     <id>/spec              crc32 u32 · msgpack (name, Spec); the folder counts from when it is there
     <id>/data-000001 …     datafile.py; only the last one grows
+    <id>/winners-<digest>  which attempts count, if that was told (naming.py)
 
 The index belongs to the follower's loop; files are read and written in threads.
 """
@@ -12,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections import defaultdict
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
@@ -21,11 +22,13 @@ from zlib import crc32
 import msgspec
 
 from roq.errors import CallError, StorageFailed
+from roq.shuffle.winners import Winners
 from roq.store.disk import TEMPORARY, sync_directory
-from roq.store.follower.datafile import DataFile
+from roq.store.follower.datafile import UNREADABLE, DataFile
+from roq.store.follower.descriptors import Descriptors
 from roq.store.follower.runindex import Entry, RunIndex
 from roq.wire.decoding import UNDECODABLE
-from roq.wire.shuffle import Spec
+from roq.wire.shuffle import BEGIN, Cursor, Spec
 
 log = logging.getLogger(__name__)
 FILE_BYTES = 128 * 1024 * 1024  # a file is closed when it has so many: what is forgotten is given back file by file
@@ -50,7 +53,9 @@ def write_durably(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + TEMPORARY)
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        os.write(file, data)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
         os.fsync(file)
     finally:
         os.close(file)
@@ -91,60 +96,68 @@ class EpochFile:
 class Stored:
     """One shuffle. hurt: something of it was found damaged, and may be missing now."""
 
-    def __init__(self, directory: Path, name: str, spec: Spec) -> None:
+    def __init__(self, directory: Path, name: str, spec: Spec, descriptors: Descriptors) -> None:
         self.id, self.directory, self.name, self.spec = directory.name, directory, name, spec
+        self._descriptors = descriptors
         self.hurt = False
         self.files: dict[int, DataFile] = {}
         self.runs: dict[RunKey, RunIndex] = {}
-        self.attempts: dict[tuple[int, str], set[int]] = defaultdict(set)
+        self.attempts: dict[tuple[int, str], set[int]] = {}
+        self._order: list[tuple[int, str]] = []  # of all attempts
         self.current: DataFile | None = None
         self.last_number = 0
         self.live = 0  # bytes of blocks that are wanted
 
     @classmethod
-    def create(cls, directory: Path, name: str, spec: Spec) -> Stored:
+    def create(cls, directory: Path, name: str, spec: Spec, descriptors: Descriptors) -> Stored:
         """A new folder. Blocking. Raises OSError."""
         directory.mkdir(exist_ok=True)
         data = msgspec.msgpack.encode((name, spec))
         write_durably(directory / "spec", _crc.pack(crc32(data)) + data)
         sync_directory(directory.parent)
-        return cls(directory, name, spec)
+        return cls(directory, name, spec, descriptors)
 
     @classmethod
-    def load(cls, directory: Path) -> tuple[Stored, int]:
-        """What is in the folder, and how many damaged blocks were found. Blocking. Raises StorageFailed: its spec is."""
+    def load(cls, directory: Path, descriptors: Descriptors) -> tuple[Stored, int]:
+        """What is in the folder, and how many damaged blocks were found. Blocking. Raises OSError, StorageFailed: its spec is
+        damaged."""
         data = (directory / "spec").read_bytes()
         try:
             if _crc.pack(crc32(data[_crc.size :])) != data[: _crc.size]:
                 raise StorageFailed(f"{directory / 'spec'} is damaged")
-            stored = cls(directory, *_decode_spec(data[_crc.size :]))
+            stored = cls(directory, *_decode_spec(data[_crc.size :]), descriptors)
         except UNDECODABLE as error:
             raise StorageFailed(f"{directory / 'spec'} is damaged: {error}") from None
         numbers = sorted(int(path.name.removeprefix("data-")) for path in directory.glob("data-*"))
         damaged = sum(stored._load_file(number, last=number == numbers[-1]) for number in numbers)
-        stored.hurt = damaged > 0
+        stored.hurt |= damaged > 0
         return stored, damaged
 
     def _load_file(self, number: int, *, last: bool) -> int:
-        file = self.files[number] = DataFile(self.directory / f"data-{number:06d}", number)
+        file = self.files[number] = DataFile(self.directory / f"data-{number:06d}", number, self._descriptors)
         self.last_number = number
-        end = damaged = 0
-        for head, offset, size in file.scan():
-            if last and crc32(file.read(offset, size)) != head.crc:  # written, not synced when the power went
+        seen = end = damaged = 0
+        for head, offset, size, begin in file.scan():
+            self.hurt |= begin > seen  # something was there that can't be read, or was dropped and perhaps not mended yet
+            seen = offset + size
+            if last and file.whole(offset, size, head.crc) is None:  # written, not synced when the power went
                 damaged += 1
                 continue
             self.add((head.partition, head.attempt, head.run), Entry(*head[3:], file, offset, size))
-            end = offset + size
+            end = seen
         if last:
             damaged += end < file.size
             file.cut(end)
+            file.sync()  # of what the process before wrote it is not known whether it was synced
             self.current = file
+        else:
+            self.hurt |= seen < file.size
         return damaged
 
     def new_file(self) -> DataFile:
         """The file that grows from now on. Blocking. Raises OSError."""
         self.last_number += 1
-        file = DataFile(self.directory / f"data-{self.last_number:06d}", self.last_number)
+        file = DataFile(self.directory / f"data-{self.last_number:06d}", self.last_number, self._descriptors)
         sync_directory(self.directory)
         self.files[file.number] = self.current = file
         return file
@@ -164,6 +177,9 @@ class Stored:
         run = self.runs.get(key)
         if run is None:
             run = self.runs[key] = RunIndex((key[0], key[2]))
+            if key[:2] not in self.attempts:
+                self.attempts[key[:2]] = set()
+                insort(self._order, key[:2])
             self.attempts[key[:2]].add(key[2])
         if not run.add(entry):
             return False
@@ -182,7 +198,7 @@ class Stored:
             del self.runs[key]
             self.attempts[key[:2]].discard(key[2])
             if not self.attempts[key[:2]]:
-                del self.attempts[key[:2]]
+                del self.attempts[key[:2]], self._order[bisect_left(self._order, key[:2])]
         return True
 
     def replace(self, key: RunKey, old: Entry, new: Entry) -> bool:
@@ -194,13 +210,26 @@ class Stored:
         new.file.live += new.size
         return True
 
-    def runs_of(self, winners: dict[int, str], *, every: bool = False) -> Iterator[tuple[RunKey, RunIndex]]:
-        """The runs of these attempts (of all), in order."""
-        attempts = sorted(self.attempts) if every else sorted(winners.items())
-        for partition, attempt in attempts:
-            for number in sorted(self.attempts.get((partition, attempt), ())):
-                key = (partition, attempt, number)
-                yield key, self.runs[key]
+    def runs_of(self, winners: Winners | None, begin: Cursor = BEGIN) -> Iterator[tuple[RunKey, RunIndex]]:
+        """The runs of these attempts (None: of all), in order, from one on. Others may come and go meanwhile."""
+        for attempt in self._attempts(winners, begin):
+            for number in sorted(self.attempts.get(attempt, ())):
+                key = (*attempt, number)
+                run = self.runs.get(key)
+                if run is not None and key >= begin:
+                    yield key, run
+
+    def _attempts(self, winners: Winners | None, begin: Cursor) -> Iterator[tuple[int, str]]:
+        if winners is not None:
+            for at in range(bisect_left(winners.partitions, begin[0]), len(winners)):
+                partition = winners.partitions[at]
+                yield partition, winners.by[partition]
+            return
+        index = bisect_left(self._order, begin[:2])
+        while index < len(self._order):
+            attempt = self._order[index]
+            yield attempt
+            index = bisect_right(self._order, attempt)
 
     def entries(self) -> Iterator[tuple[RunKey, Entry]]:
         """All blocks."""
@@ -208,26 +237,31 @@ class Stored:
             for entry in run.entries:
                 yield key, entry
 
-    def mostly_dead(self) -> list[DataFile]:
-        """Files worth being written again, or deleted."""
-        found = [file for file in self.files.values() if file is not self.current]
-        return [file for file in found if file.live <= (1 - DEAD_MOST) * file.size]
+    def closed(self) -> list[DataFile]:
+        """Files nothing is appended to any more. In the thread that writes."""
+        return [file for file in self.files.values() if file is not self.current]
 
 
-def load_all(directory: Path) -> tuple[dict[str, Stored], int]:
-    """All shuffles in a folder, and how many damaged blocks were dropped; one without a readable spec is put aside. Blocking.
-    Raises OSError."""
+def mostly_dead(file: DataFile) -> bool:
+    """It is worth being written again, or deleted."""
+    return file.live <= (1 - DEAD_MOST) * file.size
+
+
+def load_all(directory: Path, descriptors: Descriptors) -> tuple[dict[str, Stored], int]:
+    """All shuffles in a folder, and how many damaged blocks were dropped; one whose spec or files can't be read is put aside.
+    Blocking. Raises OSError."""
     shuffles: dict[str, Stored] = {}
     total = 0
     for path in sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.endswith(BAD)):
-        if path.name.endswith(GONE) or not (path / "spec").exists():
-            shutil.rmtree(path)
-            continue
         try:
-            stored, damaged = Stored.load(path)
-        except StorageFailed as error:
-            log.error("a shuffle's data was put aside", extra={"fields": {"reason": str(error)}})
-            path.rename(path.with_name(path.name + BAD))
+            if path.name.endswith(GONE) or not (path / "spec").exists():
+                shutil.rmtree(path)
+                continue
+            stored, damaged = Stored.load(path, descriptors)
+        except (StorageFailed, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in UNREADABLE:
+                raise  # it may be whole
+            _put_aside(path, error)
             continue
         shuffles[stored.id] = stored
         total += damaged
@@ -236,8 +270,18 @@ def load_all(directory: Path) -> tuple[dict[str, Stored], int]:
     return shuffles, total
 
 
+def _put_aside(path: Path, reason: Exception) -> None:
+    """The others go on without it."""
+    log.error("a shuffle's data was put aside", extra={"fields": {"shuffle": path.name, "reason": str(reason)}})
+    try:
+        path.rename(path.with_name(path.name + BAD))
+    except OSError as error:
+        log.error("it could not be renamed", extra={"fields": {"shuffle": path.name, "reason": str(error)}})
+
+
 def remove_folder(directory: Path) -> None:
-    """All of a shuffle; half of it is never seen. Blocking. Raises OSError."""
+    """All of a shuffle; half of it is never seen, and it does not come back. Blocking. Raises OSError."""
     gone = directory.with_name(directory.name + GONE)
     os.rename(directory, gone)
+    sync_directory(directory.parent)
     shutil.rmtree(gone)

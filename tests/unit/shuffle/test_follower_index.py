@@ -8,6 +8,7 @@ import resource
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,7 +102,7 @@ def test_an_index_forgets_and_moves_blocks(file: DataFile) -> None:
     first, second = entry(file, stretch(0, 5)), entry(file, stretch(5, 9))
     assert run.add(first)
     assert run.add(second)
-    moved = second._replace(offset=77)
+    moved = msgspec.structs.replace(second, offset=77)
     assert run.replace(second, moved)
     assert not run.replace(second, moved)
     assert run.remove(first)

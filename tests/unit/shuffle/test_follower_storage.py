@@ -10,12 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from roq.errors import CallError, DataLost, FrameError, Overloaded, ShuffleNotFound, StaleEpoch, StorageFull
+from roq.errors import CallError, DataLost, FrameError, Overloaded, ShuffleNotFound, StaleEpoch, StorageFull, TemporaryError
 from roq.runtime.observe import Counters
+from roq.shuffle.winners import Winners
 from roq.store.follower.cutting import ArrowCutter
 from roq.store.follower.memory import Budget
-from roq.store.follower.storage import Storage, thinned
-from roq.wire.shuffle import Block, CutBlocks, Interval, Position, ReadBlocks, RunSample
+from roq.store.follower.orders import Orders
+from roq.store.follower.questions import Questions
+from roq.store.follower.storage import Storage
+from roq.wire.shuffle import Block, CutBlocks, Interval, Position, ReadBlocks
+from tests.harness.shuffle_answers import count, keep, samples, slices
 from tests.harness.shuffle_rows import SPEC, key_of, piece, positions, rows_in, run_of
 
 MEMORY = 64 * 1024 * 1024
@@ -41,9 +45,8 @@ async def opened(tmp_path: Path) -> AsyncIterator[Open]:
 
 async def read_all(storage: Storage, interval: Interval = EVERYTHING, winners: dict[int, str] | None = None) -> list[int]:
     """Ids of the rows in the interval, through slices and exact reads."""
-    slices, _ = await storage.slices("s", interval, winners or {0: "a"}, every=winners is None)
     found: list[int] = []
-    for one in slices:
+    for one in await slices(storage, interval, winners):
         row, last = one.first, one.first + one.rows - 1
         while row <= last:
             blocks = await storage.cut(CutBlocks("s", one.partition, one.attempt, one.run, row, last))
@@ -70,7 +73,7 @@ async def test_pieces_cut_otherwise_are_stored_once(opened: Open) -> None:
         await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks[2:4]), piece(0, "a", 0, blocks[1:2])])
     here = sorted({*range(10, 40), *range(7, 28), *range(33, 100)})
     assert await read_all(storage) == here
-    assert (await storage.count("s", [EVERYTHING], {0: "a"}))[0] == [len(here)]
+    assert (await count(storage, [EVERYTHING], {0: "a"}))[0] == [len(here)]
     storage = await opened()
     assert await read_all(storage) == here, "after a new start"
 
@@ -93,21 +96,21 @@ def test_slices_are_exact(
         for (partition, run), blocks in runs.items():
             await storage.store("s", "visits", SPEC, [piece(partition, "a", run, blocks)])
         winners = {0: "a", 1: "a"}
-        found = [await storage.slices("s", part, winners) for part in (Interval(None, at), Interval(at, None))]
+        found = [await slices(storage, part, winners) for part in (Interval(None, at), Interval(at, None))]
         for (partition, run), blocks in runs.items():
             every = positions(partition, run, blocks)
             expected = [[row.row for row in every if row < at], [row.row for row in every if row >= at]]
             seen = [
-                [row for one in slices if (one.partition, one.run) == (partition, run)
+                [row for one in told if (one.partition, one.run) == (partition, run)
                  for row in range(one.first, one.first + one.rows)]
-                for slices, _ in found
+                for told in found
             ]  # fmt: skip
             assert seen == expected
-        counts = await storage.count("s", [Interval(None, at), Interval(at, None)], winners)
+        counts = await count(storage, [Interval(None, at), Interval(at, None)], winners)
         assert sum(counts[0]) == sum(block.rows for blocks in runs.values() for block in blocks)
-        samples = await storage.samples("s", [Interval(None, at), Interval(at, None)], winners)
-        assert sum(sample.rows for sample in samples) == sum(counts[0])
-        for sample in samples:
+        sampled = await samples(storage, [Interval(None, at), Interval(at, None)], winners)
+        assert sum(sample.rows for sample in sampled) == sum(counts[0])
+        for sample in sampled:
             order = positions(sample.partition, sample.run, runs[sample.partition, sample.run])
             assert list(sample.keys) == [order[row].key for row in sample.rows_at]
         await storage.close()
@@ -118,9 +121,9 @@ def test_slices_are_exact(
 async def test_losers_are_told_apart(opened: Open) -> None:
     storage = await opened()
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(10), 5)), piece(0, "b", 0, run_of(range(20), 5))])
-    assert (await storage.count("s", [EVERYTHING], {0: "b"}))[0] == [20]
-    assert (await storage.count("s", [EVERYTHING], {}))[0] == [0]
-    assert await storage.slices("unknown", EVERYTHING, {0: "a"}) == ([], [])
+    assert (await count(storage, [EVERYTHING], {0: "b"}))[0] == [20]
+    assert (await count(storage, [EVERYTHING], {}))[0] == [0]
+    assert await slices(storage, EVERYTHING, {0: "a"}, "unknown") == []
 
 
 async def test_reading_goes_on_at_any_row(opened: Open) -> None:
@@ -132,15 +135,6 @@ async def test_reading_goes_on_at_any_row(opened: Open) -> None:
     assert [one.first for one in await storage.read(ReadBlocks("s", 0, "a", 0, 55, 70, 1))] == [50], "one at least"
     with pytest.raises(ShuffleNotFound):
         await storage.read(ReadBlocks("other", 0, "a", 0, 0, 9))
-
-
-def test_a_sample_is_thinned_without_losing_weight() -> None:
-    keys = tuple(bytes([at]) for at in range(7))
-    sample = RunSample(0, "a", 0, 70, 700, keys, tuple(range(0, 70, 10)), (100,) * 7)
-    half = thinned(sample)
-    assert (half.keys, half.rows_at) == (keys[::2], (0, 20, 40, 60))
-    assert half.weights == (200, 200, 200, 100)
-    assert thinned(thinned(thinned(half))).weights == (700,)
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------------------
@@ -166,7 +160,7 @@ async def test_a_damaged_block_is_missing_and_can_be_stored_again(opened: Open, 
     assert await storage.read(ReadBlocks("s", 0, "a", 0, 40, 99)) == [], "dropped"
     assert storage.counters["damaged"] == 1
     storage = await opened()
-    assert (await storage.count("s", [EVERYTHING], {0: "a"}))[0] == [90], "for good"
+    assert (await count(storage, [EVERYTHING], {0: "a"}))[0] == [90], "for good"
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks)])
     assert await read_all(storage) == [*range(100)]
 
@@ -186,7 +180,7 @@ async def test_a_power_cut_leaves_a_torn_tail(opened: Open, tmp_path: Path) -> N
     for size in (len(whole) - 1, len(whole) - 40, len(whole) // 2):
         data_file(tmp_path).write_bytes(whole[:size])
         storage = await opened()
-        rows = (await storage.count("s", [EVERYTHING], {0: "a"}))[0][0]
+        rows = (await count(storage, [EVERYTHING], {0: "a"}))[0][0]
         assert 0 < rows < 50
         await storage.store("s", "visits", SPEC, [piece(0, "a", 0, blocks)])
         assert await read_all(storage) == [*range(50)]
@@ -257,6 +251,46 @@ async def test_an_older_leader_is_refused_also_after_a_new_start(opened: Open) -
         await storage.obey(6)
 
 
+async def test_of_two_leaders_at_once_the_later_one_is_remembered(opened: Open) -> None:
+    storage = await opened()
+    await storage.obey(4)
+    answers = await asyncio.gather(storage.obey(6), storage.obey(5), return_exceptions=True)
+    assert answers[0] is None
+    assert isinstance(answers[1], StaleEpoch)
+    storage = await opened()
+    assert storage.epoch == 6
+
+
+async def test_an_order_to_forget_of_an_older_table_is_refused(opened: Open) -> None:
+    """The same leader gave it before it ordered this follower to fetch: it was late on its way."""
+    storage, everything = await opened(), run_of(range(100), 10)
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, everything)])
+    orders = Orders(storage, Questions(storage))
+    orders.note("s", 3)
+    with pytest.raises(TemporaryError):
+        await orders.keep(1, "s", 2, [], Winners({0: "a"}))
+    assert await read_all(storage) == [*range(100)]
+    await orders.keep(1, "s", 3, [], Winners({0: "a"}))
+    assert await read_all(storage) == []
+
+
+@pytest.mark.parametrize(
+    "late", [lambda storage, orders: setattr(storage, "epoch", 2), lambda storage, orders: orders.note("s", 3)]
+)
+async def test_an_order_to_forget_ends_when_it_becomes_late(opened: Open, late: Callable[[Storage, Orders], None]) -> None:
+    """It looks into a block; meanwhile another order comes."""
+    storage = await opened()
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(100), 50))])
+    orders = Orders(storage, Questions(storage))
+    inside = Interval(Position(key_of(10), 0, 0, 0), Position(key_of(20), 0, 0, 0))
+    going = asyncio.create_task(orders.keep(1, "s", 2, [inside], Winners({0: "a"})))
+    await asyncio.sleep(0)
+    late(storage, orders)
+    with pytest.raises((StaleEpoch, TemporaryError)):
+        await going
+    assert await read_all(storage) == [*range(100)]
+
+
 async def test_what_is_outside_is_forgotten_and_its_space_given_back(opened: Open, tmp_path: Path) -> None:
     storage = await opened()
     for run in range(4):
@@ -264,28 +298,28 @@ async def test_what_is_outside_is_forgotten_and_its_space_given_back(opened: Ope
     await storage.store("s", "visits", SPEC, [piece(0, "loser", 0, run_of(range(1000), 50, pad=100))])
     before = data_file(tmp_path).stat().st_size
     kept = Interval(Position(key_of(500), 0, 0, 0), Position(key_of(520), 0, 0, 0))
-    rows = (await storage.count("s", [kept], {0: "a"}))[0]
-    await storage.keep("s", [kept], {0: "a"}, sealed=False)
-    assert (await storage.count("s", [kept], {0: "loser"}))[0] != [0], "it may still win"
-    await storage.keep("s", [kept], {0: "a"}, sealed=True)
-    assert (await storage.count("s", [kept], {0: "loser"}))[0] == [0]
-    assert (await storage.count("s", [kept], {0: "a"}))[0] == rows
+    rows = (await count(storage, [kept], {0: "a"}))[0]
+    await keep(storage, [kept], None)
+    assert (await count(storage, [kept], {0: "loser"}))[0] != [0], "it may still win"
+    await keep(storage, [kept], {0: "a"})
+    assert (await count(storage, [kept], {0: "loser"}))[0] == [0]
+    assert (await count(storage, [kept], {0: "a"}))[0] == rows
     await storage.store(
         "s", "visits", SPEC, [piece(0, "a", 9, run_of(range(1000), 50, pad=100))]
     )  # the file that grew is closed now
-    await storage.keep("s", [kept], {0: "a"}, sealed=True)
+    await keep(storage, [kept], {0: "a"})
     storage.shuffles["s"].close_current()
-    await storage.keep("s", [kept], {0: "a"}, sealed=True)
+    await keep(storage, [kept], {0: "a"})
     assert sum(path.stat().st_size for path in (tmp_path / "s" / "s").glob("data-*")) < before / 4
-    assert (await storage.count("s", [kept], {0: "a"}))[0][0] > rows[0]
+    assert (await count(storage, [kept], {0: "a"}))[0][0] > rows[0]
     storage = await opened()
-    assert (await storage.count("s", [kept], {0: "a"}))[0][0] > rows[0]
+    assert (await count(storage, [kept], {0: "a"}))[0][0] > rows[0]
 
 
 async def test_all_outside_leaves_no_data(opened: Open, tmp_path: Path) -> None:
     storage = await opened()
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(100), 10))])
-    await storage.keep("s", [], {0: "a"}, sealed=True)
+    await keep(storage, [], {0: "a"})
     assert not list((tmp_path / "s" / "s").glob("data-*"))
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(100), 10))])
     assert await read_all(storage) == [*range(100)], "and it may come back"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,7 @@ from roq.errors import DataLost, PayloadTooLarge, SchemaMismatch
 from roq.shuffle.blocks import (
     SortedRun,
     decode_block,
+    decode_foreign,
     encode_block,
     load_schema,
     rows_before,
@@ -19,7 +22,7 @@ from roq.shuffle.blocks import (
 )
 from roq.shuffle.keys import KeyEncoder
 from roq.shuffle.sorting import order
-from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, ROW_BYTES_MAX, Block, Position
+from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, ROW_BYTES_MAX, SAMPLE_BYTES_MAX, Block, Position
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("v", pa.binary())])
 ENCODER = KeyEncoder(SCHEMA, ["k"])
@@ -112,6 +115,84 @@ def test_damage_is_told() -> None:
     ):
         with pytest.raises(DataLost):
             decode_block(SCHEMA, damaged)
+
+
+def lying(batch: pa.RecordBatch, offsets: pa.Array, lies: list[int]) -> Block:
+    """The batch as a block with these offsets instead, and the CRC that goes with them."""
+    data = bytearray(batch.serialize().to_pybytes())
+    true = offsets.buffers()[1].to_pybytes()[: 4 * (len(offsets) + 1)]
+    at = data.find(true)
+    assert at > 0
+    data[at : at + len(true)] = np.array(lies, np.int32).tobytes()
+    return Block(0, batch.num_rows, b"", b"", crc32(data), bytes(data))
+
+
+def test_offsets_that_point_outside_are_told_to_whoever_takes_blocks_of_strangers() -> None:
+    """Following them would end the process."""
+    strings, lists = pa.array(["aa", "bb", "cc"]), pa.array([["a"], ["b"], ["c"]])
+    for column, lies in ((strings, [0, 1 << 30, 2, 6]), (strings, [0, 2, 4, 1 << 30]), (lists, [0, 1, 1 << 30, 3])):
+        batch = pa.record_batch([column], names=["k"])
+        block = lying(batch, column, lies)
+        with pytest.raises(DataLost, match="no sound Arrow data"):
+            decode_foreign(batch.schema, block)
+        if column is strings:
+            encoder = KeyEncoder(batch.schema, ["k"])
+            with pytest.raises(DataLost, match="no sound Arrow data"):
+                split(block, 1, encoder)
+
+
+def test_strings_need_not_be_utf_8() -> None:
+    """Those of Spark may be any bytes."""
+    plain = pa.array([b"\xff\xfe", b"", None], pa.binary())
+    lists = pa.ListArray.from_arrays([0, 1, 2, 3], plain.view(pa.string()))
+    fixed = pa.FixedSizeListArray.from_arrays(plain.view(pa.string()), 1)
+    pairs = pa.MapArray.from_arrays([0, 1, 2, 2], plain[:2].view(pa.string()), plain[:2].view(pa.string()))
+    columns = {
+        "s": plain.view(pa.string()),
+        "l": plain.cast(pa.large_binary()).view(pa.large_string()),
+        "list": lists,
+        "large": lists.cast(pa.large_list(pa.string())),
+        "fixed": fixed,
+        "map": pairs,
+        "struct": pa.StructArray.from_arrays([plain.view(pa.string()), pa.array([1, 2, 3])], ["a", "b"]),
+        "n": pa.nulls(3),
+        "d": pa.array([1, None, 2], pa.decimal128(5, 2)),
+    }
+    batch = pa.record_batch(list(columns.values()), names=list(columns))
+    data = batch.serialize().to_pybytes()
+    assert decode_foreign(batch.schema, Block(0, 3, b"", b"", crc32(data), data)).equals(batch)
+
+
+# --- long keys ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "shared", "least"), [(5000, 0, 2000), (5000, 4990, 50), (60_000, 0, 250), (300, 290, 1000)])
+def test_a_sample_has_a_bound_in_bytes(length: int, shared: int, least: int) -> None:
+    draw = np.random.default_rng(2)
+    keys = ["x" * shared + draw.bytes((length - shared) // 2).hex() for _ in range(min(2000, 15_000_000 // length))]
+    run = run_of(keys, [0] * len(keys))
+    blocks = list(run.blocks())
+    size = sum(len(block.data) for block in blocks)
+    sample = run.sample(3, "a", 2, size, 2048)
+    assert sum(map(len, sample.keys)) <= SAMPLE_BYTES_MAX
+    assert len(sample.keys) >= min(least, len(keys)), "no coarser than it must be"
+    assert (len(sample.rows_at), len(sample.weights), sum(sample.weights)) == (len(sample.keys), len(sample.keys), size)
+    assert sample.rows_at[0] == 0
+    encoded = [b"\x01" + key.encode() for key in sorted(keys)]
+    for key, row in zip(sample.keys, sample.rows_at, strict=True):
+        place = Position(key, 3, 2, row)
+        assert place <= Position(encoded[row], 3, 2, row)
+        assert not row or Position(encoded[row - 1], 3, 2, row - 1) < place
+        before = sum(rows_before(block, place, 3, 2, ENCODER) for block in blocks if block.first <= row)
+        assert before == row, "cutting there cuts before that very row"
+
+
+def test_a_sample_of_equal_long_keys_has_a_bound_in_bytes() -> None:
+    run = run_of(["y" * 60_000] * 300, [0] * 300)
+    sample = run.sample(0, "a", 0, 300 * 60_000, 300)
+    assert sum(map(len, sample.keys)) <= SAMPLE_BYTES_MAX
+    assert set(sample.keys) == {b"\x01" + b"y" * 60_000}, "what cuts them is the row"
+    assert len(sample.keys) >= 4
 
 
 def test_a_row_has_a_limit() -> None:

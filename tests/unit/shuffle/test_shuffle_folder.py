@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,48 @@ def test_a_range_that_was_cut_anew_is_told(shuffles: roq.shuffle.Shuffles) -> No
     shuffles.rebalance("s", 5)
     with pytest.raises(CallError, match="cut anew"):
         next(rows)
+
+
+def test_a_range_that_has_as_many_rows_as_before_is_told_too(shuffles: roq.shuffle.Shuffles) -> None:
+    """Rows that get smaller: cuts into more ranges have ranges of the same number and rows, that are other ones."""
+    shuffles.create("s", ["k"], SCHEMA)
+    rows: Rows = [(f"{row:04}" + "x" * int(20_000 / (1 + row / 12)), row) for row in range(400)]
+    shuffles.commit("s", [write(shuffles, "s", 0, rows)])
+    cuts = {wanted: [each.rows for each in shuffles.rebalance("s", wanted).ranges] for wanted in range(2, 40)}
+    few, many, same = next(
+        (few, many, number)
+        for few, many in combinations(cuts, 2)
+        for number in range(1, len(cuts[few]))
+        if cuts[few][number] == cuts[many][number] and sum(cuts[few][:number]) != sum(cuts[many][:number])
+    )
+    planned = shuffles.rebalance("s", few)
+    every = shuffles.read_all("s")
+    before = sum(cuts[few][:same])
+    found: list[int] = []
+    while len(found) < before:
+        found += next(every)["id"].to_pylist()
+    assert found == list(range(before))
+    shuffles.rebalance("s", many)
+    for late in (every, shuffles.read("s", same, planned=planned)):
+        with pytest.raises(CallError, match="cut anew"):
+            next(late)
+    shuffles.rebalance("s", few)
+    again = [number for batch in shuffles.read("s", same, planned=planned) for number in batch["id"].to_pylist()]
+    assert again == list(range(before, before + cuts[few][same])), "the same rows in whatever table"
+
+
+def test_a_range_of_a_shuffle_that_was_made_anew_is_told(shuffles: roq.shuffle.Shuffles) -> None:
+    shuffles.commit("s", filled(shuffles, ranges=1))
+    planned, rows = shuffles.describe("s"), shuffles.read("s", 0)
+    shuffles.remove("s")
+    shuffles.commit("s", filled(shuffles, ranges=1))
+    for late in (rows, shuffles.read("s", 0, planned=planned)):
+        with pytest.raises(CallError, match="made or cut anew"):
+            next(late)
+    shuffles.create("t", ["k"], SCHEMA)
+    for name, plan in (("t", planned), ("t", shuffles.describe("t"))):
+        with pytest.raises(CallError):
+            shuffles.read(name, 0, planned=plan)
 
 
 def test_a_closed_service(shuffles: roq.shuffle.Shuffles) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import time
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import roq.shuffle
-from roq.errors import Closed, DataLost, RoqError, StorageFailed, StorageFull
+from roq.errors import Closed, DataLost, RoqError, ShuffleNotFound, StorageFailed, StorageFull
 from roq.log.local.disk import Disk
 from roq.shuffle.folder import FolderService
 from roq.shuffle.writer import MEMORY_BYTES_MIN
@@ -116,6 +118,7 @@ class TracedDisk(Disk):
         super().rename(old, new)
 
     def sync_folder(self, folder: Path) -> None:
+        self._fail("sync_folder")
         super().sync_folder(folder)
         self.folders.append(folder.name)
 
@@ -178,3 +181,101 @@ def test_what_the_dead_left_is_taken_away(tmp_path: Path) -> None:
     shuffles.create("t", ["k"], SCHEMA)
     assert {path.name for path in root.iterdir()} == {"s.shuffle", "t.shuffle", "young.new"}
     living.finish()
+
+
+# --- two of one name ------------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_of_a_removed_shuffle_leaves_that_of_the_new_one_alone(tmp_path: Path) -> None:
+    with roq.shuffle.open(f"file://{tmp_path}/s") as shuffles:
+        for end in ("finish", "abandon"):
+            shuffles.create("s", ["k"], SCHEMA)
+            late = shuffles.writer("s", 0, "task-0")
+            late.write(pa.table([["late"], [1]], schema=SCHEMA))
+            shuffles.remove("s")
+            shuffles.create("s", ["k"], SCHEMA)
+            new = shuffles.writer("s", 0, "task-0")
+            new.write(pa.table([["new"], [2]], schema=SCHEMA))
+            if end == "finish":
+                with pytest.raises(ShuffleNotFound):
+                    late.finish()
+            late.abandon()
+            shuffles.commit("s", [new.finish()])
+            assert read(shuffles) == [("new", 2)]
+            shuffles.remove("s")
+
+
+# --- one more try ---------------------------------------------------------------------------------------------------------
+
+
+def test_finishing_again_when_only_the_name_was_not_durable(tmp_path: Path) -> None:
+    disk = TracedDisk()
+    with roq.shuffle.Shuffles(FolderService(tmp_path, disk)) as shuffles:
+        shuffles.create("s", ["k"], SCHEMA)
+        writer, other = shuffles.writer("s", 0, "a"), shuffles.writer("s", 1, "b")
+        for each in (writer, other):
+            each.write(pa.table([["x"], [1]], schema=SCHEMA))
+            disk.failing = ("sync_folder", 5)
+            with pytest.raises(StorageFailed):
+                each.finish()
+            with pytest.raises(StorageFailed):
+                each.finish()
+            disk.failing = None
+        other.abandon()
+        with shuffles.writer("s", 2, "c") as third:
+            third.write(pa.table([["x"], [1]], schema=SCHEMA))
+            third.finish()
+        attempts = tmp_path / "s.shuffle/attempts"
+        disk.folders.clear()
+        receipt = writer.finish()
+        assert (attempts / "0-a.run").stat().st_size == (attempts / "2-c.run").stat().st_size, "with one index"
+        shuffles.commit("s", [receipt])
+        assert disk.folders == ["attempts", "s.shuffle"]
+        assert read(shuffles) == [("x", 1)]
+        assert [path.name for path in attempts.iterdir()] == ["0-a.run"]
+
+
+def test_an_attempt_that_could_not_begin_can_begin_again(tmp_path: Path) -> None:
+    disk = TracedDisk()
+    with roq.shuffle.Shuffles(FolderService(tmp_path, disk)) as shuffles:
+        shuffles.create("s", ["k"], SCHEMA)
+        before = len(os.listdir("/proc/self/fd"))
+        disk.failing = ("write", 28)
+        for _ in range(3):
+            with pytest.raises(StorageFull):
+                shuffles.writer("s", 0, "a")
+        disk.failing = None
+        assert len(os.listdir("/proc/self/fd")) == before
+        with shuffles.writer("s", 0, "a") as writer:
+            shuffles.commit("s", [writer.finish()])
+
+
+# --- the dead -------------------------------------------------------------------------------------------------------------
+
+
+def die_before_sweeping(address: str) -> None:
+    """In a process: seal or cut anew as far as the table."""
+    FolderService._sweep = lambda self, home, winners: os._exit(9)  # type: ignore[method-assign]
+    with roq.shuffle.open(address) as shuffles:
+        shuffles.commit("s", [write(shuffles, 0, 10)])
+
+
+def test_readers_take_away_what_a_dead_committer_left(tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/s"
+    with roq.shuffle.open(address) as shuffles:
+        filled(shuffles)
+        process = multiprocessing.get_context("spawn").Process(target=die_before_sweeping, args=(address,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 9
+        home = tmp_path / "s/s.shuffle"
+        (home / "table.1.tmp").write_bytes(b"half a table")
+        assert len(list((home / "attempts").iterdir())) == 4
+        holder = os.open(home / "lock", os.O_RDWR)
+        flock(holder, LOCK_EX)
+        assert len(read(shuffles)) == 10, "somebody seals or sweeps: readers do not wait"
+        assert len(list((home / "attempts").iterdir())) == 4
+        os.close(holder)
+        assert len(read(shuffles)) == 10
+        assert len(list((home / "attempts").iterdir())) == 1
+        assert sorted(path.name for path in home.iterdir()) == ["attempts", "lock", "shuffle", "table"]

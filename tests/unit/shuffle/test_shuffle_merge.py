@@ -38,7 +38,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Runs:
-    """A RangeSource in memory, over whole runs of which a part is wanted."""
+    """A SliceSource in memory, over whole runs of which a part is wanted."""
 
     def __init__(self, runs: dict[tuple[int, int], list[Block]], slices: Sequence[RunSlice]) -> None:
         self.runs, self.slices = runs, slices
@@ -127,6 +127,48 @@ def test_every_way_of_merging_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(batch.num_rows for batch in merge.merged(source, ENCODER, memory(budget))) == len(expected)
         ways.append(set(taken))
     assert ways == [{"_gather"}, {"_merge"}, {"_gather", "_merge"}, {"_gather", "_merge", "_merged_once"}]
+
+
+@pytest.mark.parametrize("small", ["first", "last"])
+def test_large_rows_are_merged_few_at_a_time(monkeypatch: pytest.MonkeyPatch, small: str) -> None:
+    """However small those of the first or of the last slice are."""
+    together: list[int] = []
+    plain = merge._merge
+
+    def noting(cursors: list[merge._Cursor], encoder: KeyEncoder, room: merge._Room) -> Iterator[pa.RecordBatch]:
+        together.append(len(cursors))
+        return plain(cursors, encoder, room)
+
+    monkeypatch.setattr(merge, "_merge", noting)
+    draw = random.Random(6)
+    large = [[draw.randbytes(60_000) for _ in range(12)] for _ in range(10)]
+    keys = [[b"x"] * 40_000, *large] if small == "first" else [*large, [b"x"] * 9]
+    source, _ = runs_of(keys, draw)
+    source.slices = [RunSlice(number // 2, "x", number % 2, 0, len(each)) for number, each in enumerate(keys)]
+    budget = 1 << 21
+    rows = [key for batch in merge.merged(source, ENCODER, memory(budget)) for key in batch["k"].to_pylist()]
+    assert rows == sorted(key for each in keys for key in each)
+    assert together
+    assert max(together) == merge.FAN_IN_MIN, "two blocks of each of two are a good part of this memory"
+
+
+def test_rows_are_put_together_in_pieces_that_arrow_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much memory there is."""
+    assert merge.LOADED_BYTES_MAX // 2 < 1 << 31, "offsets of strings are 32-bit"
+    monkeypatch.setattr(merge, "LOADED_BYTES_MAX", 1 << 21)
+    sizes: list[int] = []
+    plain = merge._sorted
+
+    def noting(batches: list[pa.RecordBatch], encoder: KeyEncoder) -> SortedRun:
+        sizes.append(sum(batch.nbytes for batch in batches))
+        return plain(batches, encoder)
+
+    monkeypatch.setattr(merge, "_sorted", noting)
+    draw = random.Random(7)
+    for runs in (4, 60):
+        source, expected = runs_of([[draw.randbytes(200) for _ in range(3000)] for _ in range(runs)], draw)
+        assert sum(batch.num_rows for batch in merge.merged(source, ENCODER, 1 << 50)) == len(expected)
+    assert 0 < max(sizes) <= 1 << 20
 
 
 @pytest.mark.parametrize("budget", [1 << 26, 1 << 19])

@@ -27,7 +27,8 @@ from roq.shuffle.events import (
     Write,
     Written,
 )
-from roq.shuffle.plan import GATHER_SECONDS, KEEP_SECONDS, RETRY_SECONDS, Plan
+from roq.shuffle.machine import RETRY_SECONDS
+from roq.shuffle.plan import GATHER_SECONDS, KEEP_SECONDS, Plan
 from roq.shuffle.record import Record, Stage, recut
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Receipt, RunSample, Spec, State
@@ -136,7 +137,9 @@ def test_a_table_is_cut_when_one_is_wanted_and_not_before_others_could_tell() ->
     one.wait(10)
     assert one.record.epoch == 0
     one.feed(Reported((sample(1),), (GOOD,), wanted=True))
-    assert one.told == [Wake(GATHER_SECONDS)]
+    (wake,) = one.told
+    assert isinstance(wake, Wake)
+    assert wake.seconds == pytest.approx(GATHER_SECONDS)
     assert one.record.epoch == 0
     one.wait(GATHER_SECONDS)
     assert (one.record.epoch, len(one.record.table), one.record.stage) == (1, 4, Stage.NONE)

@@ -1,0 +1,93 @@
+"""One shuffle of a reign goes wrong or away, with a real ZooKeeper: the reign goes on, and nothing is held on to."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from gcm.followers import Links
+from gcm.reign import Reign
+from gcm.shuffle_driver import Driver, Surroundings
+from gcm.shuffle_store import ShuffleStore
+from roq.coordination import paths
+from roq.coordination.multi import take_epoch
+from roq.coordination.session import Session
+from roq.errors import RoqError, ShuffleNotFound
+from roq.runtime.observe import Counters
+from roq.shuffle.events import Commit, Event, Hosts, Instruction, Remove, Reported, Touched
+from roq.shuffle.plan import Plan
+from roq.shuffle.record import Record
+from roq.wire.shuffle import Spec, State
+
+RECORD = Record("s", "id", Spec(("k",), b"schema"), 0.0, "t")
+NOBODY = Hosts(frozenset(), frozenset())
+
+
+@pytest.fixture
+async def reign(chroot: str) -> AsyncIterator[Reign]:
+    async with AsyncExitStack() as stack:
+        session = await Session.connect(chroot, 6.0)
+        stack.push_async_callback(session.close)
+        for path in paths.SKELETON:
+            await session.ensure_path(path)
+        reign = await Reign.begin(session, await take_epoch(session), Counters())
+        stack.push_async_callback(reign.end, None)
+        yield reign
+
+
+async def driver_of(reign: Reign, plan: Plan) -> Driver:
+    store = ShuffleStore(reign, plan.record.id)
+    await store.create(plan.record)
+    driver = Driver(plan, store, Surroundings(reign, Links(), {}, lambda _: None))
+    driver.start()
+    driver.feed(NOBODY)
+    return driver
+
+
+class Defective(Plan):
+    """Fails when it is touched."""
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        if isinstance(event, Touched):
+            raise ZeroDivisionError("a defect")
+        return super().handle(event, now)
+
+
+async def test_a_defect_concerns_one_shuffle_only(reign: Reign) -> None:
+    driver = await driver_of(reign, Defective(RECORD, reign.fence.epoch))
+    waiting = asyncio.create_task(driver.until(lambda record: record.state is State.SEALED))
+    await driver.submit(Reported((), (), wanted=False))
+    async with asyncio.timeout(20):
+        for event in (Touched(), Commit(())):
+            with pytest.raises(RoqError, match="a defect"):
+                await driver.submit(event)
+        with pytest.raises(RoqError, match="a defect"):
+            await waiting
+    assert not reign.ended.done()
+    await reign.write()
+
+
+async def test_of_a_shuffle_that_is_gone_nothing_is_held(reign: Reign) -> None:
+    driver = await driver_of(reign, Plan(RECORD, reign.fence.epoch, abandoned_seconds=7 * 86400.0))
+    async with asyncio.timeout(20):
+        await driver.submit(Remove("x"))
+        await driver.store.delete()
+        waiting = asyncio.create_task(driver.until(lambda record: record.state is State.SEALED))
+        await asyncio.sleep(0)
+        driver.stop()
+        with pytest.raises(ShuffleNotFound):
+            await waiting
+        with pytest.raises(ShuffleNotFound):
+            await driver.submit(Remove("y"))
+    plan = weakref.ref(driver.plan)
+    del driver, waiting
+    async with asyncio.timeout(20):
+        while plan() is not None:  # its task ends in one of the next turns of the loop
+            await asyncio.sleep(0.01)
+            gc.collect()
+    assert not reign.ended.done()

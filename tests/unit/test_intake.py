@@ -1,0 +1,105 @@
+"""Unfinished messages of many peers (runtime/intake.py): bounded, and everybody's turn comes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roq.runtime.intake import READ_BYTES_MAX, READ_BYTES_MIN, STILL_LOOKS_MAX, Intake
+
+MIB = 1 << 20
+LIMIT = 3 * MIB
+
+
+class Peer:
+    """Sends messages of these sizes, one after the other."""
+
+    def __init__(self, intake: Intake, sizes: list[int]) -> None:
+        self._intake, self.left = intake, list(sizes)
+        self.paused, self.has = False, 0
+
+    def pause(self) -> None:
+        assert not self.paused
+        self.paused = True
+
+    def resume(self) -> None:
+        assert self.paused
+        self.paused = False
+
+    def read(self) -> None:
+        """As the loop does: what there is, as there is room for it."""
+        count = min(self._intake.room(self), sum(self.left) - self.has)
+        self.has += count
+        finished = False
+        while self.left and self.has >= self.left[0]:
+            self.has -= self.left.pop(0)
+            finished = True
+        self._intake.read(self, self.has, finished=finished)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=4), min_size=1, max_size=12),
+    st.lists(st.integers(0, 11), max_size=40),
+)
+def test_all_get_done_within_the_limit(messages: list[list[int]], order: list[int]) -> None:
+    intake = Intake(LIMIT)
+    peers = [Peer(intake, sizes) for sizes in messages]
+    most = LIMIT + max(map(max, messages)) + len(peers) * READ_BYTES_MIN
+    turns = [*order, *range(len(peers))]
+    for _ in range(10 * sum(map(sum, messages)) // READ_BYTES_MIN + 1000):
+        reading = [peer for peer in peers if peer.left and not peer.paused]
+        if not reading:
+            break
+        turns.append(turns.pop(0))
+        reading[turns[0] % len(reading)].read()
+        assert intake.total == sum(peer.has for peer in peers) <= most
+    assert not any(peer.left or peer.paused for peer in peers)
+    assert (intake.total, intake.first) == (0, None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["read", "gone"])), max_size=60))
+def test_who_goes_away_leaves_its_place(steps: list[tuple[int, str]]) -> None:
+    intake = Intake(MIB)
+    peers = [Peer(intake, [2 * MIB] * 20) for _ in range(6)]
+    for number, step in steps:
+        if step == "gone":
+            intake.gone(peers[number])
+            peers[number] = Peer(intake, [2 * MIB] * 20)
+        elif not peers[number].paused:
+            peers[number].read()
+        assert intake.total == sum(peer.has for peer in peers)
+        assert not all(peer.paused for peer in peers), "somebody gets on"
+        if intake.first is not None:
+            assert isinstance(intake.first, Peer)
+            assert not intake.first.paused
+
+
+def test_small_messages_never_wait() -> None:
+    intake = Intake(MIB)
+    large = [Peer(intake, [4 * MIB]) for _ in range(20)]
+    for _ in range(40):
+        for peer in large:
+            if not peer.paused and peer.has < 3 * MIB:
+                peer.read()
+    assert sum(peer.paused for peer in large) == 19
+    small = Peer(intake, [READ_BYTES_MIN] * 5)
+    while small.left:
+        assert not small.paused
+        small.read()
+
+
+def test_who_does_not_use_its_turn_is_told() -> None:
+    intake = Intake(MIB)
+    first, other = (Peer(intake, [4 * MIB]) for _ in range(2))
+    for _ in range(MIB // READ_BYTES_MAX):
+        first.read()
+    assert [intake.late() for _ in range(2 * STILL_LOOKS_MAX)] == [None] * 2 * STILL_LOOKS_MAX, "nobody waits for it"
+    other.read()
+    assert other.paused
+    first.read()
+    assert [intake.late() for _ in range(STILL_LOOKS_MAX)] == [None] * STILL_LOOKS_MAX
+    first.read()
+    assert intake.late() is None, "it has gone on"
+    assert [intake.late() for _ in range(STILL_LOOKS_MAX)] == [None] * (STILL_LOOKS_MAX - 1) + [first]
+    intake.gone(first)
+    assert not other.paused

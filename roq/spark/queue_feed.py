@@ -16,16 +16,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from roq.errors import Closed, ManifestGone, RoqError, StorageFailed, StorageFull, TemporaryError
 from roq.runtime.backoff import delays
 from roq.spark.queue_crash import crash_point
-from roq.spark.queue_ledger import Ledger
+from roq.spark.queue_ledger import FAIL_SECONDS, Ledger
 from roq.spark.queue_manifest import Part, parts
 from roq.spark.queue_options import QueueOptions
 from roq.workqueue.address import open_backend
-from roq.workqueue.contract import LEASE_COUNT_MAX, Leased, Settlement
+from roq.workqueue.contract import LEASE_COUNT_MAX, Ack, Leased
 
 Offset = dict[str, str | int]  # what Spark keeps as JSON
 MANIFEST_ROWS = 50_000
@@ -37,7 +37,7 @@ AHEAD_BYTES = 256 * 1024 * 1024
 BATCHES_OPEN = 4
 PLAN_SECONDS = 0.1  # Spark's other calls wait while it plans
 LEASE_WAIT_SECONDS = 1.0
-FAIL_SECONDS = 120.0  # a queue that is away for longer ends the stream
+EMPTY_SECONDS = 10.0  # a frozen feed asks again for so long while the queue has tasks and gives none
 ACK_SECONDS = 60.0  # to wait for acks when a stream of what is available ends
 log = logging.getLogger(__name__)
 
@@ -73,13 +73,15 @@ class LeaseFeed:
         self._failure: RoqError | None = None
         self._closed = self._exhausted = self._asked = False
         self._budget: int | None = None  # tasks that may still be leased
+        self._whole = False  # Spark asks once and wants everything in one batch
+        self._empty_since, self._pauses = 0.0, delays(0.05, 1.0)  # of leases in a row that gave nothing; monotonic
         self._planned = 0  # the highest number Spark was told
         self._row_bytes = ROW_BYTES  # of the tasks leased last, on average
         self._thread: threading.Thread | None = None
         folder = options.manifests_folder()
         self._backend = open_backend(options.address, None)
         try:
-            self._ledger = Ledger(folder, self._backend, self._lease_seconds, self._fail)
+            self._ledger = Ledger(folder, options.queue, self._backend, self._lease_seconds, self._fail)
             self._found = self._ledger.highest  # what may be in Spark's checkpoint though we have not told it
         except BaseException:
             self._backend.close()
@@ -92,10 +94,15 @@ class LeaseFeed:
         return self._offset(self._ledger.committed)
 
     def plan(self, start: Offset, limit: ReadLimit) -> Offset:
-        """See Feed. Waits for tasks for PLAN_SECONDS; a frozen feed until there are tasks, or no more."""
+        """See Feed. Waits for tasks for PLAN_SECONDS; a frozen feed until there are tasks, or no more. ReadAllAvailable is what
+        trigger(once=True) asks for, once: everything that is ready now, in one batch."""
         number = self._number(start)
         self._ledger.commit(number)
         self._plans(number)
+        if isinstance(limit, ReadAllAvailable):
+            self._whole = True
+            if self._budget is None:
+                self.freeze()
         self._begin()
         deadline = time.monotonic() + PLAN_SECONDS
         with self._news:
@@ -103,7 +110,7 @@ class LeaseFeed:
             while not (self._exhausted if self._budget is not None else time.monotonic() >= deadline):
                 if self._failure is not None:
                     raise self._failure
-                if (end := self._reach(number, limit)) > number:
+                if not self._whole and self._reach(number, limit) > number:
                     break
                 self._news.wait(PLAN_SECONDS)
             end = self._reach(number, limit)
@@ -225,7 +232,7 @@ class LeaseFeed:
                 ahead = self._ledger.after(self._planned)
                 rows, size = sum(one.file.rows for one in ahead), sum(one.file.size for one in ahead)
                 room = rows < self._batch_rows and size < AHEAD_BYTES
-                if room and (not ahead or self._ledger.rows() < BATCHES_OPEN * self._batch_rows):
+                if self._whole or (room and (not ahead or self._ledger.rows() < BATCHES_OPEN * self._batch_rows)):
                     return True
                 self._news.wait(PLAN_SECONDS / 2)
             return False
@@ -246,29 +253,48 @@ class LeaseFeed:
 
     def _gather(self, tasks: list[Leased], began: float) -> bool:
         """Whether there will be no more: a frozen feed has leased all it may."""
-        acks: list[Settlement] = []
+        done: list[Leased] = []
         last, size, rows_max = False, 0, min(MANIFEST_ROWS, self._batch_rows)
         while len(tasks) < rows_max and size < MANIFEST_BYTES and not self._closed:
             count = self._count(rows_max - len(tasks), MANIFEST_BYTES - size)
             if not count:
                 last = True
                 break
-            wait = 0.0 if acks or self._budget is not None else self._patience(began, LEASE_WAIT_SECONDS if not tasks else 0.0)
-            leased = self._backend.lease(self._lease_seconds, count, wait, acks)[1]
-            new, acks = self._ledger.sift(leased)
+            wait = 0.0 if done or self._budget is not None else self._patience(began, LEASE_WAIT_SECONDS if not tasks else 0.0)
+            acks = [Ack(task.token) for task in done]
+            answers, leased = self._backend.lease(self._lease_seconds, count, wait, acks)
+            self._ledger.acked(done, answers)
+            new, done = self._ledger.sift(leased)
             tasks += new
             size += sum(len(task.payload) for task in new)
             self._row_bytes = size / len(tasks) if tasks else ROW_BYTES
             if self._budget is not None:
                 self._budget -= len(leased)
             if not leased:
-                last = self._budget is not None
+                last = self._budget is not None and not tasks and self._no_more()
                 break
+            self._empty_since = 0.0
             if time.monotonic() > began + MANIFEST_SECONDS and len(leased) < count:
                 break
-        if acks:
-            self._backend.settle(acks)
+        if done:
+            self._ledger.acked(done, self._backend.settle([Ack(task.token) for task in done]))
         return last
+
+    def _no_more(self) -> bool:
+        """Of a frozen feed that was given nothing. The queue may have tasks all the same: a race was lost, a file was busy, a
+        payload could not be read and is delayed for a moment. Then this waits a little, and not for ever."""
+        status, now = self._backend.status(), time.monotonic()
+        if not status.ready and not status.delayed:
+            log.info("%d of the tasks that were ready are taken by others: %s", self._budget, status)
+            return True
+        if not self._empty_since:
+            self._empty_since, self._pauses = now, delays(0.05, 1.0)
+        if now > self._empty_since + EMPTY_SECONDS:
+            log.warning("%d of the tasks that were ready could not be leased and are left: %s", self._budget, status)
+            return True
+        with self._news:
+            self._news.wait_for(lambda: self._closed, next(self._pauses))
+        return False
 
     def _patience(self, began: float, least: float) -> float:
         """How long to wait for more: while Spark works on something else, one manifest is better than many."""

@@ -1,10 +1,10 @@
 """The ledger of a stream: its open manifests, their leases kept alive, acked when Spark has committed them, then forgotten.
 
     lock                       held by the one process that runs the stream
-    stream.json                the stream's id, so that a checkpoint is not used with another folder
+    stream.json                the stream's id, so that a checkpoint is not used with another folder, and its queue
     committed.json             the highest number that was acked
     {number}.….arrow           manifests (queue_manifest.py)
-    done-{number}.json         ids of tasks that Spark has committed, but whose lease was over before the ack
+    done-{number}.json         tasks that Spark has committed, but whose lease was over before the ack (queue_done.py)
 
 A task whose lease was over may be leased again. If it is one of an open manifest, the new lease takes the place of the old one;
 if it is done, it is acked at once. So as long as the stream is the queue's only reader, a row comes once however often the
@@ -29,19 +29,22 @@ from roq.ids import new_token
 from roq.runtime.backoff import delays
 from roq.spark import queue_manifest
 from roq.spark.queue_crash import crash_point
+from roq.spark.queue_done import DoneTasks
 from roq.spark.queue_files import create_note, write_note
 from roq.spark.queue_manifest import Manifest
+from roq.spark.queue_options import lies_within, same_queue
 from roq.workqueue.contract import Ack, Backend, Extend, Leased, Release, Settlement
 
 SETTLE_COUNT = 4000  # settlements in one trip, and one sync
 RENEW_SHARE = 3  # a lease is renewed when a third of it is over
 LOCK_SECONDS = 30.0  # a driver that was killed leaves its Python processes to find out by themselves
-DONE_KEEP_SECONDS = 7 * 86_400.0  # a task that nobody leased again for so long is another reader's
+FAIL_SECONDS = 120.0  # a queue that is away, or takes no ack, for longer ends the stream
 log = logging.getLogger(__name__)
 
 
 class _Stream(msgspec.Struct, frozen=True):
     id: str
+    queue: str = ""  # its address in one form (queue_options.py)
 
 
 class _Committed(msgspec.Struct, frozen=True):
@@ -73,21 +76,29 @@ class _Open:
 
 
 class Ledger:
-    """Of one folder. Raises ManifestsTaken if another process has it for long. on_error: told once if the keeper must stop."""
+    """Of one folder and one queue (QueueOptions.queue). on_error: told once if the keeper must stop. Raises ManifestsTaken if
+    another process has the folder for long, ManifestGone if it is another queue's."""
 
-    def __init__(self, folder: Path, backend: Backend, lease_seconds: float, on_error: Callable[[RoqError], None]) -> None:
+    def __init__(
+        self, folder: Path, queue: str, backend: Backend, lease_seconds: float, on_error: Callable[[RoqError], None]
+    ) -> None:
         self.folder, self._backend, self._lease_seconds = folder, backend, lease_seconds
+        self._look_seconds = lease_seconds / RENEW_SHARE / 4  # between two looks whether a lease is to be renewed
         self._on_error = on_error
         folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = _locked(folder / "lock")
-        create_note(folder / "stream.json", _Stream(new_token()))
-        self.stream = msgspec.json.decode((folder / "stream.json").read_bytes(), type=_Stream).id
-        self.committed = _committed(folder)
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
-        self._open = {number: _Open(manifest, 0.0) for number, manifest in queue_manifest.manifests(folder).items()}
+        try:
+            self.stream = _stream(folder, queue)
+            self.committed = _committed(folder)
+            former = queue_manifest.manifests(folder)
+            self._done = DoneTasks(folder)
+        except BaseException:
+            os.close(self._lock_file)
+            raise
+        self._open = {number: _Open(manifest, float("-inf")) for number, manifest in former.items()}
         self._former = set(self._open)  # open ones of a driver before this one
-        self._done = _done(folder)
         self.highest = max([self.committed, *self._open])
         self._to_commit = self.committed
         self._closed = False
@@ -127,20 +138,25 @@ class Ledger:
         with self._lock:
             return sum(one.manifest.file.rows for one in self._open.values())
 
-    def sift(self, tasks: list[Leased]) -> tuple[list[Leased], list[Settlement]]:
-        """Those that are new to the stream; acks of those that are done. The leases of tasks in open manifests are noted."""
+    def sift(self, tasks: list[Leased]) -> tuple[list[Leased], list[Leased]]:
+        """Those that are new to the stream; those that are done, to be acked. Leases of tasks in open manifests are noted."""
         with self._lock:
             careful = bool(self._former or self._done)
             if not careful and all(task.attempt == 1 for task in tasks):
                 return tasks, []
             new: list[Leased] = []
-            acks: list[Settlement] = []
+            done: list[Leased] = []
             for task in tasks:
                 if task.id in self._done:
-                    acks.append(Ack(task.token))
+                    done.append(task)
                 elif not ((careful or task.attempt > 1) and self._moved(task)):
                     new.append(task)
-            return new, acks
+            return new, done
+
+    def acked(self, done: Sequence[Leased], answers: Sequence[str | None]) -> None:
+        """What the queue said to the acks of tasks that `sift` found done."""
+        with self._lock:
+            self._done.acked(task.id for task, answer in zip(done, answers, strict=True) if answer is not None)
 
     def _moved(self, task: Leased) -> bool:
         """Whether it is a task of an open manifest, which has this lease from now on."""
@@ -190,32 +206,49 @@ class Ledger:
     # --- the keeper's thread ------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        pauses = delays(0.1, 5.0)
+        pauses, failing_since = delays(0.1, 5.0), 0.0
         while not self._closed:
             try:
-                due = self._wait()
-                for one in due:
-                    self._finish(one)
-                self._renew()
-                pauses = delays(0.1, 5.0)
+                self._round()
+                pauses, failing_since = delays(0.1, 5.0), 0.0
             except Closed:
                 return
             except StorageFailed as error:
                 self._on_error(error)
                 return
             except TemporaryError as error:
+                failing_since = failing_since or time.monotonic()
+                if time.monotonic() > failing_since + FAIL_SECONDS:
+                    self._on_error(error)
+                    return
                 log.warning("%s: leases can't be acked or renewed for now: %s", self.folder, error)
                 with self._news:
-                    self._news.wait_for(lambda: self._closed, next(pauses))
+                    self._news.wait_for(lambda: self._closed, min(next(pauses), self._look_seconds))
             except Exception as error:  # the thread's boundary: the query has to end
                 log.exception("%s: the thread that keeps leases ends", self.folder)
                 self._on_error(error if isinstance(error, RoqError) else StorageFailed(f"{self.folder}: {error!r}"))
                 return
 
+    def _round(self) -> None:
+        """Renew first: what a driver before this one leased may be old, and an ack that fails must cost no other lease."""
+        failure: TemporaryError | None = None
+        try:
+            self._renew()
+        except TemporaryError as error:
+            failure = error
+        for one in self._due_now() if failure else self._wait():
+            self._finish(one)
+        if failure is not None:
+            raise failure
+
     def _wait(self) -> list[_Open]:
         with self._news:
-            self._news.wait_for(lambda: self._closed or self._due(), self._lease_seconds / RENEW_SHARE / 4)
+            self._news.wait_for(lambda: self._closed or self._due(), self._look_seconds)
             return [] if self._closed else self._due()
+
+    def _due_now(self) -> list[_Open]:
+        with self._lock:
+            return self._due()
 
     def _finish(self, one: _Open) -> None:
         """Ack what a committed manifest holds, and forget it."""
@@ -248,10 +281,8 @@ class Ledger:
         """These rows are done, and the queue does not know."""
         if lost:
             ids = one.manifest.ids()
-            gone = [ids[row] for row in lost]
-            write_note(self.folder / f"done-{one.manifest.number}.json", gone)
-            self._done.update(gone)
-            log.warning("%s: %d leases were over before their rows were committed", self.folder, len(gone))
+            self._done.add(one.manifest.number, [ids[row] for row in lost])
+            log.warning("%s: %d leases were over before their rows were committed", self.folder, len(lost))
         self._open.pop(one.manifest.number, None)
 
     def _renew(self) -> None:
@@ -300,18 +331,23 @@ def _locked(path: Path) -> int:
             time.sleep(next(pauses))
 
 
+def _stream(folder: Path, queue: str) -> str:
+    """The stream's id, after a look at whose manifests these are. Raises ManifestGone."""
+    path = folder / "stream.json"
+    create_note(path, _Stream(new_token(), queue))
+    kept = msgspec.json.decode(path.read_bytes(), type=_Stream)
+    if kept.queue and not same_queue(kept.queue, queue) and not lies_within(folder, queue):
+        raise ManifestGone(
+            f"{folder} holds the manifests of a stream of {kept.queue}, not of {queue}: give each stream of each queue its own "
+            'folder by .option("manifests", …), and its own checkpoint'
+        )
+    if kept.queue != queue:
+        write_note(path, _Stream(kept.id, queue))
+    return kept.id
+
+
 def _committed(folder: Path) -> int:
     try:
         return msgspec.json.decode((folder / "committed.json").read_bytes(), type=_Committed).number
     except FileNotFoundError:
         return 0
-
-
-def _done(folder: Path) -> set[str]:
-    found: set[str] = set()
-    for path in folder.glob("done-*.json"):
-        if path.stat().st_mtime < time.time() - DONE_KEEP_SECONDS:
-            path.unlink()
-        else:
-            found.update(msgspec.json.decode(path.read_bytes(), type=list[str]))
-    return found

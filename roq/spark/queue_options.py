@@ -7,6 +7,7 @@ that does not exist, as `roq.open_queue` does. Not covered: columns (queue_colum
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -57,14 +58,27 @@ class QueueOptions:
     rows: int | None
     publication: str
 
+    @property
+    def queue(self) -> str:
+        """The address in one form, whatever it was written like: folders without detours, ZooKeepers in order."""
+        place = self.place
+        if place.scheme in FOLDERS:
+            return f"{place.scheme}://{quote(os.path.normpath(place.path))}"
+        hosts, chroot = _zookeeper(place)
+        return f"{place.scheme}://{','.join(hosts)}{chroot}/{quote(place.path, safe='')}"
+
     def manifests_folder(self) -> Path:
         """Raises Spark's error for a missing option."""
         return _folder(self.manifests, "manifests", "what the stream has leased")
 
     def staging_folder(self) -> Path:
-        """Raises Spark's error for a missing option."""
+        """One per queue. A stream's job has a name that is unique in the world, so its cluster may get other ZooKeepers between
+        a crash and the batch's next run; a publication is named by people. Raises Spark's error for a missing option."""
         folder = _folder(self.staging, "staging", "rows until they are published")
-        return folder / hashlib.sha256(f"{self.kind} {self.address}".encode()).hexdigest()[:16]
+        queue = self.queue
+        if self.place.scheme not in FOLDERS and not self.publication:
+            queue = f"{self.place.scheme}:{_zookeeper(self.place)[1]}/{self.place.path}"
+        return folder / hashlib.sha256(f"{self.kind} {queue}".encode()).hexdigest()[:16]
 
     def check_exists(self) -> None:
         """Raises, in Spark's style, WorkQueueNotFound."""
@@ -84,6 +98,24 @@ class QueueOptions:
 
     def _has_folder(self) -> bool:
         return (Path(self.place.path) / FOLDERS[self.place.scheme]).exists()
+
+
+def same_queue(one: str, other: str) -> bool:
+    """Whether two addresses, as `QueueOptions.queue` gives them, are of the same queue. A folder may have several paths. A
+    cluster may get other ZooKeepers, one by one: one that both name will do."""
+    mine, its = parse(one), parse(other)
+    if mine.scheme != its.scheme:
+        return False
+    if mine.scheme in FOLDERS:
+        return os.path.realpath(mine.path) == os.path.realpath(its.path)
+    (hosts, chroot), (its_hosts, its_chroot) = _zookeeper(mine), _zookeeper(its)
+    return (mine.path, chroot) == (its.path, its_chroot) and not set(hosts).isdisjoint(its_hosts)
+
+
+def lies_within(folder: Path, queue: str) -> bool:
+    """Whether a folder is part of a queue's own, and goes where the queue goes. queue: as for `same_queue`."""
+    place = parse(queue)
+    return place.scheme in FOLDERS and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(place.path))
 
 
 def queue_options(options: Mapping[str, str]) -> QueueOptions:
@@ -123,6 +155,13 @@ def _place(options: Mapping[str, str], kind: Kind) -> tuple[str, Place]:
     if kind is Kind.QUEUE and place.scheme != "roq":
         raise option_error("kind", f"publish/subscribe queues are in clusters only, not at {address}")
     return address, place
+
+
+def _zookeeper(place: Place) -> tuple[list[str], str]:
+    """A cluster's ZooKeepers, host:port, in order; its chroot, "" for none."""
+    hosts, slash, chroot = place.zookeeper.partition("/")
+    named = {host if ":" in host else f"{host}:2181" for host in hosts.lower().split(",")}
+    return sorted(named), f"{slash}{chroot}".rstrip("/")
 
 
 def _folder(path: str, option: str, what: str) -> Path:

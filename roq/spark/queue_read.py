@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -18,7 +19,7 @@ from roq.spark.queue_feed import Feed, LeaseFeed, Offset
 from roq.spark.queue_manifest import Part, views
 from roq.spark.queue_options import QueueOptions
 from roq.workqueue.address import open_backend
-from roq.workqueue.contract import TaskView
+from roq.workqueue.contract import Backend, TaskView
 
 PEEK_MAX_CLUSTER = 10_000  # tasks a master shows
 GC_THRESHOLDS = (100_000, 50, 50)  # of the process that runs a stream: it makes many objects and no cycles
@@ -89,14 +90,17 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class QueueBatchReader(DataSourceReader):
-    """A look at the tasks of one state. One Spark task: the order is the queue's."""
+    """A look at the tasks of one state. One Spark task, which holds all that it shows: the order is the queue's."""
 
     def __init__(self, options: QueueOptions, columns: list[str]) -> None:
         self._options, self._columns = options, columns
 
     def partitions(self) -> list[InputPartition]:
-        """Also the moment to find out that there is no such queue: on the driver, before a task runs."""
+        """Also the moment to find out that there is no such queue, or too much in it: on the driver, before a task runs."""
         self._options.check_exists()
+        if self._options.place.scheme == "roq":
+            with spark_errors(address=self._options.address), closing(open_backend(self._options.address, None)) as backend:
+                self._count(backend)
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -107,17 +111,19 @@ class QueueBatchReader(DataSourceReader):
             yield views(seen[start : start + PEEK_CHUNK]).select(self._columns)
 
     def _seen(self) -> list[TaskView]:
+        with closing(open_backend(self._options.address, None)) as backend:
+            count = self._count(backend)
+            return backend.peek(self._options.state, count) if count else []
+
+    def _count(self, backend: Backend) -> int:
+        """How many to show. Raises Spark's error if they are too many."""
         options = self._options
-        backend = open_backend(options.address, None)
-        try:
-            there = int(getattr(backend.status(), options.state))
-            count = there if options.rows is None else min(options.rows, there)
-            if options.place.scheme == "roq" and count > PEEK_MAX_CLUSTER:
-                raise option_error(
-                    "rows",
-                    f"{there} tasks are {options.state}, and a batch read of a cluster shows {PEEK_MAX_CLUSTER} at most: name "
-                    "fewer rows, or read a stream with trigger(availableNow=True)",
-                )
-            return backend.peek(options.state, count) if count else []
-        finally:
-            backend.close()
+        there = int(getattr(backend.status(), options.state))
+        count = there if options.rows is None else min(options.rows, there)
+        if options.place.scheme == "roq" and count > PEEK_MAX_CLUSTER:
+            raise option_error(
+                "rows",
+                f"{there} tasks are {options.state}, and a batch read of a cluster shows {PEEK_MAX_CLUSTER} at most: name "
+                "fewer rows, or read a stream with trigger(availableNow=True)",
+            )
+        return count

@@ -15,6 +15,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -23,10 +24,10 @@ import pyarrow as pa
 from roq.errors import DataLost
 from roq.spark.queue_crash import crash_point
 from roq.spark.queue_files import ArrowFile, Values, create_note, read_arrow, write_arrow, write_note
-from roq.spark.queue_outlets import Outlet
+from roq.spark.queue_outlets import SAVE, Outlet
 
 FILE_BYTES = 64 * 1024 * 1024  # of staged rows, before another file is begun: bounds a task's memory
-LITTER_SECONDS = 86_400.0  # what was staged by batches that never came to a plan
+LITTER_SECONDS = 86_400.0  # what was staged by batches that never came to a plan, or by a save that nobody will repeat
 DONE_KEEP_SECONDS = 90 * 86_400.0  # a query that rests for longer loses its notes here; its queue's memory is shorter
 NUMBER_SHIFT = 32  # rows of one batch
 log = logging.getLogger(__name__)
@@ -78,14 +79,23 @@ class Publication:
         except FileNotFoundError:
             return False
 
-    def decide(self, files: Sequence[ArrowFile]) -> Plan:
-        """The plan there is, or one with these files."""
+    @property
+    def planned(self) -> bool:
+        """Whether it is decided which files count: some of their rows may be public."""
+        return (self.folder / "plan.json").exists()
+
+    def decide(self, files: Sequence[ArrowFile]) -> tuple[Plan, bool]:
+        """The plan there is, or one with these files; whether it is a new one."""
         path = self.folder / "plan.json"
         plan = Plan([file.values() for file in files], time.time_ns() // 1_000_000)
-        if not create_note(path, plan):
+        if not (new := create_note(path, plan)):
             plan = msgspec.json.decode(path.read_bytes(), type=Plan)
         crash_point("sink.planned")
-        return plan
+        return plan, new
+
+    def undecide(self) -> None:
+        """A new plan can't be carried out, and none of its rows is public: if the batch comes again, other files may count."""
+        (self.folder / "plan.json").unlink(missing_ok=True)
 
     def publish(self, plan: Plan, outlet: Outlet) -> None:
         """All rows of the plan, those that are public already not again. Raises DataLost if staged rows are gone."""
@@ -113,21 +123,29 @@ class Publication:
         shutil.rmtree(self._job, ignore_errors=True)
 
     def abandon(self, files: Iterable[ArrowFile]) -> None:
-        """Remove these staged files, unless they are, or may be, published."""
-        if not self.done and not (self.folder / "plan.json").exists():
+        """Remove these staged files, unless they are, or may be, published; and folders that are empty then."""
+        if not self.done and not self.planned:
             for file in files:
                 Path(file.path).unlink(missing_ok=True)
+            with suppress(OSError):  # a task that does not know yet is still at it
+                self.folder.rmdir()
+                self._job.rmdir()
 
     def sweep(self) -> None:
-        """Remove what others left here long ago."""
+        """Remove what others left here long ago: whole jobs that nobody touched, and what never came to a plan."""
         now = time.time()
         for job in _folders(self._staging):
-            for folder in _folders(job):
-                if not (folder / "plan.json").exists() and folder.stat().st_mtime < now - LITTER_SECONDS:
-                    shutil.rmtree(folder, ignore_errors=True)
-            done = job / "done.json"
-            if done.exists() and done.stat().st_mtime < now - DONE_KEEP_SECONDS:
+            batches = _folders(job)
+            touched = max(
+                (at for path in (job, job / "done.json", *batches) if (at := _changed(path)) is not None), default=now
+            )
+            if touched < now - (LITTER_SECONDS if job.name.startswith(SAVE) else DONE_KEEP_SECONDS):
                 shutil.rmtree(job, ignore_errors=True)
+                continue
+            for folder in batches:
+                at = _changed(folder)
+                if at is not None and at < now - LITTER_SECONDS and not (folder / "plan.json").exists():
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checked(file: ArrowFile) -> Iterator[pa.RecordBatch]:
@@ -142,3 +160,11 @@ def _folders(folder: Path) -> list[Path]:
         return [path for path in folder.iterdir() if path.is_dir()]
     except FileNotFoundError:
         return []
+
+
+def _changed(path: Path) -> float | None:
+    """Unix seconds; None if there is no such path."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None

@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from roq.errors import RoqError
+from roq.errors import PayloadTooLarge, RoqError
 from roq.ids import check_name
 from roq.spark.errors import option_error, spark_errors
 from roq.spark.queue_columns import check_columns, largest_payload, staged, staged_schema
@@ -66,20 +66,26 @@ class _Writer:
         return Staged(job, task.partitionId(), tuple(file.values() for file in files), largest)
 
     def publish(self, messages: Sequence[WriterCommitMessage | None], batch: int, *, once: bool) -> None:
-        """On the driver. once: the same batch may come again, and its note is kept."""
+        """On the driver. once: the same batch may come again, and its note is kept. A batch that has no rows this time is
+        published too if it had some when it was planned: a part of them may be public."""
         done = sorted((m for m in messages if isinstance(m, Staged)), key=lambda message: message.partition)
-        files = _files(done)
-        if not files:
+        if not done:
             return
+        files = _files(done)
         with spark_errors(address=self.options.address):
             publication = Publication(self.options.staging_folder(), done[0].job, batch)
-            if not publication.done:
+            if not publication.done and (files or publication.planned):
                 largest = max(message.largest for message in done)
-                plan = publication.decide(files)
-                with opened(self.options, done[0].job, plan.decided, largest) as outlet:
-                    publication.publish(plan, outlet)
-                    publication.note()
-                    outlet.end()
+                plan, new = publication.decide(files)
+                try:
+                    with opened(self.options, done[0].job, plan.decided, largest) as outlet:
+                        publication.publish(plan, outlet)
+                        publication.note()
+                        outlet.end()
+                except PayloadTooLarge:  # found before anything is published; a stream may leave the row out next time
+                    if new:
+                        publication.undecide()
+                    raise
             publication.clear() if once else publication.forget()
             publication.sweep()
 

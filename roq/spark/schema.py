@@ -24,11 +24,12 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise SchemaMismatch(f"two columns are named {twice[0]!r}")
-    try:
-        arrow = to_arrow_schema(schema, timezone="UTC")
-    except PySparkException as error:
-        raise SchemaMismatch(f"a column's type can't be exchanged as Arrow: {error}") from error
-    return arrow.with_metadata({SPARK_SCHEMA: schema.json().encode()})
+    for field in schema:
+        try:
+            to_arrow_schema(StructType([field]), timezone="UTC")
+        except PySparkException as error:
+            raise SchemaMismatch(f"column {field.name!r} can't be exchanged as Arrow: {error}") from error
+    return to_arrow_schema(schema, timezone="UTC").with_metadata({SPARK_SCHEMA: schema.json().encode()})
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -21,7 +21,10 @@ from roq.spark.schema import exact
 from roq.spark.workers import settle
 from roq.wire.shuffle import Description, Range
 
-CHANGED = "the shuffle was made or cut anew since this was planned: load it again"
+CHANGED = (
+    "the shuffle was made or cut anew since this was planned: load it again. A query that overwrites the shuffle it reads"
+    " destroys it: save under another name, then remove this one"
+)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import GeographyType, GeometryType, StringType, StructType, VariantType
 
 import roq.shuffle
 from roq.errors import SchemaMismatch, ShuffleNotFound, ShuffleNotSealed, ShuffleSealed
@@ -33,6 +33,7 @@ from roq.wire.shuffle import RANGES_MAX, Description, State
 
 MIB = 1024 * 1024
 MEMORY_MIB_MAX = 64 * 1024
+NO_ORDER = (VariantType, GeometryType, GeographyType)  # in Arrow they are structs: told by their own names
 EXAMPLE = "file:///data/shuffles or roq://zk1:2181,zk2:2181"
 
 
@@ -114,6 +115,9 @@ class RoqShuffleDataSource(DataSource):
                 field = schema[_column(schema.names, key)]
                 if isinstance(field.dataType, StringType) and not field.dataType.isUTF8BinaryCollation():
                     raise SchemaMismatch(f"key column {field.name!r} has a collation: keys are compared byte by byte")
+                if isinstance(field.dataType, NO_ORDER):
+                    kind = field.dataType.simpleString()
+                    raise SchemaMismatch(f"key column {field.name!r} is of type {kind}, which has no order here")
                 found.append(field.name)
         return found
 

@@ -15,35 +15,14 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
 
-import roq.spark
+from tests.spark.speculating import HANG_SECONDS, session
 
 ROWS, PARTITIONS = 20_000, 4
-HANG_SECONDS = 120
-SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.driver.memory": "512m",
-    "spark.executor.memory": "512m",
-    "spark.executor.cores": "2",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.speculation": "true",
-    "spark.speculation.interval": "100ms",
-    "spark.speculation.quantile": "0.5",
-    "spark.speculation.multiplier": "1.2",
-    "spark.speculation.minTaskRuntime": "500ms",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
-}
 
 
 def main(master: str, address: str, folder: str, trouble: str) -> None:
-    builder = SparkSession.builder.master(master)
-    for key, value in SETTINGS.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    roq.spark.register(spark)
+    spark = session(master)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()

@@ -14,20 +14,14 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
 
-import roq.spark
-from tests.spark.driver import HANG_SECONDS, SETTINGS
+from tests.spark.speculating import HANG_SECONDS, session
 
 PARTITIONS = 4
 
 
 def main(master: str, source: str, target: str, folder: str) -> None:
-    builder = SparkSession.builder.master(master)
-    for key, value in SETTINGS.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    roq.spark.register(spark)
+    spark = session(master)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()

@@ -72,7 +72,9 @@ def test_the_queue_is_as_before_and_a_bound_is_told(
     assert (result.dead, result.analysed) == (45, 7)
     assert "this is about 7 of them" in capsys.readouterr().err
     assert counts(queue) == before
-    run(spark, queue, "--out", f"{tmp_path}/out")
+    again = run(spark, queue, "--out", f"file://{tmp_path}/out")
+    assert again.report == f"{tmp_path}/out/dead_letters.json"
+    assert json.loads((tmp_path / "out" / "dead_letters.json").read_text())["analysed"] == 45
     assert spark.read.parquet(f"{tmp_path}/out/letters").count() == 45
 
 
@@ -103,3 +105,5 @@ def test_wrong_calls(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="there is no work queue"):
         run(spark, f"log://{tmp_path}/nowhere", "--out", f"{tmp_path}/out")
     assert not Path(f"{tmp_path}/nowhere").exists()
+    with pytest.raises(CallError, match="--out has to be a folder of this machine"):
+        run(spark, "log:///nowhere", "--out", "s3a://bucket/out")

@@ -86,7 +86,7 @@ def test_what_a_killed_job_had_collected_is_added_by_the_next(spark: SparkSessio
     left.parent.mkdir(parents=True)
     left.write_text(lines(record(0), record(1), record(1, term=2), record(0)))
     (tmp_path / "one.jsonl").write_text(lines(record(2)))
-    assert run(spark, "--history", f"{tmp_path}/history", "--records", f"{tmp_path}/one.jsonl").added == 4
+    assert run(spark, "--history", f"file://{tmp_path}/history", "--records", f"{tmp_path}/one.jsonl").added == 4
     assert not left.exists()
     assert len(history(spark, tmp_path / "history")) == 4
 
@@ -108,7 +108,10 @@ def test_the_report_and_its_pictures_tell_what_was_and_what_would_have_been(spar
     result = run(spark, *given)
     calm, orders = reports(result)
     assert (calm.queue, calm.records, orders.queue, orders.records) == ("calm", 10, "orders", 110)
-    assert orders.missing_seconds == 10
+    assert (orders.missing_seconds, orders.sparse_records, calm.missing_seconds) == (10, 1, 0)
+    assert "10 s have no record" in orders.in_words()
+    assert "have no record" not in calm.in_words()
+    assert "warning" not in orders.in_words()
     assert orders.lost == 6  # 4, and 2 of the next term
     assert orders.messages_per_second.highest == 1200
     assert orders.messages_per_second.highest_at == "2026-09-21T14:14:20Z"
@@ -128,8 +131,20 @@ def test_the_report_and_its_pictures_tell_what_was_and_what_would_have_been(spar
     assert [Path(path).name for path in result.pictures] == ["capacity-calm.svg", "capacity-orders.svg"]
     root = ElementTree.parse(result.pictures[1]).getroot()
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"Load (messages/s)", "Exchanges", "policy strict", "as it was", "p99, highest"} <= set(texts)
-    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 16  # eight lines, each divided by the gap
+    assert {"Load (messages/s)", "Exchanges", "policy strict", "as it was", "p99, highest", "published", "delivered"} <= set(
+        texts
+    )
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 14  # seven lines, each divided by the gap
+
+
+def test_records_too_far_apart_for_a_policy_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "thin.jsonl").write_text(lines(*(record(4 * number, load=1200.0) for number in range(20))))
+    (tmp_path / "strict.toml").write_text(STRICT)
+    given = ("--history", f"{tmp_path}/history", "--records", f"{tmp_path}/thin.jsonl", "--report", f"file://{tmp_path}/report")
+    (thin,) = reports(run(spark, *given, "--policy", f"{tmp_path}/strict.toml"))
+    assert (thin.records, thin.missing_seconds, thin.sparse_records) == (20, 57, 19)
+    assert "57 s have no record" in thin.in_words()
+    assert "warning: 19 records came more than 3 s after the one before" in thin.in_words()
 
 
 def test_wrong_calls(spark: SparkSession, tmp_path: Path) -> None:
@@ -139,5 +154,9 @@ def test_wrong_calls(spark: SparkSession, tmp_path: Path) -> None:
         run(spark, "--history", f"{tmp_path}/history", "--policy", __file__)
     with pytest.raises(InvalidPolicy):
         run(spark, "--history", f"{tmp_path}/history", "--report", f"{tmp_path}/report", "--policy", f"{tmp_path}/none.toml")
+    with pytest.raises(CallError, match="--report has to be a folder of this machine"):
+        run(spark, "--history", f"{tmp_path}/history", "--report", "s3a://bucket/report")
+    with pytest.raises(CallError, match="first kept on this machine"):
+        run(spark, "--history", "s3a://bucket/history", "--cluster", "127.0.0.1:1")
     with pytest.raises(PySparkException, match=r"none\.jsonl"):
         run(spark, "--history", f"{tmp_path}/history", "--records", f"{tmp_path}/none.jsonl")

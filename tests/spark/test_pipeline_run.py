@@ -114,7 +114,36 @@ def test_an_error_is_one_line_and_exit_code_1(environment: dict[str, str], tmp_p
     assert f"there is no work queue at log://{tmp_path}/nowhere" in told[0]
 
 
+def test_a_write_that_fails_in_java_is_one_line_too(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("a\n2\n1\n")
+    given = ["sort", f"{tmp_path}/in.csv", "--out", f"{tmp_path}/out", "--keys", "a", "--master", "local[1]"]
+    failed = run([*ROQ, *given, "--conf", "spark.hadoop.parquet.writer.version=bogus"], environment)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    last = failed.stderr.splitlines()[-1]
+    assert last.startswith("roq pipeline sort: ")
+    assert "bogus" in last
+    assert "Traceback" not in failed.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("given", "partitions"), [((), "8"), (("--conf", "spark.sql.shuffle.partitions=17"), "17")])
+def test_on_one_machine_few_partitions_whoever_chose_it(
+    environment: dict[str, str], tmp_path: Path, given: tuple[str, ...], partitions: str
+) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        "from roq.spark.pipeline.job import arguments, run_job\n"
+        "run_job('look', arguments('look', ''), lambda spark, _: spark.conf.get('spark.sql.shuffle.partitions'))\n"
+    )
+    done = run([str(SUBMIT), "--master", "local[1]", *given, str(job)], environment)
+    assert done.stdout.splitlines()[-1:] == [f'"{partitions}"'], done.stderr
+
+
 def test_usage_errors_are_exit_code_2(environment: dict[str, str]) -> None:
     found = run([*ROQ, "sort", "data"], environment)
     assert found.returncode == 2
     assert "the following arguments are required: --out, --keys" in found.stderr
+    for every in ("nan", "inf", "-1"):
+        found = run([*ROQ, "archive", "log:///nowhere", "--into", "out", "--every", every], environment)
+        assert found.returncode == 2
+        assert "seconds, 0 or more" in found.stderr

@@ -46,10 +46,16 @@ def files(folder: Path) -> Rows:
 
 
 def write(rows: Rows, folder: Path, parts: int = 3) -> str:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for part in range(parts):
         pq.write_table(pa.Table.from_pylist(rows[part::parts]), folder / f"{part}.parquet")
     return str(folder)
+
+
+def files_of(folder: Path) -> list[str]:
+    """All files, without Hadoop's checksums of them."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc")
+    return sorted(str(path) for path in found)
 
 
 def by_user(row: dict[str, Any]) -> tuple[bool, str]:
@@ -102,17 +108,20 @@ def test_one_row_of_each_key_wherever_ranges_are_cut(
     assert (result.rows_in, result.rows_out) == (1200, len(expected))
 
 
-def test_rows_without_a_value_are_first_only_if_there_is_no_other(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("keep", "best_of"), [("first", min), ("last", max)])
+def test_rows_without_a_value_are_taken_only_if_there_is_no_other(
+    spark: SparkSession, tmp_path: Path, keep: str, best_of: Callable[[list[float]], float]
+) -> None:
     rows = some_rows(600)
     data = write(rows, tmp_path / "data")
-    run(spark, data, "--out", f"{tmp_path}/out", "--keys", "user", "--keep", "first", "--order", "score", "--ranges", "4")
+    run(spark, data, "--out", f"{tmp_path}/out", "--keys", "user", "--keep", keep, "--order", "score", "--ranges", "4")
     values: dict[str | None, list[float]] = {}
     for row in rows:
         score = row["score"]
         values.setdefault(row["user"], []).extend([] if score is None or math.isnan(score) else [score])
     for row in files(tmp_path / "out"):
         known = values[row["user"]]
-        assert row["score"] == min(known) if known else row["score"] is None or math.isnan(row["score"])
+        assert row["score"] == best_of(known) if known else row["score"] is None or math.isnan(row["score"])
 
 
 def test_rows_wholly_alike_stay_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -138,6 +147,7 @@ def test_csv_and_an_empty_data_set(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_wrong_calls(spark: SparkSession, tmp_path: Path) -> None:
     data, out = write(some_rows(10), tmp_path / "data"), ("--out", f"{tmp_path}/out")
+    other = write(some_rows(10), tmp_path / "other")
     for given, told in (
         ((data, *out, "--keys", "usr"), "there is no column 'usr'; there are user, at"),
         ((data, *out, "--keys", "user", "--keep", "last"), "--keep and --order go together"),
@@ -145,11 +155,53 @@ def test_wrong_calls(spark: SparkSession, tmp_path: Path) -> None:
         ((data, *out, "--keys", "serial", "--keep", "first", "--order", "user"), "needs a number, a date or a time"),
         ((data, *out, "--keys", "user", "--keep", "last", "--order", "user"), "is a key"),
         (("a.txt", *out, "--keys", "user"), "Give --format"),
-        ((data, "--out", data, "--keys", "user"), "--overwrite replaces it"),
+        ((data, "--out", other, "--keys", "user"), "--overwrite replaces it"),
+        ((data, "--out", "s3a://bucket/out", "--keys", "user"), "give --shuffles"),
     ):
         with pytest.raises(CallError, match=told):
             run(spark, *given)
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "other"]
+
+
+def test_a_result_never_lies_in_its_data_nor_holds_it(spark: SparkSession, tmp_path: Path) -> None:
+    rows = some_rows(10)
+    data = write(rows, tmp_path / "all" / "data")
+    (tmp_path / "link").symlink_to(data)
+    patterns = (
+        data,
+        f"file://{data}",
+        f"{tmp_path}/link",
+        f"{tmp_path}/all/d*",
+        f"{tmp_path}/all/{{data}}",
+        f"{data}/*.parquet",
+    )
+    for given in patterns:
+        for out in (data, f"{data}/", f"file:{data}", f"{tmp_path}/all", f"{tmp_path}/other/../link"):
+            with pytest.raises(CallError, match="lie in each other"):
+                run(spark, given, "--format", "parquet", "--out", out, "--overwrite", "--keys", "user")
+    with pytest.raises(CallError, match="lie in each other"):
+        run(spark, data, "--out", f"{data}/sorted", "--keys", "user")
+    assert files_of(tmp_path) == ["all/data/0.parquet", "all/data/1.parquet", "all/data/2.parquet"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(spark: SparkSession, tmp_path: Path) -> None:
+    data, out = write(some_rows(50), tmp_path / "data"), f"{tmp_path}/out"
+    run(spark, data, "--out", out, "--keys", "user")
+    before = files_of(tmp_path)
+    settings = spark._jsc.hadoopConfiguration()
+    settings.set("parquet.writer.version", "bogus")
+    try:
+        with pytest.raises(Exception, match="bogus"):
+            run(spark, data, "--out", out, "--overwrite", "--keys", "serial")
+    finally:
+        settings.unset("parquet.writer.version")
+    assert files_of(tmp_path) == before
+    users = [row["user"] for row in files(Path(out))]
+    run(spark, data, "--out", f"file://{out}", "--overwrite", "--keys", "serial")
+    found = files(Path(out))
+    assert [row["serial"] for row in found] == list(range(50))
+    assert sorted(map(str, users)) == sorted(str(row["user"]) for row in found)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]
 
 
 def test_keys_differ_as_the_shuffle_orders_them() -> None:

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 import roq.blocking
+from roq.spark.queue_read import PEEK_MAX_CLUSTER
 from tests.integration.running import RunningCluster
 
 ROWS = 3000
@@ -54,6 +55,18 @@ def test_a_stream_from_one_work_queue_to_another(spark: SparkSession, cluster: R
     assert seen_in(target) == Counter(range(ROWS))
     with roq.blocking.open_queue(source) as queue:
         assert (queue.status().ready, queue.status().leased, queue.status().completed) == (0, 0, ROWS)
+
+
+def test_a_look_at_too_many_tasks_is_refused_while_planning(
+    spark: SparkSession, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    address = f"roq://{cluster.zookeeper}/many"
+    with roq.blocking.open_queue(address) as queue:
+        queue.put_many([b"x"] * (PEEK_MAX_CLUSTER + 1))
+    look = spark.read.format("roq").option("address", address)
+    with pytest.raises(AnalysisException, match=r"10001 tasks are ready, and a batch read of a cluster shows 10000 at most"):
+        look.load().count()
+    assert look.option("rows", 7).load().count() == 7
 
 
 def test_rows_are_published_to_topics(spark: SparkSession, cluster: RunningCluster, tmp_path: Path) -> None:

@@ -5,79 +5,24 @@ Not covered: Spark's own order of these steps (test_queue_stream.py, test_queue_
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import roq.blocking
 from roq.errors import DataLost, ManifestGone, ManifestsTaken
 from roq.spark import queue_ledger
 from roq.spark.queue_columns import staged_schema
-from roq.spark.queue_feed import LeaseFeed, Offset
+from roq.spark.queue_feed import LeaseFeed
 from roq.spark.queue_files import ArrowFile
-from roq.spark.queue_manifest import Part
 from roq.spark.queue_options import queue_options
 from roq.spark.queue_outlets import opened
 from roq.spark.queue_staging import Plan, Publication, stage
 from roq.workqueue.address import open_backend
-
-LIMIT = ReadMaxRows(100)
-
-
-def address_in(scheme: str, folder: Path, count: int) -> str:
-    address = f"{scheme}://{folder}/queue"
-    with roq.blocking.open_queue(address) as queue:
-        queue.put_many(b"%d" % number for number in range(count))
-    return address
-
-
-def feed(address: str, **options: str) -> LeaseFeed:
-    made = LeaseFeed(queue_options({"address": address, "maxRowsPerBatch": "100", **options}))
-    made.freeze()
-    return made
-
-
-def die(dead: LeaseFeed, address: str, leases: str) -> None:
-    """Let go as a killed process does: nothing is given back, the folder's lock goes; its leases hold or are over."""
-    ledger = dead._ledger
-    with ledger._news:
-        dead._closed = ledger._closed = True
-        ledger._news.notify_all()
-    ledger._keeper.join()
-    if dead._thread is not None:
-        dead._thread.join()
-    os.close(ledger._lock_file)
-    dead._backend.close()
-    if leases == "over":
-        with roq.blocking.open_queue(address) as queue:
-            queue.release_all()
-
-
-def payloads(read: LeaseFeed, start: Offset, end: Offset) -> list[int]:
-    parts: list[Part] = list(read.parts(start, end))
-    return [int(value.as_py()) for part in parts for batch in part.rows() for value in batch["payload"]]
-
-
-def drain(read: LeaseFeed, start: Offset) -> list[int]:
-    """Batch after batch, until nothing is left."""
-    seen: list[int] = []
-    while (end := read.plan(start, LIMIT)) != start:
-        rows = payloads(read, start, end)
-        assert len(rows) <= LIMIT.max_rows
-        seen += rows
-        start = end
-    return seen
-
-
-def status(address: str) -> tuple[int, int, int]:
-    with roq.blocking.open_queue(address) as queue:
-        now = queue.status()
-        return now.ready, now.leased, now.completed
+from tests.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, status
 
 
 @pytest.mark.parametrize("scheme", ["log", "file"])
@@ -181,7 +126,7 @@ def test_a_manifest_that_is_gone_or_damaged_is_told(tmp_path: Path) -> None:
 def test_leases_of_open_manifests_are_renewed(scheme: str, tmp_path: Path) -> None:
     address = address_in(scheme, tmp_path, 20)
     backend = open_backend(address, None)
-    ledger = queue_ledger.Ledger(tmp_path / "manifests", backend, 2.0, lambda error: None)
+    ledger = queue_ledger.Ledger(tmp_path / "manifests", address, backend, 2.0, lambda error: None)
     began = time.monotonic()
     ledger.add(backend.lease(2.0, 20, 0.0)[1], began)
     while time.monotonic() < began + 4.5:
@@ -210,7 +155,7 @@ def staged_files(publication: Publication, attempt: int, numbers: range) -> list
 
 def publish(address: str, publication: Publication, files: list[ArrowFile], rows_until_death: int = 1_000_000) -> Plan:
     """A commit that dies after some rows."""
-    plan = publication.decide(files)
+    plan, _ = publication.decide(files)
     with opened(queue_options({"address": address}), publication.job, plan.decided, 10) as outlet:
         published = 0
 

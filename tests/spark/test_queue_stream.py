@@ -100,6 +100,26 @@ def test_a_stream_keeps_to_its_limit_and_acks_everything(spark: SparkSession, tm
         assert (queue.status().ready, queue.status().leased, queue.status().completed) == (0, 0, 2500)
 
 
+def test_a_query_that_runs_once_takes_all_in_one_batch_and_acks_it_at_its_next_start(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, target = f"log://{tmp_path}/in", f"log://{tmp_path}/out"
+
+    def run() -> tuple[list[int], int]:
+        """The rows of its batches; how many tasks are acked after it."""
+        frame = stream_of(spark, source, maxRowsPerBatch="700")
+        rows = finish(to_queue(frame, target, tmp_path / "c").trigger(once=True).start())
+        with roq.blocking.open_queue(source) as queue:
+            return rows, queue.status().completed
+
+    put(source, 0, 5000)
+    assert run() == ([5000], 0), "Spark never asks what comes next"
+    put(source, 5000, 5100)
+    assert run() == ([100], 5000)
+    assert run() == ([], 5100)
+    assert seen_in(target) == Counter(range(5100))
+
+
 @pytest.mark.parametrize("end", ["raises", "is killed"])
 def test_tasks_that_fail_are_tried_again_and_rows_come_out_once(spark: SparkSession, tmp_path: Path, end: str) -> None:
     source, target = f"log://{tmp_path}/in", f"log://{tmp_path}/out"

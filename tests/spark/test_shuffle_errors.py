@@ -120,6 +120,16 @@ def test_append_refuses_what_is_sealed_and_overwrite_replaces_it(frame: DataFram
     assert rows_of(load(spark, address, "visits")) == [(0,), (1,), (2,)]
 
 
+def test_a_query_that_overwrites_what_it_reads_is_told_why_that_fails(
+    frame: DataFrame, address: str, spark: SparkSession
+) -> None:
+    save(frame, address, "visits", ["k"])
+    with told("ROQ_SHUFFLE_CONFLICT", "A query that overwrites the shuffle it reads destroys it: save under another name"):
+        save(load(spark, address, "visits"), address, "visits", ["Text"], mode="overwrite")
+    save(frame, address, "visits", ["k"])  # the name is free: nothing was left in part
+    assert load(spark, address, "visits").count() == 10
+
+
 @pytest.mark.parametrize("mode", ["errorifexists", "ignore"])
 def test_spark_itself_refuses_the_other_modes(frame: DataFrame, address: str, mode: str) -> None:
     with pytest.raises(AnalysisException) as raised:

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from roq.spark.pipeline.job import arguments, read_kept, run_job, say, told, whole
+from roq.spark.pipeline.job import arguments, read_kept, run_job, say, seconds, told, whole
 
 ARCHIVE = (
     StructType()
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     found = arguments("archive", __doc__ or "")
     found.add_argument("address", help="of the work queue: file:///dir, log:///dir, roq://zk1:2181/name")
     found.add_argument("--into", required=True, help="folder of the archive (Parquet, by day)")
-    found.add_argument("--every", type=float, help="go on for ever, with a batch every so many seconds; default: end when done")
+    found.add_argument("--every", type=seconds, help="go on for ever, a batch every so many seconds; default: end when done")
     found.add_argument("--checkpoint", help=f"folder for Spark's checkpoint; default: {CHECKPOINT} in the archive")
     found.add_argument("--manifests", help="folder for what is leased, shared by driver and executors; needed for roq://")
     found.add_argument("--batch-rows", type=whole(1), help="tasks of one batch at most")

@@ -1,13 +1,17 @@
 """A capacity report: what each queue carried, with what, how fast, and what other policies would have used.
 
-A record of the KPI history stands for one second. The numbers come from capacity_numbers.py, pictures from capacity_picture.py.
+A record of the KPI history stands for one second, also where others are missing.
+The numbers come from capacity_numbers.py, pictures from capacity_picture.py.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from roq.scaling.decide import GAP_SECONDS
 from roq.wire.policy import Policy
+
+SPARSE_SHARE = 0.1  # of all records; with more of them far apart, a policy's decisions are not what it would have decided
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -46,14 +50,17 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class QueueReport(msgspec.Struct, frozen=True):
-    """One queue. Latencies and lags are those of the slowest subscriber in each record. lost: what was added while it was
-    recorded. None: there was no such member."""
+    """One queue. Latencies and lags are those of the slowest subscriber in each record. missing_seconds: between the first and
+    the last record, but without one; hours and seconds don't count them. sparse_records: that came more than GAP_SECONDS after
+    the one before, where policies forget what they had seen. lost: what was added while it was recorded. None: there was no
+    such member."""
 
     queue: str
     begin: str
     end: str
     records: int
     missing_seconds: int
+    sparse_records: int
     messages_per_second: Spread
     bytes_per_second: Spread
     delivered_per_second: Spread
@@ -77,6 +84,7 @@ class QueueReport(msgspec.Struct, frozen=True):
         load, latency = self.messages_per_second, self.latency_p99_seconds
         lines = [
             f"{self.queue}: {self.begin} to {self.end}, {self.records} records",
+            *self._warnings(),
             f"  load {load.mean:,.0f} messages/s on average, {load.highest:,.0f} at most ({load.highest_at})",
             f"  Exchanges {self.exchanges_least} to {self.exchanges_most}, {self.exchange_hours:,.2f} Exchange hours",
             f"  p99 latency {latency.p95 * 1000:,.1f} ms in 95 % of the time, {latency.highest * 1000:,.1f} ms at most"
@@ -92,3 +100,15 @@ class QueueReport(msgspec.Struct, frozen=True):
                 f" (as it was: {trial.recorded_over_seconds:,} s); {actions}"
             )
         return "\n".join(lines)
+
+    def _warnings(self) -> list[str]:
+        """What the numbers that follow can't tell."""
+        found = []
+        if self.missing_seconds:
+            found.append(f"  {self.missing_seconds:,} s have no record: hours and seconds below are those of the records alone")
+        if self.trials and self.sparse_records > SPARSE_SHARE * self.records:
+            found.append(
+                f"  warning: {self.sparse_records:,} records came more than {GAP_SECONDS:g} s after the one before. Policies"
+                " decide on records in a row: what they would have done can't be told from these"
+            )
+        return found

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
 
+from roq.scaling.decide import GAP_SECONDS
 from roq.spark.pipeline.capacity import QueueReport, Spread, Told, Trial
 from roq.spark.pipeline.job import moment
 from roq.wire.policy import Policy
@@ -98,7 +99,8 @@ def _summaries(rows: DataFrame) -> list[Row]:
     before = sf.lag("lost").over(per_queue)
     goes_on = (sf.lag("term").over(per_queue) == sf.col("term")) & (sf.col("lost") >= before)  # else it counts from 0 again
     added = sf.when(before.isNull(), 0).when(goes_on, sf.col("lost") - before).otherwise(sf.col("lost"))
-    missing = sf.greatest(sf.lit(0.0), sf.round(sf.col("time") - sf.lag("time").over(per_queue)) - 1)
+    since = sf.col("time") - sf.lag("time").over(per_queue)
+    missing = sf.greatest(sf.lit(0.0), sf.round(since) - 1)
     measures = [
         sf.struct(
             sf.avg(name).alias("mean"),
@@ -107,13 +109,14 @@ def _summaries(rows: DataFrame) -> list[Row]:
         ).alias(name)
         for name in SPREADS
     ]
-    grouped = rows.withColumns({"added": added, "missing": missing}).groupBy("queue")
+    grouped = rows.withColumns({"added": added, "missing": missing, "sparse": since > GAP_SECONDS}).groupBy("queue")
     summary = grouped.agg(
         sf.min("time").alias("begin"),
         sf.max("time").alias("end"),
         _bucket_seconds().alias("width"),
         sf.count("*").alias("records"),
         sf.sum("missing").cast("long").alias("missing"),
+        sf.count_if("sparse").alias("sparse"),
         sf.min("exchanges").alias("exchanges_least"),
         sf.avg("exchanges").alias("exchanges_mean"),
         sf.max("exchanges").alias("exchanges_most"),
@@ -200,6 +203,7 @@ def _report(row: Row, trials: list[Trial]) -> QueueReport:
         end=moment(row["end"]),
         records=row["records"],
         missing_seconds=row["missing"] or 0,
+        sparse_records=row["sparse"],
         exchanges_least=row["exchanges_least"],
         exchanges_mean=round(row["exchanges_mean"], 3),
         exchanges_most=row["exchanges_most"],

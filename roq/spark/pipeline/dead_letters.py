@@ -14,7 +14,6 @@ import argparse
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -27,6 +26,7 @@ from roq.blocking import open_queue
 from roq.errors import CallError
 from roq.spark.pipeline.error_text import error_class, error_pattern
 from roq.spark.pipeline.job import arguments, moment, run_job, say, whole, write_whole
+from roq.spark.pipeline.places import local_path
 from roq.workqueue.address import parse
 
 CLUSTER_MAX = 10_000  # dead letters that a master shows
@@ -125,10 +125,10 @@ def work(spark: SparkSession, given: argparse.Namespace) -> Result:
     place = parse(given.address)
     if place.scheme == "memory":
         raise CallError("memory: is a queue within one program; this job is another one")
+    folder = local_path(given.out, "--out")
     source = spark.read.format("roq").option("address", given.address).option("state", "dead")
     wanted = min(given.count or CLUSTER_MAX, CLUSTER_MAX) if place.scheme == "roq" else given.count
     letters = (source.option("rows", wanted) if wanted else source).load()
-    folder = Path(given.out)
     found = letters.mapInArrow(partial(add_kinds, now=now), LETTERS)
     kept = str(folder / "letters")
     found.write.mode("overwrite").parquet(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -20,8 +22,11 @@ from pyspark.sql.types import StructType
 from roq.errors import CallError, RoqError
 from roq.spark.register import register
 
+PARTITIONS = "spark.sql.shuffle.partitions"
 LOCAL_PARTITIONS = 8  # of Spark's own shuffles on one machine; Spark's default of 200 suits clusters
 NAMED_ERROR = re.compile(r"(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception): \S")  # a line that ends a Python stack trace
+CAUSE = re.compile(r"Caused by: \S")  # in a Java stack trace; the last one is the innermost
+JAVA_ERROR = re.compile(r": \S")  # how py4j begins the Java error, after a line with the call
 GATEWAY = "PYSPARK_GATEWAY_PORT"  # set by spark-submit: then it has chosen master and Python
 
 
@@ -48,6 +53,14 @@ def whole(least: int) -> Callable[[str], int]:
     return number
 
 
+def seconds(text: str) -> float:
+    """Type of an argument: seconds, 0 or more."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"seconds, 0 or more, got {text}")
+    return value
+
+
 def names(text: str) -> list[str]:
     """Type of an argument: names with commas between them."""
     found = [name.strip() for name in text.split(",")]
@@ -67,16 +80,21 @@ def open_session(name: str, given: argparse.Namespace) -> SparkSession:
         builder = builder.config("spark.log.level", "ERROR")
     if master:
         builder = builder.master(master)
-        if master.startswith("local"):
-            builder = builder.config("spark.sql.shuffle.partitions", str(LOCAL_PARTITIONS))
     for setting in given.conf:
         key, equals, value = setting.partition("=")
         if not equals:
             raise CallError(f"--conf takes KEY=VALUE, got {setting!r}")
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
+    few_partitions(spark)
     register(spark)
     return spark
+
+
+def few_partitions(spark: SparkSession) -> None:
+    """On one machine, whoever chose that, LOCAL_PARTITIONS, unless the setting was made."""
+    if spark.sparkContext.master.startswith("local") and spark.conf.get(PARTITIONS, None) is None:
+        spark.conf.set(PARTITIONS, str(LOCAL_PARTITIONS))
 
 
 def run_job(name: str, parser: argparse.ArgumentParser, work: Callable[[SparkSession, argparse.Namespace], Any]) -> None:
@@ -99,7 +117,7 @@ def finish(
         finally:
             with suppress(ConnectionError):  # the signal that ended this job has ended Spark's JVM already
                 spark.stop()
-    except (RoqError, PySparkException, OSError) as error:
+    except (RoqError, PySparkException, Py4JError, OSError) as error:
         say(f"roq pipeline {name}: {type(error).__name__}: {told(error)}")
         return 1
     sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
@@ -117,12 +135,16 @@ def read_kept(spark: SparkSession, folder: str, schema: StructType) -> DataFrame
 
 
 def told(error: Exception) -> str:
-    """What a person needs of an error. Spark's carry whole stack traces: of these what our own code or Spark said last."""
+    """What a person needs of an error. Spark's carry whole stack traces: of these what our own code said last, else the
+    innermost cause in Java, else what Spark said first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not isinstance(error, PySparkException):
+    if not isinstance(error, (PySparkException, Py4JError)):
         return " ".join(lines) or "no more is known"
-    named = [line for line in lines if NAMED_ERROR.match(line)]
-    return (named[-1] if named else lines[0]) if lines else "no more is known"
+    for marks in (NAMED_ERROR, CAUSE, JAVA_ERROR):
+        found = [match for line in lines if (match := marks.match(line))]
+        if found:
+            return found[-1].string.removeprefix("Caused by:").lstrip(": ")
+    return lines[0] if lines else "no more is known"
 
 
 def say(text: str) -> None:

@@ -28,6 +28,7 @@ from roq.spark.pipeline.capacity_picture import write_pictures
 from roq.spark.pipeline.job import arguments, read_kept, run_job, say, whole, write_whole
 from roq.spark.pipeline.kpi_collect import collect
 from roq.spark.pipeline.kpi_records import COURSE, HISTORY, READ, read_lines, run_courses
+from roq.spark.pipeline.places import is_local, local_path
 from roq.wire.policy import Policy, policy_from_toml
 
 KEY = ["queue", "term", "time"]
@@ -64,16 +65,20 @@ def work(spark: SparkSession, given: argparse.Namespace) -> Result:
     if given.policy and not given.report:
         raise CallError("--policy tells what the report compares: give --report FOLDER too")
     policies = [_policy(Path(path)) for path in given.policy]
-    collected = Path(given.history, COLLECTED)
-    if given.cluster:
+    folder = local_path(given.report, "--report") if given.report else None
+    if given.cluster and not is_local(given.history):
+        raise CallError(f"what is collected is first kept on this machine, not at {given.history}: record it, then --records")
+    collected = local_path(given.history, "--history") / COLLECTED if is_local(given.history) else None
+    if given.cluster and collected:
         say(f"recording for {given.seconds} s")
         collect(given.cluster, given.queue, given.seconds, collected / "records.jsonl")
-    files = [*given.records, *(str(path) for path in sorted(collected.glob("*.jsonl")))]
+    left = sorted(collected.glob("*.jsonl")) if collected else []
+    files = [*given.records, *(str(path.absolute()) for path in left)]
     result = add(spark, given.history, files) if files else Result(given.history, 0, 0, 0)
-    for path in collected.glob("*.jsonl"):
+    for path in left:
         path.unlink()
-    if given.report:
-        report(spark, result, given.history, Path(given.report), policies)
+    if folder:
+        report(spark, result, given.history, folder, policies)
     return result
 
 

@@ -49,8 +49,9 @@ def differs(left: pa.RecordBatch, right: pa.RecordBatch, keys: Sequence[str]) ->
 def _goes_on(last: pa.RecordBatch, address: str, name: str, number: int, keys: Sequence[str]) -> bool:
     """Does range `number`, or the first one after it that has rows, begin with the same key?"""
     with roq.shuffle.open(address) as shuffles:
-        for each in shuffles.describe(name).ranges[number:]:
-            for batch in shuffles.read(name, each.number):
+        planned = shuffles.describe(name)
+        for each in planned.ranges[number:]:
+            for batch in shuffles.read(name, each.number, planned=planned):
                 if batch.num_rows:
                     return not differs(last, batch.slice(0, 1), keys)[0].as_py()
     return False

@@ -1,88 +1,109 @@
-"""Lines over time as plain SVG: panels under each other with one axis of time. Pure."""
+"""Lines over time as plain SVG: panels under each other with one axis of time. Pure. Scales and times: picture_axes.py."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from html import escape
 from itertools import pairwise
 
 import msgspec
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 84, 20, 40, 30
-PANEL, GAP = 130, 46  # heights in pixels; the gap holds a panel's name and legend
-GRID_LINES, TIMES = 4, 5
-GREY, RULE = "#555", "#ddd"
+from roq.spark.pipeline.picture_axes import Scale, linear, logarithmic, times
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 84, 48, 50, 46
+PANEL, NAME, LEGEND_ROW, GAP = 130, 30, 17, 8  # heights in pixels: of a panel, above it its name and legend, between panels
+MARK, CHARACTER = 26, 6.6  # widths in a legend: of a line's mark, and about that of a character
+LEGEND_SPACE = 16  # between entries
+TITLE_CHARACTERS, LEGEND_CHARACTERS = 84, 60  # what is longer loses its middle
+GREY, RULE, DAY_RULE = "#555", "#e2e2e2", "#9a9a9a"
 Point = tuple[float, float]  # Unix seconds, value
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line. Points further apart than gap_seconds are not joined. steps: a value holds until the next one."""
+    """One line. Points further apart than gap_seconds are not joined. steps: a value holds until the next one. dashes: of SVG,
+    "" is none. raised: pixels upwards, so that lines alike don't hide each other. filled: what is under it is coloured."""
 
     name: str
     colour: str
     points: Sequence[Point]
     gap_seconds: float = math.inf
     steps: bool = False
+    width: float = 1.6
+    dashes: str = ""
+    raised: float = 0.0
+    filled: bool = False
 
 
 class Panel(msgspec.Struct, frozen=True):
-    """Lines over one axis of values."""
+    """Lines over one axis of values; those that come first lie under the others. axis: linear, whole or logarithmic."""
 
     name: str
     lines: Sequence[Line]
+    axis: str = "linear"
+
+    def scale(self) -> Scale:
+        """Of all its lines."""
+        values = [value for line in self.lines for _, value in line.points]
+        return logarithmic(values) if self.axis == "logarithmic" else linear(values, whole=self.axis == "whole")
 
 
-def draw(title: str, panels: Sequence[Panel], begin: float, end: float) -> str:
-    """The whole picture from begin to end (Unix seconds)."""
+class Entry(msgspec.Struct, frozen=True):
+    """A line in a legend. x: pixels from the left; row: from 0."""
+
+    line: Line
+    text: str
+    x: float
+    row: int
+
+
+def draw(title: str, below: str, panels: Sequence[Panel], begin: float, end: float) -> str:
+    """The whole picture from begin to end (Unix seconds). below: a second line of the title, for what must not be cut."""
     end = max(end, begin + 1.0)
-    height = TOP + len(panels) * (PANEL + GAP) + BOTTOM
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{LEFT}" y="24" font-size="15" font-weight="bold">{escape(title)}</text>',
+        f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold">{escape(shortened(title, TITLE_CHARACTERS))}</text>',
+        f'<text x="{LEFT}" y="40" fill="{GREY}">{escape(below)}</text>',
     ]
-    for number, panel in enumerate(panels):
-        parts += _panel(panel, TOP + number * (PANEL + GAP) + GAP, begin, end)
-    parts += _time_axis(height - BOTTOM + 18, begin, end)
-    return "\n".join([*parts, "</svg>", ""])
+    y: float = TOP
+    for panel in panels:
+        entries = legend(panel.lines)
+        y += NAME + LEGEND_ROW * max((entry.row + 1 for entry in entries), default=0)
+        parts += _panel(panel, entries, y, begin, end)
+        y += PANEL + GAP
+    parts += _time_labels(y, begin, end)
+    height = y + BOTTOM - GAP
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" font-family="sans-serif" font-size="12">'
+        f'\n<rect width="{WIDTH}" height="{height:g}" fill="white"/>'
+    )
+    return "\n".join([head, *parts, "</svg>", ""])
 
 
-def nice_limit(value: float) -> float:
-    """The next of 1, 2, 2.5, 5, 10 … not below `value`."""
-    if value <= 0:
-        return 1.0
-    power: float = 10.0 ** math.floor(math.log10(value))
-    return next(power * step for step in (1, 2, 2.5, 5, 10) if power * step >= value * (1 - 1e-9))
+def shortened(text: str, characters: int) -> str:
+    """The text, or its beginning and end."""
+    if len(text) <= characters:
+        return text
+    end = (characters - 1) // 2
+    return f"{text[: characters - 1 - end]}…{text[-end:]}"
+
+
+def legend(lines: Sequence[Line]) -> list[Entry]:
+    """Where each line's entry comes to lie: one after the other, in as many rows as that takes."""
+    found: list[Entry] = []
+    x, row = float(LEFT), 0
+    for line in lines:
+        text = shortened(line.name, LEGEND_CHARACTERS)
+        width = MARK + CHARACTER * len(text)
+        if x > LEFT and x + width > WIDTH - RIGHT:
+            x, row = float(LEFT), row + 1
+        found.append(Entry(line, text, x, row))
+        x += width + LEGEND_SPACE
+    return found
 
 
 def across(at: float, begin: float, end: float) -> float:
     """Pixels from the left."""
     return LEFT + (at - begin) / (end - begin) * (WIDTH - LEFT - RIGHT)
-
-
-def _panel(panel: Panel, top: float, begin: float, end: float) -> list[str]:
-    bottom = top + PANEL
-    most = nice_limit(max((value for line in panel.lines for _, value in line.points), default=0.0))
-    parts = [f'<text x="{LEFT}" y="{top - 22}" font-weight="bold">{escape(panel.name)}</text>', *_legend(panel, top - 6)]
-    for number in range(GRID_LINES + 1):
-        y = bottom - PANEL * number / GRID_LINES
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{RULE}"/>')
-        label = f"{most * number / GRID_LINES:,.6g}"
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{GREY}">{label}</text>')
-    for line in panel.lines:
-        for stretch in stretches(line):
-            places = [(across(at, begin, end), bottom - PANEL * value / most) for at, value in stretch]
-            if line.steps:
-                corners = [place for before, after in pairwise(places) for place in (before, (after[0], before[1]))]
-                places = corners + places[-1:]
-            if len(places) == 1:
-                parts.append(f'<circle cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="1.5" fill="{line.colour}"/>')
-                continue
-            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-            parts.append(f'<polyline points="{points}" fill="none" stroke="{line.colour}" stroke-width="1.6"/>')
-    return parts
 
 
 def stretches(line: Line) -> list[list[Point]]:
@@ -96,22 +117,62 @@ def stretches(line: Line) -> list[list[Point]]:
     return found
 
 
-def _legend(panel: Panel, y: float) -> list[str]:
-    parts, x = [], LEFT
+def _panel(panel: Panel, entries: Sequence[Entry], top: float, begin: float, end: float) -> list[str]:
+    bottom, scale = top + PANEL, panel.scale()
+    above = top - 10 - LEGEND_ROW * max((entry.row + 1 for entry in entries), default=0)
+    parts = [f'<text x="{LEFT}" y="{above:g}" font-weight="bold">{escape(panel.name)}</text>']
+    for entry in entries:
+        parts += _entry(entry, above + LEGEND_ROW * (entry.row + 1))
+    for value in scale.ticks:
+        y = bottom - PANEL * scale.part(value)
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{RULE}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{GREY}">{value:,.6g}</text>')
+    for tick in times(begin, end):
+        x, colour = across(tick.at, begin, end), DAY_RULE if tick.midnight else RULE
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top:g}" y2="{bottom:g}" stroke="{colour}"/>')
     for line in panel.lines:
-        parts.append(f'<rect x="{x}" y="{y - 6:.1f}" width="14" height="4" fill="{line.colour}"/>')
-        parts.append(f'<text x="{x + 19}" y="{y:.1f}" fill="{GREY}">{escape(line.name)}</text>')
-        x += 40 + 7 * len(line.name)
+        for stretch in stretches(line):
+            places = [(across(at, begin, end), bottom - PANEL * scale.part(value) - line.raised) for at, value in stretch]
+            parts.append(_stretch(line, places, bottom))
     return parts
 
 
-def _time_axis(y: float, begin: float, end: float) -> list[str]:
-    seconds = end - begin
-    form = "%H:%M:%S" if seconds < 3600 else "%H:%M" if seconds < 86400 else "%d %b %H:%M"
+def _stretch(line: Line, places: Sequence[Point], bottom: float) -> str:
+    """One part of a line, in pixels."""
+    if line.steps:
+        corners = [place for before, after in pairwise(places) for place in (before, (after[0], before[1]))]
+        places = [*corners, places[-1]]
+    if len(places) == 1:
+        radius = max(1.5, line.width / 2)
+        return f'<circle cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="{radius:g}" fill="{line.colour}"/>'
+    if line.filled:
+        places = [(places[0][0], bottom), *places, (places[-1][0], bottom)]
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    if line.filled:
+        return f'<polygon points="{points}" fill="{line.colour}"/>'
+    return f'<polyline points="{points}" fill="none" {_stroke(line)}/>'
+
+
+def _stroke(line: Line) -> str:
+    dashes = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
+    return f'stroke="{line.colour}" stroke-width="{line.width:g}"{dashes}'
+
+
+def _entry(entry: Entry, y: float) -> list[str]:
+    line, end = entry.line, entry.x + MARK - 5
+    if line.filled:
+        mark = f'<rect x="{entry.x:g}" y="{y - 9:g}" width="{MARK - 5}" height="10" fill="{line.colour}"/>'
+    else:
+        mark = f'<line x1="{entry.x:g}" x2="{end:g}" y1="{y - 4:g}" y2="{y - 4:g}" {_stroke(line)}/>'
+    return [mark, f'<text x="{entry.x + MARK:g}" y="{y:g}" fill="{GREY}">{escape(entry.text)}</text>']
+
+
+def _time_labels(bottom: float, begin: float, end: float) -> list[str]:
     parts = []
-    for number in range(TIMES + 1):
-        at = begin + seconds * number / TIMES
-        anchor = "start" if number == 0 else "end" if number == TIMES else "middle"
-        label = datetime.fromtimestamp(at, UTC).strftime(form) + (" UTC" if number == TIMES else "")
-        parts.append(f'<text x="{across(at, begin, end):.1f}" y="{y}" text-anchor="{anchor}" fill="{GREY}">{label}</text>')
+    for tick in times(begin, end):
+        x = across(tick.at, begin, end)
+        rows = [text for text in (tick.text, tick.date) if text]
+        for number, text in enumerate(rows):
+            y = bottom + 10 + 15 * number
+            parts.append(f'<text x="{x:.1f}" y="{y:g}" text-anchor="middle" fill="{GREY}">{escape(text)}</text>')
     return parts

@@ -5,7 +5,8 @@
     roq pipeline run sort visits --out clean --keys user,time --distinct                # rows that are wholly alike, once
 
 Files of the result follow each other in key order, and so do the rows in each. Keys go up, nulls first. --order takes the row
-with the lowest (--keep first) or highest value of a column; a row without that value only counts if there is no other. Rows
+with the lowest (--keep first) or highest value of a column; a row without that value (null, NaN) only counts if there is no
+other. The result is written beside --out and takes its place when it is whole, so --out can't lie in the data or hold it. Rows
 are alike for --distinct if two 64-bit hashes of them are, besides the keys; columns are plain values then.
 """
 
@@ -40,6 +41,7 @@ import roq.shuffle
 from roq.errors import CallError, ShuffleNotFound
 from roq.spark.pipeline.job import arguments, names, run_job, say, whole
 from roq.spark.pipeline.last_of_each import last_of_each
+from roq.spark.pipeline.places import is_local, is_there, local_path, overlapping, written_whole
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 ORDER, HASHES = "_roq_order", ("_roq_hash_1", "_roq_hash_2")
@@ -84,9 +86,13 @@ def work(spark: SparkSession, given: argparse.Namespace) -> Result:
         raise CallError("--keep is about keys, --distinct about whole rows: give one of them")
     if bool(given.keep) != bool(given.order):
         raise CallError("--keep and --order go together: which row of a key is the first one?")
-    beside = Path(f"{given.out}.shuffles").absolute()
-    address = given.shuffles or beside.as_uri()
-    if "://" not in given.out and Path(given.out).exists() and not given.overwrite:
+    if not given.shuffles and not is_local(given.out):
+        raise CallError(f"the shuffle can't be beside {given.out}: give --shuffles, a cluster or a folder all executors see")
+    beside = None if given.shuffles else local_path(f"{given.out.rstrip('/')}.shuffles", "--out").absolute()
+    address = given.shuffles if beside is None else beside.as_uri()
+    if (place := overlapping(given.out, given.data)) is not None:
+        raise CallError(f"--out {given.out} and the data ({place}) lie in each other: give another folder for the result")
+    if not given.overwrite and is_there(spark, given.out):
         raise CallError(f"{given.out} exists; --overwrite replaces it")
     data = read_data(spark, given.data, given.format, given.schema, given.option)
     columns = data.columns
@@ -103,11 +109,12 @@ def work(spark: SparkSession, given: argparse.Namespace) -> Result:
         if alike:
             once = partial(last_of_each, address=address, name=name, keys=alike, columns=columns)
             rows = rows.mapInArrow(once, data.schema).observe(written, sf.count("*").alias("rows"))
-        rows.write.mode("overwrite" if given.overwrite else "errorifexists").parquet(given.out)
+        with written_whole(spark, given.out) as folder:
+            rows.write.parquet(folder)
     finally:
         with roq.shuffle.open(address) as shuffles, suppress(ShuffleNotFound):
             shuffles.remove(name)
-        if not given.shuffles and beside.is_dir() and not any(beside.iterdir()):
+        if beside is not None and beside.is_dir() and not any(beside.iterdir()):
             beside.rmdir()
     sizes = [each.size for each in made.ranges]
     imbalance = round(max(sizes) * len(sizes) / sum(sizes), 3) if sum(sizes) else 1.0
@@ -158,19 +165,20 @@ def prepare(
         return data, [], list(keys)
     if order in keys:
         raise CallError(f"{order!r} is a key: rows of one key do not differ in it")
-    value = _reversed(data[order], data.schema[order].dataType) if keep == "first" else data[order]
+    kind, value = data.schema[order].dataType, data[order]
+    if isinstance(kind, (FloatType, DoubleType)):
+        value = sf.when(sf.isnan(value), None).otherwise(value)  # else it would be the highest of all
+    value = _reversed(value, kind) if keep == "first" else value
     return data.withColumn(ORDER, value), list(keys), [*keys, ORDER]
 
 
 def _reversed(column: Column, kind: DataType) -> Column:
-    """A value that goes down where the column goes up; null for null and NaN."""
+    """A value that goes down where the column goes up; null for null."""
     match kind:
         case IntegralType():
             return sf.bitwise_not(column)
-        case DecimalType():
+        case DecimalType() | FloatType() | DoubleType():
             return -column
-        case FloatType() | DoubleType():
-            return sf.when(sf.isnan(column), None).otherwise(-column)
         case DateType():
             return -sf.unix_date(column)
         case TimestampType():

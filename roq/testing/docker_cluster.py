@@ -75,6 +75,7 @@ class DockerCluster(TestedCluster):
         self._machines: dict[str, Machine] = {}
         self._engine: Engine | None = None
         self._network: Any = None
+        self._subnet: Any = None
         self._links = Links({})
         self._delays: dict[str, tuple[float, float]] = {}  # seconds and jitter by name
 
@@ -106,13 +107,18 @@ class DockerCluster(TestedCluster):
                 for number in range(1, self._counts[role] + 1):
                     name = f"{role}-{number}"
                     self._machines[name] = Machine(name, role, number, str(subnet[FIRST_ADDRESS[role] + number - 1]))
-            self.zookeepers, self.gcms, self.hosts = (self._of(role) for role in SYSTEM)
-            addresses = {name: machine.address for name, machine in self._machines.items()}
-            self._links = Links({**addresses, CLIENT: str(subnet[1])})
+            self._subnet = subnet
+            self._links = Links({CLIENT: str(subnet[1])})
+            self._named()
             await self._start_all()
         except BaseException:
             await self.close()
             raise
+
+    def _named(self) -> None:
+        """Machines have come or gone."""
+        self.zookeepers, self.gcms, self.hosts = (self._of(role) for role in SYSTEM)
+        self._links.addresses = {CLIENT: self.address(CLIENT)} | {name: each.address for name, each in self._machines.items()}
 
     def _of(self, role: str) -> tuple[str, ...]:
         return tuple(name for name, machine in self._machines.items() if machine.role == role)
@@ -234,6 +240,30 @@ class DockerCluster(TestedCluster):
             await self._hold_back(name)
         if self._links.concern(name):
             await self._apply(name)
+
+    async def add_host(self) -> str:
+        """Start one more host, with a name and an address no host had before; its name. It joins when the leader sees it."""
+        number = self._counts["host"] + 1
+        if number > MACHINES_MAX:
+            raise CallError(f"a cluster has up to {MACHINES_MAX} hosts in its life")
+        self._counts["host"] = number
+        machine = Machine(f"host-{number}", "host", number, str(self._subnet[FIRST_ADDRESS["host"] + number - 1]))
+        await self._create(machine)
+        self._machines[machine.name] = machine
+        self._named()
+        await self.start(machine.name)
+        return machine.name
+
+    async def remove_host(self, name: str) -> None:
+        """Take a host away for good with all it has, whatever state it is in."""
+        machine = self._machine(name)
+        if machine.role != "host":
+            raise NotPossible(f"{name} is no host")
+        await self._docker.call(machine.container.remove, force=True, v=True)
+        self._delays.pop(name, None)
+        self._links.forget(name)
+        del self._machines[name]
+        self._named()
 
     async def pause(self, name: str) -> None:
         """Freeze a container. Nothing else can be done to it until it is unpaused."""

@@ -36,6 +36,11 @@ class Links:
         self.delayed.clear()
         return changed
 
+    def forget(self, name: str) -> None:
+        """This machine is no more."""
+        self.blocked = {way: how for way, how in self.blocked.items() if name not in way}
+        self.delayed.discard(name)
+
     def concern(self, name: str) -> bool:
         """Whether this machine needs rules."""
         return name in self.delayed or any(name in (source, target) for source, target in self.blocked)

@@ -1,0 +1,56 @@
+"""What a follower's storage role answers, all pages of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roq.shuffle.winners import Winners
+from roq.store.follower.orders import Orders
+from roq.store.follower.questions import Questions
+from roq.store.follower.storage import Storage
+from roq.wire.shuffle import BEGIN, SAMPLE_KEYS_MAX, Cursor, Interval, RunSample, RunSlice
+
+
+async def slices(storage: Storage, interval: Interval, winners: dict[int, str] | None, id: str = "s") -> list[RunSlice]:
+    """winners: None for every attempt."""
+    named = None if winners is None else Winners(winners)
+    found: list[RunSlice] = []
+    begin: Cursor | None = BEGIN
+    while begin is not None:
+        page = await Questions(storage).slices(id, interval, named, begin)
+        found += page.slices
+        begin = page.next
+    return found
+
+
+async def count(
+    storage: Storage, intervals: Sequence[Interval], winners: dict[int, str], id: str = "s"
+) -> tuple[list[int], list[int]]:
+    """Rows and bytes of each interval."""
+    rows, sizes = [0] * len(intervals), [0] * len(intervals)
+    begin: Cursor | None = BEGIN
+    while begin is not None:
+        page = await Questions(storage).count(id, intervals, Winners(winners), begin)
+        rows = [one + other for one, other in zip(rows, page.rows, strict=True)]
+        sizes = [one + other for one, other in zip(sizes, page.sizes, strict=True)]
+        begin = page.next
+    return rows, sizes
+
+
+async def samples(
+    storage: Storage, intervals: Sequence[Interval], winners: dict[int, str], keys: int = SAMPLE_KEYS_MAX, id: str = "s"
+) -> list[RunSample]:
+    """As they are told."""
+    found: list[RunSample] = []
+    begin: Cursor | None = BEGIN
+    while begin is not None:
+        page = await Questions(storage).samples(id, intervals, Winners(winners), keys, begin)
+        found += page.samples
+        begin = page.next
+    return found
+
+
+async def keep(storage: Storage, intervals: Sequence[Interval], winners: dict[int, str] | None, id: str = "s") -> None:
+    """As a leader orders it that nobody contradicts. winners: None while any attempt may win."""
+    orders = Orders(storage, Questions(storage))
+    await orders.keep(storage.epoch, id, 1, intervals, None if winners is None else Winners(winners))

@@ -123,6 +123,10 @@ class Publisher:
         if self._closed:
             raise Closed("the publisher is closed")
         payload = self._checked(payload)
+        if not self._scheduled and self._lane.backlog() > BACKLOG_BYTES:
+            await self._find_room()  # batches that leave with the turn of the loop, however small, wait as full ones do
+            if self._closed:
+                raise Closed("the publisher was closed meanwhile")
         if topic != self._topic or self._record is None:
             self._switch(topic)
         idle = not self._scheduled
@@ -154,6 +158,8 @@ class Publisher:
             raise Closed("the publisher is closed")
         source = iter(payloads)
         while chunk := list(itertools.islice(source, CHUNK_MESSAGES)):
+            if not self._scheduled and self._lane.backlog() > BACKLOG_BYTES:
+                await self._find_room()
             if self._closed:
                 raise Closed("the publisher was closed meanwhile")
             plain = set(map(type, chunk)) == {bytes}
@@ -225,9 +231,13 @@ class Publisher:
 
     async def _take_breath(self) -> None:
         """After a full batch: let the loop turn, and wait or drop if the way is full."""
-        if self._lane.backlog() <= BACKLOG_BYTES:
+        if self._lane.backlog() > BACKLOG_BYTES:
+            await self._find_room()
+        else:
             await asyncio.sleep(0)
-            return
+
+    async def _find_room(self) -> None:
+        """The way is full: wait until it is not, or drop what has waited longest."""
         started = time.monotonic()
         try:
             if self._overflow is Overflow.BLOCK:

@@ -11,6 +11,7 @@ import weakref
 import pytest
 
 import roq
+from roq.client.link import BACKLOG_BYTES
 from roq.errors import Closed, MessagesLost
 from roq.wire import monitor as wire
 from tests.integration.running import RunningCluster
@@ -60,6 +61,7 @@ async def test_exchange_and_monitor_are_killed_together_under_load(client: roq.C
         await publisher.close()
         await subscriber.close()
         await reading
+    assert publisher.dropped == 0
     assert received == sorted(set(received))
     missing = set(range(received[0], received[-1] + 1)) - set(received)
     assert missing <= {number for event in told for number in range(event.first, event.last + 1)}
@@ -88,6 +90,54 @@ async def test_a_lost_tail_is_told_while_another_topic_stays_busy(client: roq.Cl
             assert told, "nothing was dropped: the test shows nothing"
             await subscriber.close()
             await reading
+    finally:
+        await client.remove_queue(name)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["publish", "publish_many"])
+@pytest.mark.parametrize("overflow", ["block", "drop"])
+async def test_small_batches_do_not_pile_up_before_an_exchange_that_stands(
+    client: roq.Cluster, overflow: str, many: bool
+) -> None:
+    name = f"standing {overflow} {many}"
+    await client.create_queue(name, overflow=overflow)
+    try:
+        async with client.subscriber(name, "t") as subscriber, client.publisher(name) as publisher:
+            exchange = (await pids(client, name))["exchange"]
+
+            async def publish() -> None:
+                for _ in range(4_000):
+                    if many:
+                        await publisher.publish_many("t", [b"x" * 10_000] * 2)
+                    else:
+                        await publisher.publish("t", b"x" * 10_000)
+                        await publisher.publish("t", b"x" * 10_000)
+                    await asyncio.sleep(0)  # the batch leaves with this turn of the loop
+
+            os.kill(exchange, signal.SIGSTOP)
+            try:
+                publishing = asyncio.create_task(publish())
+                async with asyncio.timeout(10):
+                    while not publisher.dropped and publisher.health().backlog_bytes <= BACKLOG_BYTES:
+                        await asyncio.sleep(0)
+                before = publisher.messages
+                for _ in range(1_000):
+                    await asyncio.sleep(0)
+                    assert publisher.health().backlog_bytes < 2 * BACKLOG_BYTES
+                if overflow == "block":
+                    assert publisher.messages <= before + 2
+                    assert publisher.dropped == 0
+                else:
+                    async with asyncio.timeout(10):
+                        await publishing
+                    assert publisher.dropped
+            finally:
+                os.kill(exchange, signal.SIGCONT)
+            async with asyncio.timeout(30):
+                received = 0
+                while overflow == "block" and received < 8_000:
+                    received += len(await subscriber.next_batch() or ())
+                await publishing
     finally:
         await client.remove_queue(name)
 

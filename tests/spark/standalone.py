@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -43,12 +44,13 @@ class Standalone:
             child
             for process in self._processes
             for child in psutil.Process(process.pid).children(recursive=True)
-            if "org.apache.spark.executor.CoarseGrainedExecutorBackend" in child.cmdline()
+            if _is_executor(child)
         ]
         assert len(executors) >= 2
         victim = executors[0]
         for process in (*victim.children(recursive=True), victim):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def stop(self) -> None:
         """Kill it all."""
@@ -78,3 +80,10 @@ class Standalone:
                     return line
             time.sleep(0.1)
         raise AssertionError(f"{name} did not start: {(self._folder / f'{name}.log').read_text()[-2000:]}")
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    try:
+        return "org.apache.spark.executor.CoarseGrainedExecutorBackend" in process.cmdline()
+    except psutil.NoSuchProcess:  # a Python worker that has just ended, reaped or not
+        return False

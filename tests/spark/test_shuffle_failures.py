@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -92,20 +93,27 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]
         cluster.stop()
 
 
-def driver(master: str, address: str, folder: Path, trouble: str) -> subprocess.Popen[str]:
-    """Starts driver.py: one save of `ROWS` rows, with the trouble of this name."""
+@contextlib.contextmanager
+def driver(master: str, address: str, folder: Path, trouble: str) -> Iterator[subprocess.Popen[str]]:
+    """Starts driver.py: one save of `ROWS` rows, with the trouble of this name. Ends with the context, whatever happened."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     words = [sys.executable, str(DRIVER), master, address, str(folder), trouble]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+    with process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.timeout(180)
 def test_speculated_tasks(standalone: Standalone, spark: SparkSession, address: str, tmp_path: Path) -> None:
     """The first attempt of one partition hangs after it has sent rows; another host's copy wins."""
-    process = driver(standalone.master, address, tmp_path, "hang")
-    printed, problems = process.communicate(timeout=DRIVER_SECONDS)
+    with driver(standalone.master, address, tmp_path, "hang") as process:
+        printed, problems = process.communicate(timeout=DRIVER_SECONDS)
     assert process.returncode == 0, problems[-3000:]
     attempts = json.loads(printed.splitlines()[-1])
     assert len(attempts[0]) >= 2, "Spark did not speculate"
@@ -115,10 +123,10 @@ def test_speculated_tasks(standalone: Standalone, spark: SparkSession, address: 
 @pytest.mark.timeout(180)
 def test_executors_killed(standalone: Standalone, spark: SparkSession, address: str, tmp_path: Path) -> None:
     """A whole executor, with all its Python processes, while it writes; the other one goes on."""
-    process = driver(standalone.master, address, tmp_path, "slow")
-    wait_for_attempts(address, process, 1)
-    standalone.kill_an_executor()
-    _, problems = process.communicate(timeout=DRIVER_SECONDS)
+    with driver(standalone.master, address, tmp_path, "slow") as process:
+        wait_for_attempts(address, process, 1)
+        standalone.kill_an_executor()
+        _, problems = process.communicate(timeout=DRIVER_SECONDS)
     assert process.returncode == 0, problems[-3000:]
     same_as_spark(rows(spark), load(spark, address, "visits"), ["k"], 4)
 
@@ -126,10 +134,10 @@ def test_executors_killed(standalone: Standalone, spark: SparkSession, address: 
 @pytest.mark.timeout(180)
 def test_a_driver_killed_before_its_commit(spark: SparkSession, address: str, tmp_path: Path) -> None:
     """What it wrote is not read, and does not stand in the way of the next one."""
-    process = driver("local[2]", address, tmp_path, "slow")
-    wait_for_attempts(address, process, 1)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    with driver("local[2]", address, tmp_path, "slow") as process:
+        wait_for_attempts(address, process, 1)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     with roq.shuffle.open(address) as shuffles:
         assert shuffles.describe("visits").state is State.FILLING
     frame = rows(spark)

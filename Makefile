@@ -17,7 +17,7 @@ check: venv ## format, lint, types, import arrows
 	tools/check.sh
 
 unit: venv spin ## unit and model tests only
-	.venv/bin/python -m pytest tests/unit tests/model
+	.venv/bin/python -m pytest -n 2 --dist worksteal tests/unit tests/model
 
 integration: java ## integration tests only
 	.venv/bin/python -m pytest tests/integration

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything `make test` does once .venv is there: the checks, unit and model tests (two minutes or three), integration tests,
+# Everything `make test` does once .venv is there: the checks, unit and model tests (two minutes), integration tests,
 # Spark tests (a real PySpark), interop tests (other people's programs), failure tests (containers).
 # Every section runs even if an earlier one failed; the exit code tells whether all passed.
 set -uo pipefail
@@ -17,7 +17,7 @@ section() {
 }
 
 section "checks" tools/check.sh
-section "unit and model tests" .venv/bin/python -m pytest -q tests/unit tests/model
+section "unit and model tests" .venv/bin/python -m pytest -q -n 2 --dist worksteal tests/unit tests/model
 if [ "$seconds" -gt "$QUICK_SECONDS_MAX" ]; then
     printf '=== unit and model tests took longer than %s s: make them quicker\n' "$QUICK_SECONDS_MAX"
 fi

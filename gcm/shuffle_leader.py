@@ -43,10 +43,9 @@ from roq.wire import gcm as wire
 from roq.wire import shuffle
 from roq.wire.assignment import STORES, ProcessState
 from roq.wire.gcm import ShuffleInfo, TableInfo
-from roq.wire.shuffle import RANGES_MAX, Spec, State
+from roq.wire.shuffle import RANGES_MAX, REPLICAS_MAX, Spec, State
 
 log = logging.getLogger(__name__)
-REPLICAS_MAX = 9
 KEYS_MAX = 100
 KEY_NAME_BYTES_MAX = 64 * 1024  # of all keys: they are in the record's node, of which ZooKeeper takes 1 MB
 SCHEMA_BYTES_MAX = 1024 * 1024

@@ -137,10 +137,10 @@ def show(name: NameArgument, address: PlaceArgument = None, json: JsonOption = F
     """Show one shuffle: state, progress, ranges and who holds them."""
     with working("asking"), _opened(address) as shuffles:
         row = _row(shuffles.describe(name))
-    _show(row, json)
+    _show(row, address, json)
 
 
-def _show(row: ShuffleRow, json: bool) -> None:
+def _show(row: ShuffleRow, address: str | None, json: bool) -> None:
     if json:
         print_json(row)
         return
@@ -148,7 +148,7 @@ def _show(row: ShuffleRow, json: bool) -> None:
     facts = [
         ("state", state),
         ("keys", ", ".join(row.keys)),
-        ("copies", str(row.replicas)),
+        ("copies", str(row.replicas) if _address(address).startswith("roq:") else "1, it is in a folder"),
         ("attempts stored", f"{row.attempts:,}"),
         ("rows", f"{row.rows:,}"),
         ("size", size(row.bytes)),
@@ -181,4 +181,4 @@ def rebalance(name: NameArgument, address: PlaceArgument = None, ranges: RangesO
     """Cut a sealed shuffle anew; returns when its data has moved."""
     with working("moving data"), _opened(address) as shuffles:
         row = _row(shuffles.rebalance(name, ranges))
-    _show(row, json)
+    _show(row, address, json)

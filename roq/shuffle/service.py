@@ -18,9 +18,7 @@ from roq.shuffle.contract import Opened, Service
 from roq.shuffle.keys import KeyEncoder
 from roq.shuffle.merge import merged
 from roq.shuffle.writer import MEMORY_BYTES, Writer, check_memory
-from roq.wire.shuffle import PARTITIONS_MAX, RANGES_MAX, Description, Range, Receipt, Spec, State
-
-REPLICAS_MAX = 16
+from roq.wire.shuffle import PARTITIONS_MAX, RANGES_MAX, REPLICAS_MAX, Description, Range, Receipt, Spec, State
 
 
 class Shuffles:

@@ -22,14 +22,13 @@ from roq.errors import SchemaMismatch, ShuffleNotFound, ShuffleNotSealed, Shuffl
 from roq.ids import new_token
 from roq.shuffle.blocks import load_schema, save_schema
 from roq.shuffle.keys import KeyEncoder
-from roq.shuffle.service import REPLICAS_MAX
 from roq.shuffle.writer import MEMORY_BYTES, MEMORY_BYTES_MIN
 from roq.spark.errors import option_error, spark_errors
 from roq.spark.options import WHERE, address_of, name_of, refuse_unknown, whole_number
 from roq.spark.schema import arrow_schema, same_types, spark_schema
 from roq.spark.shuffle_read import ShuffleReader
 from roq.spark.shuffle_write import ShuffleWriter
-from roq.wire.shuffle import RANGES_MAX, Description, State
+from roq.wire.shuffle import RANGES_MAX, REPLICAS_MAX, Description, State
 
 MIB = 1024 * 1024
 MEMORY_MIB_MAX = 64 * 1024

@@ -10,6 +10,7 @@ import msgspec
 
 PARTITIONS_MAX = 1_000_000  # partition numbers are below it
 RANGES_MAX = 10_000
+REPLICAS_MAX = 16
 KEY_BYTES_MAX = 64 * 1024  # of one encoded key
 BLOCK_BYTES = 256 * 1024  # a block is closed when it has so many bytes …
 BLOCK_ROWS = 8192  # … or rows; a single row may be larger

@@ -71,6 +71,7 @@ def test_a_shuffle_is_listed_shown_rebalanced_and_removed(address: str) -> None:
     shown = run("show", "visits", address).stdout.decode()
     for part in ("sealed", "largest / mean", "2,000", "HOLDERS"):
         assert part in shown
+    assert ("it is in a folder" in shown) == address.startswith("file:"), "a folder has one copy, whatever was asked for"
     assert "visits" in run("ls", address).stdout.decode()
     row = told("rebalance", "visits", address, "--ranges", "8")
     assert [each["rows"] for each in row["ranges"]] == [250] * 8

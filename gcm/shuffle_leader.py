@@ -164,7 +164,8 @@ class ShuffleLeader:
     def info(self, name: str) -> ShuffleInfo:
         """One shuffle. Raises ShuffleNotFound."""
         driver = self._driver(name)
-        return ShuffleInfo(driver.record.describe(len(driver.plan.stored)), dict(self._links.endpoints))
+        description = driver.record.describe(len(driver.plan.stored))
+        return ShuffleInfo(description, dict(self._links.endpoints), tuple(sorted(self._hosts.members)))
 
     def list(self) -> wire.Shuffles:
         """All shuffles."""

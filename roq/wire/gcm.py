@@ -256,10 +256,12 @@ class WorkQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ShuffleInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to all that ask for one shuffle. followers: host → endpoint, of those that run."""
+    """Answer to all that ask for one shuffle. followers: host → endpoint, of those that run. members: hosts that ranges are
+    placed on; who has just joined is not yet among them."""
 
     description: Description
     followers: dict[str, str]
+    members: tuple[str, ...] = ()
 
 
 class Shuffles(msgspec.Struct, frozen=True, tag=True, array_like=True):

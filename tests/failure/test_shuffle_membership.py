@@ -7,7 +7,6 @@ data, and the bytes that moved are held against the fewest that had to.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import sys
 from collections.abc import AsyncIterator
@@ -15,7 +14,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 import roq
-from gcm.followers import JOIN_SECONDS
 from roq.testing import DockerCluster
 from roq.wire.shuffle import Description, State
 from tests.harness.shuffle_membership import REPLICAS, Scene, given, least_between, size_at
@@ -53,7 +51,6 @@ def check_bill(moved: int, least: int) -> None:
 async def test_a_host_joins_before_ranges_are_cut(scene: Scene) -> None:
     await scene.begin(3)
     host = await scene.join()
-    await asyncio.sleep(JOIN_SECONDS + 0.2)  # it is given ranges from then on, and nobody tells
     assert (await scene.describe()).epoch == 0
     await scene.filling()
     table = await scene.sealed()

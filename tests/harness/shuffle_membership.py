@@ -154,20 +154,16 @@ class Scene:
         return await asyncio.to_thread(self.load.shuffles.describe, self.load.name)
 
     async def join(self) -> str:
-        """One more host; returns when the leader knows its follower."""
+        """One more host; returns when the leader places ranges on it."""
         host = await self.machines.add_host()
-        await self.known(host)
-        return host
-
-    async def known(self, host: str) -> None:
-        """Until the leader knows its follower."""
         request = gcm.DescribeShuffle(self.load.name)
 
-        async def follows() -> bool:
+        async def member() -> bool:
             info = await asyncio.to_thread(self._link.leader, request, gcm.ShuffleInfo, ANSWER_SECONDS)
-            return host in info.followers
+            return host in info.members
 
-        await self.machines.wait_for(follows, f"{host} takes part")
+        await self.machines.wait_for(member, f"{host} is given ranges")
+        return host
 
     async def placed(self, holding: Sequence[str] = (), without: Sequence[str] = ()) -> Description:
         """Until every range has all its holders among the hosts that are here, `holding` among them and `without` not."""

@@ -18,7 +18,8 @@ from roq.testing.plugin import running
 ROOT = Path(__file__).parents[2]
 WITHOUT = os.environ.get("ROQ_WITHOUT_DOCKER") == "1"
 TEST_SECONDS = 150.0  # a test with its cluster; the first one may have to build the image
-SESSION_SECONDS = 3.0
+SESSION_SECONDS = 4.0  # what is killed must be able to be back within it, on two busy cores
+PAUSE_SECONDS = 1.0  # no session ends in so short a pause
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

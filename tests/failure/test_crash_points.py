@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import roq
-from gcm.crash import POINTS, VARIABLE
+from gcm.crash import POINTS
 from gcm.transactions import exchange_id
 from roq.chaos import invariants
 from roq.chaos.witness import Witness
@@ -21,6 +21,7 @@ from roq.testing import DockerCluster
 from roq.wire import gcm
 from roq.wire.assignment import QueueSettings
 from tests.failure.conftest import SESSION_SECONDS
+from tests.harness.arming import arm
 
 CLUSTER = {"gcms": 2, "hcms": 3}
 SETTLED_SECONDS = SESSION_SECONDS + 12.0
@@ -38,12 +39,7 @@ class Scene:
         self.machines, self.client, self.asking = machines, client, asking
 
     async def arm(self, point: str) -> None:
-        self.armed = await self.machines.leader()
-        self.other = next(name for name in self.machines.gcms if name != self.armed)
-        await self.machines.stop(self.other)
-        await self.machines.restart_daemon(self.armed, **{VARIABLE: point})
-        await self.machines.wait_leader([self.armed])
-        await self.machines.start(self.other)
+        self.armed, self.other = await arm(self.machines, point)
         self.pid = await self._pid()
 
     async def _pid(self) -> int:

@@ -21,7 +21,7 @@ from roq.testing.docker_cluster import USER_ID
 from roq.testing.engine import CLUSTER_LABEL, Engine
 from tests.harness.hearing import all_pairs, hearing
 
-CLUSTER = {"gcms": 2, "hcms": 2, "state_megabytes": 4}
+CLUSTER = {"gcms": 2, "hcms": 2, "state_megabytes": 4, "session_seconds": 6.0}
 HOUR = 3600.0
 CONNECT = """python3 -c '
 import socket
@@ -185,11 +185,11 @@ async def test_delay(machines: DockerCluster) -> None:
         writer.close()
         return time.monotonic() - begun
 
-    undisturbed = await connected_seconds()
     await machines.delay("host-1", 150, 20)
-    assert 0.12 < await connected_seconds() - undisturbed < 0.5
+    delayed = [await connected_seconds() for _ in range(5)]
     await machines.heal()
-    assert await connected_seconds() < 0.1
+    assert 0.12 < min(delayed) < 0.5
+    assert min([await connected_seconds() for _ in range(5)]) < 0.1
 
 
 @pytest.mark.parametrize("offset", [HOUR, -HOUR])
@@ -241,7 +241,7 @@ async def test_mistakes_are_told(machines: DockerCluster) -> None:
     with pytest.raises(CallError):
         DockerCluster(zookeepers=2)
     with pytest.raises(DeadlineExceeded, match=r"5 hosts are alive; at last: no"):
-        await machines.wait_hosts(5, timeout_seconds=0.5)
+        await machines.wait_hosts(5, timeout_seconds=3.0)
 
 
 async def test_what_a_crashed_run_left_is_swept(image: str) -> None:
@@ -293,9 +293,9 @@ async def test_three_zookeepers_bear_the_loss_of_any_one(image: str) -> None:
 async def _serves(cluster: DockerCluster, name: str) -> bool:
     try:
         reader, writer = await asyncio.open_connection(cluster.address(name), 2181)
+        writer.write(b"srvr")
+        answer = await reader.read()
+        writer.close()
     except OSError:
         return False
-    writer.write(b"srvr")
-    answer = await reader.read()
-    writer.close()
     return b"Mode: leader" in answer or b"Mode: follower" in answer

@@ -12,20 +12,22 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import roq
-from gcm.crash import VARIABLE
 from roq.runtime.rpc import RpcClient
 from roq.testing import DockerCluster
 from roq.testing.cluster import CLIENT
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Description
 from tests.failure.conftest import SESSION_SECONDS
-from tests.harness.shuffle_load import ShuffleLoad
+from tests.harness.arming import arm
+from tests.harness.gate import Gate
+from tests.harness.shuffle_load import BATCH_ROWS, ShuffleLoad
 
 CLUSTER = {"gcms": 2, "hcms": 4}
 STORE = "store"
@@ -33,12 +35,29 @@ PACE_SECONDS = 0.03  # between two batches of each writer: a run lasts some seco
 REPLICAS = 2
 
 
-class Scene:
-    """A shuffle of a cluster of containers, and a load of rows for it."""
+class HeldLoad(ShuffleLoad):
+    """Its writers stop before their last batch while the gate is closed."""
 
-    def __init__(self, machines: DockerCluster, client: roq.Cluster) -> None:
+    def __init__(self, address: str, name: str) -> None:
+        super().__init__(address, name)
+        self.gate = Gate()
+
+    def batches(self, partition: int) -> Iterator[pa.RecordBatch]:
+        """See ShuffleLoad."""
+        for number, batch in enumerate(super().batches(partition), 1):
+            if number * BATCH_ROWS >= self.rows:
+                self.gate.stop()
+            yield batch
+
+
+class Scene:
+    """A shuffle of a cluster of containers, and a load of rows for it. held: writers stop until `sealed`."""
+
+    def __init__(self, machines: DockerCluster, client: roq.Cluster, *, held: bool = False) -> None:
         self.machines, self.client = machines, client
-        self.load = ShuffleLoad(f"roq://{machines.zookeeper}", f"s-{secrets.token_hex(4)}")
+        self.load = HeldLoad(f"roq://{machines.zookeeper}", f"s-{secrets.token_hex(4)}")
+        if not held:
+            self.load.gate.open()
 
     async def begin(self) -> None:
         """Writers write, and there is a table."""
@@ -64,6 +83,7 @@ class Scene:
 
     async def sealed(self) -> Description:
         """All is written, and sealed."""
+        self.load.gate.open()
         await asyncio.to_thread(self.load.finished)
         return await asyncio.to_thread(self.load.commit)
 
@@ -83,13 +103,14 @@ class Scene:
         await self.machines.wait_for(replicated, "every range has its holders")
 
     async def close(self) -> None:
+        self.load.gate.open()
         await asyncio.to_thread(self.load.remove)
         await asyncio.to_thread(self.load.close)
 
 
 @pytest.fixture
-async def scene(machines: DockerCluster, client: roq.Cluster) -> AsyncIterator[Scene]:
-    made = Scene(machines, client)
+async def scene(machines: DockerCluster, client: roq.Cluster, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    made = Scene(machines, client, held=getattr(request, "param", False))
     await made.begin()
     yield made
     await machines.heal()
@@ -106,7 +127,9 @@ async def kill_store(machines: DockerCluster, host: str) -> None:
     await machines.wait_process(host, STORE, not_pid=pid)
 
 
+@pytest.mark.parametrize("scene", [True], indirect=True, ids=["held"])
 async def test_every_store_is_killed_during_writes_and_reads(scene: Scene) -> None:
+    """Each attempt goes on until the store that was its buffer was killed."""
     machines = scene.machines
     for number, host in enumerate(machines.hosts):
         await scene.written(20_000 * (number + 1))
@@ -196,21 +219,10 @@ async def test_a_disk_is_full_for_a_while(image: str, tmp_path: Path) -> None:
 # --- the leader -----------------------------------------------------------------------------------------------------------
 
 
-async def arm(machines: DockerCluster, point: str) -> str:
-    """The leader will kill itself there; the other GCM stands by. Its name."""
-    armed = await machines.leader()
-    other = next(name for name in machines.gcms if name != armed)
-    await machines.stop(other)
-    await machines.restart_daemon(armed, **{VARIABLE: point})
-    await machines.wait_leader([armed])
-    await machines.start(other)
-    return other
-
-
 @pytest.mark.parametrize("point", ["none.written", "checking.written", "cutting.written", "moving.written", "keeping.written"])
 async def test_the_leader_dies(machines: DockerCluster, client: roq.Cluster, point: str) -> None:
     """Between two of its steps; the other one goes on. Other points: tests of the leader itself."""
-    other = await arm(machines, f"shuffle.{point}")
+    _, other = await arm(machines, f"shuffle.{point}")
     scene = Scene(machines, client)
     await scene.begin()
     try:

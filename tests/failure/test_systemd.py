@@ -138,7 +138,7 @@ async def test_the_units_keep_a_host_serving(box: tuple[DockerCluster, Box]) -> 
             await _killed_hcms(machine, traffic)
             await _hung_hcm(machine, traffic)
             await _killed_gcm(cluster, machine, client)
-            assert await traffic.flowing() < 1.0
+            assert await traffic.flowing() < SESSION_SECONDS / 2
         assert traffic.received == list(range(1, len(traffic.received) + 1)), "lost, repeated or reordered"
         assert not traffic.lost
     before = await machine.run("cat /etc/roq/hcm.toml")
@@ -155,7 +155,7 @@ async def _killed_hcms(machine: Box, traffic: Traffic) -> None:
     for _ in range(QUICK_KILLS):
         pid = await machine.main_pid("roq-hcm")
         await machine.run(f"kill -KILL {pid}")
-        assert await traffic.flowing() < 1.0
+        assert await traffic.flowing() < SESSION_SECONDS / 2
         await machine.restarted("roq-hcm", pid, 10.0)
         assert await machine.children() == children
     assert await machine.restarts("roq-hcm") == QUICK_KILLS
@@ -168,7 +168,7 @@ async def _hung_hcm(machine: Box, traffic: Traffic) -> None:
     took = await machine.restarted("roq-hcm", pid, WATCHDOG_SECONDS + 10.0)
     assert took > WATCHDOG_SECONDS / 3, "it was not the watchdog"
     assert "watchdog" in (await machine.run("journalctl --no-pager -u roq-hcm")).lower()
-    assert await traffic.flowing() < 1.0
+    assert await traffic.flowing() < SESSION_SECONDS / 2
     assert await machine.children() == children
 
 

@@ -11,17 +11,19 @@ from collections import Counter
 import pytest
 
 import roq
+from roq.chaos.witness import Witness
 from roq.client.locate import GcmClient
 from roq.errors import QueueConflict
 from roq.testing import DockerCluster
 from roq.wire import gcm
 from roq.wire.assignment import MonitorRole, QueueSettings
 from roq.wire.policy import Bounds, Policy, QueueRule
-from tests.failure.conftest import SESSION_SECONDS
+from tests.failure.conftest import PAUSE_SECONDS, SESSION_SECONDS
 from tests.harness.traffic import Traffic
 
 CLUSTER = {"gcms": 2, "hcms": 4}
-FAIL_OVER_SECONDS = SESSION_SECONDS + 4.0  # session, ZooKeeper's tick, and clients' retries on a busy machine
+FAIL_OVER_SECONDS = SESSION_SECONDS + 6.0  # session, ZooKeeper's tick, and clients' retries on a busy machine
+FLOWING_SECONDS = SESSION_SECONDS / 2  # messages that nobody's recovery was needed for
 RECOVERED_SECONDS = SESSION_SECONDS + 8.0
 
 
@@ -77,9 +79,9 @@ async def test_gcm_failover_does_not_touch_messages(machines: DockerCluster, cli
     await client.create_queue("orders")
     async with Traffic(client, "orders") as traffic:
         killed = await kill_leader(machines)
-        assert await traffic.flowing() < 1.0
+        assert await traffic.flowing() < FLOWING_SECONDS
         await machines.wait_leader(set(machines.gcms) - {killed}, timeout_seconds=FAIL_OVER_SECONDS)
-        assert await traffic.flowing() < 1.0
+        assert await traffic.flowing() < FLOWING_SECONDS
         await machines.start(killed)
     assert traffic.lost == []
     traffic.check_order()
@@ -89,15 +91,22 @@ async def begun(machines: DockerCluster, request: gcm.CreateQueue | gcm.CreateEx
     """Send a request for host-1 while that host is frozen, kill the GCM in the middle of it, and thaw the host: the processes
     get made, and nobody is left who would say so. The killed GCM's name."""
     leader = await machines.leader()
-    await machines.pause("host-1")
     sender = GcmClient(machines.zookeeper)
-    try:
-        with pytest.raises(roq.errors.TemporaryError):
-            await sender.request(request, gcm.Done, 0.5)
-    finally:
-        sender.close()
-        await machines.kill(leader)
-        await machines.unpause("host-1")
+    async with Witness(machines.zookeeper) as witness:
+
+        async def recorded() -> bool:
+            return any(request.transaction in path for path in await witness.transactions())
+
+        await machines.pause("host-1")
+        asked = asyncio.create_task(sender.request(request, gcm.Done, FAIL_OVER_SECONDS))
+        try:
+            await machines.wait_for(recorded, "the transaction is recorded", SESSION_SECONDS / 2)
+        finally:
+            await machines.kill(leader)
+            asked.cancel()
+            await machines.unpause("host-1")
+            sender.close()
+    await asyncio.gather(asked, return_exceptions=True)
     return leader
 
 
@@ -233,7 +242,7 @@ async def test_a_slow_host_that_kept_its_session_is_left_alone(machines: DockerC
     await client.create_queue("orders", host="host-1")
     before = {process.name: process.pid for process in await machines.processes("host-1")}
     await machines.pause("host-1")
-    await asyncio.sleep(SESSION_SECONDS / 3)  # a freeze shorter than the session is the point here
+    await asyncio.sleep(PAUSE_SECONDS)  # a freeze shorter than the session is the point here
     await machines.unpause("host-1")
     await machines.wait_queue_ready("orders")
     assert {process.name: process.pid for process in await machines.processes("host-1")} == before
@@ -272,7 +281,7 @@ async def test_daemon_that_supervises_the_hcm(machines: DockerCluster, client: r
         after = {process.name: process.pid for process in await machines.processes("host-1")}
         assert after["roq-hcm"] != killed
         assert {name: pid for name, pid in after.items() if "/" in name} == before
-        assert await traffic.flowing() < 1.0
+        assert await traffic.flowing() < FLOWING_SECONDS
     assert traffic.lost == []
     traffic.check_order()
     assert (await client.queue("orders")).record == info.record

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -54,7 +53,7 @@ async def test_disks_are_full_and_have_room_again(image: str, tmp_path: Path) ->
         one = round(load.longest, 2)
         await machines.disk_free(machines.hosts[0])
         await scene.flowing()
-        await full_until(machines, machines.hosts, lambda: bool(load.errors), "puts are refused")
+        await full_until(machines, machines.hosts, lambda: load.errors["StorageFull"] > 0, "puts are refused")
         assert {host: await programs(machines, host) for host in machines.hosts} == daemons, "a full disk kills nobody"
         host, master = (await scene.info()).record.master_host, f"master/{scene.name}"
         killed = await machines.kill_process(host, master)
@@ -66,4 +65,4 @@ async def test_disks_are_full_and_have_room_again(image: str, tmp_path: Path) ->
         await scene.flowing()
         figures = {"one_full_put_seconds": one, "flowing_again_seconds": round(time.monotonic() - began, 2)}
         await scene.judge("disks full", refused=dict(load.errors), **figures)
-        assert load.errors == Counter(StorageFull=sum(load.errors.values()))
+        assert load.errors.keys() <= {"StorageFull", "Unavailable"}, "the latter while the master was away"

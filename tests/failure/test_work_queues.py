@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 import roq
-from roq.errors import NotLeader, NotReady
+from roq.errors import LogUnavailable, NotLeader, NotReady, ZooKeeperUnavailable
 from roq.runtime.sockets import control_socket
 from roq.testing import DockerCluster
 from roq.testing.cluster import CLIENT, HCM
@@ -26,18 +26,18 @@ from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.workqueue.contract import NewTask
 from roq.workqueue.remote import RemoteQueue
-from tests.failure.conftest import ROOT, SESSION_SECONDS
+from tests.failure.conftest import PAUSE_SECONDS, ROOT, SESSION_SECONDS
 from tests.harness.task_scene import Scene, under_load
 
 CLUSTER = {"gcms": 2, "hcms": 4}
-SLACK_SECONDS = 4.0  # beyond the session: ZooKeeper's ticks, and all of the cluster on two cores; what it took is told
+SLACK_SECONDS = 6.0  # beyond the session: ZooKeeper's ticks, a request to a silent store (2 s), all of the cluster on two cores
 TAKE_OVER_SECONDS = SESSION_SECONDS + SLACK_SECONDS
 STORE = "store"
 HOLDING = """
 import sys, time
 from roq import blocking
 with blocking.open_queue(sys.argv[1]) as queue:
-    for task in queue.leases(2.0, wait_seconds=10):
+    for task in queue.leases(6.0, wait_seconds=10):
         print(task.payload.decode(), task.attempt, flush=True)
         time.sleep(1000)
 """
@@ -148,13 +148,13 @@ async def test_a_worker_is_killed_in_the_middle_of_a_task(machines: DockerCluste
     try:
         await asyncio.to_thread(queue.put, [NewTask(b"t")])
         assert await asyncio.wait_for(worker.stdout.readline(), 20) == b"t 1\n"
-        assert (await asyncio.to_thread(queue.lease, 60, 1, 3.0))[1] == [], "renewed while it lives"
+        assert (await asyncio.to_thread(queue.lease, 60, 1, 8.0))[1] == [], "renewed while it lives"
     finally:
         worker.kill()
         await worker.wait()
     killed = time.monotonic()
-    (task,) = (await asyncio.to_thread(queue.lease, 60, 1, 10.0))[1]
-    sys.stdout.write(f"\nworker killed: its task came back after {time.monotonic() - killed:.2f} s, lease 2 s\n")
+    (task,) = (await asyncio.to_thread(queue.lease, 60, 1, 20.0))[1]
+    sys.stdout.write(f"\nworker killed: its task came back after {time.monotonic() - killed:.2f} s, lease 6 s\n")
     assert (task.payload, task.attempt) == (b"t", 2)
     await asyncio.to_thread(queue.close)
     await client.remove_work_queue(name)
@@ -192,20 +192,20 @@ class OldMaster:
         return found
 
 
-# Which of them depends on when it asks: before it has heard of its loss, while it tries to begin again, or after the log has
-# fenced it. That nothing of the put was kept is the verdict's `unexpected`.
-REFUSALS = {"silence", NotLeader.__name__, NotReady.__name__}
+# Which of them depends on when it asks: before it has heard of its loss, while it tries to begin again, after the log has
+# fenced it, or after it gave up. That nothing of the put was kept is the verdict's `unexpected`.
+REFUSALS = {"silence", *(each.__name__ for each in (NotLeader, NotReady, LogUnavailable, ZooKeeperUnavailable))}
 
 
 async def test_a_pause_shorter_than_the_session_changes_nothing(scene: Scene) -> None:
     before = await scene.info()
     scene.calm()
     await scene.machines.pause(before.record.master_host)
-    await asyncio.sleep(SESSION_SECONDS / 3)  # the pause is the point
+    await asyncio.sleep(PAUSE_SECONDS)  # the pause is the point
     await scene.machines.unpause(before.record.master_host)
     took = await scene.flowing()
     assert (await scene.info()).record == before.record
-    await scene.judge("machine of the master paused for a third of the session", put_seconds=round(took, 2))
+    await scene.judge("machine of the master paused for less than the session", put_seconds=round(took, 2))
 
 
 async def test_a_master_that_wakes_after_its_session_is_refused(scene: Scene) -> None:

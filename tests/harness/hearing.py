@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 
 from roq.testing import DockerCluster
 
 PORT, SECONDS = 9999, 1.5
+# All of them stay until the same moment, however late the last one begins: machines of one kernel share its clock.
 SCRIPT = """python3 -c '
 import select, socket, time
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 link.bind(("0.0.0.0", {port}))
-heard, until = set(), time.monotonic() + {seconds}
-while time.monotonic() < until:
+heard = set()
+while time.monotonic() < {until}:
     for address in "{others}".split():
         link.sendto(b"{name}", (address, {port}))
     while select.select([link], [], [], 0.05)[0]:
@@ -25,10 +27,11 @@ print(*sorted(heard))
 async def hearing(cluster: DockerCluster, machines: Iterable[str]) -> set[tuple[str, str]]:
     """All pairs (source, target) of which the target hears the source, now."""
     everyone = list(machines)
+    until = time.monotonic() + SECONDS + 0.5 * len(everyone)
 
     async def one(name: str) -> set[tuple[str, str]]:
         others = " ".join(cluster.address(other) for other in everyone if other != name)
-        script = SCRIPT.format(port=PORT, seconds=SECONDS, others=others, name=name)
+        script = SCRIPT.format(port=PORT, until=until, others=others, name=name)
         return {(source, name) for source in (await cluster.run(name, script)).split()}
 
     return set().union(*await asyncio.gather(*(one(name) for name in everyone)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TypeVar
@@ -25,35 +24,14 @@ from roq.testing import DockerCluster
 from roq.wire import gcm
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Description, Range
+from tests.harness.gate import Gate
 from tests.harness.shuffle_load import BATCH_ROWS, ShuffleLoad
 
 STORE = "store"
 PARTITIONS, ROWS, PAD, RANGES, REPLICAS = 6, 10_000, 800, 24, 2
 HELD = PARTITIONS // 2  # writers that stop in the middle
-GATE_SECONDS = 90.0
 ANSWER_SECONDS = 5.0
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-class Gate:
-    """Threads stop here until it is opened. came: how many have come."""
-
-    def __init__(self) -> None:
-        self.came = 0
-        self._lock, self._opened = threading.Lock(), threading.Event()
-
-    def stop(self) -> bool:
-        """Whether it was closed. Raises TimeoutError."""
-        closed = not self._opened.is_set()
-        with self._lock:
-            self.came += 1
-        if not self._opened.wait(GATE_SECONDS):
-            raise TimeoutError("nobody opened the gate")
-        return closed
-
-    def open(self) -> None:
-        """For good."""
-        self._opened.set()
 
 
 class HeldLoad(ShuffleLoad):

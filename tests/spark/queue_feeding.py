@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -11,8 +12,10 @@ import roq.blocking
 from roq.spark.queue_feed import LeaseFeed, Offset
 from roq.spark.queue_manifest import Part
 from roq.spark.queue_options import queue_options
+from roq.workqueue.contract import Backend, TaskState
 
 LIMIT = ReadMaxRows(100)
+WAIT_SECONDS = 30.0
 
 
 def address_in(scheme: str, folder: Path, count: int) -> str:
@@ -26,6 +29,16 @@ def feed(address: str, **options: str) -> LeaseFeed:
     made = LeaseFeed(queue_options({"address": address, "maxRowsPerBatch": "100", **options}))
     made.freeze()
     return made
+
+
+def renewed(backend: Backend, count: int) -> None:
+    """Wait until so many leases were all renewed, twice."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    for _ in range(2):
+        before = max(task.due for task in backend.peek(TaskState.LEASED, count))
+        while len(found := backend.peek(TaskState.LEASED, count)) < count or min(task.due for task in found) <= before:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def die(dead: LeaseFeed, address: str, leases: str) -> None:

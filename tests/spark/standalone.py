@@ -55,8 +55,10 @@ class Standalone:
     def stop(self) -> None:
         """Kill it all."""
         for process in reversed(self._processes):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
             process.kill()
             process.wait()
 

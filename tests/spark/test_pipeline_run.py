@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,16 +60,16 @@ def run(command: list[str], environment: dict[str, str]) -> subprocess.Completed
 
 
 def archived(folder: Path) -> list[bytes]:
-    if not folder.exists():
+    files = sorted(map(str, folder.glob("day=*/part-*.parquet")))  # not what Spark is about to move or delete
+    if not files:
         return []
-    table = ds.dataset(folder, format="parquet", partitioning="hive").to_table()
-    return sorted(table["payload"].to_pylist()) if table.num_rows else []
+    return sorted(ds.dataset(files, format="parquet").to_table(["payload"])["payload"].to_pylist())
 
 
-def wait_for(process: Process, folder: Path, count: int) -> None:
-    """Returns when the archive has so many rows."""
+def wait_for(process: Process, condition: Callable[[], bool]) -> None:
+    """Returns when it is true."""
     deadline = time.monotonic() + START_SECONDS
-    while len(archived(folder)) < count:
+    while not condition():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -83,11 +83,13 @@ def test_a_job_that_is_killed_goes_on_where_it_was_and_ends_well_at_a_signal(
     with open_queue(queue) as tasks:
         tasks.put_many(payload for payload in payloads if payload.isdigit())
     with archiving(environment, queue, into) as process:
-        wait_for(process, into, 1)
+        wait_for(process, lambda: len(archived(into)) > 0)
         process.kill()
     assert 0 < len(archived(into)) < len(payloads)
     with archiving(environment, queue, into) as process:
-        wait_for(process, into, len(payloads))
+        wait_for(process, lambda: len(archived(into)) == len(payloads))
+        with open_queue(queue) as tasks:  # the rows are there before their tasks are acked
+            wait_for(process, lambda: tasks.status().completed == len(payloads))
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err

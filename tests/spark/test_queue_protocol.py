@@ -22,7 +22,7 @@ from roq.spark.queue_options import queue_options
 from roq.spark.queue_outlets import opened
 from roq.spark.queue_staging import Plan, Publication, stage
 from roq.workqueue.address import open_backend
-from tests.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, status
+from tests.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, renewed, status
 
 
 @pytest.mark.parametrize("scheme", ["log", "file"])
@@ -123,15 +123,15 @@ def test_a_manifest_that_is_gone_or_damaged_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["log", "file"])
-def test_leases_of_open_manifests_are_renewed(scheme: str, tmp_path: Path) -> None:
+def test_leases_of_open_manifests_are_renewed(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_ledger, "RENEW_SHARE", 60)  # each second
     address = address_in(scheme, tmp_path, 20)
     backend = open_backend(address, None)
-    ledger = queue_ledger.Ledger(tmp_path / "manifests", address, backend, 2.0, lambda error: None)
+    ledger = queue_ledger.Ledger(tmp_path / "manifests", address, backend, 60.0, lambda error: None)
     began = time.monotonic()
-    ledger.add(backend.lease(2.0, 20, 0.0)[1], began)
-    while time.monotonic() < began + 4.5:
-        assert backend.status().leased == 20
-        time.sleep(0.1)
+    ledger.add(backend.lease(60.0, 20, 0.0)[1], began)
+    renewed(backend, 20)
+    assert backend.status().leased == 20
     ledger.commit(1)
     assert ledger.wait_acked(10)
     assert backend.status().completed == 20, "the tokens of today"

@@ -105,18 +105,27 @@ def test_a_query_that_runs_once_takes_all_in_one_batch_and_acks_it_at_its_next_s
 ) -> None:
     source, target = f"log://{tmp_path}/in", f"log://{tmp_path}/out"
 
-    def run() -> tuple[list[int], int]:
-        """The rows of its batches; how many tasks are acked after it."""
-        frame = stream_of(spark, source, maxRowsPerBatch="700")
+    def run(acked: int) -> tuple[list[int], int]:
+        """The rows of its batches, which last until so many tasks are acked; how many are after it."""
+
+        def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            deadline = time.monotonic() + WAIT_SECONDS / 2
+            with roq.blocking.open_queue(source) as queue:
+                while queue.status().completed < acked and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            yield from batches
+
+        frame = stream_of(spark, source, maxRowsPerBatch="700").select("payload")
+        frame = frame.mapInArrow(wait, frame.schema)
         rows = finish(to_queue(frame, target, tmp_path / "c").trigger(once=True).start())
         with roq.blocking.open_queue(source) as queue:
             return rows, queue.status().completed
 
     put(source, 0, 5000)
-    assert run() == ([5000], 0), "Spark never asks what comes next"
+    assert run(0) == ([5000], 0), "Spark never asks what comes next"
     put(source, 5000, 5100)
-    assert run() == ([100], 5000)
-    assert run() == ([], 5100)
+    assert run(5000) == ([100], 5000)
+    assert run(5100) == ([], 5100)
     assert seen_in(target) == Counter(range(5100))
 
 

@@ -109,7 +109,7 @@ def test_lost_while_writing(spark: SparkSession, cluster: RunningCluster, addres
         if lost == "leader":
             cluster.call(kill_leader(cluster))
         else:
-            cluster.call(cluster.local.lose_host(max(cluster.local.hosts)))
+            cluster.call(cluster.local.lose_host(max(host for host, daemon in cluster.local.hosts.items() if daemon.running)))
         return state
 
     with ThreadPoolExecutor(1) as thread:  # the save is this thread's: Spark knows formats by the thread's session

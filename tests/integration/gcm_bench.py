@@ -37,6 +37,7 @@ from roq.wire.hcm import HostPayload
 
 T = TypeVar("T", bound=msgspec.Struct)
 SESSION_SECONDS = 2.0
+WATCHER_SECONDS = 6.0  # session of hosts played here and of looks at ZooKeeper: they close it when they go
 PATIENCE_SECONDS = 10.0
 
 
@@ -142,7 +143,7 @@ class Bench:
         return host
 
     async def session(self) -> Session:
-        session = await Session.connect(self.zookeeper, SESSION_SECONDS)
+        session = await Session.connect(self.zookeeper, WATCHER_SECONDS)
         self._stack.push_async_callback(session.close)
         return session
 

@@ -24,6 +24,7 @@ from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
 from roq.wire.child import ChildSpec
+from tests.harness.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 START = """
@@ -216,9 +217,3 @@ class Load:
         await asyncio.wait_for(asyncio.shield(self._task), seconds)
         assert self.error is not None
         return self.error
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

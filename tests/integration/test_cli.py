@@ -157,7 +157,7 @@ def test_bytes_pass_unchanged_and_in_order(cli: Cli, queue: str) -> None:
 
 
 def test_sub_filters_topics_tells_json_and_ends_when_idle(cli: Cli, queue: str) -> None:
-    with cli.subscribed(queue, "eu.*", "--json", "--until-idle", "2") as sub:
+    with cli.subscribed(queue, "eu.*", "--json", "--until-idle", "6") as sub:
         cli.run("pub", queue, "eu.paris", stdin=b"one\n\xff\n")
         cli.run("pub", queue, "us.boston", stdin=b"no\n")
         received, said = end(sub)

@@ -233,6 +233,6 @@ async def test_reading_the_leader_is_quick_and_leaves_no_thread(chroot: str, ses
         began = time.monotonic()
         assert await read_leader(chroot) == address
         times.append(time.monotonic() - began)
-    assert min(times) < 0.05
+    assert min(times) < 0.3
     await session.close()
     assert roq_threads() == []

@@ -24,7 +24,6 @@ from roq.workqueue.file_queue.queue import FileQueue
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65_534
-STALL_SECONDS = 0.05
 RUNNABLE = json.dumps({"txt": "x", "class": "PrintTask"}).encode()
 
 
@@ -43,20 +42,26 @@ def payloads(queue: FileQueue, count: int = 100) -> list[bytes]:
 # --- several at once ----------------------------------------------------------------------------------------------------
 
 WORKER = """
-import os, sys, time
+import os, sys, threading, time
 from roq.workqueue.contract import Ack
 from roq.workqueue.file_queue.queue import FileQueue
 queue = FileQueue(sys.argv[1])
+main, sleep, naps = threading.get_ident(), time.sleep, []
+def nap(seconds):
+    if threading.get_ident() == main:
+        naps.append(seconds)
+    sleep(seconds)
+time.sleep = nap
 print("ready", flush=True)
 sys.stdin.readline()
 while True:
-    begun = time.perf_counter()
+    naps.clear()
     _, leases = queue.lease(60, 1, 0)
-    leased = time.perf_counter()
+    napped = len(naps)
     if not leases:
         break
     answer = queue.settle([Ack(leases[0].token)])
-    print(leases[0].id, answer[0], leased - begun, time.perf_counter() - leased, flush=True)
+    print(leases[0].id, answer[0], napped, flush=True)
 """
 
 
@@ -77,8 +82,7 @@ def test_four_processes_share_400_tasks_without_a_stall(folder: Path) -> None:
         worker.stdin.flush()
     lines = [line.split() for worker in workers for line in worker.communicate(timeout=40)[0].splitlines()]
     assert Counter(line[0] for line in lines) == Counter(ids)
-    leases = sorted(float(line[-2]) for line in lines)
-    assert leases[len(leases) * 99 // 100] < STALL_SECONDS, "races cost no waits; a busy machine may"
+    assert {line[-1] for line in lines} == {"0"}, "a race costs no wait"
 
 
 def test_threads_of_one_process_share_tasks(folder: Path) -> None:

@@ -170,7 +170,7 @@ async def test_policy_changes_reach_the_host(served: Bench) -> None:
 
 
 async def test_refusals(bench: Bench) -> None:
-    await bench.gcm(wait_seconds=0.3)
+    await bench.gcm(wait_seconds=1.0)
     with pytest.raises(NoHosts):
         await bench.create("q")
     host = await bench.host("only", exchanges_max=2)

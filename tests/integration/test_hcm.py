@@ -89,7 +89,7 @@ async def test_creation_is_fast(rig: Rig) -> None:
         began = time.monotonic()
         await rig.running(*queue("first"), *specs)
         taken.append(time.monotonic() - began)
-    assert min(taken) < 0.1, taken
+    assert min(taken) < 0.5, taken  # at the next tick it would be a second
 
 
 async def test_a_killed_child_is_back_at_once_on_the_same_ports(rig: Rig) -> None:
@@ -113,7 +113,7 @@ async def test_a_killed_child_is_back_at_once_on_the_same_ports(rig: Rig) -> Non
     assert victim.restarts == 3
     assert "SIGKILL" in victim.error
     assert after["monitor/orders"] == before["monitor/orders"]
-    assert min(taken) < 0.15, taken
+    assert min(taken) < 0.5, taken  # at the next tick it would be a second
     assert (await rig.ping(victim)).pid == victim.pid
 
 
@@ -148,15 +148,16 @@ async def test_crashing_children_are_given_up_with_their_reason(rig: Rig) -> Non
 
 
 async def test_a_restarted_hcm_adopts_its_children(rig: Rig) -> None:
-    await rig.start()
+    session_seconds = 9.0
+    await rig.start("--session-seconds", str(session_seconds))
     before = await rig.running(*queue("orders"))
     registered = await rig.session.get(paths.host(HOST))
     assert registered is not None
     await rig.kill_hcm()
     os.kill(before["scaling/orders"].pid, signal.SIGKILL)  # dies while no HCM watches
     began = time.monotonic()
-    await rig.start()
-    assert time.monotonic() - began < 2.0  # it takes its own registration over, and does not wait for it to expire
+    await rig.start("--session-seconds", str(session_seconds))
+    assert time.monotonic() - began < session_seconds / 2  # it takes its own registration over, and does not wait for its end
     again = await rig.session.get(paths.host(HOST))
     assert again is not None
     assert again.czxid != registered.czxid
@@ -348,7 +349,9 @@ async def test_draining_is_told_and_remembered(rig: Rig) -> None:
     capacity = await rig.call(wire.GetCapacity())
     assert isinstance(capacity, wire.Capacity)
     assert (capacity.exchanges, capacity.exchanges_max) == (1, 3)
-    await asyncio.sleep(0.2)  # the state file follows in the background
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not msgspec.json.decode((rig.directory / "state.json").read_bytes())["draining"]:
+            await asyncio.sleep(0.02)  # the state file follows in the background
     await rig.kill_hcm()
     await rig.start()
     processes = await rig.call(wire.GetProcesses())
@@ -366,11 +369,14 @@ async def test_children_run_on_and_are_watched_without_zookeeper(rig: Rig) -> No
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(rig.start("--port", "6900"), 8.0)  # never ready: ZooKeeper is away
     rig.ready = {"port": 6900}
-    processes = await rig.call(wire.GetProcesses())
-    assert isinstance(processes, wire.Processes)
-    states = {process.name: process.state for process in processes.report.processes}
-    assert set(states.values()) == {ProcessState.RUNNING}
-    assert len(states) == 3
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            processes = await rig.call(wire.GetProcesses())
+            assert isinstance(processes, wire.Processes)
+            states = [process.state for process in processes.report.processes]
+            if states == [ProcessState.RUNNING] * 3:
+                break
+            await asyncio.sleep(0.05)
 
 
 async def test_a_vanished_registration_is_made_again(rig: Rig) -> None:

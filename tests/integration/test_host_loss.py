@@ -34,7 +34,9 @@ from roq.wire.assignment import (
 
 SESSION_SECONDS = 2.0
 TICK_SECONDS = 0.5  # ZooKeeper ends sessions at ticks
-ASSIGNED_SECONDS = 0.3  # from the end of the session to the new assignments
+ASSIGNED_SECONDS = 1.5  # from the end of the session to the new assignments; who had to look again for them would need 10
+WATCHER_SECONDS = 6.0  # session of a test's own look at ZooKeeper: on a busy machine it shall not be lost
+LONG_SESSION_SECONDS = 6.0  # where an HCM must be back within it: two Pythons start one after the other
 WAIT_SECONDS = 20.0
 REMOVAL = "removal"  # transaction id of a removal: its record stays for a while
 DAEMONS = 2  # processes of a host beside those assigned: the HCM and its template
@@ -159,11 +161,13 @@ class Rig:
 
 
 @asynccontextmanager
-async def running(directory: Path, hosts: int, gcms: int = 1, exchanges_max: int = 8) -> AsyncIterator[Rig]:
+async def running(
+    directory: Path, hosts: int, gcms: int = 1, exchanges_max: int = 8, session_seconds: float = SESSION_SECONDS
+) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
-        cluster = LocalCluster(directory, hosts=hosts, gcms=gcms, exchanges_max=exchanges_max, session_seconds=SESSION_SECONDS)
+        cluster = LocalCluster(directory, hosts=hosts, gcms=gcms, exchanges_max=exchanges_max, session_seconds=session_seconds)
         await stack.enter_async_context(cluster)
-        session = await Session.connect(cluster.zookeeper, SESSION_SECONDS)
+        session = await Session.connect(cluster.zookeeper, WATCHER_SECONDS)
         stack.push_async_callback(session.close)
         rig = Rig(cluster, session)
         stack.callback(rig.client.close)
@@ -271,20 +275,20 @@ async def test_host_that_was_paused_for_too_long_runs_nothing_old(tmp_path: Path
 
 async def test_slow_host_is_left_alone(tmp_path: Path) -> None:
     """SIGSTOP for less than the session, and an HCM killed and restarted within it: nothing moves, no process restarts."""
-    async with running(tmp_path, hosts=3) as rig:
+    async with running(tmp_path, hosts=3, session_seconds=LONG_SESSION_SECONDS) as rig:
         await rig.create("q", 2, "host-1")
         before = await rig.whole(q=2)
         pids = {process.pid for process in rig.cluster.processes() if process.owner == "host-1"}
         pid = rig.cluster.hosts["host-1"].pid
         os.kill(pid, signal.SIGSTOP)
-        await asyncio.sleep(0.5 * SESSION_SECONDS)
+        await asyncio.sleep(0.5 * LONG_SESSION_SECONDS)
         os.kill(pid, signal.SIGCONT)
-        await asyncio.sleep(SESSION_SECONDS)
+        await asyncio.sleep(LONG_SESSION_SECONDS)
         assert (await rig.whole(q=2)).queues == before.queues
         assert pids == {process.pid for process in rig.cluster.processes() if process.owner == "host-1"}
         await rig.cluster.kill_hcm("host-1")
         await rig.cluster.start_hcm("host-1")
-        await asyncio.sleep(SESSION_SECONDS)
+        await asyncio.sleep(LONG_SESSION_SECONDS)
         after = await rig.whole(q=2)
         assert after.queues == before.queues
         assert len(pids & {process.pid for process in rig.cluster.processes()}) == len(pids) - DAEMONS

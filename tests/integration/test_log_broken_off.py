@@ -24,6 +24,7 @@ from roq.workqueue.log_queue import LogQueue
 from roq.workqueue.records import Pop, decode, encode
 from roq.workqueue.state import State
 from tests.harness.breaking_off import Stop, broken_off
+from tests.integration.log_queue_rig import lease_one
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -49,11 +50,6 @@ def queues(folder: Path) -> Iterator[list[LogQueue]]:
     yield opened
     for queue in opened:
         queue.close()
-
-
-def lease_one(queue: LogQueue) -> Leased:
-    [task] = queue.lease(60, 1, 0)[1]
-    return task
 
 
 def agree(one: LogQueue, other: LogQueue) -> bool:

@@ -18,10 +18,11 @@ import pytest
 from roq.errors import StorageFull
 from roq.log.local import LocalLog
 from roq.log.local.board import UNKNOWN, Board, Request
-from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Release
+from roq.workqueue.contract import Ack, Extend, NewTask, Release
 from roq.workqueue.log_queue import LogQueue
 from roq.workqueue.log_replica import Effects
 from roq.workqueue.records import Record, decode
+from tests.integration.log_queue_rig import lease_one
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
@@ -96,11 +97,6 @@ def queues(folder: Path) -> Iterator[list[LogQueue]]:
     yield opened
     for queue in opened:
         queue.close()
-
-
-def lease_one(queue: LogQueue) -> Leased:
-    [task] = queue.lease(60, 1, 0)[1]
-    return task
 
 
 def serving(folder: Path, *step: object) -> subprocess.Popen[str]:
@@ -189,8 +185,11 @@ def test_an_interrupted_request_leaves_no_lease_behind(
     plain = Board.take
 
     def take(board: Board) -> list[Request]:
-        if board.place == queues[1]._clerk._board.place:  # type: ignore[union-attr]
+        if board.place == queues[1]._clerk._board.place and not asked.is_set():  # type: ignore[union-attr]
             asked.set()
+            while not board.count() and not go_on.is_set():  # the other one's request is on the board, and will be handed out
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGUSR1)
             go_on.wait(10)
         return plain(board)
 
@@ -208,8 +207,6 @@ def test_an_interrupted_request_leaves_no_lease_behind(
             first = threads.submit(queues[1].lease, 60, 1, 0)
             assert asked.wait(10)
             queues[0].put([NewTask(b"y")])
-            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
-            timer.start()
             with pytest.raises(InterruptedError):
                 queues[0].lease(60, 1, 0)
             assert len(first.result(10)[1]) == 1

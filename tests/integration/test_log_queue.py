@@ -9,8 +9,6 @@ import errno
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,87 +21,9 @@ from roq.log.local import LocalLog
 from roq.log.local.disk import Disk
 from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Release, Settings, TaskState
 from roq.workqueue.log_queue import LogQueue
+from tests.integration.log_queue_rig import HOLDER, PRODUCER, WAITER, WORKER, in_line, kill, lease_one, line, start
 
 pytestmark = pytest.mark.timeout(60)
-ROOT = Path(__file__).parents[2]
-
-PRELUDE = """
-import os, random, sys, time
-from pathlib import Path
-from roq.workqueue.contract import *
-from roq.workqueue.log_queue import LogQueue
-queue = LogQueue(Path(sys.argv[1]), replay_bytes=100_000)
-def say(*words):
-    os.write(1, (" ".join(words) + chr(10)).encode())
-"""
-PRODUCER = (
-    PRELUDE
-    + """
-while True:
-    for id in queue.put([NewTask(os.urandom(random.randrange(200))) for _ in range(random.randrange(1, 5))]):
-        say("put", id)
-    time.sleep(random.uniform(0, 0.01))
-"""
-)
-WORKER = (
-    PRELUDE
-    + """
-acks = []
-while True:
-    answers, tasks = queue.lease(60, 3, 1.0, [Ack(token) for _, token in acks])
-    for (id, _), answer in zip(acks, answers):
-        if answer == "":
-            say("acked", id)
-    acks = [(task.id, task.token) for task in tasks]
-    for id, _ in acks:
-        say("tries", id)
-    if acks and random.random() < 0.5:
-        id, token = acks.pop()
-        if queue.settle([Ack(token)]) == [""]:
-            say("acked", id)
-"""
-)
-HOLDER = (
-    PRELUDE
-    + """
-_, tasks = queue.lease(60, 1, 30)
-say(tasks[0].token)
-if sys.argv[2] == "close":
-    queue.close()
-time.sleep(60)
-"""
-)
-WAITER = (
-    PRELUDE
-    + """
-say("waits")
-_, tasks = queue.lease(60, 1, 30)
-say(tasks[0].id)
-"""
-)
-
-
-def start(script: str, *arguments: object) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def kill(process: subprocess.Popen[str]) -> list[str]:
-    """What it had said."""
-    process.kill()
-    return [line.strip() for line in process.communicate()[0].splitlines(keepends=True) if line.endswith("\n")]
-
-
-def lease_one(queue: LogQueue, seconds: float = 60, wait_seconds: float = 5) -> Leased:
-    [task] = queue.lease(seconds, 1, wait_seconds)[1]
-    return task
 
 
 @pytest.fixture
@@ -163,14 +83,14 @@ def test_a_dead_workers_task_is_free_at_once_a_closed_ones_when_its_lease_ends(q
     assert queue.lease(60, 1, 0.7)[1] == [], "it is alive"
     kill(holder)
     began = time.monotonic()
-    task = lease_one(queue)
+    task = lease_one(queue, wait_seconds=5)
     assert time.monotonic() - began < 3, "not after the 60 s of its lease"
     assert task.attempt == 2
     assert queue.settle([Ack(token), Ack(task.token)]) == [None, ""]
     queue.put([NewTask(b"second")])
     closer = start(HOLDER, folder, "close")
     token = line(closer)
-    time.sleep(0.2)
+    assert line(closer) == "closed"
     kill(closer)
     assert queue.lease(60, 1, 1.2)[1] == [], "closed in good order: its lease goes on"
     assert queue.settle([Ack(token)]) == [""], "and any process may settle it"
@@ -180,9 +100,10 @@ def test_waiting_crosses_processes_and_killed_waiters_swallow_no_task(queue: Log
     doomed = [start(WAITER, folder) for _ in range(2)]
     for waiter in doomed:
         assert line(waiter) == "waits"
-    time.sleep(0.5)
+    in_line(queue, 2)
     survivor = start(WAITER, folder)
     assert line(survivor) == "waits"
+    in_line(queue, 3)
     for waiter in doomed:
         kill(waiter)
     began = time.monotonic()
@@ -193,13 +114,13 @@ def test_waiting_crosses_processes_and_killed_waiters_swallow_no_task(queue: Log
 
 
 def test_a_waiting_lease_wakes_at_once(queue: LogQueue, folder: Path) -> None:
-    waiter = start(WAITER, folder)
+    waiter = start(WAITER, folder, "only the bell")
     assert line(waiter) == "waits"
-    time.sleep(0.5)
+    in_line(queue, 1)
     began = time.monotonic()
     [id] = queue.put([NewTask(b"x")])
     assert line(waiter) == id
-    assert time.monotonic() - began < 0.3
+    assert time.monotonic() - began < 5, "it would look again after minutes"
     kill(waiter)
 
 
@@ -208,16 +129,16 @@ def test_a_waiting_lease_wakes_at_once(queue: LogQueue, folder: Path) -> None:
 
 def test_an_expired_lease_is_ended_once_by_many_who_wait(folder: Path, queue: LogQueue) -> None:
     queue.put([NewTask(b"x")])
-    first = lease_one(queue, seconds=0.4)
     others = [LogQueue(folder) for _ in range(4)]
     got: list[Leased] = []
-    threads = [threading.Thread(target=lambda one=one: got.extend(one.lease(60, 1, 1.5)[1])) for one in others]
+    threads = [threading.Thread(target=lambda one=one: got.extend(one.lease(60, 1, 3)[1])) for one in others]
     began = time.monotonic()
+    first = lease_one(queue, seconds=0.4)
     for thread in threads:
         thread.start()
     while not got:
         time.sleep(0.01)
-    assert 0.2 < time.monotonic() - began < 1
+    assert 0.4 <= time.monotonic() - began < 2.5, "when it was over, not when waiting was"
     for thread in threads:
         thread.join()
     assert [task.attempt for task in got] == [2]
@@ -286,7 +207,7 @@ def test_who_fell_behind_the_trim_goes_on_from_the_snapshot(folder: Path) -> Non
     slow = LogQueue(folder, log=LocalLog(folder, segment_bytes=16 * 1024), replay_bytes=50_000)
     busy = LogQueue(folder, replay_bytes=50_000)
     slow.put([NewTask(b"held")])
-    held = lease_one(slow)
+    held = lease_one(slow, wait_seconds=5)
     while slow._log.first <= slow._replica.position:
         busy.put([NewTask(b"x" * 100) for _ in range(50)])
         acks = [Ack(task.token) for task in busy.lease(60, 50, 0)[1]]
@@ -358,7 +279,7 @@ def test_a_full_disk_refuses_puts_but_takes_acks_and_recovers(folder: Path) -> N
     assert 16 < count < 30
     assert queue.status().inserted == count
     for _ in range(count):
-        assert queue.settle([Ack(lease_one(queue).token)]) == [""]
+        assert queue.settle([Ack(lease_one(queue, wait_seconds=5).token)]) == [""]
     assert queue.status().completed == count
     disk.room = 1 << 40
     queue.put([NewTask(bytes(500_000)) for _ in range(20)])
@@ -382,15 +303,15 @@ def test_a_failed_sync_acknowledges_nothing(folder: Path, queue: LogQueue) -> No
     queue.close()
     other.close()
     again = LogQueue(folder)
-    assert lease_one(again).payload == b"x"
+    assert lease_one(again, wait_seconds=5).payload == b"x"
     again.close()
 
 
 def test_tokens_of_others_and_of_older_deliveries_do_nothing(queue: LogQueue, folder: Path) -> None:
     queue.put([NewTask(b"x")])
-    old = lease_one(queue)
+    old = lease_one(queue, wait_seconds=5)
     assert queue.settle([Release(old.token, error="try again")]) == [""]
-    new = lease_one(queue)
+    new = lease_one(queue, wait_seconds=5)
     assert queue.settle([Ack(old.token), Extend(old.token, 9)]) == [None, None]
     other = LogQueue(folder)
     assert other.settle([Extend(new.token, 60)]) == [new.token]

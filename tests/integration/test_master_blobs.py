@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -25,7 +26,7 @@ from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.records import BlobRef
 from roq.workqueue.state import State
 
-PACE = Pace(heartbeat_seconds=0.1, pending_seconds=0.3, inventory_seconds=0.15, orphan_seconds=0.4)
+PACE = Pace(heartbeat_seconds=0.1, pending_seconds=10.0, inventory_seconds=0.15, orphan_seconds=0.4)
 PAYLOAD = bytes(range(256)) * 1000
 WAIT_SECONDS = 15.0
 
@@ -39,7 +40,7 @@ async def until(true: Callable[[], bool]) -> None:
 class Rig:
     """Four stores in this process, and the blobs of a master with a write quorum of 3."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, pace: Pace = PACE) -> None:
         self.directory = directory
         self.servers: dict[str, StoreServer] = {}
         self.static = StaticDirectory({})
@@ -50,7 +51,7 @@ class Rig:
         self.counters = Counters()
         self.answers: dict[int, wire.Reply | RoqError] = {}
         self.blobs = Blobs(
-            WorkQueueSpec("log", 3, 2), self.stores, self.service, self.turn, self.barrier, self.now, self.counters, PACE
+            WorkQueueSpec("log", 3, 2), self.stores, self.service, self.turn, self.barrier, self.now, self.counters, pace
         )
         self._ids = 0
 
@@ -136,6 +137,15 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await made.close()
 
 
+@pytest.fixture
+async def hasty(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A rig that waits two seconds for the end of an upload."""
+    made = Rig(tmp_path, replace(PACE, pending_seconds=2.0))
+    made.blobs.start()
+    yield made
+    await made.close()
+
+
 async def test_a_payload_is_answered_when_enough_stores_have_it_and_deleted_with_its_task(rig: Rig) -> None:
     ref = await rig.put()
     assert len(ref.holders) == 3
@@ -145,13 +155,13 @@ async def test_a_payload_is_answered_when_enough_stores_have_it_and_deleted_with
     await until(lambda: not rig.held())
 
 
-async def test_an_upload_that_never_ends_is_discarded(rig: Rig) -> None:
-    reserved = await rig.reserve()
-    await rig.upload(reserved)
-    assert rig.held() == {reserved.place.host: [reserved.blob]}
-    await until(lambda: not rig.held())
-    assert isinstance(await rig.stored(reserved.blob), TaskNotFound)
-    assert rig.counters["uploads_discarded"] == 1
+async def test_an_upload_that_never_ends_is_discarded(hasty: Rig) -> None:
+    reserved = await hasty.reserve()
+    await hasty.upload(reserved)
+    assert hasty.held() == {reserved.place.host: [reserved.blob]}
+    await until(lambda: not hasty.held())
+    assert isinstance(await hasty.stored(reserved.blob), TaskNotFound)
+    assert hasty.counters["uploads_discarded"] == 1
 
 
 async def test_what_was_not_uploaded_is_not_believed(rig: Rig) -> None:

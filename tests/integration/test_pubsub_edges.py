@@ -16,6 +16,8 @@ from roq.errors import Closed, MessagesLost
 from roq.wire import monitor as wire
 from tests.integration.running import RunningCluster
 
+SMALL_BATCHES = 1_500  # of 20 KB: far more than a publisher keeps; and an Exchange must not stand still for 3 s
+
 
 async def pids(client: roq.Cluster, queue: str) -> dict[str, int]:
     """Process id by kind of process."""
@@ -106,7 +108,7 @@ async def test_small_batches_do_not_pile_up_before_an_exchange_that_stands(
             exchange = (await pids(client, name))["exchange"]
 
             async def publish() -> None:
-                for _ in range(4_000):
+                for _ in range(SMALL_BATCHES):
                     if many:
                         await publisher.publish_many("t", [b"x" * 10_000] * 2)
                     else:
@@ -124,7 +126,7 @@ async def test_small_batches_do_not_pile_up_before_an_exchange_that_stands(
                 os.kill(exchange, signal.SIGCONT)
             async with asyncio.timeout(30):
                 received = 0
-                while overflow == "block" and received < 8_000:
+                while overflow == "block" and received < 2 * SMALL_BATCHES:
                     received += len(await subscriber.next_batch() or ())
                 await publishing
     finally:

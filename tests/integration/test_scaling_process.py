@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ from roq.wire import monitor, process
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
 from roq.wire.child import ChildSpec
 from roq.wire.policy import Bounds, ExchangeRule, Policy
+from tests.harness.ports import free_port
 
 ADDRESS = "127.0.99.7"  # nobody connects from here, so a port found free stays free
 RULES = Policy(exchange=ExchangeRule(max_messages_per_second=1000), bounds=Bounds(max_exchanges=2))
@@ -32,12 +32,6 @@ def record(second: int) -> bytes:
         for id, count in (("a", 3), ("b", 0))
     )
     return kpis.encode(kpis.QueueKpi("q", 1e9 + second, 1, 1200.0, 12000.0, 0.0, 0, exchanges, publishers, (), ()))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:  # not a ZeroMQ socket: those are closed a while after close() has returned
-        probe.bind((ADDRESS, 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_records_make_decisions_and_a_policy_is_taken_at_once(tmp_path: Path) -> None:
@@ -56,7 +50,7 @@ async def test_records_make_decisions_and_a_policy_is_taken_at_once(tmp_path: Pa
         process=ProcessSpec(ProcessKind.SCALING, "q"),
         host="h",
         address=ADDRESS,
-        ports={"control": free_port()},
+        ports={"control": free_port(ADDRESS)},
         monitor=address,
         board=str(tmp_path / "board"),
         slot=3,

@@ -103,9 +103,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def load(cluster: Cluster) -> Iterator[Load]:
     made: list[ShuffleLoad] = []
 
-    def new(**options: int) -> ShuffleLoad:
+    def new(ranges: int = 8, **options: int) -> ShuffleLoad:
         made.append(ShuffleLoad(cluster.address, f"s-{secrets.token_hex(4)}", **options))
-        made[-1].create(ranges=8)
+        made[-1].create(ranges=ranges)
         return made[-1]
 
     yield new
@@ -247,7 +247,7 @@ def test_a_follower_joins_while_a_shuffle_runs(cluster: Cluster, load: Load) -> 
     shuffle.finished()
     shuffle.commit()
     shuffle.read().check()
-    another = load()
+    another = load(ranges=32)  # each is placed there with one half
     another.start()
     another.finished()
     until(lambda: any(host in one.holders for one in another.commit().ranges), 5)

@@ -174,7 +174,10 @@ async def test_what_a_lost_host_held_is_copied_and_a_new_one_gets_its_share(scen
     await scene.lose_host("h1")
 
     async def at(hosts: set[str]) -> bool:
-        now = await scene.describe()
+        told = await scene.client.request(wire.DescribeShuffle("s"), wire.ShuffleInfo, ANSWER_SECONDS)
+        now = told.description
+        if told.members != tuple(sorted(hosts)):
+            return False
         wanted = [{*holders(now.id, each.identity, hosts, 2)} for each in now.ranges]
         return not now.former and [{*each.holders} for each in now.ranges] == wanted
 
@@ -185,8 +188,6 @@ async def test_what_a_lost_host_held_is_copied_and_a_new_one_gets_its_share(scen
     await scene.add_host("h4")
     await eventually(lambda: at({"h2", "h3", "h4"}), 20)
     joined = await scene.describe()
-    told = await scene.client.request(wire.DescribeShuffle("s"), wire.ShuffleInfo, ANSWER_SECONDS)
-    assert told.members == ("h2", "h3", "h4"), "a lost host is none"
     assert joined.moved_least <= joined.moved <= joined.moved_least + 6 * 300 * 1024, "no more than border blocks beside it"
     assert await scene.keys() == ALL_KEYS
 
@@ -254,9 +255,8 @@ async def test_data_of_a_record_that_can_not_be_read_is_kept(scene: ShuffleScene
         return gone not in leftover.storage.shuffles
 
     await eventually(swept, 30)  # what has no record at all is forgotten …
-    kept = [each.storage.shuffles[sealed.id].live for each in scene.followers.values() if sealed.id in each.storage.shuffles]
-    assert len(kept) == len(HOSTS)
-    assert all(kept), "… and this is not"
+    kept = {host for host, each in scene.followers.items() if (of := each.storage.shuffles.get(sealed.id)) and of.live}
+    assert kept >= {host for one in sealed.ranges for host in one.holders}, "… and this is not"
     now = await scene.session.get(paths.shuffle(sealed.id))
     assert now is not None
     await scene.session.set(paths.shuffle(sealed.id), node.data, -1)
@@ -279,9 +279,9 @@ async def test_two_rebalancings_at_once_are_both_answered(scene: ShuffleScene) -
 async def test_a_shuffle_nobody_goes_on_filling_is_removed(scene: ShuffleScene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROQ_SHUFFLE_ABANDONED_SECONDS", "4")
     await scene.begin()
-    await scene.create()
     await scene.create("sealed")
     await blocking(lambda: scene.shuffles.commit("sealed", []))
+    await scene.create()
     await scene.write(0, range(1000))
 
     async def removed() -> bool:

@@ -32,7 +32,7 @@ async def test_mine(roq_cluster):
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[TestedCluster]:
-    async with LoopbackCluster(gcms=2, hcms=2, session_seconds=2.0, logs=tmp_path) as running:
+    async with LoopbackCluster(gcms=2, hcms=2, session_seconds=6.0, logs=tmp_path) as running:
         yield running
 
 

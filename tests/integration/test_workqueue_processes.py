@@ -152,12 +152,12 @@ with blocking.open_queue(sys.argv[1]) as queue:
 def test_a_worker_told_to_stop_finishes_or_gives_back(
     work_address: str, queue: blocking.WorkQueue, source: str, number: signal.Signals
 ) -> None:
-    queue.put_many([b"0.5", b"30", b"31", b"32"])
+    queue.put_many([b"2.0", b"30", b"31", b"32"])
     with program(source, work_address) as worker:
-        assert {line(worker), line(worker)} == {"begun 0.5", "begun 30"}
+        assert {line(worker), line(worker)} == {"begun 2.0", "begun 30"}
         worker.send_signal(number)
         began = time.monotonic()
-        assert line(worker) == "ended 0.5"
+        assert line(worker) == "ended 2.0"
         assert line(worker) == "work 1 1 True"
         assert worker.wait(10) == 0
         assert 2.0 < time.monotonic() - began < 6.0

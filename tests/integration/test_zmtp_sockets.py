@@ -21,10 +21,10 @@ from roq.runtime.dealer import Dealer
 from roq.runtime.line import IDLE_SECONDS, Bell, Line, Lines
 from roq.runtime.router import Router
 from roq.wire import zmtp
+from tests.harness.ports import free_port
 from tests.integration.zmtp_rig import (
     LOCAL,
     WAIT_SECONDS,
-    free_port,
     libzmq_dealer,
     libzmq_router,
     listening,
@@ -35,6 +35,7 @@ from tests.integration.zmtp_rig import (
 pytestmark = pytest.mark.filterwarnings("ignore:.*event_loop_policy.*:DeprecationWarning")
 LARGE = bytes(range(256)) * 20_000  # 5 MB
 READY = zmtp.hello(b"DEALER")
+PING_TIMEOUT_MS = 1500
 
 
 @pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy])
@@ -94,13 +95,13 @@ async def test_a_router_answers_pings(echo: Echo) -> None:
         with libzmq_dealer(echo.endpoint) as peer, sockets.connection_ends(peer) as ends:
             peer.disconnect(echo.endpoint)
             peer.set(zmq.HEARTBEAT_IVL, 100)
-            peer.set(zmq.HEARTBEAT_TIMEOUT, 300)
+            peer.set(zmq.HEARTBEAT_TIMEOUT, PING_TIMEOUT_MS)
             peer.connect(echo.endpoint)
             peer.send(b"a")
             assert peer.recv() == b"a"
             while ends.poll(0):
                 ends.recv_multipart()  # of the connection before
-            assert not ends.poll(1000), "the connection ended without a PONG"
+            assert not ends.poll(2 * PING_TIMEOUT_MS), "the connection ended without a PONG"
             peer.send(b"b")
             assert peer.recv() == b"b"
             peer.disable_monitor()
@@ -220,10 +221,10 @@ async def test_a_dealer_at_libzmqs_router_that_comes_back() -> None:
 
 
 async def test_a_dealer_answers_pings() -> None:
-    with libzmq_router(HEARTBEAT_IVL=100, HEARTBEAT_TIMEOUT=300) as port:
+    with libzmq_router(HEARTBEAT_IVL=100, HEARTBEAT_TIMEOUT=PING_TIMEOUT_MS) as port:
         asking = Asking(port)
         asking.dealer.send((b"a",))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2 * PING_TIMEOUT_MS / 1000)
         assert (asking.answers, asking.ends) == ([[b"a"]], 0)
         asking.dealer.close()
 
@@ -268,11 +269,11 @@ def answer(line: Line, message: bytes) -> list[bytes] | None:
 
 
 def test_a_line_at_libzmqs_router_that_comes_back() -> None:
-    with libzmq_router(HEARTBEAT_IVL=100, HEARTBEAT_TIMEOUT=300) as port:
+    with libzmq_router(HEARTBEAT_IVL=100, HEARTBEAT_TIMEOUT=PING_TIMEOUT_MS) as port:
         line = Line(f"tcp://{LOCAL}:{port}", Bell())
         for message in (b"one", b"", b"x" * 256, LARGE):
             assert answer(line, message) == [message]
-        assert line.receive(time.monotonic() + 1.0) is None  # three time-outs long: PINGs were answered
+        assert line.receive(time.monotonic() + 2 * PING_TIMEOUT_MS / 1000) is None  # PINGs were answered
         line.send(b"two")
         assert line.receive(time.monotonic() + WAIT_SECONDS) == [b"two"]
     with pytest.raises(Unavailable):

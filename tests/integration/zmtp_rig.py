@@ -81,11 +81,6 @@ def listening(port: int = 0) -> Iterator[socket.socket]:
         yield listener
 
 
-def free_port() -> int:
-    with listening() as listener:
-        return int(listener.getsockname()[1])
-
-
 def reset(connection: socket.socket) -> None:
     """End it as a killed process with unread bytes does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -70,7 +70,7 @@ def test_it_runs_what_we_put(folder: Path, marks: Path, upstream: Start) -> None
     function[0] = ["__main__", "mark_function"]  # as the program that runs it calls its module
     ids += queue.put([NewTask(json.dumps(function).encode())])
     other = upstream(folder)
-    assert other("poll", 0.5, 60) == 31
+    assert other("poll", 3.0, 60) == 31
     assert runs(marks) == Counter(range(31))
     assert queue.status().completed == 31
     assert queue.status().ready == queue.status().leased == 0
@@ -84,7 +84,7 @@ def test_a_function_it_queued_is_leased_by_us_and_run_by_it_after_a_release(fold
     _, (lease,) = queue.lease(60, 1, 0)
     assert json.loads(lease.payload)[:3] == [["__main__", "mark_function"], [str(marks)], {"number": 7}]
     assert queue.settle([Release(lease.token, 0.0, "not here")]) == [""]
-    assert other("poll", 0.5, 60) == 1
+    assert other("poll", 3.0, 60) == 1
     assert runs(marks) == Counter([7])
 
 
@@ -117,8 +117,8 @@ def test_its_delayed_task_is_delayed_for_us(folder: Path, marks: Path, upstream:
 
 def test_our_delay_lease_and_extension_hold_for_it(folder: Path, marks: Path, upstream: Start) -> None:
     queue = FileQueue(folder)
-    queue.put([NewTask(mark(marks, 0), delay_seconds=2), NewTask(mark(marks, 1))])
     other = upstream(folder)
+    queue.put([NewTask(mark(marks, 0), delay_seconds=4), NewTask(mark(marks, 1))])
     _, (lease,) = queue.lease(1, 1, 0)
     (token,) = queue.settle([Extend(lease.token, 60)])
     assert other("numbers")["leased"] == 2
@@ -165,7 +165,7 @@ def test_payloads_it_cannot_run_are_left_alone(folder: Path, marks: Path, upstre
     queue.put([NewTask(payload) for payload in odd])
     other = upstream(folder)
     other("insert", str(marks), 0, 3)
-    assert other("poll", 0.5, 60) == 3
+    assert other("poll", 3.0, 60) == 3
     assert sorted(lease.payload for lease in queue.lease(60, 100, 0)[1]) == sorted(odd)
 
 
@@ -177,7 +177,7 @@ def test_dead_letters_are_out_of_its_reach_until_requeued(folder: Path, marks: P
     queue.settle([Reject(lease.token, "no good")])
     assert other("numbers")["enqueued"] == 0
     assert queue.requeue_dead([lease.id]) == 1
-    assert other("poll", 0.5, 60) == 1
+    assert other("poll", 3.0, 60) == 1
     assert runs(marks) == Counter([0])
 
 

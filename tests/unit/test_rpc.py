@@ -31,7 +31,7 @@ async def test_the_server_dies_with_a_request_under_way(watched: bool) -> None:
     assert server.stdout is not None
     port = int(await server.stdout.readline())
     client = RpcClient(f"tcp://127.0.0.1:{port}", gcm.Reply, watched=watched)
-    asked = asyncio.create_task(client.request(gcm.ListQueues(), gcm.Queues, 1.5))
+    asked = asyncio.create_task(client.request(gcm.ListQueues(), gcm.Queues, 4.0))
     assert await server.stdout.readline() == b"asked\n"
     begun = time.monotonic()
     os.kill(server.pid, signal.SIGKILL)

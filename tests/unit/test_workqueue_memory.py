@@ -75,11 +75,11 @@ def test_a_waiting_lease_is_the_timer_for_delays_and_expiries(queue: MemoryQueue
 
 
 def test_the_next_sleeper_keeps_the_time_when_the_first_leaves(queue: MemoryQueue, threads: ThreadPoolExecutor) -> None:
-    first = threads.submit(lease, queue, wait_seconds=0.2)
+    first = threads.submit(lease, queue, wait_seconds=1.0)
     waiting(queue, 1)
     second = threads.submit(lease, queue)
     waiting(queue, 2)
-    queue.put([NewTask(b"a", delay_seconds=0.5)])  # told to the first, who leaves before
+    queue.put([NewTask(b"a", delay_seconds=1.5)])  # told to the first, who leaves before
     assert first.result(SOON) == []
     assert [one.payload for one in second.result(SOON)] == [b"a"]
 

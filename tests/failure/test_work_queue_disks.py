@@ -55,6 +55,7 @@ async def test_disks_are_full_and_have_room_again(image: str, tmp_path: Path) ->
         await scene.flowing()
         await full_until(machines, machines.hosts, lambda: load.errors["StorageFull"] > 0, "puts are refused")
         assert {host: await programs(machines, host) for host in machines.hosts} == daemons, "a full disk kills nobody"
+        assert load.errors.keys() == {"StorageFull"}
         host, master = (await scene.info()).record.master_host, f"master/{scene.name}"
         killed = await machines.kill_process(host, master)
         await machines.wait_process(host, master, not_pid=killed)

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PRELUDE = """
 import os, random, sys, time
 from pathlib import Path
+from roq.log.local import header
 from roq.workqueue import log_clerk
 from roq.workqueue.contract import *
 from roq.workqueue.log_queue import LogQueue
@@ -65,7 +66,7 @@ WAITER = (
     PRELUDE
     + """
 if sys.argv[2:] == ["only the bell"]:
-    log_clerk.LIVES_SECONDS = 1000
+    log_clerk.LIVES_SECONDS = header.LISTEN_SECONDS = 1000
 say("waits")
 _, tasks = queue.lease(60, 1, 30)
 say(tasks[0].id)

@@ -89,7 +89,7 @@ async def test_creation_is_fast(rig: Rig) -> None:
         began = time.monotonic()
         await rig.running(*queue("first"), *specs)
         taken.append(time.monotonic() - began)
-    assert min(taken) < 0.5, taken  # at the next tick it would be a second
+    assert min(taken) < 0.2, taken  # a fork; a Python of its own would take longer
 
 
 async def test_a_killed_child_is_back_at_once_on_the_same_ports(rig: Rig) -> None:
@@ -113,7 +113,7 @@ async def test_a_killed_child_is_back_at_once_on_the_same_ports(rig: Rig) -> Non
     assert victim.restarts == 3
     assert "SIGKILL" in victim.error
     assert after["monitor/orders"] == before["monitor/orders"]
-    assert min(taken) < 0.5, taken  # at the next tick it would be a second
+    assert min(taken) < 0.25, taken  # a fork; a Python of its own would take longer
     assert (await rig.ping(victim)).pid == victim.pid
 
 

@@ -34,7 +34,7 @@ from roq.wire.assignment import (
 
 SESSION_SECONDS = 2.0
 TICK_SECONDS = 0.5  # ZooKeeper ends sessions at ticks
-ASSIGNED_SECONDS = 1.5  # from the end of the session to the new assignments; who had to look again for them would need 10
+ASSIGNED_SECONDS = 0.9  # from the end of the session to the new assignments; at the GCM's next look it would be a second
 WATCHER_SECONDS = 6.0  # session of a test's own look at ZooKeeper: on a busy machine it shall not be lost
 LONG_SESSION_SECONDS = 6.0  # where an HCM must be back within it: two Pythons start one after the other
 WAIT_SECONDS = 20.0

@@ -187,9 +187,11 @@ def test_an_interrupted_request_leaves_no_lease_behind(
     def take(board: Board) -> list[Request]:
         if board.place == queues[1]._clerk._board.place and not asked.is_set():  # type: ignore[union-attr]
             asked.set()
-            while not board.count() and not go_on.is_set():  # the other one's request is on the board, and will be handed out
+            deadline = time.monotonic() + 10
+            while not board.count() and time.monotonic() < deadline:
                 time.sleep(0.001)
-            os.kill(os.getpid(), signal.SIGUSR1)
+            if board.count():  # the other one's request, which will be handed out
+                os.kill(os.getpid(), signal.SIGUSR1)
             go_on.wait(10)
         return plain(board)
 

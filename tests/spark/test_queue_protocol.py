@@ -123,13 +123,12 @@ def test_a_manifest_that_is_gone_or_damaged_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["log", "file"])
-def test_leases_of_open_manifests_are_renewed(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_ledger, "RENEW_SHARE", 60)  # each second
+def test_leases_of_open_manifests_are_renewed(scheme: str, tmp_path: Path) -> None:
     address = address_in(scheme, tmp_path, 20)
     backend = open_backend(address, None)
-    ledger = queue_ledger.Ledger(tmp_path / "manifests", address, backend, 60.0, lambda error: None)
+    ledger = queue_ledger.Ledger(tmp_path / "manifests", address, backend, 12.0, lambda error: None)
     began = time.monotonic()
-    ledger.add(backend.lease(60.0, 20, 0.0)[1], began)
+    ledger.add(backend.lease(12.0, 20, 0.0)[1], began)
     renewed(backend, 20)
     assert backend.status().leased == 20
     ledger.commit(1)

@@ -73,7 +73,9 @@ class Scene:
         self._stack.push_async_callback(end)
         assert process.stdout is not None
         async with asyncio.timeout(PATIENCE_SECONDS):
-            assert json.loads(await process.stdout.readline())["ready"]
+            line = await process.stdout.readline()
+            assert line, f"the GCM ended with {await process.wait()} before it was ready; why, it says on standard error"
+            assert json.loads(line)["ready"]
         return process
 
     async def create(self, queue: str, host: str = "") -> wire.QueueInfo:

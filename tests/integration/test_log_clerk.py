@@ -313,6 +313,7 @@ def test_what_the_clerk_answers_is_durable_before(
 
     monkeypatch.setattr(Board, "reply", reply)
     monkeypatch.setattr("roq.workqueue.log_clerk.PATIENCE_SECONDS", (5.0, 5.0))
+    monkeypatch.setattr("roq.workqueue.log_clerk.CLERK_SECONDS", 60.0)  # nobody else serves, however long it takes to ask
     with ThreadPoolExecutor(2) as threads:
         acked = threads.submit(queues[0].settle, [Ack(held.token)])
         board = queues[2]._clerk._board

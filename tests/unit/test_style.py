@@ -16,11 +16,23 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("roq", "gcm", "hcm")
-FILE_LINES_MAX = 400
-FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 500
+MACHINE_LINES_MAX = 700  # of a pure machine: its transitions belong together
+FUNCTION_LINES_MAX = 50
+MACHINES = {
+    "roq/client/order.py",
+    "roq/client/path.py",
+    "roq/monitor/membership.py",
+    "roq/scaling/decide.py",
+    "roq/workqueue/fold.py",
+}
 
 # "path" or "path::function" -> lines today. Never add one without a decision note; never raise a number.
-EXCEPTIONS: dict[str, int] = {}
+EXCEPTIONS: dict[str, int] = {
+    "tests/integration/test_gcm_leaders.py::test_fail_over_keeps_queues_and_finishes_what_was_begun": 51,
+    "tests/integration/test_scaling_live.py::test_exchanges_follow_the_load_and_the_record_replays": 54,
+    "tests/integration/test_scaling_process.py::test_records_make_decisions_and_a_policy_is_taken_at_once": 61,
+}
 
 # Library -> the rooms that may import it. A room is a package or a module, with everything below it.
 IMPORTERS: dict[str, tuple[str, ...]] = {
@@ -111,7 +123,7 @@ def sizes() -> dict[str, int]:
     over = {}
     for path in EVERYTHING:
         lines = len((ROOT / path).read_text().splitlines())
-        if lines > FILE_LINES_MAX:
+        if lines > (MACHINE_LINES_MAX if path in MACHINES else FILE_LINES_MAX):
             over[path] = lines
         over |= {f"{path}::{name}": count for name, count in functions(tree(path)) if count > FUNCTION_LINES_MAX}
     return over

@@ -100,7 +100,7 @@ def _majority(write_quorum: int) -> int:
 
 def _possible_quorum(cluster: Cluster) -> int:
     """The write quorum of a queue for which none was chosen, with the stores that run."""
-    return min(WRITE_QUORUM_DEFAULT, sum(is_running(cluster, host, str(ProcessKind.STORE)) for host in cluster.hosts))
+    return min(WRITE_QUORUM_DEFAULT, _stores(cluster))
 
 
 def _grown(cluster: Cluster, spec: WorkQueueSpec) -> WorkQueueSpec:
@@ -128,20 +128,26 @@ def without(cluster: Cluster, name: str) -> Cluster:
 
 
 def created(cluster: Cluster, entry: Transaction, revisions: transactions.Revisions) -> bool:
-    """The hosts run what this transaction created. Raises ProcessFailed, or WorkQueueNotFound if it is unwanted again."""
+    """The hosts run what this transaction created, with as many copies as live hosts allow. Raises ProcessFailed, or
+    WorkQueueNotFound if it is unwanted again."""
     record = cluster.work_queues.get(entry.queue)
     if record is None or record.transaction != entry.id:
         raise WorkQueueNotFound(f"work queue {entry.queue!r} was removed while it was being created")
-    return serves(cluster, record, revisions)
+    alive = sum(host.alive for host in cluster.hosts.values())
+    return _stores(cluster) >= min(record.spec.write_quorum, alive) and serves(cluster, record, revisions)
 
 
 def serves(cluster: Cluster, record: WorkQueueRecord, revisions: transactions.Revisions) -> bool:
-    """Its master runs, and enough stores for its log. Raises ProcessFailed if a host has given the master up."""
+    """Its master runs, and enough stores to acknowledge. Raises ProcessFailed if a host has given the master up."""
     name = master_name(record.name)
     if (reason := failure(cluster, record.master_host, name)) is not None:
         raise ProcessFailed(reason)
-    stores = sum(is_running(cluster, host, str(ProcessKind.STORE)) for host in cluster.hosts)
-    return stores >= record.spec.write_quorum and transactions.all_run(cluster, [(record.master_host, name)], revisions)
+    return _stores(cluster) >= record.spec.ack_quorum and transactions.all_run(cluster, [(record.master_host, name)], revisions)
+
+
+def _stores(cluster: Cluster) -> int:
+    """How many stores run."""
+    return sum(is_running(cluster, host, str(ProcessKind.STORE)) for host in cluster.hosts)
 
 
 def fail_over(cluster: Cluster, record: WorkQueueRecord, chance: random.Random) -> Cluster:

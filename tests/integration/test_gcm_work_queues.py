@@ -127,6 +127,20 @@ async def test_creating_again_needs_what_there_is(clients: Clients) -> None:
         await clients.bench.ask(wire.CreateWorkQueue("w", "t4", TaskSettings(max_attempts=9)), wire.WorkQueueInfo)
 
 
+@pytest.mark.parametrize("lost", ["the master's host", "a host with neither"])
+async def test_a_lost_host_keeps_nobody_from_opening_what_exists(clients: Clients, lost: str) -> None:
+    """Two of three stores acknowledge, so whoever opens the queue again needs no third one; a new queue begins with two."""
+    machines = {host.name: host for host in await hosts(clients, 3)}
+    record = await clients.create()
+    assert (record.spec.write_quorum, record.spec.ack_quorum) == (3, 2)
+    (idle,) = machines.keys() - {*record.hosts}
+    await machines[record.master_host if lost == "the master's host" else idle].stop()
+    await clients.bench.hosts_alive(2)
+    opened = await clients.create(transaction="t2")
+    assert opened.spec == record.spec
+    assert (await clients.create("another", "t3")).spec.write_quorum == 2
+
+
 async def test_a_work_queue_and_a_queue_of_one_name_live_apart(clients: Clients) -> None:
     await hosts(clients, 2)
     record = await clients.create("orders")

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from roq import errors
 from roq.errors import RoqError
@@ -41,7 +42,7 @@ NEXT_STEP: tuple[tuple[type[RoqError], str], ...] = (
 def print_error(error: RoqError) -> None:
     """`roq: Class: message; hint` on stderr."""
     hint = next((f" ({text})" for kind, text in NEXT_STEP if isinstance(error, kind)), "")
-    print(f"roq: {type(error).__name__}: {error}{hint}", file=sys.stderr)
+    say(f"roq: {type(error).__name__}: {error}{hint}")
 
 
 def print_json(value: Any) -> None:
@@ -52,21 +53,29 @@ def print_json(value: Any) -> None:
 
 def say(text: str) -> None:
     """A line for people, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
-def console() -> Console:
-    """Standard output for people: as wide as the terminal, or wide enough for a table in a file."""
-    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+def console(*, stderr: bool = False) -> Console:
+    """A stream for people: as wide as the terminal, or wide enough for a table in a file. Text is shown as it is: names,
+    payloads and errors come from anybody, so nothing in them is markup, an emoji's name, or worth a colour."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else PLAIN_WIDTH
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+
+def visible(text: str) -> str:
+    """What a terminal would obey instead of showing it (escape sequences, carriage returns) as Python writes it."""
+    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A plain table; columns that start with ">" are right-aligned."""
-    found = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    found = Table(title=visible(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         found.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows:
-        found.add_row(*row)
+        found.add_row(*map(visible, row))
     return found
 
 
@@ -76,7 +85,7 @@ def working(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    with Console(stderr=True).status(text):
+    with console(stderr=True).status(Text(visible(text))):  # a string would be taken for markup
         yield
 
 

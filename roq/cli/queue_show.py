@@ -16,13 +16,11 @@ def print_detail(detail: QueueDetail) -> None:
     out.print(
         f"{row.queue}: {queue_state(row)}, overflow {row.overflow}, replication {row.replication}, "
         f"frames up to {size(detail.max_frame_bytes)}, created {_when(detail.created)}",
-        markup=False,
     )
-    out.print(f"Monitors (term {detail.term}): {', '.join(detail.monitors) or 'none'}", markup=False)
+    out.print(f"Monitors (term {detail.term}): {', '.join(detail.monitors) or 'none'}")
     out.print(
         f"now: {rate(row.messages_per_second)} msg/s in ({size(row.bytes_per_second)}/s), "
         f"{rate(row.delivered_per_second)} msg/s delivered, lag {seconds(row.lag_seconds)}, lost {row.lost}",
-        markup=False,
     )
     rules = [
         f"{name}.{field} = {value}"
@@ -31,7 +29,7 @@ def print_detail(detail: QueueDetail) -> None:
         if value is not None
     ]
     scales = any(not rule.startswith("bounds.") for rule in rules)
-    out.print(f"policy: {', '.join(rules) if scales else 'never scales by itself'}", markup=False)
+    out.print(f"policy: {', '.join(rules) if scales else 'never scales by itself'}")
     for part in (exchange_table(detail.exchanges), _member_table(detail.members), _decision_table(detail.decisions)):
         out.print()
         out.print(part)

@@ -12,6 +12,7 @@ import typer
 
 from roq.blocking import WorkQueue, open_queue
 from roq.cli.address import CONNECT_SECONDS
+from roq.cli.output import visible
 from roq.client.cluster import connect
 from roq.errors import InvalidAddress, WorkQueueNotFound
 from roq.workqueue.address import SCHEMES, Place, folder_address, parse
@@ -76,7 +77,7 @@ def payload_row(payload: bytes) -> PayloadRow:
 def shown(value: bytes | str) -> str:
     """The beginning of a payload or an error, on one line."""
     text = value[: SHOWN_CHARACTERS * 4].decode(errors="replace") if isinstance(value, bytes) else value
-    line = "".join(character if character.isprintable() else " " for character in text.split("\n", 1)[0])
+    line = visible(text.split("\n", 1)[0])
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
 
 

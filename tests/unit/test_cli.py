@@ -19,6 +19,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from roq.cli import main as cli_main
+from roq.cli import output
 from roq.cli.address import cluster_address, given_address
 from roq.cli.main import app
 from roq.cli.output import print_error, rate, seconds, size
@@ -335,3 +336,51 @@ async def test_a_full_pipe_does_not_block_the_loop_and_a_closed_one_is_seen() ->
             await writing
     out.close()
     os.close(writer)
+
+
+# --- what comes from others is shown, not obeyed -----------------------------------------------------------------------
+
+HOSTILE = ("[red]x[/red] [/nope]", "[null]", ":heart:", "[link=x]y[/link]", "\x1b[2Jwiped", "a\rb")
+SHOWN = ("[red]x[/red] [/nope]", "[null]", ":heart:", "[link=x]y[/link]", "\\x1b[2Jwiped", "a\\rb")
+
+
+@pytest.mark.parametrize(("text", "expected"), [*zip(HOSTILE, SHOWN, strict=True)])
+def test_foreign_text_is_neither_markup_nor_an_escape_sequence(
+    text: str, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output.console().print(output.table(text, ("COLUMN OF SOME WIDTH",), [(text,)]))
+    out = capsys.readouterr().out
+    assert out.count(expected) == 2
+    assert "\x1b" not in out
+    output.say(text)
+    print_error(QueueNotFound(text))
+    assert capsys.readouterr().err.count(expected) == 2
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with output.working(text):
+        pass
+    assert expected in capsys.readouterr().err
+
+
+def test_tasks_of_any_content_are_listed_by_every_command(tmp_path: Path) -> None:
+    folder = str(tmp_path / "tasks")
+    for number, text in enumerate(HOSTILE):
+        assert roq("task", "put", folder, text, "--priority", str(len(HOSTILE) - number)).exit_code == 0
+    peeked, leased = roq("task", "peek", folder), roq("task", "lease", folder, "--count", "99")
+    tokens = [row.split()[0] for row in leased.stdout.splitlines()[1:]]
+    for token, text in zip(tokens, HOSTILE, strict=True):
+        assert roq("task", "reject", folder, token, "--error", text).exit_code == 0
+    dead, status = roq("task", "dead", "ls", folder), roq("task", "status", folder)
+    watched = roq("task", "watch", folder, "--count", "1")
+    for expected in SHOWN:
+        assert expected in peeked.stdout
+        assert expected in leased.stdout
+        assert dead.stdout.count(expected) == 2, dead.stdout
+    for result in (peeked, leased, dead, status, watched):
+        assert result.exit_code == 0, result.stderr
+        assert "\x1b" not in result.stdout
+
+
+def test_every_console_is_made_where_markup_is_off() -> None:
+    sources = Path(output.__file__).parents[1].rglob("*.py")
+    makers = [path.name for path in sources if "Console(" in path.read_text()]
+    assert makers == ["output.py"]

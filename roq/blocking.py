@@ -23,7 +23,9 @@ from typing import Any, TypeVar
 import uvloop
 
 from roq.client import cluster as asynchronous
+from roq.client.cluster import ADMIN_SECONDS
 from roq.client.health import PublisherHealth, SubscriberHealth
+from roq.client.locate import ZOOKEEPER_SECONDS
 from roq.client.message import Message, log_lost
 from roq.client.publisher import Publisher as AsyncPublisher
 from roq.client.subscriber import Subscriber as AsyncSubscriber
@@ -233,12 +235,12 @@ class Subscriber:
 class Cluster:
     """See roq.Cluster; the same methods, without `await`."""
 
-    def __init__(self, zookeeper: str) -> None:
+    def __init__(self, zookeeper: str, **seconds: float) -> None:
         self.zookeeper = zookeeper
         self._loop = _Loop()
 
         async def make() -> asynchronous.Cluster:
-            return asynchronous.Cluster(zookeeper)
+            return asynchronous.Cluster(zookeeper, **seconds)
 
         self._cluster = self._loop.call(make())
 
@@ -365,6 +367,6 @@ class Cluster:
         return Subscriber(self._loop, self._loop.call(make()))
 
 
-def connect(zookeeper: str) -> Cluster:
-    """The cluster behind these ZooKeeper addresses, for plain code."""
-    return Cluster(zookeeper)
+def connect(zookeeper: str, *, connect_seconds: float = ADMIN_SECONDS, zookeeper_seconds: float = ZOOKEEPER_SECONDS) -> Cluster:
+    """The cluster behind these ZooKeeper addresses, for plain code. See roq.connect."""
+    return Cluster(zookeeper, connect_seconds=connect_seconds, zookeeper_seconds=zookeeper_seconds)

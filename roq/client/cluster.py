@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from roq.client.kpis import kpi_stream
-from roq.client.locate import GcmClient
+from roq.client.locate import ZOOKEEPER_SECONDS, GcmClient
 from roq.client.message import log_lost
 from roq.client.publisher import Publisher
 from roq.client.subscriber import Subscriber
@@ -38,10 +38,12 @@ class Cluster:
     leader; it takes effect once.
     """
 
-    def __init__(self, zookeeper: str, connect_seconds: float = ADMIN_SECONDS) -> None:
+    def __init__(
+        self, zookeeper: str, connect_seconds: float = ADMIN_SECONDS, zookeeper_seconds: float = ZOOKEEPER_SECONDS
+    ) -> None:
         self.zookeeper = zookeeper
         self._connect_seconds = connect_seconds
-        self._gcm = GcmClient(zookeeper)
+        self._gcm = GcmClient(zookeeper, zookeeper_seconds)
         self._members: weakref.WeakSet[Publisher | Subscriber] = weakref.WeakSet()
 
     async def __aenter__(self) -> Cluster:
@@ -239,9 +241,10 @@ class Cluster:
         return subscriber
 
 
-def connect(zookeeper: str, *, connect_seconds: float = ADMIN_SECONDS) -> Cluster:
+def connect(zookeeper: str, *, connect_seconds: float = ADMIN_SECONDS, zookeeper_seconds: float = ZOOKEEPER_SECONDS) -> Cluster:
     """The cluster behind these ZooKeeper addresses: "host:port,host:port[/chroot]", chroot /RoQ unless given.
 
-    connect_seconds: how long entering it looks for a leading GCM.
+    connect_seconds: how long entering it looks for a leading GCM. zookeeper_seconds: how much of it for a ZooKeeper that has
+    not answered at all, as none does at a wrong address.
     """
-    return Cluster(zookeeper, connect_seconds)
+    return Cluster(zookeeper, connect_seconds, zookeeper_seconds)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from roq.coordination.leader import read_leader
-from roq.errors import Closed, DeadlineExceeded, NotLeader, RoqError, StaleEpoch, Unavailable
+from roq.errors import Closed, DeadlineExceeded, NotLeader, RoqError, StaleEpoch, Unavailable, ZooKeeperUnavailable
 from roq.runtime.backoff import delays
 from roq.runtime.rpc import RpcClient
 from roq.wire import gcm as wire
@@ -22,28 +22,37 @@ T = TypeVar("T", bound=msgspec.Struct)
 TRY_SECONDS = 3.0  # one try; the whole request has its own deadline
 LOOK_UP_SECONDS = 2.0  # one look at ZooKeeper
 RETRY_SECONDS_MAX = 0.25  # between two tries
+ZOOKEEPER_SECONDS = (
+    5.0  # a ZooKeeper that has never answered: longer than its restart, shorter than people wait for a wrong address
+)
 
 
 class GcmClient:
-    """`zookeeper`: "host:port,host:port[/chroot]"."""
+    """`zookeeper`: "host:port,host:port[/chroot]". zookeeper_seconds: until ZooKeeper has answered once, a request gives up
+    after so long, whatever its own deadline; then the address is taken for right."""
 
-    def __init__(self, zookeeper: str) -> None:
+    def __init__(self, zookeeper: str, zookeeper_seconds: float = ZOOKEEPER_SECONDS) -> None:
         self.zookeeper = zookeeper
+        self._zookeeper_seconds = zookeeper_seconds
+        self._answered = False
         self._rpc: RpcClient | None = None
         self._lock = asyncio.Lock()
         self._closed = False
 
     async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = 15.0) -> T:
         """The leader's answer. Raises the leader's refusal, Unavailable or its subclasses, or DeadlineExceeded."""
-        deadline = time.monotonic() + timeout_seconds
+        begun = time.monotonic()
+        deadline = begun + timeout_seconds
         waits = delays(0.05, RETRY_SECONDS_MAX)
         while True:
             if self._closed:
                 raise Closed("this cluster connection is closed")
-            left = deadline - time.monotonic()
+            limit = deadline if self._answered else min(deadline, begun + self._zookeeper_seconds)
+            left = limit - time.monotonic()
             rpc: RpcClient | None = None
             try:
                 rpc = await self._leader(min(left, LOOK_UP_SECONDS))
+                self._answered = True
                 return await rpc.request(body, expect, max(0.05, min(TRY_SECONDS, deadline - time.monotonic())))
             except NotLeader as error:
                 self._forget(rpc, error.leader)
@@ -53,8 +62,13 @@ class GcmClient:
                     raise
                 self._forget(rpc, "")
                 failure = error
+            if not isinstance(failure, ZooKeeperUnavailable):
+                self._answered, limit = True, deadline
             wait = next(waits)
-            if time.monotonic() + wait >= deadline:
+            if time.monotonic() + wait >= limit:
+                if isinstance(failure, ZooKeeperUnavailable):
+                    waited = time.monotonic() - begun
+                    raise ZooKeeperUnavailable(f"no ZooKeeper answered at {self.zookeeper} within {waited:.1f} s") from failure
                 raise (
                     failure
                     if isinstance(failure, Unavailable | DeadlineExceeded)

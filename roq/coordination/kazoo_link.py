@@ -28,6 +28,10 @@ from roq.coordination.operations import Check, Create, CreateEphemeral, Delete, 
 from roq.errors import ZooKeeperUnavailable
 
 log = logging.getLogger(__name__)
+# A line for every failed try, several a second, would bury what a program says itself: the session logs and raises what counts.
+# `logging.getLogger("roq.coordination.kazoo").setLevel(logging.DEBUG)` shows them.
+kazoo_log = logging.getLogger("roq.coordination.kazoo")
+kazoo_log.setLevel(logging.CRITICAL)
 
 RECONNECT_FIRST_SECONDS = 0.02
 RECONNECT_MAX_SECONDS = 0.5  # kazoo's default is an hour; a returned ZooKeeper must be seen within the fail-over time
@@ -151,6 +155,7 @@ class KazooLink:
         handler = _Handler(host_connect_seconds, lambda: self._post(self._ended))
         self._client = KazooClient(
             hosts=address.hosts,
+            logger=kazoo_log,
             timeout=session_seconds,
             handler=handler,
             connection_retry=KazooRetry(

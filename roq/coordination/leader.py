@@ -24,7 +24,7 @@ async def read_leader(zookeeper: str, timeout_seconds: float = 5.0) -> LeaderAdd
             finally:
                 await session.close()
     except TimeoutError:
-        raise ZooKeeperUnavailable(f"ZooKeeper did not answer within {timeout_seconds:g} s") from None
+        raise ZooKeeperUnavailable(f"no ZooKeeper answered at {zookeeper} within {timeout_seconds:.1f} s") from None
 
 
 async def _read(session: Session) -> LeaderAddress:

@@ -176,7 +176,7 @@ class TestedCluster(ABC):
 
     def connect(self, *, connect_seconds: float = WAIT_SECONDS) -> Cluster:
         """`roq.connect` to this cluster."""
-        return connect(self.zookeeper, connect_seconds=connect_seconds)
+        return connect(self.zookeeper, connect_seconds=connect_seconds, zookeeper_seconds=connect_seconds)
 
     async def leader(self, timeout_seconds: float = WAIT_SECONDS) -> str:
         """Name of the GCM that leads and answers."""

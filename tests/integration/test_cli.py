@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from roq.local import leftovers
 
 ROOT = Path(__file__).parents[2]
 COMMAND_SECONDS = 30.0
+START_SECONDS = 5.0  # four Pythons on two busy processors
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -32,6 +34,37 @@ def environment(cluster: str = "") -> dict[str, str]:
 def hears_ctrl_c() -> None:
     """In the child: a shell that runs the tests in the background has them ignore SIGINT, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_a_wrong_address_is_told_in_one_line_within_five_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        refused, silent = "127.0.0.1:1", f"127.0.0.1:{server.getsockname()[1]}"
+        program = "import asyncio, roq\n\nasync def main():\n    async with roq.connect({!r}): ...\n\nasyncio.run(main())"
+        roq = ("-m", "roq.cli")
+        calls = (
+            (refused, *roq, "status", "-c", refused),
+            (silent, *roq, "status", "-c", silent),
+            (refused, *roq, "task", "status", f"roq://{refused}/q"),
+            (refused, "-c", program.format(refused)),
+        )
+        begun = time.monotonic()
+        started = [
+            subprocess.Popen([sys.executable, *call], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+            for _, *call in calls
+        ]
+        try:
+            told = [process.communicate(timeout=COMMAND_SECONDS)[1].decode().splitlines() for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        took = time.monotonic() - begun
+    assert [process.returncode for process in started] == [1, 1, 1, 1]
+    for (address, *_), lines in zip(calls, told, strict=True):
+        assert f"no ZooKeeper answered at {address} within" in lines[-1]
+    assert [len(lines) for lines in told[:3]] == [1, 1, 1]
+    assert not any("dropped" in line for line in told[3])
+    assert took < 5 + START_SECONDS
 
 
 class Cli:

@@ -50,8 +50,9 @@ class Dealer(asyncio.Protocol):
             except OSError:  # a TimeoutError is one
                 self._on_ended()
             else:
+                made = self._loop.time()
                 await self._lost.wait()
-                if self._parser.ready:
+                if self._loop.time() - made > RECONNECT_MAX_SECONDS:  # not one that greets everybody and closes
                     pauses = delays(RECONNECT_SECONDS, RECONNECT_MAX_SECONDS)
             await asyncio.sleep(next(pauses))
 

@@ -72,6 +72,7 @@ class Line:
         self._parser = zmtp.Parser()
         self._messages: deque[list[bytes]] = deque()
         self._used = 0.0  # monotonic
+        self.received = 0  # bytes, ever: whether a large answer is still on its way
 
     def send(self, message: bytes) -> None:
         """Raises Unavailable if there is no connection, or it takes nothing."""
@@ -122,14 +123,15 @@ class Line:
         while not messages:
             try:
                 self._take(connection, connection.recv(RECEIVE_BYTES, flags))
-                continue
+                if messages:
+                    break
             except BlockingIOError:
                 flags = socket.MSG_DONTWAIT  # most answers come soon: waiting for them costs a single call
             except OSError as error:
                 raise self._ended(error) from error
             if self._bell.rung:
                 raise Closed
-            left = deadline - time.monotonic()
+            left = deadline - time.monotonic()  # bytes that make no message, however many, put off nothing
             if left <= 0:
                 return None
             poller = select.poll()
@@ -140,6 +142,7 @@ class Line:
         return messages.popleft()
 
     def _take(self, connection: socket.socket, data: bytes) -> None:
+        self.received += len(data)
         if not data:
             raise self._ended("by its other end")
         try:

@@ -39,6 +39,7 @@ from roq.wire.work_queue import TaskSettings
 T = TypeVar("T", bound=msgspec.Struct)
 SILENCE_SECONDS = 0.3  # beyond the wait that was asked for, before a request is sent again; doubled each time
 SILENCE_MAX_SECONDS = 2.0
+PROGRESS_BYTES = 16 * 1024  # of an answer, within SILENCE_SECONDS: the master is not silent
 LOOK_SECONDS = 0.3  # of silence between two questions to the GCM whether another master leads
 LOCATE_SECONDS = 5.0  # one question to the GCM
 LOOK_SECONDS_MIN = 0.1  # the shortest one
@@ -82,7 +83,7 @@ class MasterLink:
             failure: RoqError
             try:
                 now = time.monotonic() + wait_seconds
-                reply = self._once(line, body, min(deadline, now + silence), now + SILENCE_SECONDS)
+                reply = self._once(line, body, min(deadline, now + silence), now + SILENCE_SECONDS, deadline)
                 if isinstance(reply, expect):
                     return reply
                 raise FrameError(f"{type(reply).__name__} in reply to {type(body).__name__}")
@@ -103,14 +104,19 @@ class MasterLink:
                 self._locate(endpoint, deadline)
             self._bell_wait(pause)
 
-    def _once(self, line: Line, body: wire.Request, deadline: float, look: float) -> msgspec.Struct:
-        """Until `deadline`, or until the GCM, asked from `look` on, says that another one leads."""
+    def _once(self, line: Line, body: wire.Request, deadline: float, look: float, limit: float) -> msgspec.Struct:
+        """Until `deadline`, put off to `limit` at most while a large answer comes in; or until the GCM, asked from `look` on,
+        says that another one leads."""
         id = next(self._ids)
         line.send(wire.seal_call(id, body))
+        received = line.received
         while True:
             parts = line.receive(min(deadline, look))
             if parts is None:
                 now = time.monotonic()
+                if now >= deadline and line.received - received >= PROGRESS_BYTES:
+                    received, deadline = line.received, min(limit, now + SILENCE_SECONDS)
+                    continue
                 if now < deadline and self._locate(line.endpoint, min(deadline, now + LOOK_SECONDS)) == line.endpoint:
                     look = time.monotonic() + LOOK_SECONDS
                     continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*event_loop_policy.*:Deprecatio
 LARGE = bytes(range(256)) * 20_000  # 5 MB
 READY = zmtp.hello(b"DEALER")
 PING_TIMEOUT_MS = 1500
+BUSY_SECONDS = 2.0  # what a busy machine may add to a bound
 
 
 @pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy])
@@ -255,6 +257,25 @@ async def test_a_dealer_gives_up_peers_of_garbage_ever_slower() -> None:
     server.close()
 
 
+async def test_a_dealer_comes_back_ever_slower_to_a_server_that_greets_and_closes() -> None:
+    asked = 0
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.write(zmtp.hello(b"ROUTER"))
+        await reader.read(1 << 16)
+        writer.close()
+
+    server = await asyncio.start_server(greet, LOCAL, 0)
+    asking = Asking(server.sockets[0].getsockname()[1])
+    await until(lambda: asking.ends >= 2)
+    await asyncio.sleep(1.0)
+    asking.dealer.close()
+    assert 2 <= asked < 12
+    server.close()
+
+
 async def test_a_dealer_leaves_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealer, "CONNECT_SECONDS", 0.2)
     with listening() as silent:
@@ -328,6 +349,41 @@ async def test_a_line_that_ends_under_a_request_fails_it_at_once(said: bytes) ->
             await asyncio.to_thread(answer, line, b"lost")
         assert time.monotonic() - begun < 1.0
         await serving
+
+
+DRIPPED = {"pings": zmtp.frame(b"\x04PING\0\0", zmtp.COMMAND), "a message": b"x"}
+
+
+@pytest.mark.parametrize("what", DRIPPED)
+def test_a_line_keeps_its_deadline_and_hears_the_bell_while_bytes_drip(what: str) -> None:
+    done = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(ConnectionError):
+            connection.sendall(zmtp.hello(b"ROUTER"))
+            connection.sendall(b"\2" + (1 << 20).to_bytes(8, "big") if what == "a message" else b"")
+            while not done.wait(0.005):
+                connection.sendall(DRIPPED[what])
+
+    with listening() as listener:
+        dripping = threading.Thread(target=drip, args=(listener,))
+        dripping.start()
+        bell = Bell()
+        line = Line(f"tcp://{LOCAL}:{listener.getsockname()[1]}", bell)
+        try:
+            line.send(b"anybody there?")
+            begun = time.monotonic()
+            assert line.receive(begun + 0.3) is None
+            assert 0.3 <= time.monotonic() - begun < 0.3 + BUSY_SECONDS
+            threading.Timer(0.2, bell.ring).start()
+            with pytest.raises(Closed):
+                line.receive(time.monotonic() + WAIT_SECONDS)
+            assert time.monotonic() - begun < 0.5 + 2 * BUSY_SECONDS
+        finally:
+            done.set()
+            dripping.join(WAIT_SECONDS)
+            line.close()
 
 
 async def test_a_bell_ends_a_wait_and_lines_are_shared(echo: Echo) -> None:

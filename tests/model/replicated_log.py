@@ -227,15 +227,19 @@ class Model:
         for bad in recoverer.machine[3][0]:
             one = thaw_recovery(recoverer.machine, self.scenario)
             assert one.writing is not None
-            for spare in sorted(set(self.names) - set(one.writing.nodes)):
+            opens = one.spares(self.names)  # all others hold what the log's metadata say they do, or say that they don't
+            if not self.scenario.named_stay_as_they_are:
+                opens = frozenset(self.names) - frozenset(one.writing.nodes)
+            for spare in sorted(opens.union(one.returning)):
                 store = world.stores[self.names.index(spare)]
                 if store.fenced > one.epoch:
                     continue
                 one = thaw_recovery(recoverer.machine, self.scenario)
                 assert one.writing is not None
                 one.replace(tuple(spare if node == bad else node for node in one.writing.nodes))
-                opened = self._put(world, spare, store._replace(opened=True, fenced=one.epoch, fenced_durably=one.epoch))
-                after = self._spend(opened, 4)
+                if spare in opens:
+                    store = store._replace(opened=True, fenced=one.epoch, fenced_durably=one.epoch)
+                after = self._spend(self._put(world, spare, store), 4)
                 meta = recoverer.meta
                 if not self.scenario.fragments_with_the_end:  # name the spare at once
                     if world.meta != meta:

@@ -45,6 +45,7 @@ class Scenario:
     rot_is_unknown: bool = True
     compare_and_set: bool = True
     fragments_with_the_end: bool = True
+    named_stay_as_they_are: bool = True  # a recovery announces the segment to no node that it asks
     count_copies_while_open: bool = True  # off: only what is lost for good counts
     coverage: bool = True
     safeguards: Safeguards = ALL_ON

@@ -10,11 +10,14 @@ the segment. Entries beyond it may exist on some node and are never read.
 
 Nodes that fail meanwhile are replaced in memory only: the metadata name the new fragments together with the end. Naming them
 earlier would send the next recovery, should this one die, to nodes that lack what was not written again yet.
+
+The segment is announced (OpenSegment) to none of the nodes that are asked, not even to one that is taken again after a silence:
+one that lost something, and knows it, answers UNKNOWN, and would answer NO_SUCH from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -88,6 +91,17 @@ class Recovery:
                 self.end = position - 1
             else:
                 return
+
+    def spares(self, hosts: Iterable[str]) -> frozenset[str]:
+        """Of `hosts`, those to which the segment may be announced, so that they are written to: none that is asked."""
+        assert self.writing is not None
+        return frozenset(hosts).difference(self.writing.nodes, self.nodes)
+
+    @property
+    def returning(self) -> tuple[str, ...]:
+        """Nodes that are asked and not written to any more. They may be again, as they are: without an announcement."""
+        assert self.writing is not None
+        return tuple(node for node in self.nodes if node not in self.writing.nodes)
 
     def replace(self, nodes: tuple[str, ...]) -> None:
         """Secure what is not secured yet on these nodes; whom to ask does not change."""

@@ -32,6 +32,8 @@ class TakeOver:
         self._progress = asyncio.Event()
         self._enough = asyncio.Event()  # nodes are fenced
         self._failed: RoqError | None = None
+        self._heard: dict[str, float] = {}  # loop's time of the last answer to a question
+        self._unfit: set[str] = set()  # nodes that refused an entry
         if meta.segments and meta.segments[-1].state is not State.CLOSED:
             self._recovery = Recovery(meta.segments[-1], meta.epoch, meta.ack_quorum)
 
@@ -44,6 +46,8 @@ class TakeOver:
             recovery.writing.added(node, notice.first, notice.count)
         elif notice.reason is wire.Refusal.FENCED:
             self._failed = LogFenced("a newer epoch recovers this log")
+        else:
+            self._unfit.add(node)
         self._progress.set()
 
     async def recover(self) -> Recovery | None:
@@ -92,6 +96,7 @@ class TakeOver:
                     request = wire.Recover(segment, epoch, recovery.position, wire.RECOVER_COUNT_MAX)
                     found = await self._stores.request(node, request, wire.Recovered, REQUEST_SECONDS)
                     recovery.answered(node, found.first, found.answers)
+                self._heard[node] = asyncio.get_running_loop().time()
                 self._progress.set()
             except LogFenced as error:
                 self._failed = error
@@ -117,21 +122,33 @@ class TakeOver:
             return
         silent = {node for node in writing.nodes if writing.behind(node)}
         good = tuple(node for node in writing.nodes if node not in silent)
-        spares = self._stores.directory.hosts() - set(writing.nodes)
         for node in writing.nodes:
             writing.send_again(node)
-        if len(good) < recovery.ack_quorum and spares:
-            segment, candidates = recovery.segment.id, list(choose(recovery.segment.id, spares, len(spares)))
-            try:
-                fresh = await open_nodes(self._stores, segment, recovery.epoch, candidates, len(silent), 1)
-            except LogFenced as error:
-                self._failed = error
-                return
-            except TemporaryError as error:
-                log.info("no spare stores", extra={"fields": {"segment": segment, "reason": str(error)}})
-                return
-            if len(good) + len(fresh) >= recovery.ack_quorum:
-                recovery.replace((*good, *fresh))
+        if len(good) >= recovery.ack_quorum:
+            return
+        fresh = await self._fresh(recovery, len(silent))
+        fresh += self._returning(recovery)[: len(silent) - len(fresh)]
+        if self._failed is None and len(good) + len(fresh) >= recovery.ack_quorum:
+            recovery.replace((*good, *fresh))
+
+    async def _fresh(self, recovery: Recovery, count: int) -> tuple[str, ...]:
+        """Up to `count` hosts more that know the segment from now on."""
+        spares = recovery.spares(self._stores.directory.hosts())
+        if not spares:
+            return ()
+        segment, candidates = recovery.segment.id, list(choose(recovery.segment.id, spares, len(spares)))
+        try:
+            return await open_nodes(self._stores, segment, recovery.epoch, candidates, count, 1)
+        except LogFenced as error:
+            self._failed = error
+        except TemporaryError as error:
+            log.info("no spare stores", extra={"fields": {"segment": segment, "reason": str(error)}})
+        return ()
+
+    def _returning(self, recovery: Recovery) -> tuple[str, ...]:
+        """Nodes of the segment that may be written to again: those first that answered last."""
+        fit = [node for node in recovery.returning if node in self._heard and node not in self._unfit]
+        return tuple(sorted(fit, key=lambda node: self._heard[node], reverse=True))
 
 
 async def open_nodes(

@@ -10,6 +10,10 @@ A batch is written only after the one before it was synced. So whatever follows 
 the batch was durable: if it is unreadable then, it was *damaged*. An unreadable last batch is a torn write, and is cut, if
 it shows a sector that was never written; otherwise it counts as damaged too. Damage is never taken for absence.
 
+What a process that is gone wrote last may be in the page cache alone: it was killed before the sync, or the sync failed; then
+the kernel calls the pages clean, and no later sync writes them. So the last batch is written again, as it reads, before it
+counts.
+
 Not covered: what records mean (shelf.py), who syncs in which thread (process.py).
 """
 
@@ -135,6 +139,7 @@ class Journal:
         self._position = 0  # where the next batch goes
         self._end_before = 0  # previous_end for the current file's header
         self._sequence = 0
+        self._last = 0, HEADER_BYTES  # where the last whole batch of the file read last is
         self._clean: int | None = None  # the last file in use, if nothing but zeros follows its last batch
         for name in disk.names(directory):
             if name.endswith(TEMPORARY):
@@ -170,10 +175,16 @@ class Journal:
         self._end_before = end if used else 0
         if not used or self._clean != used[-1] or headers[used[-1]] is None:
             self._clean = None
-        if used:  # what a killed process had written and not synced is answered as durable from now on
-            self._disk.sync(self._files[used[-1]].descriptor)
+        if used:
+            self._secure_last(self._files[used[-1]].descriptor)
         if unused and unused[-1] == numbers[-1]:
             self._prepared = unused[-1]
+
+    def _secure_last(self, descriptor: int) -> None:
+        """What the last write of the process before brought is answered as durable from now on. Raises OSError."""
+        for begin, end in {(0, HEADER_BYTES), self._last}:
+            self._disk.write(descriptor, begin, self._disk.read(descriptor, begin, end - begin))
+        self._disk.sync(descriptor)
 
     def _header(self, number: int) -> int | None:
         """As decode_header; -1 for a file that was prepared and not used yet."""
@@ -186,6 +197,7 @@ class Journal:
         data = self._disk.read(file.descriptor, 0, file.size)
         end = len(data) if limit is None else min(limit, len(data))
         offset = HEADER_BYTES
+        self._last = 0, HEADER_BYTES
         while offset < end:
             head = batch_at(data, offset)
             if head is not None:
@@ -194,7 +206,8 @@ class Journal:
                 if len(body) == length and crc32(body) == body_crc:
                     self._sequence = max(self._sequence, sequence)
                     yield Batch(number, offset + BATCH_HEADER_BYTES, body, True)
-                    offset += BATCH_HEADER_BYTES + length
+                    self._last = offset, offset + BATCH_HEADER_BYTES + length
+                    offset = self._last[1]
                     continue
             if limit is None and not data[offset:end].strip(b"\0"):
                 self._clean = number if file.size == self.file_bytes else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,32 @@ async def test_a_store_whose_disk_fails_answers_nothing_more(tmp_path: Path, fai
     finally:
         peer.client.close()
         await server.close()
+
+
+async def test_a_store_started_again_after_a_failed_sync_acknowledges_what_is_on_the_disk(tmp_path: Path) -> None:
+    """The host starts it again at once, the pages are still in the cache, and the writer sends again what was not answered."""
+    failed: asyncio.Queue[RoqError] = asyncio.Queue()
+    disk = LossyDisk()
+    server = StoreServer(tmp_path, "h", "127.0.0.1", 0, failed.put_nowait, disk=disk)
+    peer = Peer(server.port)
+    await peer.ask(wire.OpenSegment("s", 1))
+    disk.failing = "once"
+    peer.client.notify(add(1, b"one"))
+    assert isinstance(await asyncio.wait_for(failed.get(), 5), StorageFailed)
+    peer.client.close()
+    await server.close()
+    for acknowledged in (False, True):
+        server = StoreServer(tmp_path, "h", "127.0.0.1", 0, failed.put_nowait, disk=disk)
+        peer = Peer(server.port)
+        try:
+            if not acknowledged:
+                assert await peer.send(add(1, b"one")) == Added("s", 1, 1)
+            answer = await peer.ask(wire.Read("s", 1, 1))
+            assert answer.entries == [b"one"]
+        finally:
+            peer.client.close()
+            await server.close()
+        disk = disk.power_cut(random.Random(1))
 
 
 async def test_entries_fences_and_followers_on_the_wire(tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 SECTOR = 512
 
 
 class LossyDisk:
-    """roq.store.disk.Disk. full: no new file can be made; failing: writes or syncs raise EIO from now on."""
+    """roq.store.disk.Disk. full: no new file can be made; failing: writes or syncs raise EIO from now on, or "once": the next
+    sync does, and the pages count as clean from then on, as in Linux: they are seen, and no later sync writes them."""
 
     def __init__(self) -> None:
         self.files: dict[Path, bytearray] = {}
         self.unsynced: dict[Path, list[tuple[int, bytes]]] = {}
+        self.cached: dict[Path, list[tuple[int, bytes]]] = {}  # what a failed sync left in the page cache alone
         self.full = False
         self.failing = ""
         self.syncs = 0
@@ -39,12 +42,7 @@ class LossyDisk:
         return bytes(self._seen(path)[offset : offset + count])
 
     def _seen(self, path: Path) -> bytearray:
-        if not self.unsynced.get(path):
-            return self.files[path]
-        data = bytearray(self.files[path])
-        for offset, written in self.unsynced[path]:
-            data[offset : offset + len(written)] = written
-        return data
+        return _over(self.files[path], self.cached.get(path, ()), self.unsynced.get(path, ()))
 
     def write(self, file: int, offset: int, data: bytes) -> None:
         if self.failing == "write":
@@ -55,9 +53,12 @@ class LossyDisk:
         if self.failing == "sync":
             raise OSError(errno.EIO, "failing")
         path = self._open[file]
+        if self.failing == "once":
+            self.failing = ""
+            self.cached.setdefault(path, []).extend(self.unsynced.pop(path, ()))
+            raise OSError(errno.EIO, "failing once")
         self.syncs += 1
-        self.files[path] = bytearray(self._seen(path))
-        self.unsynced.pop(path, None)
+        self.files[path] = _over(self.files[path], self.unsynced.pop(path, ()))
 
     def close(self, file: int) -> None:
         pass
@@ -67,6 +68,10 @@ class LossyDisk:
 
     def names(self, directory: Path) -> list[str]:
         return sorted(path.name for path in self.files if path.parent == directory)
+
+    def dropped_cache(self) -> None:
+        """The pages that no sync will write are needed for something else."""
+        self.cached.clear()
 
     def power_cut(self, draw: random.Random) -> LossyDisk:
         """The disk after a power cut: of every unsynced write, each sector reached the disk or did not."""
@@ -79,3 +84,13 @@ class LossyDisk:
                         first, last = max(begin, offset), min(begin + SECTOR, offset + len(data))
                         after.files[path][first:last] = data[first - offset : last - offset]
         return after
+
+
+def _over(data: bytearray, *layers: Iterable[tuple[int, bytes]]) -> bytearray:
+    if not any(layers):
+        return data
+    data = bytearray(data)
+    for layer in layers:
+        for offset, written in layer:
+            data[offset : offset + len(written)] = written
+    return data

@@ -284,6 +284,44 @@ def test_a_failing_sync_is_an_error_and_nothing_is_answered() -> None:
         assert not answers
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_a_failed_sync_left_in_the_page_cache_is_written_again_before_it_is_believed(fresh: bool) -> None:
+    """The store ends and is started again; the pages look written, and no sync would write them. fresh: in a new file."""
+    bench = Bench()
+    bench.open()
+    position, before = 1, bench.storage.journal.number
+    while bench.storage.journal.room > 3500 and (fresh or position < 3):
+        assert bench.add(position, entry(position, 3000)) is None
+        position += 1
+    bench.disk.failing = "once"
+    with pytest.raises(StorageFailed):
+        bench.add(position, entry(position, 3500))
+    assert (bench.storage.journal.number > before) == fresh  # then the write brought the header of its file
+    after = bench.reopened()
+    assert after.add(position, entry(position, 3500)) is None  # the writer sends it again: it is acknowledged
+    after.disk.dropped_cache()
+    assert after.found(1, position) == [ENTRY, ENTRY]
+    for seed in range(5):
+        again = after.reopened(after.disk.power_cut(random.Random(seed)))
+        assert again.found(1, position) == [ENTRY, ENTRY]
+        assert not again.storage.damaged
+
+
+def test_what_a_failed_sync_left_torn_is_not_there() -> None:
+    """As above, but the cache is gone before the store is back: what was never answered may be gone, and nothing else."""
+    bench = Bench()
+    bench.open()
+    assert bench.add(1, entry(1)) is None
+    bench.disk.failing = "once"
+    with pytest.raises(StorageFailed):
+        bench.add(2, entry(2))
+    bench.disk.dropped_cache()
+    after = bench.reopened()
+    assert after.found(1, 2) == [ENTRY, NO_SUCH]
+    assert after.add(2, b"another") is None
+    assert after.reopened(after.disk.power_cut(random.Random(1))).found(1, 2) == [ENTRY, ENTRY]
+
+
 def test_a_full_disk_refuses_entries_keeps_what_it_has_and_still_fences_and_deletes() -> None:
     bench = Bench()
     bench.open()

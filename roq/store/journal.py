@@ -159,6 +159,12 @@ class Journal:
         """Every batch in order, and every damage in its place. Raises UnknownFormat, OSError."""
         numbers = sorted(self._files)
         headers = {number: self._header(number) for number in numbers}
+        if numbers and headers[numbers[-1]] == -1 and (data := self._whole(numbers[-1])).strip(b"\0"):
+            if self._next_batch(data, 0, len(data)) is not None:
+                headers[numbers[-1]] = None  # its first sector is lost
+            else:  # its first write was torn
+                log.warning("removed a file with a torn batch", extra={"fields": {"file": numbers[-1]}})
+                self.remove(numbers.pop())
         unused = [number for number in numbers if headers[number] == -1]
         for number in unused[:-1] if unused and unused[-1] == numbers[-1] else unused:
             yield Damage(number, 0)  # zeros where a file was in use
@@ -194,7 +200,7 @@ class Journal:
     def _scan_file(self, number: int, limit: int | None) -> Generator[Batch | Damage, None, int]:
         """The batches of one file; returns where they end. limit: where they must end, None for the last file."""
         file = self._files[number]
-        data = self._disk.read(file.descriptor, 0, file.size)
+        data = self._whole(number)
         end = len(data) if limit is None else min(limit, len(data))
         offset = HEADER_BYTES
         self._last = 0, HEADER_BYTES
@@ -224,6 +230,9 @@ class Journal:
             yield Damage(number, len(data))
             return max(self.file_bytes, len(data) + 1)  # so that it is seen as damaged next time, too
         return offset
+
+    def _whole(self, number: int) -> bytes:
+        return self._disk.read(self._files[number].descriptor, 0, self._files[number].size)
 
     def _next_batch(self, data: bytes, offset: int, end: int) -> int | None:
         """Where the next batch with a good header and a higher sequence begins."""
@@ -329,8 +338,16 @@ class Journal:
 
 
 def _torn(data: bytes, offset: int, head: tuple[int, int, int] | None) -> bool:
-    """May the unreadable last bytes be a write that was never synced? Then some sector of it was never written."""
-    end = offset + BATCH_HEADER_BYTES + head[0] if head is not None else len(data.rstrip(b"\0"))
+    """May the unreadable last bytes be a write that was never synced? Then some sector of it was never written.
+
+    A header may be on both sides of a border. What follows a whole one, unless it is a marker's, begins with a record's kind.
+    """
+    if head is not None:
+        end = offset + BATCH_HEADER_BYTES + head[0]
+    else:
+        end = max(len(data.rstrip(b"\0")), offset + BATCH_HEADER_BYTES)
+        if not any(data[offset + BATCH_HEADER_BYTES - 1 : end]):
+            return True  # not even the header is all there
     if end > len(data):
         return True
     first = offset - offset % SECTOR_BYTES

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from struct import pack_into
 from zlib import crc32
@@ -10,7 +12,7 @@ from zlib import crc32
 import pytest
 
 from roq.errors import StorageFailed, UnknownFormat
-from roq.store.journal import path_of
+from roq.store.journal import BATCH_HEADER_BYTES, path_of
 from roq.store.storage import COPY_EPOCH, Storage
 from roq.wire.store import Add, Found, Refusal, entry_crc
 from tests.unit.lossy_disk import LossyDisk
@@ -377,3 +379,75 @@ def test_scrubbing_finds_what_rotted_and_a_copy_mends_it() -> None:
     assert bench.ask("add", add("s", 3, entry(3), epoch=COPY_EPOCH)) is None
     assert bench.found(3) == [ENTRY]
     assert bench.reopened().found(3) == [ENTRY]
+
+
+def torn_batches() -> Iterator[tuple[int, LossyDisk, bytes]]:
+    """A last batch that begins anywhere in a sector: (offset in its file, disk without it, its bytes)."""
+    for shift in range(0, 512, 3):
+        bench = Bench(marked=False)
+        bench.open()
+        used = len(bytes(bench.file(1)).rstrip(b"\0"))
+        assert bench.add(1, entry(1, (shift - used) % 512 + 512)) is None
+        bench.storage.add(add("s", 2, entry(2, 600)), lambda refusal: None)
+        write = bench.storage.stage()
+        assert write is not None
+        yield write.offset, bench.disk, write.data
+
+
+def test_a_batch_torn_between_any_two_sectors_is_cut_wherever_its_header_is() -> None:
+    """Every prefix of its sectors, every suffix, and a middle one alone. A header may be on both sides of a border."""
+    straddling = 0
+    for offset, disk, data in torn_batches():
+        borders = [0, *range(512 - offset % 512, len(data), 512), len(data)]
+        straddling += borders[1] < BATCH_HEADER_BYTES
+        pieces = list(itertools.pairwise(borders))
+        for present in (one for count in range(len(pieces)) for one in itertools.combinations(pieces, count)):
+            torn = disk.power_cut(random.Random(1))
+            for begin, end in present:
+                torn.files[path_of(HERE, 1)][offset + begin : offset + end] = data[begin:end]
+            after = Bench(torn)
+            assert after.found(1, 2) == [ENTRY, NO_SUCH], (offset, present)
+            assert not after.storage.damaged, (offset, present)
+            assert after.add(2, b"another") is None
+            assert after.reopened().found(1, 2, 3) == [ENTRY, ENTRY, NO_SUCH]
+    assert straddling
+
+
+def test_the_first_write_of_a_file_torn_between_any_two_sectors_is_cut() -> None:
+    bench = Bench(marked=False)
+    bench.open()
+    position = 1
+    while bench.storage.journal.room > 3000:
+        assert bench.add(position, entry(position, 2900)) is None
+        position += 1
+    bench.storage.add(add("s", position, entry(position, 3000)), lambda refusal: None)
+    write = bench.storage.stage()
+    assert write is not None
+    assert (write.number, write.offset) == (2, 0)
+    size = 0
+    for present in itertools.product((False, True), repeat=len(range(0, len(write.data), 512))):
+        torn, size = bench.disk.power_cut(random.Random(1)), 0
+        for begin in (512 * number for number, here in enumerate(present) if here):
+            torn.files[path_of(HERE, 2)][begin : min(begin + 512, len(write.data))] = write.data[begin : begin + 512]
+            size += 1
+        after = Bench(torn)
+        assert after.found(position - 1, position) == [ENTRY, ENTRY if all(present) else NO_SUCH], present
+        assert not after.storage.damaged, present
+        for more in range(position, position + 8):
+            assert after.add(more, entry(more, 3000)) is None
+            after = after.reopened()
+            assert not after.storage.damaged, present
+    assert size > 5
+
+
+def test_a_batch_torn_at_any_byte_is_never_believed_and_takes_nothing_with_it() -> None:
+    """No disk tears within a sector; were one to, what was acknowledged stays, and what is not sure is not called absent."""
+    draw = random.Random(3)
+    for offset, disk, data in itertools.islice(torn_batches(), 0, None, 43):
+        for cut in range(len(data)):
+            torn = disk.power_cut(draw)
+            torn.files[path_of(HERE, 1)][offset : offset + cut] = data[:cut]
+            after = Bench(torn)
+            assert after.found(1) == [ENTRY], (offset, cut)
+            assert after.found(2) == [UNKNOWN if after.storage.damaged else NO_SUCH]
+            assert not after.storage.damaged or cut > BATCH_HEADER_BYTES, (offset, cut)

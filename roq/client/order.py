@@ -2,17 +2,20 @@
 
 Theory of operation. A publisher sends along numbered *paths*; path k runs through one Exchange and is FIFO. Within a path
 every frame names the number of the payload before it on its topic, so a gap is seen at the next frame of that topic (or at
-a beacon). Paths follow each other in two ways, told by the first frame of the new one (OPEN):
+a beacon). A publisher numbers its payloads over all topics, and they are delivered in that order: once one was delivered, an
+older one of another topic is not, though a replay brings it; it is reported as lost. Paths follow each other in two ways,
+told by the first frame of the new one (OPEN):
 
     finished   the old path was ended with FIN: hold the new path's frames until that FIN has come through the old Exchange
-    broken     the old Exchange is gone and the publisher replays: go on at once, drop what was delivered already
+    broken     the old Exchange is gone and the publisher replays: go on at once, drop what was delivered already; held
+               frames from before the replay's first are delivered before it, for it does not repeat them
 
 A subscriber that is not attached to the old Exchange can't get its FIN and goes on at once. Whoever waits for a FIN longer
 than the shell's bound is told to go on (`expire`); what is then missing shows as a gap and what comes later is dropped as
 late. A publisher first met in the middle of a path is taken from there: its earlier messages were before the subscription.
 
 Invariants (`check`): the current path is at least 1, or 0 while it is open where to begin; held paths are all higher than
-the current one; per topic the delivered numbers only grow.
+the current one; the delivered numbers of a publisher only grow.
 """
 
 from __future__ import annotations
@@ -49,16 +52,18 @@ class Safeguards(NamedTuple):
     hold_for_fin: bool = True
     drop_repeats: bool = True
     report_gaps: bool = True
+    order_topics: bool = True  # after a change of path no older message of another topic follows a newer one
 
 
 class Publisher:
     """What is known of one publisher. topics: [last number, payloads sent on the topic up to it]."""
 
-    __slots__ = ("baseline", "finished", "held", "openings", "path", "topics", "waiting_since")
+    __slots__ = ("baseline", "delivered", "finished", "held", "openings", "path", "topics", "waiting_since")
 
     def __init__(self) -> None:
         self.path = 0  # until it is known where to begin
         self.baseline: int | None = None  # numbers up to this were before our time; None until the first frame tells
+        self.delivered = 0  # highest number delivered, over all topics
         self.finished = False  # FIN of `path` seen
         self.topics: dict[bytes, list[int]] = {}
         self.held: dict[int, list[Event]] = {}
@@ -95,14 +100,15 @@ class OrderMachine:
 
     def accept(self, topic: bytes, header: Header) -> bool:
         """The quick way for an expected data frame: True if it is to be delivered whole, now."""
-        publisher = self.publishers.get(header.publisher)
-        if publisher is None or publisher.path != header.path or publisher.finished:
+        _, _, id, path, sequence, previous, index, count, _ = header
+        publisher = self.publishers.get(id)
+        if publisher is None or publisher.path != path or publisher.finished:
             return False
         known = publisher.topics.get(topic)
-        if known is None or known[0] != header.previous or header.sequence <= known[0]:
+        if known is None or known[0] != previous or sequence <= previous or sequence <= publisher.delivered:
             return False
-        known[0] = header.sequence + header.count - 1
-        known[1] = header.index + header.count
+        known[0] = publisher.delivered = sequence + count - 1
+        known[1] = index + count
         return True
 
     def handle(self, event: Event, now: float) -> list[Output]:
@@ -152,17 +158,21 @@ class OrderMachine:
             # the topic is new to us: what came before our time on it is no gap
             sent_before = header.index if header.previous <= publisher.baseline else 0
             known = publisher.topics[event.topic] = [publisher.baseline, sent_before]
-        last = header.sequence + header.count - 1
-        skip = max(0, known[0] + 1 - header.sequence)
-        if skip and self._safe.drop_repeats:
-            self.duplicated += min(skip, header.count)
-        else:
-            skip = 0
-        if header.previous > known[0] and self._safe.report_gaps:
-            out.append(_lost(header.publisher, event.topic.decode(), known, header.previous, header.index))
+        repeated = max(0, min(known[0] + 1 - header.sequence, header.count))
+        skip = max(repeated, min(publisher.delivered + 1 - header.sequence, header.count))  # older than what was delivered
+        if not self._safe.drop_repeats:
+            repeated = skip = 0
+        self.duplicated += repeated
+        missing, sent = header.previous, header.index
+        if skip > repeated:  # no repeat, and too late: a newer message of another topic was delivered
+            missing, sent = header.sequence + skip - 1, header.index + skip
+        if missing > known[0] and self._safe.report_gaps:
+            out.append(_lost(header.publisher, event.topic.decode(), known, missing, sent))
+        if repeated < header.count:
+            last = header.sequence + header.count - 1
+            known[0], known[1] = max(last, known[0]), max(header.index + header.count, known[1])
         if skip < header.count:
-            known[0] = max(last, known[0])
-            known[1] = max(header.index + header.count, known[1])
+            publisher.delivered = max(publisher.delivered, known[0])
             out.append(Deliver(event, skip))
 
     def _beacon(self, publisher: Publisher, event: Event, out: list[Output]) -> None:
@@ -210,10 +220,15 @@ class OrderMachine:
         path = publisher.path = self._next_path(publisher)
         publisher.finished = False
         publisher.waiting_since = None
-        events = publisher.held[path]
-        for passed in [held for held in publisher.held if held <= path]:
-            del publisher.held[passed]
-            publisher.openings.pop(passed, None)
+        if not self._safe.order_topics:
+            publisher.delivered = 0
+        events = publisher.held.pop(path)
+        for passed in sorted(held for held in publisher.held if held < path):  # overtaken by a replay: it begins at its OPEN
+            for event in publisher.held.pop(passed):
+                if event.header.kind == Kind.DATA and event.header.sequence <= events[0].header.sequence:
+                    self._data(publisher, event, out)
+        for opened in [opened for opened in publisher.openings if opened <= path]:
+            del publisher.openings[opened]
         for event in events:
             self._take(publisher, event, out)
 

@@ -78,6 +78,7 @@ class Order(NamedTuple):
 
     path: int
     baseline: int | None
+    delivered: int
     finished: bool
     topics: tuple[Known, ...]
     held: tuple[tuple[int, tuple[Frame, ...]], ...]
@@ -99,7 +100,7 @@ def thaw_order(order: Order | None, proved: int, topics: tuple[bytes, ...], safe
     if order is not None:
         publisher = Publisher()
         publisher.path, publisher.baseline = order.path, order.baseline
-        publisher.finished = order.finished
+        publisher.delivered, publisher.finished = order.delivered, order.finished
         publisher.topics = {topic: [last, sent] for topic, last, sent in order.topics}
         publisher.held = {path: [event_of(frame) for frame in frames] for path, frames in order.held}
         publisher.openings = {path: PathOpening(left, finished) for path, left, finished in order.openings}
@@ -117,6 +118,7 @@ def freeze_order(machine: OrderMachine) -> Order | None:
     return Order(
         publisher.path,
         publisher.baseline,
+        publisher.delivered,
         publisher.finished,
         tuple(sorted((topic, last, sent) for topic, (last, sent) in publisher.topics.items())),
         tuple(sorted((path, tuple(event.body for event in events)) for path, events in publisher.held.items())),

@@ -26,6 +26,7 @@ HEALTHY = {
     "the Monitor thinks again": Config(messages=1, moves=1, retires=1, retargets=1, exchanges=3, proved=3, met=True),
     "a subscriber joins": Config(messages=1, moves=1, late=True),
     "a frame is dropped": Config(messages=2, moves=1, drops=1, proved=2),
+    "a frame is dropped, then an Exchange dies": Config(messages=3, deaths=1, drops=1, proved=2, met=True),
     "a hold expires": Config(messages=3, moves=1, delays=1, proved=2),
     "a frame is dropped and a hold expires": Config(messages=2, moves=1, drops=1, delays=1, proved=2, met=True),
     "an Exchange dies": Config(messages=1, moves=1, deaths=1, proved=2),
@@ -49,6 +50,10 @@ HARMFUL = {
     "report_gaps": (
         Config(messages=1, drops=1, proved=2, met=True, order=OrderSafeguards(report_gaps=False)),
         "was never given m1, nor told",
+    ),
+    "order_topics": (
+        Config(messages=2, drops=1, deaths=1, proved=2, met=True, order=OrderSafeguards(order_topics=False)),
+        "is given m1 after m2",
     ),
     "await_welcome": (Config(messages=1, path=PathSafeguards(await_welcome=False)), "was never given m1"),
     "fin_before_open": (MOVE._replace(kills=1, path=PathSafeguards(fin_before_open=False)), "holds frames for ever"),

@@ -246,6 +246,47 @@ def test_a_replay_overtakes_a_path_that_waits_for_a_dead_exchange() -> None:
     assert one.data(3, "a", 2, previous=1, index=1) == ["a2"]
 
 
+def test_a_replay_never_brings_an_older_message_of_another_topic_after_a_newer_one() -> None:
+    """a4 was dropped inside path 1, and b5 was delivered: a4 comes too late for the order over all topics."""
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    assert [*one.data(1, "b", 1), *one.data(1, "a", 2), *one.data(1, "b", 3, 1, 1)] == ["b1", "a2", "b3"]
+    assert one.data(1, "b", 5, previous=3, index=2) == ["b5"]
+    one.opens(2, 0, "A", finished=False)
+    assert one.data(2, "b", 1) == one.data(2, "a", 2) == one.data(2, "b", 3, 1, 1) == []
+    assert one.data(2, "a", 4, previous=2, index=1) == ["lost 1 of a3..4"]
+    assert one.data(2, "b", 5, previous=3, index=2) == []
+    assert one.beacon(2, 5, a=(4, 2), b=(5, 3)) == [], "reported already"
+    assert one.data(2, "a", 6, previous=4, index=2) == ["a6"]
+
+
+def test_of_a_frame_the_replay_brings_only_what_is_newer_than_all_that_was_delivered() -> None:
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.data(1, "b", 5, count=2)
+    one.opens(2, 0, "A", finished=False)
+    assert one.data(2, "a", 4, previous=1, index=1, count=5) == ["lost 4 of a1..6", "a7..8"]
+
+
+def test_a_replay_fills_a_gap_while_nothing_newer_was_delivered() -> None:
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.data(1, "a", 1)
+    one.opens(2, 0, "A", finished=False)
+    assert [*one.data(2, "a", 1), *one.data(2, "b", 2), *one.data(2, "a", 3, 1, 1)] == ["b2", "a3"]
+
+
+def test_held_frames_that_a_replay_does_not_repeat_are_delivered_before_it() -> None:
+    one = Subscriber("A", "B", "C")
+    one.opens(1, 0)
+    one.data(1, "a", 1)
+    one.opens(2, 2, "A")
+    assert one.data(2, "a", 3, previous=2, index=2) == one.data(2, "b", 4) == one.data(2, "a", 5, 3, 3) == []
+    assert one.opens(3, 4, "B", finished=False) == ["lost 1 of a2..2", "a3", "b4"]
+    assert one.data(3, "a", 5, previous=3, index=3) == ["a5"]
+    assert one.machine.held_frames() == 0
+
+
 def test_publishers_do_not_wait_for_each_other() -> None:
     one = Subscriber("A", "B")
     one.opens(1, 0)

@@ -51,16 +51,10 @@ class Replica:
         self._snapshot_due = replay_bytes  # position at which the next snapshot is taken
         self._snapshot_after = 0.0  # monotonic
         self.chore: Thread | None = None  # writes a snapshot
-        self._epoch = time.time() - time.monotonic()  # a stepped clock ends no lease
 
     def now(self) -> int:
-        """ms, never behind the log's time as far as it is known here: so all processes agree on when a lease ends."""
-        now = int((self._epoch + time.monotonic()) * 1000)
-        ahead = self.state.clock - now
-        if ahead > 0:
-            self._epoch += ahead / 1000
-            return self.state.clock
-        return now
+        """ms of the log's clock: so all processes agree on when a lease ends, whatever their wall clocks say."""
+        return self.log.now(self.state.clock)
 
     # --- folding ------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ One entry of a log is a version byte followed by a msgpack array of records; a r
     | 01 | [[1, now, producer, sequence, payload, …], [3, …]] |
     +----+---------------------------------------------------+
 
-Every record carries `now`, the wall clock of its appender in milliseconds; the fold (state.py) takes its time from there and
+Every record carries `now`, its appender's time in milliseconds since 1970; the fold (state.py) takes its time from there and
 reads no clock. Durations count from the highest `now` of the log so far. An instance is one life of a process (or client) that
 leases: a random number that is never used again. What a record does: state.py. A reader that meets a version, a record or a
 field it does not know must halt: skipping one would make its state differ from everybody else's.

@@ -124,6 +124,34 @@ def test_a_waiting_lease_wakes_at_once(queue: LogQueue, folder: Path) -> None:
     kill(waiter)
 
 
+STEPPED = """
+import sys, time
+from pathlib import Path
+from roq.log.local import LocalLog
+from roq.workqueue.log_queue import LogQueue
+wall = lambda: time.time_ns() + int(sys.argv[2]) * 10**9
+queue = LogQueue(Path(sys.argv[1]), log=LocalLog(Path(sys.argv[1]), wall=wall))
+print(*[task.payload.decode() for task in queue.lease(60, 5, 0)[1]], "at once", flush=True)
+print(*[task.payload.decode() for task in queue.lease(60, 1, float(sys.argv[3]))[1]], "in time", flush=True)
+queue.close()
+"""
+
+
+def test_processes_started_after_steps_of_the_wall_clock_agree_when_a_lease_ends(folder: Path, queue: LogQueue) -> None:
+    queue.put([NewTask(b"long"), NewTask(b"delayed", delay_seconds=600)])
+    lease_one(queue, seconds=300)
+    for step in (3600, -3600):
+        process = start(STEPPED, folder, step, 0)
+        assert [line(process), line(process)] == ["at once", "in time"]
+        kill(process)
+    queue.put([NewTask(b"short")])
+    lease_one(queue, seconds=0.3)
+    process = start(STEPPED, folder, -3600, 20)
+    said = [line(process), line(process)]
+    assert said in (["at once", "short in time"], ["short at once", "in time"]), "on a slow machine it comes late"
+    kill(process)
+
+
 # --- time and waiting in one process ----------------------------------------------------------------------------------
 
 

@@ -34,6 +34,8 @@ class Word(IntEnum):
     ROLL = 13  # base of the segment that is being started; 0: none
     DURABLE = 16  # position up to which everything is on stable storage
     ROUND = 17  # number of the group sync that a writer may still join
+    CLOCK_OFFSET = 18  # ms to add to CLOCK_BOOTTIME (clock.py)
+    CLOCK_BOOT = 19  # number of the boot for which the offset was chosen: version 0.1 knows neither, and leaves both
     BELL = 24  # counts appends; the futex word
     LISTEN = 25  # CLOCK_MONOTONIC milliseconds until which somebody may be waiting for the bell
 

@@ -19,7 +19,8 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 from zlib import crc32
@@ -43,15 +44,23 @@ _logger = logging.getLogger(__name__)
 class LocalLog:
     """An open log. Any thread. Positions are ints that grow with every entry; 0 is before the first.
 
-    segment_bytes: of a new log; an existing one keeps its own. disk: for tests. Raises InvalidAddress (no rights, not a log),
-    UnknownFormat, StorageFailed (damaged), StorageFull.
+    segment_bytes: of a new log; an existing one keeps its own. disk, wall (ns since 1970): for tests. Raises InvalidAddress
+    (no rights, not a log), UnknownFormat, StorageFailed (damaged), StorageFull.
     """
 
-    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        disk: Disk | None = None,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
         self.folder = folder.absolute()
         self._disk = disk or Disk()
         with self._failures(f"can't open the log {self.folder}"):
-            self._cookie, self._locks, self._segments, self._header = open_folder(self.folder, self._disk, segment_bytes)
+            opened = open_folder(self.folder, self._disk, segment_bytes, wall)
+        self._cookie, self._locks, self._segments, self._header, self._clock = opened
         self._words = self._header.words
         self._appending = threading.Lock()
         self._syncing = threading.Lock()
@@ -75,6 +84,20 @@ class LocalLog:
     def start_of(position: int, entries: Sequence[bytes]) -> int:
         """Position before these entries, the last of which ends at `position`."""
         return position - sum([padded(len(entry)) for entry in entries])
+
+    def now(self, known: int = 0) -> int:
+        """ms since 1970 of the log's clock, the same for all processes and never before `known`, a time that is in the log."""
+        now = self._clock.now()
+        if now >= known:
+            return now
+        with self._appending:
+            if self._locks.is_open:
+                try:
+                    flock(self._locks.append, LOCK_EX)
+                    self._clock.reach(known)
+                finally:
+                    flock(self._locks.append, LOCK_UN)
+        return max(self._clock.now(), known)
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 

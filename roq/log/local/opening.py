@@ -13,12 +13,14 @@ import logging
 import os
 import re
 import secrets
+from collections.abc import Callable
 from fcntl import LOCK_EX, LOCK_UN, flock
 from pathlib import Path
 from typing import NamedTuple
 
 from roq.errors import InvalidAddress, StorageFailed, UnknownFormat
 from roq.log.local import snapshots
+from roq.log.local.clock import Clock
 from roq.log.local.disk import MODE, Disk
 from roq.log.local.header import Header, Word
 from roq.log.local.layout import HEAD, damaged, scan
@@ -43,10 +45,11 @@ class Opened(NamedTuple):
     locks: Locks
     segments: Segments
     header: Header
+    clock: Clock
 
 
-def open_folder(folder: Path, disk: Disk, segment_bytes: int) -> Opened:
-    """Open or create the log in `folder`. Raises OSError, InvalidAddress, UnknownFormat or StorageFailed."""
+def open_folder(folder: Path, disk: Disk, segment_bytes: int, wall: Callable[[], int]) -> Opened:
+    """Open or create the log in `folder`. wall: ns since 1970. Raises OSError, InvalidAddress, UnknownFormat, StorageFailed."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / FORMAT).exists():
         _refuse_foreign(folder)
@@ -65,12 +68,13 @@ def open_folder(folder: Path, disk: Disk, segment_bytes: int) -> Opened:
             flock(locks.disk, LOCK_EX)
             _recover(folder, disk, cookie, segments, header)
             flock(locks.disk, LOCK_UN)
+        clock = Clock(header, wall)
         share(locks.presence)
         flock(locks.append, LOCK_UN)
     except BaseException:
         locks.close()  # and so lets go of all of them
         raise
-    return Opened(cookie, locks, segments, header)
+    return Opened(cookie, locks, segments, header, clock)
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -1,10 +1,13 @@
 """The window in which a `dedup_key` put again is the same task: dedup/keys, a list that is only appended to under a lock.
 
+    list {nonce}                            first line: another list has another one
     {expires} {sha256 of the key} {id}      written before the task is inserted
     done {id}                               written after
 
 A key without `done` is of a put that was killed or failed in between: whoever finds it looks whether the task exists. A line
-cut short by a crash is passed over. The list is written anew when most of it is over.
+cut short by a crash is passed over. The list is written anew when most of it is over. Who has read a part reads on from there
+only if it is still the same list: an inode's number may come back after two rewrites, so the first line must be the same, too.
+Lists of 0.1 begin with a key, which is as good until they are written anew.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ LOCK_SECONDS = 10.0  # to wait for other processes' puts with keys
 _RETRY_SECONDS = 0.002
 REWRITE_BYTES = 1 << 20  # of a list that is worth writing anew
 DIGEST_BYTES = 16
+FIRST_LINE_BYTES = 128  # of the longest first line, which is a key
 
 
 class Key(NamedTuple):
@@ -32,6 +36,16 @@ class Key(NamedTuple):
 
     id: str
     expires: float  # Unix seconds
+
+
+class _List(NamedTuple):
+    """What tells two lists apart."""
+
+    inode: int
+    first_line: bytes
+
+
+NO_LIST = _List(0, b"")
 
 
 def digest(key: str) -> str:
@@ -50,7 +64,7 @@ class Dedup:
         self._mutex = mutex
         self._keys: dict[str, Key] = {}
         self._done: set[str] = set()  # ids
-        self._inode, self._position = 0, 0  # how far the list was read
+        self._list, self._position = NO_LIST, 0  # how far the list was read
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -89,12 +103,16 @@ class Dedup:
     def clear(self) -> None:
         """Forget every key. Inside `locked`."""
         remove(self._path)
-        self._keys, self._done, self._inode, self._position = {}, set(), 0, 0
+        self._forget(NO_LIST)
+
+    def _forget(self, found: _List) -> None:
+        self._keys, self._done, self._list, self._position = {}, set(), found, 0
 
     def _write(self, lines: str) -> None:
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            write_open(fd, lines.encode())
+            head = "" if os.fstat(fd).st_size else _head()
+            write_open(fd, f"{head}{lines}".encode())
             os.fdatasync(fd)
         finally:
             os.close(fd)
@@ -104,12 +122,12 @@ class Dedup:
         try:
             fd = os.open(self._path, os.O_RDONLY)
         except FileNotFoundError:
-            self._keys, self._done, self._inode, self._position = {}, set(), 0, 0
+            self._forget(NO_LIST)
             return
         try:
-            found = os.fstat(fd)
-            if found.st_ino != self._inode or found.st_size < self._position:
-                self._keys, self._done, self._inode, self._position = {}, set(), found.st_ino, 0
+            stat, found = os.fstat(fd), _identity(fd)
+            if found != self._list or stat.st_size < self._position:
+                self._forget(found)
             os.lseek(fd, self._position, os.SEEK_SET)
             data = read_open(fd)
         finally:
@@ -137,8 +155,20 @@ class Dedup:
         if 2 * len(valid) > len(self._keys):
             return
         self._keys, self._done = valid, {key.id for key in valid.values() if key.id in self._done}
-        lines = [f"{key.expires:.3f} {text} {key.id}\n" for text, key in valid.items()]
+        lines = [_head(), *(f"{key.expires:.3f} {text} {key.id}\n" for text, key in valid.items())]
         lines += [f"done {id}\n" for id in sorted(self._done)]
         data = "".join(lines).encode()
         replace_durable(self._path, data, f"{self._temporary}/keys-{secrets.token_hex(4)}")
-        self._inode, self._position = os.stat(self._path).st_ino, len(data)
+        self._list = _List(os.stat(self._path).st_ino, lines[0].encode())
+        self._position = len(data)
+
+
+def _head() -> str:
+    """The first line of a new list."""
+    return f"list {secrets.token_hex(8)}\n"
+
+
+def _identity(fd: int) -> _List:
+    """Of an open list; the line's end belongs to it, so that one cut short is not its beginning."""
+    first, end, _ = os.pread(fd, FIRST_LINE_BYTES, 0).partition(b"\n")
+    return _List(os.fstat(fd).st_ino, first + end)

@@ -179,11 +179,12 @@ class WorkQueue:
         wait_seconds: float | None = None,
         grace_seconds: float = GRACE_SECONDS,
         retry_seconds: float = 1.0,
+        handle_signals: bool = True,
     ) -> Work:
         """See roq.WorkQueue.run: `handler(task)` in `concurrency` threads. A handler that is not through when the grace time
         ends goes on in its thread, but its task is given back; the program may exit."""
         self._backend  # noqa: B018  raises Closed
-        rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds).check()
+        rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
         return work(lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
 
     def trip(

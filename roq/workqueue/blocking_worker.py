@@ -1,26 +1,25 @@
 """The plain worker behind `roq.blocking`'s `WorkQueue.run`: handlers in threads, signals, and a clean end.
 
-The calling thread only waits: for the workers, and for signals if it is the main thread. A thread can't be cancelled: a handler
-that outlives the grace time goes on, but its task is given back. Not covered: renewal (lease_keeper.py).
+The calling thread only waits: for the workers, and for signals. A thread can't be cancelled: a handler that outlives the grace
+time goes on, but its task is given back. Not covered: renewal (lease_keeper.py), whose the signals are (stop_signals.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from roq.errors import LeaseLost, TemporaryError
 from roq.runtime.backoff import delays
 from roq.workqueue.handling import Rules, Work, reason
+from roq.workqueue.stop_signals import stopped_by_signals
 
 logger = logging.getLogger(__name__)
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Handled(Protocol):
@@ -77,7 +76,7 @@ class _Workers:
         self._current: dict[Flow[Any], Any] = {}  # the task each busy worker is at
         self._events: SimpleQueue[_Signalled | BaseException | None] = SimpleQueue()  # None: a worker has ended
 
-    def signalled(self, *_: object) -> None:
+    def signalled(self) -> None:
         """In the signal handler: SimpleQueue.put may be called there."""
         self._events.put(_Signalled())
 
@@ -178,23 +177,10 @@ class _Workers:
         return True
 
 
-@contextlib.contextmanager
-def _signals_to(call: Callable[..., None]) -> Iterator[None]:
-    """SIGTERM and SIGINT, where this thread may have them; the handlers before are put back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, call) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: set by something that is not Python
-                signal.signal(number, handler)
-
-
 def work(flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> Work:
     """Run a worker; see WorkQueue.run."""
     workers = _Workers(flow, handler, rules)
-    with _signals_to(workers.signalled):
+    if not rules.handle_signals:
+        return workers.run()
+    with stopped_by_signals(workers.signalled):
         return workers.run()

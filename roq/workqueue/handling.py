@@ -29,13 +29,15 @@ class Work(msgspec.Struct):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """How a worker works. wait_seconds: end when there was nothing to do for so long; None: never."""
+    """How a worker works. wait_seconds: end when there was nothing to do for so long; None: never. handle_signals: SIGTERM and
+    SIGINT stop it."""
 
     concurrency: int = 1
     seconds: float = 60.0
     wait_seconds: float | None = None
     grace_seconds: float = GRACE_SECONDS
     retry_seconds: float = 1.0
+    handle_signals: bool = True
 
     def check(self) -> Rules:
         """Itself. Raises InvalidConfiguration."""

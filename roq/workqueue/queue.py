@@ -179,15 +179,18 @@ class WorkQueue:
         wait_seconds: float | None = None,
         grace_seconds: float = GRACE_SECONDS,
         retry_seconds: float = 1.0,
+        handle_signals: bool = True,
     ) -> Work:
         """Be a worker: `await handler(task)` for up to `concurrency` tasks at a time, until SIGTERM or SIGINT.
 
         A handler that returns acks its task; one that raises gives it back with the error, after `retry_seconds` doubled per
         attempt. A signal stops leasing; handlers have `grace_seconds` to finish, then they are cancelled and their tasks given
-        back. wait_seconds: end when there was nothing to do for so long.
+        back; a second signal ends that time. A signal is for every `run` of the process, whatever its thread; it is seen while
+        one of them runs in the main thread. handle_signals=False: signals are left alone, and don't stop this one.
+        wait_seconds: end when there was nothing to do for so long.
         """
         self._backend  # noqa: B018
-        rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds).check()
+        rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
         return await work(lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
 
     async def trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:

@@ -2,25 +2,22 @@
 
 Each of `concurrency` coroutines takes tasks from a flow of its own; acks and leases of all of them travel together. On SIGTERM
 or SIGINT the idle ones end at once, the busy ones have their grace time. A second signal ends the grace. Not covered: renewal
-(lease_keeper.py).
+(lease_keeper.py), whose the signals are (stop_signals.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import signal
-import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from roq.errors import LeaseLost, TemporaryError
 from roq.runtime.backoff import delays
 from roq.workqueue.handling import Rules, Work, reason
+from roq.workqueue.stop_signals import stopped_by_signals
 
 logger = logging.getLogger(__name__)
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Handled(Protocol):
@@ -163,27 +160,15 @@ class _Workers:
         return True
 
 
-@contextlib.contextmanager
-def _signals_to(call: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT, where this thread may have them; the handlers before are put back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
-        loop.add_signal_handler(number, call)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            if handler is not None:  # None: set by something that is not Python
-                signal.signal(number, handler)
-
-
 async def work(flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules) -> Work:
     """Run a worker; see WorkQueue.run."""
     workers = _Workers(flow, handler, rules)
-    with _signals_to(workers.signalled):
+    if not rules.handle_signals:
+        return await workers.run()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(workers.signalled)
+
+    with stopped_by_signals(stop, loop):
         return await workers.run()

@@ -35,7 +35,7 @@ from roq.wire.child import ChildSpec
 
 log = logging.getLogger(__name__)
 
-TEMPLATE_START_SECONDS = 20.0  # imports, on a busy machine
+TEMPLATE_START_SECONDS = 60.0  # imports, on a machine that has no time; nothing but new processes waits for them
 TEMPLATE_SILENT_SECONDS = 10.0  # with orders under way; then it hangs and is killed
 TEMPLATE_STOP_SECONDS = 2.0
 CODE_WAIT_SECONDS = 0.05  # from a pidfd's news to the template's telling the exit code

@@ -33,7 +33,7 @@ from roq.wire.child import ChildSpec
 
 log = logging.getLogger(__name__)
 
-PING_SECONDS = 1.0  # a living process answers within this, or its heartbeat decides
+PING_SECONDS = 5.0  # a process that is not written down answers within this, on a busy machine too, or it hangs
 ASK_SECONDS = 2.0
 STOP_SECONDS = 15.0  # for all children, SIGKILL included; what survives that hangs in the kernel
 TICK_GAP_SECONDS = 2.0  # if we ourselves stood still for longer (a paused machine), nobody is called late at once
@@ -82,48 +82,74 @@ class Host:
         self._empty = asyncio.Event()
         self._gone = asyncio.Event()  # one more is
         self._stopping = False
+        self._search: asyncio.Task[None] | None = None
+        self._template: asyncio.Task[None] | None = None
         self._last_tick = time.monotonic()
         self._last_prune = 0.0
 
     # --- begin and end --------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Adopt what an earlier HCM left running, and get ready to fork. Raises ProcessFailed."""
+    def start(self) -> None:
+        """Adopt what an earlier HCM left running, and begin to get ready to fork. What an HCM wrote down is adopted on return,
+        within milliseconds, however many and however busy they are; see `adopted` and `able_to_fork`."""
+        unknown: list[_Managed] = []
         for name, record in self.state.children.items():
             record.served = True  # its ports may have been told to others just before the earlier HCM ended
-            self._managed[name] = _Managed(Child(name), record)
-        await asyncio.gather(self._children.start(), *(self._adopt(managed) for managed in self._managed.values()))
-        await self._directory.save(self.state)
+            managed = self._managed[name] = _Managed(Child(name), record)
+            if record.pid and self._adopt(managed, record.pid, record.started):
+                continue
+            record.pid = 0
+            unknown.append(managed)
+        log.info("adopted", extra={"fields": {"processes": len(self._managed) - len(unknown), "of": len(self._managed)}})
+        self._search = self._tasks.start(self._find(unknown), "adopt what is not written down")
+        self._template = self._tasks.start(self._children.start(), "start the template")
         self._tasks.start(self._save_when_dirty(), "save state")
+        self._dirty.set()
+
+    async def adopted(self) -> None:
+        """Returns when all that an earlier HCM left is adopted, PING_SECONDS after `start` at most. Until then nothing may be
+        reported or started, and no assignment be obeyed."""
+        assert self._search is not None
+        await asyncio.shield(self._search)
+
+    async def able_to_fork(self) -> None:
+        """Returns when processes can be started. Raises ProcessFailed."""
+        assert self._template is not None
+        await asyncio.shield(self._template)
+
+    async def _find(self, unknown: list[_Managed]) -> None:
+        await asyncio.gather(*(self._find_one(managed) for managed in unknown))
         self._changed()
 
-    async def _adopt(self, managed: _Managed) -> None:
-        """A living process is known by pid and start time, and answers with its name; one that is forked but not written
-        down yet is found at its control port. What is dead stays so until it is wanted."""
-        record, name = managed.record, managed.child.name
-        pid = record.pid if record.pid and start_time(record.pid) == record.started else 0
-        record.pid = 0
-        control = record.ports.get("control")
-        if control is None or (not pid and ports.is_free(self._config.address, control)):
+    async def _find_one(self, managed: _Managed) -> None:
+        """One that was forked but not written down yet answers at its control port, with its name. What is dead stays so
+        until it is wanted."""
+        name, control = managed.child.name, managed.record.ports.get("control")
+        if control is None or ports.is_free(self._config.address, control):
             return
         try:
             pong = await ask(self._config.address, control, process_wire.Ping(), PING_SECONDS)
-        except RoqError:
-            pong = None  # hung, or busy; its heartbeat tells
-        if isinstance(pong, process_wire.Pong):
-            if pong.name != name:
-                log.warning("port taken", extra={"fields": {"process": name, "port": control, "by": pong.name}})
-                return
-            pid = pong.pid
-        started = start_time(pid) if pid else None
-        if started is None or not self._children.adopt(name, pid, started, self._directory.log_of(name)):
+        except RoqError as error:
+            log.warning("port taken", extra={"fields": {"process": name, "port": control, "reason": str(error)}})
             return
+        if not isinstance(pong, process_wire.Pong) or pong.name != name:
+            log.warning("port taken", extra={"fields": {"process": name, "port": control, "by": getattr(pong, "name", "")}})
+            return
+        started = start_time(pong.pid)
+        if started is not None and self._adopt(managed, pong.pid, started):
+            log.info("adopted", extra={"fields": {"name": name, "child": pong.pid}})
+
+    def _adopt(self, managed: _Managed, pid: int, started: int) -> bool:
+        """Watch a living process, which pid and start time name; False if it lives no more. How it is, its heartbeat tells."""
+        record, name = managed.record, managed.child.name
+        if not self._children.adopt(name, pid, started, self._directory.log_of(name)):
+            return False
         record.pid, record.started = pid, started
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - started / CLOCK_TICKS
         self._counters["adopted"] += 1
-        log.info("adopted", extra={"fields": {"name": name, "child": pid}})
         self._event(name, supervisor.Adopted(pid, time.monotonic() - age))
         self._event(name, supervisor.Tick(self.board.last(record.slot) / 1e9))
+        return True
 
     def start_remembered(self) -> None:
         """Start what the last assignment wanted: ZooKeeper can't be asked, and this host's part shall be up."""

@@ -1,6 +1,8 @@
 """The Host Configuration Manager's sockets and loops: ZooKeeper, its own interface, reports. Nothing is decided here.
 
-Children are supervised from the first moment on, with or without ZooKeeper; assignments are obeyed as soon as it answers.
+Children are supervised from the first moment on, with or without ZooKeeper. An HCM that is back within its session takes its
+registration over at once, before it can fork and even while it still looks for a child: the host was never away, and its last
+report stays until a new one can be written. Reports are written and assignments obeyed once all children are adopted.
 Stopping the HCM alone leaves children *and* its registration: a successor within the session time-out takes both over
 without anybody noticing. ShutdownHost (and keep_children = false) stops the children first, then unregisters.
 """
@@ -99,10 +101,10 @@ class HostManager:
         name = f"hcm/{config.host}"
         self._control = ShutdownMonitor(name, config.address, config.control_port, self._stop, self._counters)
         try:
-            await self._host.start()
-            notify.notify(notify.READY)
+            self._host.start()
             self._tasks.start(self._tick(), "tick")
             cluster = self._tasks.start(self._join_cluster(), "cluster")
+            self._tasks.start(self._tell_service_manager(), "service manager")
             await self._stop.wait()
             notify.notify(notify.STOPPING)
             cluster.cancel()
@@ -113,6 +115,10 @@ class HostManager:
         if self._failure is not None:
             raise self._failure if isinstance(self._failure, RoqError) else RoqError(f"defect: {self._failure!r}")
 
+    async def _tell_service_manager(self) -> None:
+        await self._host.able_to_fork()
+        notify.notify(notify.READY)
+
     def _failed(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self._stop.set()
@@ -121,6 +127,7 @@ class HostManager:
 
     async def _join_cluster(self) -> None:
         session = self._session = await self._connect()
+        self._remember(session)
         session.on_state(self._session_changed)
         payload = self._payload()
         instance = ServiceInstance(
@@ -137,14 +144,16 @@ class HostManager:
             instance,
             on_registered=self._registered,
             on_conflict=self._name_lost,
-            former_sessions=self._host.state.sessions,
+            former_sessions=tuple(self._host.state.sessions),
             before_joining=self._before_joining,
         )
         await self._register(session, self._registration)
+        await self._host.adopted()
         self._tasks.start(self._write_reports(session), "reports")
         self._tasks.start(self._take_assignments(), "assignments")
         self._tasks.start(self._renew_payload(self._registration, payload), "payload")
         session.watch_data(paths.assignment(self._config.host), self._assignment_seen)
+        await self._host.able_to_fork()
         self._say_ready()
 
     async def _connect(self) -> Session:
@@ -154,6 +163,7 @@ class HostManager:
             except ZooKeeperUnavailable as error:
                 log.warning("waiting for ZooKeeper", extra={"fields": {"reason": str(error)}})
                 if attempt == 0:
+                    await self._host.adopted()
                     self._host.start_remembered()
             await asyncio.sleep(delay)
         raise AssertionError("delays() never ends")
@@ -172,10 +182,13 @@ class HostManager:
         session = self._session
         if session is not None:
             self._name_held_by = session.session_id
-            sessions = self._host.state.sessions
-            if session.session_id not in sessions:
-                self._host.remember_sessions([*sessions, session.session_id][-SESSIONS_KEPT:])
+            self._remember(session)
             self._report_due.set()
+
+    def _remember(self, session: Session) -> None:
+        sessions = self._host.state.sessions
+        if session.session_id not in sessions:
+            self._host.remember_sessions([*sessions, session.session_id][-SESSIONS_KEPT:])
 
     def _name_lost(self, conflict: HostConflict) -> None:
         self._name_held_by = 0
@@ -188,13 +201,15 @@ class HostManager:
 
     async def _before_joining(self) -> None:
         """We are not registered: our processes may have been replaced elsewhere. What is not wanted here any more is gone
-        before the cluster sees us again."""
+        before the cluster sees us again, and by then what it places here can be started."""
+        await self._host.adopted()
         session = self._session
         node = await session.get(paths.assignment(self._config.host)) if session is not None else None
         if node is not None:
             self._assigned = node
             await self._take_assignment(node)
             await self._host.rid()
+        await self._host.able_to_fork()
 
     def _assignment_seen(self, node: Node | None) -> None:
         if node is None:  # nothing was ever assigned, or somebody wiped ZooKeeper: no reason to stop what runs
@@ -303,6 +318,7 @@ class HostManager:
     async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
         match request:
             case wire.GetProcesses():
+                await self._host.adopted()
                 return wire.Processes(self._report(), self._host.state.draining)
             case wire.GetCapacity():
                 return wire.Capacity(self._host.exchanges(), self._config.exchanges_max, *self._load, memory_bytes())
@@ -321,6 +337,7 @@ class HostManager:
     async def _leave(self) -> None:
         if not self._stop_children:
             return  # the session is left to its time-out: a successor takes the registration over
+        await self._host.adopted()
         await self._host.stop_children()
         session, registration = self._session, self._registration
         if session is None:

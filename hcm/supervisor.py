@@ -171,6 +171,7 @@ class Child:
         self.again = False  # STOPPING only: start anew after the exit
         self._due = float("inf")
         self._forked_at = 0.0
+        self._judged_from = 0.0  # no silence counts before: nobody watched, or a machine that stood still woke with us
         self._ready = False
         self._quick_deaths = 0
         self._deadline = float("inf")  # STOPPING only: the next escalation
@@ -199,6 +200,7 @@ class Child:
                 return self._replaced(now)
             case Adopted(pid, started):
                 self.phase, self.pid, self._forked_at, self._ready = Phase.STARTING, pid, started, False
+                self._judged_from = now + LATE_SECONDS
                 return [Changed()]
 
     def check(self) -> None:
@@ -236,7 +238,7 @@ class Child:
         elif self.phase is Phase.STARTING and self.pid:
             if last_beat and now - last_beat <= LATE_SECONDS and now - self._forked_at > READY_LOST_SECONDS:
                 return self._now_ready()
-            if now - self._forked_at > START_SECONDS:
+            if now - self._forked_at > START_SECONDS and now > self._judged_from:
                 return self._kill(f"not ready after {START_SECONDS:g} s")
         elif self.phase is Phase.STOPPING and now >= self._deadline and self.pid:
             return self._escalate(now)

@@ -69,8 +69,14 @@ class Rig:
 
     async def start(self, *flags: str) -> None:
         """Start (again) on the same directory; returns when it says it is ready."""
+        await self.spawn(*flags)
+        await self.until_ready()
+
+    async def spawn(self, *flags: str, **variables: str) -> None:
+        """Start (again) on the same directory, with these environment variables, and wait for nothing."""
         environment = {
             **os.environ,
+            **variables,
             **leftovers.mark(self.token, "hcm"),
             "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT), str(ROOT / "tests" / "integration")]),
         }
@@ -91,6 +97,10 @@ class Rig:
                 env=environment,
                 start_new_session=True,
             )
+
+    async def until_ready(self) -> None:
+        """Returns when the HCM says it is ready."""
+        assert self.process is not None
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), WAIT_SECONDS)
         assert line, self.log()

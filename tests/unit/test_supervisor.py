@@ -156,6 +156,21 @@ def test_adopted_and_beating_is_running(child: Child) -> None:
     assert "Fork" in kinds(child.handle(sup.Exited(44, "ended"), 101.0))
 
 
+def test_an_adopted_process_is_judged_by_its_heartbeats_from_then_on(child: Child) -> None:
+    """While no HCM watched, the machine may have stood still, or had no time for anybody: that is no reason to kill."""
+    child.handle(sup.Adopted(44, started=50.0), 100.0)
+    assert child.handle(sup.Tick(90.0), 100.0) == []
+    assert child.handle(sup.Tick(90.0), 103.0) == []
+    assert kinds(child.handle(sup.Tick(103.0), 103.5)) == ["Changed"]
+    assert child.phase is Phase.RUNNING
+
+
+def test_an_adopted_process_that_never_beats_is_killed(child: Child) -> None:
+    child.handle(sup.Adopted(44, started=50.0), 100.0)
+    assert child.handle(sup.Tick(90.0), 103.0) == []
+    assert kinds(child.handle(sup.Tick(90.0), 103.1)) == ["Signal", "Changed"]
+
+
 EVENTS = st.sampled_from(
     ["wanted", "unwanted", "replaced", "forked", "fork failed", "ready", "tick", "beat", "due", "exited", "stale exit", "time"]
 )

@@ -12,6 +12,7 @@ from roq.master.batch import WAITING_BYTES_MAX, Batch
 from roq.master.recent import Recent
 from roq.master.service import ENTRY_BYTES, PROOF_MS, REPLY_BYTES, Service
 from roq.wire import master as wire
+from roq.workqueue import desk
 from roq.workqueue.contract import Settings
 from roq.workqueue.records import BlobRef, Configure, Push, decode, encode
 from roq.workqueue.state import State
@@ -186,6 +187,18 @@ def test_a_repeated_settlement_is_told_what_it_did(rig: Rig) -> None:
     assert rig.answer(wire.SettleAll(9, 0, kinds)) == wire.Leases(["", "", ""], [])
     assert rig.answer(wire.SettleAll(9, 1, kinds)) == wire.Leases(["", "", ""], [])
     assert rig.answer(wire.SettleAll(9, 0, kinds)) == wire.Leases([None, None, None], [])
+
+
+def test_a_settlement_that_is_repeated_too_late_changes_nothing(rig: Rig) -> None:
+    rig.put(b"x", b"y")
+    a, b = rig.lease(2).tasks
+    kinds = [wire.Settle(wire.ACK, a.token), wire.Settle(wire.RELEASE, b.token)]
+    assert rig.answer(wire.SettleAll(9, 0, kinds)) == wire.Leases(["", ""], [])
+    (again,) = rig.lease(2, nonce=2).tasks
+    rig.service.recent = Recent()  # forgotten, or never known to this master
+    assert rig.answer(wire.SettleAll(9, 1, kinds)) == wire.Leases([None, None], [])
+    assert [task.delivery for task in rig.service.state.leased.values()] == [desk.parse_token(again.token)[0]]
+    assert (rig.service.state.completed, rig.service.state.ready.count) == (1, 0)
 
 
 def test_one_reply_fits_into_a_frame(rig: Rig) -> None:

@@ -349,6 +349,7 @@ class Host:
             log_path=str(self._directory.log_of(spec.name).absolute()),
             log_level=config.log_level,
             data_dir=str(self._directory.store.absolute()),
+            restarted=record.served,
         )
 
     async def _ask_shutdown(self, managed: _Managed) -> None:

@@ -75,6 +75,7 @@ class Subscriber:
         self._ready = asyncio.Event()
         self._started = False  # ready for the first time: what comes earlier is not ours, and is not kept
         self._failure: RoqError | None = None
+        self._waits: tuple[str, ...] = ()  # what the Monitor waits for before it says that we are ready
         self._closed = False
         self._breath = 0
         self._latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
@@ -107,7 +108,7 @@ class Subscriber:
             async with asyncio.timeout(timeout_seconds):
                 await self._ready.wait()
         except TimeoutError:
-            missing = ", ".join(self.health().missing) or "the Monitor's word"
+            missing = ", ".join((*self.health().missing, *self._waits)) or "the Monitor's word"
             raise DeadlineExceeded(f"not ready in {timeout_seconds:g} s: {missing} missing") from None
 
     async def __aenter__(self) -> Subscriber:
@@ -339,7 +340,7 @@ class Subscriber:
 
     def join_request(self) -> wire.JoinSubscriber:
         """See membership.Member."""
-        return wire.JoinSubscriber(self.id, self._filter.patterns)
+        return wire.JoinSubscriber(self.id, self._filter.patterns, self._started and self._failure is None)
 
     def report(self) -> wire.SubscriberReport:
         """See membership.Member. Also the moment to look after time limits."""
@@ -366,6 +367,7 @@ class Subscriber:
         match notice:
             case wire.SubscriberWelcome():
                 self._overflow, self._max_frame_bytes = notice.overflow, notice.max_frame_bytes
+                self._retired.clear()  # a Monitor that lists it again did not know of its end, and may use it again
                 self._listing_until = time.monotonic() + LISTING_SECONDS if self._attachments else 0.0
                 self._attach(notice.version, notice.exchanges)
             # One that overtakes the first welcome comes again: before it no socket can be made, the limit of frames is unknown.
@@ -373,6 +375,7 @@ class Subscriber:
                 self._attach(notice.version, notice.exchanges)
             case wire.Heard(ready=ready):
                 self._started = self._started or ready
+                self._waits = notice.waits
                 (self._ready.set if ready else self._ready.clear)()
             case wire.Evicted():
                 self._fail(SlowSubscriber(f"silent for {notice.silent_seconds:.0f} s: disconnected so that others could go on"))

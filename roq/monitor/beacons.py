@@ -1,4 +1,4 @@
-"""Repeating publishers' beacons on queues that drop: a full subscriber may have missed the one that reveals its last gap.
+"""Repeating publishers' beacons: a subscriber that was full, or away, may have missed the one that reveals its last gap.
 
 A beacon names the last numbers of a publisher's topics; one that comes again tells nothing new to whoever has them, so it
 can be repeated freely, also for a publisher that has left. Pure: no IO, no clock.

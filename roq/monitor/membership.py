@@ -7,7 +7,13 @@ proved it. Moves and joining subscribers exclude each other (for a bounded time)
 Exchanges one after the other misses a part of a stream that moves between them. A move tells the publisher where to go; it
 is over when the publisher's FIN came out of the old Exchange. Draining moves every publisher away; then RETIRE is sent
 through the Exchange, behind everything else; when every subscriber has detached after reading it, the Exchange is DRAINED
-and may be stopped.
+and may be stopped. The living never wait long for the dead: an Exchange becomes ACTIVE without the proof of a subscriber that
+is silent; that one is not ready any more, and sees from the numbers what it missed.
+
+A Monitor that takes over from another one (`begun`) knows neither the subscribers nor the publishers yet, nor what its
+predecessor left behind. Until they had time to come back, no Exchange becomes ACTIVE, no publisher begins (what it sent would
+be unknown to the subscribers that are missing, a silent loss), and nobody new is told that it is ready: publishers may be on
+an Exchange that has not reported yet. Those that may carry messages of that time have to be proved though they are STARTING.
 
 Invariants (`check`): publishers are on Exchanges that exist; nobody is moved to an Exchange that is not ACTIVE; an Exchange
 that carries messages is proved by every ready subscriber.
@@ -18,9 +24,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 
 from roq.errors import ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
+from roq.monitor.former import FormerLives
 from roq.monitor.loss import all_back, lose, missed, replacement
-from roq.monitor.orders import answer
-from roq.monitor.proofs import become_ready, carrying_tokens, missing_proofs
+from roq.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS, answer
+from roq.monitor.proofs import JOINING_SECONDS, become_ready, carrying_tokens, missing_proofs, possible_tokens, proved
 from roq.monitor.records import (
     CARRYING,
     Answer,
@@ -41,17 +48,28 @@ from roq.wire.frame import PathOpening
 EXCHANGE_SILENT_SECONDS = 3.5  # an Exchange that has not reported for this long is gone
 PUBLISHER_SILENT_SECONDS = 10.0  # a publisher that has not reported for this long has left without a good-bye
 SUBSCRIBER_SILENT_SECONDS = 30.0  # the user's loop may be busy; then it is evicted so that the others can go on
-JOINING_SECONDS = 2.0  # moves wait at most this long for a subscriber to become ready
 EXCHANGE_GONE_SECONDS = 15.0  # for so long subscribers keep their place at a dead Exchange whose publishers must replay
 REJOIN_SECONDS = 1.5  # after a Monitor's start: its members rejoin within a report's interval
+NOBODY_SECONDS = 3.0  # that long if no subscriber has: they may only be slow to notice
+NEWCOMER_SECONDS = 5.0  # what may harm in silence waits for the slowest: 3 s until it looks for its Monitor, and two tries
 MOVE_SECONDS = 10.0  # a publisher that has not ended its path by then is not counted as moved
 
 
 class Membership:
     """All of one queue. Every method returns what is to be done, in order."""
 
-    def __init__(self, term: int, terms_of_use: wire.PublisherWelcome, expected: frozenset[int] | None = None) -> None:
-        """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used. expected: see backup.Roll."""
+    def __init__(
+        self,
+        term: int,
+        terms_of_use: wire.PublisherWelcome,
+        expected: frozenset[int] | None = None,
+        begun: float | None = None,
+        former: FormerLives | None = None,
+    ) -> None:
+        """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used. expected: see backup.Roll.
+        begun: when this Monitor took over from another one; None if it is the first of a new queue. former: what that one's
+        host may have left behind."""
+        self.former = former or FormerLives()
         self.term = term
         self.version = 1
         self._use = terms_of_use
@@ -59,7 +77,8 @@ class Membership:
         self.publishers: dict[int, Publisher] = {}
         self.subscribers: dict[int, Subscriber] = {}
         self._waiting: list[Waiting] = []
-        self._started = 0.0
+        self._started = begun or 0.0
+        self._begun = begun
         self._expected = expected
 
     # --- Exchanges ----------------------------------------------------------------------------------------------------
@@ -75,6 +94,8 @@ class Membership:
         if known is not None:
             out.append(Unwatch(known.address))
         fresh = Exchange(address, report.host, now)
+        if self._begun is not None and known is None:  # later: one that has forwarded anything was known to somebody
+            fresh.may_carry = now - self._begun < NEWCOMER_SECONDS or report.frames_in > 0
         if known is not None:  # another life of it: its publishers replay once it, or another one, is proved
             lose(self.publishers.values(), known.address, now)
             anew = {ExchangeState.ACTIVE: ExchangeState.STARTING, ExchangeState.DRAINING: ExchangeState.RETIRING}
@@ -102,12 +123,15 @@ class Membership:
     def join_publisher(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
         """Assign an Exchange, or confirm the one a rejoining publisher is on. Raises NotReady while none is active."""
         self._started = self._started or now
+        if not request.path and not self._newcomers_served(now):
+            raise NotReady("this Monitor has taken over: not every subscriber may have come back to it yet")
         here = self.exchanges.get(request.exchange) if request.path else None
         if request.path and (here is None or request.token != here.address.token):
             return self._join_after_loss(request, peer, now)
         known = self.publishers.get(request.publisher)
         if here is not None and here.state in (ExchangeState.STARTING, *CARRYING):
             exchange, path = here, request.path
+            here.may_carry = True
         else:
             exchange = self._least_loaded(request.exchange)
             path = max(request.path, known.path if known and here is None else 0) + 1
@@ -128,7 +152,12 @@ class Membership:
         exchange = self._least_loaded()
         if now - self._started < REJOIN_SECONDS and not all_back(self._expected, self.subscribers, exchange, request):
             raise NotReady("not everybody may have come back yet: it would replay to some subscribers only")
+        if self._joining(now):
+            raise NotReady("a subscriber is just joining: it would miss the beginning of the replay")
+        known = self.publishers.get(request.publisher)
         publisher = self.publishers[request.publisher] = Publisher(peer, exchange.address.id, request.path + 1, now)
+        if known is not None:
+            publisher.offered = known.offered  # it may be on its way there
         publisher.offer(exchange.address.id, publisher.path)
         terms = (self._use.overflow, self._use.max_frame_bytes, (), request.token)
         return wire.PublisherWelcome(self.term, publisher.path, exchange.address, *terms)
@@ -207,7 +236,7 @@ class Membership:
         """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move."""
         if any(one.relocated or one.opening(now) for one in self.publishers.values()):
             raise NotReady("publishers are being moved: try again")
-        self.subscribers[request.subscriber] = Subscriber(peer, now)
+        self.subscribers[request.subscriber] = Subscriber(peer, now, request.returning)
         use = self._use
         return wire.SubscriberWelcome(self.term, self.version, self.visible(), use.overflow, use.max_frame_bytes)
 
@@ -220,7 +249,9 @@ class Membership:
         subscriber.attached = frozenset(report.attached)
         if carrying := carrying_tokens(self.exchanges):
             subscriber.ready = carrying <= subscriber.attached  # one that gave up detaches from all
-        out: list[Instruction] = [Notify(peer, wire.Heard(self.term, subscriber.ready))]
+        waits = () if subscriber.returning else self.waits(now)
+        subscriber.told = subscriber.ready and not waits and possible_tokens(self.exchanges) <= subscriber.attached
+        out: list[Instruction] = [Notify(peer, wire.Heard(self.term, subscriber.told, waits))]
         if report.version < self.version:
             out.append(Notify(peer, wire.Exchanges(self.term, self.version, self.visible())))
         return out + self._settle(now)
@@ -244,7 +275,7 @@ class Membership:
                     moving.add((id, target))
             except RoqError as error:
                 refused.append(f"{id:016x} to {target}: {error}")
-        self._waiting.append(Waiting(waiter, "move", "", frozenset(moving), tuple(refused)))
+        self._waiting.append(Waiting(waiter, "move", now + MOVE_ANSWER_SECONDS, "", frozenset(moving), tuple(refused)))
         return self._settle(now)
 
     def _start_move(self, id: int, target: str) -> None:
@@ -276,12 +307,12 @@ class Membership:
         elif exchange.state is ExchangeState.STARTING:
             exchange.state = ExchangeState.RETIRING  # nothing ever passed through it
             out.append(Retire(exchange.address))
-        self._waiting.append(Waiting(waiter, "drain", id, frozenset(), ()))
+        self._waiting.append(Waiting(waiter, "drain", now + DRAIN_ANSWER_SECONDS, id))
         return out + self._settle(now)
 
     def await_active(self, id: str, waiter: Hashable, now: float) -> list[Instruction]:
         """Answered when the Exchange is active (it may not even have reported yet)."""
-        self._waiting.append(Waiting(waiter, "active", id, frozenset(), ()))
+        self._waiting.append(Waiting(waiter, "active", now + ACTIVE_ANSWER_SECONDS, id))
         return self._settle(now)
 
     def forget(self, waiter: Hashable) -> None:
@@ -297,6 +328,7 @@ class Membership:
             silent = now - exchange.last_report
             if silent > EXCHANGE_SILENT_SECONDS:
                 lose(self.publishers.values(), exchange.address, now)
+                exchange.proving_since = now
                 if exchange.state is ExchangeState.ACTIVE:
                     exchange.state = ExchangeState.STARTING
             if silent > EXCHANGE_SILENT_SECONDS and (
@@ -316,19 +348,28 @@ class Membership:
             if silent > SUBSCRIBER_SILENT_SECONDS:
                 del self.subscribers[member]
                 out.append(Notify(subscriber.peer, wire.Evicted(silent)))
-        return out + self._settle(now) + self.probes()
+        self._forget_carrying(now)
+        return out + self._settle(now) + self._tell_ready(now) + self.probes()
 
     def probes(self) -> list[Instruction]:
         """What has to be sent through Exchanges again and again, until every proof is in and everybody has left."""
         return missing_proofs(self.exchanges.values(), self.subscribers.values())
+
+    def _forget_carrying(self, now: float) -> None:
+        """An Exchange that is not proved carries nothing if nobody has said in time to be on it."""
+        used = {publisher.exchange for publisher in self.publishers.values()}
+        for id, exchange in self.exchanges.items():
+            exchange.may_carry &= id in used or now - exchange.proving_since < NEWCOMER_SECONDS
 
     def _settle(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []
         starting = [one for one in self.exchanges.values() if one.state is ExchangeState.STARTING and self._proved(one, now)]
         for exchange in starting:
             exchange.state = ExchangeState.ACTIVE
-        if starting:  # subscribers that had proved it before it carried anything are ready with it
-            out += [Notify(one.peer, wire.Heard(self.term, True)) for one in become_ready(self.exchanges, self.subscribers)]
+            for one in self.subscribers.values():  # those that were not waited for
+                one.ready = one.ready and exchange.address.token in one.attached
+        if starting and become_ready(self.exchanges, self.subscribers):  # had proved it before it carried anything
+            out += self._tell_ready(now)
         for exchange in self.exchanges.values():
             if exchange.state in (ExchangeState.DRAINING, ExchangeState.RETIRING):
                 self._empty(exchange)
@@ -340,11 +381,40 @@ class Membership:
                 self.version += 1
                 out.append(Unwatch(exchange.address))
                 out += self._tell_subscribers()
-        return out + self._relocations(now) + self._answers()
+        return out + self._relocations(now) + self._answers(now)
+
+    def _tell_ready(self, now: float) -> list[Instruction]:
+        """Tell those that are ready and have not been told."""
+        waits, possible = bool(self.waits(now)), possible_tokens(self.exchanges)
+        untold = [one for one in self.subscribers.values() if one.ready and not one.told and (one.returning or not waits)]
+        ready = [one for one in untold if possible <= one.attached]
+        for subscriber in ready:
+            subscriber.told = True
+        return [Notify(subscriber.peer, wire.Heard(self.term, True)) for subscriber in ready]
+
+    # --- what a Monitor that has taken over does not know yet -----------------------------------------------------------
+
+    def waits(self, now: float) -> tuple[str, ...]:
+        """Why nobody new is told that it is ready: what may carry messages and can't be proved."""
+        young = self._begun is not None and now - self._begun < NEWCOMER_SECONDS
+        return (*self.former.left(now), *(("Exchanges that may not have reported to the new Monitor yet",) if young else ()))
+
+    def _newcomers_served(self, now: float) -> bool:
+        """Whether a new publisher may begin: nobody who subscribed before would miss it without knowing."""
+        return self._begun is None or self._all_returned() or now - self._begun >= NEWCOMER_SECONDS
+
+    def _members_known(self, now: float) -> bool:
+        """Whether the subscribers that were there before this Monitor have had time to come back."""
+        if self._begun is None or self._all_returned():
+            return True
+        return now - self._begun >= (REJOIN_SECONDS if self.subscribers else NOBODY_SECONDS)
+
+    def _all_returned(self) -> bool:
+        return self._expected is not None and self._expected <= self.subscribers.keys()
 
     def _relocations(self, now: float) -> list[Instruction]:
         """Tell those who are to move, unless a subscriber is just joining."""
-        if any(not one.ready and now - one.joined < JOINING_SECONDS for one in self.subscribers.values()):
+        if self._joining(now):
             return []
         out: list[Instruction] = []
         for publisher in self.publishers.values():
@@ -355,11 +425,13 @@ class Membership:
                 out.append(self._relocate(publisher))
         return out
 
+    def _joining(self, now: float) -> bool:
+        return any(not one.ready and now - one.joined < JOINING_SECONDS for one in self.subscribers.values())
+
     def _proved(self, exchange: Exchange, now: float) -> bool:
-        if now - exchange.last_report > EXCHANGE_SILENT_SECONDS:
+        if now - exchange.last_report > EXCHANGE_SILENT_SECONDS or not self._members_known(now):
             return False
-        waited_for = [one for one in self.subscribers.values() if one.ready or now - one.joined < JOINING_SECONDS]
-        return all(exchange.address.token in one.attached for one in waited_for)
+        return proved(exchange, self.subscribers.values(), now)
 
     def _used(self, exchange: str) -> bool:
         """Whether a publisher's FIN may still have to come through this Exchange."""
@@ -376,8 +448,8 @@ class Membership:
                 except NotReady:
                     return  # another Exchange must become active first; asked again then
 
-    def _answers(self) -> list[Instruction]:
-        replies = [(one, answer(one, self.exchanges, self.publishers)) for one in self._waiting]
+    def _answers(self, now: float) -> list[Instruction]:
+        replies = [(one, answer(one, self.exchanges, self.publishers, now)) for one in self._waiting]
         self._waiting = [one for one, reply in replies if reply is None]
         return [Answer(one.waiter, reply) for one, reply in replies if reply is not None]
 

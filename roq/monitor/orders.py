@@ -6,15 +6,33 @@ from collections.abc import Mapping
 
 import msgspec
 
-from roq.errors import RoqError
+from roq.errors import DeadlineExceeded, RoqError
 from roq.monitor.records import Exchange, ExchangeState, Publisher, Waiting
 from roq.wire import monitor as wire
 
+# Longer than whoever asks waits; without a bound of our own, requests whose asker is gone would use up the places for requests.
+MOVE_ANSWER_SECONDS = 40.0
+DRAIN_ANSWER_SECONDS = 90.0
+ACTIVE_ANSWER_SECONDS = 20.0
+
 
 def answer(
+    waiting: Waiting, exchanges: Mapping[str, Exchange], publishers: Mapping[int, Publisher], now: float
+) -> msgspec.Struct | RoqError | None:
+    """What to tell whoever gave this order, None while it is not carried out and its time is not over."""
+    reply = _outcome(waiting, exchanges, publishers)
+    if reply is None and now >= waiting.deadline:
+        known = exchanges.get(waiting.subject)
+        state = (
+            f"Exchange {waiting.subject!r} is {known.state if known else 'not known'}" if waiting.subject else "not all moved"
+        )
+        return DeadlineExceeded(f"{waiting.kind} was not done in time: {state}")
+    return reply
+
+
+def _outcome(
     waiting: Waiting, exchanges: Mapping[str, Exchange], publishers: Mapping[int, Publisher]
 ) -> msgspec.Struct | RoqError | None:
-    """What to tell whoever gave this order, None while it is not carried out."""
     if waiting.kind == "move":
         members = [(id, target, publishers.get(id)) for id, target in sorted(waiting.moves)]
         if any(publisher is not None and publisher.target for _, _, publisher in members):

@@ -18,7 +18,7 @@ import zmq
 from roq.errors import FrameError, NotReady, RoqError
 from roq.monitor.backup import Roll
 from roq.monitor.beacons import Beacons
-from roq.monitor.membership import Membership
+from roq.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
 from roq.monitor.records import Answer, Instruction, Notify, Probe, Retire, Unwatch, Watch
 from roq.monitor.statistics import Statistics
 from roq.monitor.watch import ExchangeWatch
@@ -33,7 +33,7 @@ from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import frame as frames
 from roq.wire import kpi as kpi_wire
 from roq.wire import monitor as wire
-from roq.wire.assignment import MonitorRole, Overflow, ProcessSpec
+from roq.wire.assignment import MonitorRole, ProcessSpec
 from roq.wire.child import ChildSpec
 from roq.wire.frame import Header, Kind
 from roq.wire.limits import DECISIONS_KEPT
@@ -54,7 +54,7 @@ class Monitor:
         self._refusals = Refusals(log, self.counters)
         self._statistics = Statistics()
         self._roll = Roll()
-        self._membership = self._fresh_membership(None)
+        self._membership = self._fresh_membership(None, spec.restarted or process.term > 1)
         self._watches: dict[str, ExchangeWatch] = {}
         self._beacons = Beacons()
         self._decisions: deque[kpi_wire.Decision] = deque(maxlen=DECISIONS_KEPT)
@@ -75,11 +75,15 @@ class Monitor:
             self.counters,
         )
 
-    def _fresh_membership(self, expected: frozenset[int] | None) -> Membership:
+    def _fresh_membership(self, expected: frozenset[int] | None, takes_over: bool = True) -> Membership:
         nowhere = wire.ExchangeAddress("", "", 0, 0)
         settings = self._process.settings
         use = wire.PublisherWelcome(self._process.term, 0, nowhere, settings.overflow, settings.max_frame_bytes)
-        return Membership(self._process.term, use, expected)
+        if not takes_over:
+            return Membership(self._process.term, use)
+        for seconds in (REJOIN_SECONDS, NEWCOMER_SECONDS):  # what had to wait goes on then, not only at the next tick
+            asyncio.get_running_loop().call_later(seconds, self._look)
+        return Membership(self._process.term, use, expected, time.monotonic())
 
     def _configure(self, process: ProcessSpec) -> None:
         """A backup is activated, a term begins, or the queue's Monitors changed."""
@@ -155,7 +159,7 @@ class Monitor:
             case wire.SubscriberReport():
                 self._perform(self._membership.subscriber_report(notice, peer, now))
                 if (subscriber := self._membership.subscribers.get(notice.subscriber)) is not None:
-                    self._statistics.report_subscriber(notice, now, subscriber.ready)
+                    self._statistics.report_subscriber(notice, now, subscriber.told)
             case wire.ExchangeReport():
                 self._perform(self._membership.exchange_report(notice, now))
                 self._statistics.report_exchange(notice, now)
@@ -179,7 +183,7 @@ class Monitor:
                 self._refusals.note("undecodable_frame", error)
                 return
             self._perform(self._membership.mark_seen(header.publisher, header.path, mark))
-        elif header.kind == Kind.BEACON and self._process.settings.overflow is Overflow.DROP:
+        elif header.kind == Kind.BEACON:
             self._beacons.saw(exchange, header.publisher, frame, now)
 
     def _remember(self, decision: kpi_wire.Decision) -> None:
@@ -243,6 +247,11 @@ class Monitor:
                             self._send(exchange, Kind.RETIRE)
                 await asyncio.sleep(wait)
 
+    def _look(self) -> None:
+        """Time has passed for which something waited."""
+        if self._process.role is MonitorRole.ACTIVE and not self._stop.is_set():
+            self._perform(self._membership.tick(time.monotonic()))
+
     def _tick(self) -> None:
         now = time.monotonic()
         if self._process.role is MonitorRole.BACKUP:
@@ -303,7 +312,7 @@ class Monitor:
             for id, one in membership.publishers.items()
         ]
         subscribers = [
-            wire.MemberView(id, "subscriber", tuple(sorted(one.attached)), 0, one.ready, now - one.last_report)
+            wire.MemberView(id, "subscriber", tuple(sorted(one.attached)), 0, one.told, now - one.last_report)
             for id, one in membership.subscribers.items()
         ]
         process = self._process

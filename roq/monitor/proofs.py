@@ -6,6 +6,10 @@ from collections.abc import Collection, Mapping
 
 from roq.monitor.records import CARRYING, Exchange, ExchangeState, Instruction, Probe, Retire, Subscriber
 
+JOINING_SECONDS = 2.0  # moves and proofs wait at most this long for a subscriber to become ready
+PROVING_SILENT_SECONDS = 2.5  # two reports missed: with the report before its death, the living wait less than 3 s
+PROVING_SECONDS = 10.0  # whoever reports and has not proved an Exchange by then does not read
+
 
 def missing_proofs(exchanges: Collection[Exchange], subscribers: Collection[Subscriber]) -> list[Instruction]:
     """One probe through every Exchange that some subscriber has yet to prove; RETIRE again for who came late."""
@@ -20,6 +24,28 @@ def missing_proofs(exchanges: Collection[Exchange], subscribers: Collection[Subs
 def carrying_tokens(exchanges: Mapping[str, Exchange]) -> set[str]:
     """Tokens of the Exchanges that a subscriber has to be attached to before it is ready."""
     return {one.address.token for one in exchanges.values() if one.state in CARRYING}
+
+
+def possible_tokens(exchanges: Mapping[str, Exchange]) -> set[str]:
+    """Those, and of the Exchanges that may have carried messages before this Monitor: before it is told that it is ready."""
+    starting = {one.address.token for one in exchanges.values() if one.state is ExchangeState.STARTING and one.may_carry}
+    return carrying_tokens(exchanges) | starting
+
+
+def proved(exchange: Exchange, subscribers: Collection[Subscriber], now: float) -> bool:
+    """Whether this Exchange may take publishers: nobody is waited for any more. One that is dead or frozen is not, nor for ever
+    one that reads nothing although others do: it is not ready then, and sees from the numbers what it missed."""
+    token = exchange.address.token
+    missing = [one for one in subscribers if token not in one.attached and _waited_for(one, now)]
+    if missing and now - exchange.proving_since > PROVING_SECONDS:
+        return any(token in one.attached for one in subscribers)
+    return not missing
+
+
+def _waited_for(subscriber: Subscriber, now: float) -> bool:
+    if now - subscriber.last_report > PROVING_SILENT_SECONDS:
+        return False
+    return subscriber.ready or now - subscriber.joined < (PROVING_SECONDS if subscriber.returning else JOINING_SECONDS)
 
 
 def become_ready(exchanges: Mapping[str, Exchange], subscribers: Mapping[int, Subscriber]) -> list[Subscriber]:

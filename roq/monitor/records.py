@@ -69,11 +69,13 @@ Instruction = Notify | Probe | Retire | Watch | Unwatch | Answer
 class Exchange:
     """One Exchange of the queue."""
 
-    __slots__ = ("address", "host", "last_report", "state")
+    __slots__ = ("address", "host", "last_report", "may_carry", "proving_since", "state")
 
     def __init__(self, address: wire.ExchangeAddress, host: str, now: float) -> None:
         self.address, self.host, self.last_report = address, host, now
+        self.proving_since = now
         self.state = ExchangeState.STARTING
+        self.may_carry = False  # STARTING, yet publishers of an earlier Monitor may be on it
 
 
 class Publisher:
@@ -132,12 +134,14 @@ class Publisher:
 class Subscriber:
     """One subscriber; `attached` has the tokens of the Exchanges that it proved."""
 
-    __slots__ = ("attached", "joined", "last_report", "peer", "ready")
+    __slots__ = ("attached", "joined", "last_report", "peer", "ready", "returning", "told")
 
-    def __init__(self, peer: bytes, now: float) -> None:
+    def __init__(self, peer: bytes, now: float, returning: bool = False) -> None:
         self.peer, self.joined, self.last_report = peer, now, now
         self.attached: frozenset[str] = frozenset()
-        self.ready = False
+        self.ready = False  # it proved everything that is known to carry messages
+        self.told = False  # and has been told so
+        self.returning = returning  # an earlier Monitor had told it: it knows whom it might miss
 
 
 class Waiting(NamedTuple):
@@ -145,6 +149,7 @@ class Waiting(NamedTuple):
 
     waiter: Hashable
     kind: str  # "move", "drain", "active"
-    subject: str  # Exchange id for drain and active
-    moves: frozenset[tuple[int, str]]  # for move: (publisher, Exchange)
-    refused: tuple[str, ...]
+    deadline: float  # then it is answered with DeadlineExceeded
+    subject: str = ""  # Exchange id for drain and active
+    moves: frozenset[tuple[int, str]] = frozenset()  # for move: (publisher, Exchange)
+    refused: tuple[str, ...] = ()

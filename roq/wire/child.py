@@ -24,3 +24,4 @@ class ChildSpec(msgspec.Struct, frozen=True):
     log_path: str
     log_level: str = "INFO"
     data_dir: str = ""
+    restarted: bool = False  # a process of this name has served here before: others may count on what it knew

@@ -103,6 +103,7 @@ class JoinSubscriber(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     subscriber: int
     topics: tuple[str, ...]
+    returning: bool = False  # an earlier Monitor had told it that it is ready
 
 
 class SubscriberWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -161,10 +162,11 @@ class Left(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Heard(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to every report: I live. ready (subscribers): every Exchange that carries messages has proved itself to you,
-    and every one added later will before it carries any."""
+    and every one added later will before it carries any. waits: what keeps it from being ready beside its own proofs."""
 
     term: int
     ready: bool
+    waits: tuple[str, ...] = ()
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -233,7 +235,8 @@ class Drained(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class AwaitExchange(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answered with Recorded when this Exchange is active: every ready subscriber has proved it."""
+    """Answered with Recorded when this Exchange is active: every ready subscriber has proved it; with DeadlineExceeded
+    after 20 s."""
 
     exchange: str
 

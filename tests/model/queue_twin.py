@@ -1,9 +1,11 @@
 """A queue in small: the real membership machine, real path machines, and twins of everybody's shell, for random walks.
 
 Every method of `Queue` without an underscore is something that may happen. What has to hold is asserted on the way:
-no RETIRE while a publisher that the Monitor knows may still send through the Exchange, and no first frame on an Exchange
-that a ready subscriber has not proved; `rest` brings everything to an end, at which the Monitor has to be right about
-everybody. Not covered: the messages themselves (moves.py), and frames between a crash and the Monitor's hearing of it.
+no RETIRE while a publisher that the Monitor knows may still send through the Exchange; no first frame on an Exchange that a
+living ready subscriber has not proved; nobody is told that it is ready while a publisher sends where it is not attached. The
+Monitor may be restarted, and be replaced by one on another host while an Exchange of the lost one lives on (`former`), with
+publishers on it that hear nothing of the new Monitor. `rest` brings everything to an end, at which the Monitor has to be right
+about everybody. Not covered: the messages themselves (moves.py), and frames between a crash and the Monitor's hearing of it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import Any
 from roq.client.path import CloseLink, Connect, PathMachine, Reuse, SendFin, SendOpen
 from roq.client.path import Instruction as PathInstruction
 from roq.errors import RoqError
+from roq.monitor.former import FormerLives
 from roq.monitor.membership import Membership
+from roq.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS
 from roq.monitor.records import CARRYING, Answer, ExchangeState, Instruction, Notify, Retire
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
@@ -22,6 +26,8 @@ from roq.wire.frame import Kind, PathOpening
 from roq.wire.monitor import ExchangeAddress
 
 EXCHANGES, PUBLISHERS, SUBSCRIBERS = "ABC", (11, 12), (21, 22)
+LATE_SECONDS = 4.0  # after a Monitor's start an Exchange may report no sooner
+FENCE_SECONDS = 8.0  # until a former Exchange has stopped by itself
 USE = wire.PublisherWelcome(1, 0, ExchangeAddress("", "", 0, 0), Overflow.DROP, 1000)
 
 
@@ -56,6 +62,9 @@ class SubscriberTwin:
         self.notices: deque[Any] = deque()
         self.reports: deque[wire.SubscriberReport] = deque()
         self.joined = self.failed = False
+        self.told = False  # that it is ready, by whatever Monitor
+        self.started = False  # has been told so ever
+        self.heard = -1e9  # when a Monitor heard of it last
 
 
 class Queue:
@@ -70,6 +79,9 @@ class Queue:
         self.publishers = {id: PublisherTwin() for id in PUBLISHERS}
         self.subscribers = {id: SubscriberTwin() for id in SUBSCRIBERS}
         self.retiring: set[str] = set()  # tokens
+        self.late: dict[str, float] = {}  # Exchanges that do not report before then
+        self.former: dict[str, float] = {}  # Exchanges that a replaced Monitor left behind: when they stop by themselves
+        self.begun = -1e9
         self.drains: dict[str, str] = {}  # waiter → Exchange
         self.asked = 0
 
@@ -80,6 +92,8 @@ class Queue:
             match instruction:
                 case Notify(peer, notice):
                     id = int(peer)
+                    if isinstance(notice, wire.Heard) and id in self.subscribers:
+                        self.tell(id, notice.ready)
                     (self.publishers if id in self.publishers else self.subscribers)[id].notices.append(notice)
                 case Retire(exchange):
                     self.no_one_sends_through(exchange)
@@ -87,10 +101,22 @@ class Queue:
                 case Answer(waiter):
                     self.drains.pop(str(waiter), None)
 
+    def tell(self, id: int, ready: bool) -> None:
+        """A subscriber is told whether it is ready. One that was before knows its publishers, and sees what it missed."""
+        twin = self.subscribers[id]
+        if ready and not twin.started and not twin.failed:
+            for publisher, sender in self.publishers.items():
+                current = sender.machine.current
+                if current is not None and self.alive.get(current.id) == current:
+                    proved = twin.attachments.get(current.token, False)
+                    assert proved, f"{id} is told that it is ready, but {publisher} sends through {current.id}"
+        twin.told = ready
+        twin.started = twin.started or ready
+
     def no_one_sends_through(self, exchange: ExchangeAddress) -> None:
         for id, twin in self.publishers.items():
             if id in self.monitor.publishers and self.alive.get(exchange.id) == exchange:
-                paths = [path for path, link in twin.links.items() if link.exchange.id == exchange.id]
+                paths = [path for path, link in twin.links.items() if link.exchange == exchange]
                 current = [path for path in paths if path in (twin.machine.path, twin.machine.target_path)]
                 used = [path for path in current if path not in twin.machine.leaving]
                 waiting = [path for path in paths if twin.links[path].frames]
@@ -112,10 +138,13 @@ class Queue:
         self.started.add(id)
         self.alive[id] = ExchangeAddress(id, "127.0.0.1", 1, 2, self.incarnation)
         self.lose_frames(id)
+        self.late.pop(id, None)
+        self.former.pop(id, None)
         self.report_exchange(id)
 
     def exchange_dies(self, id: str) -> None:
         self.alive.pop(id, None)
+        self.former.pop(id, None)
         self.lose_frames(id)
 
     def lose_frames(self, exchange: str) -> None:
@@ -154,7 +183,7 @@ class Queue:
                     assert path not in twin.links
                     twin.links[path] = Link(exchange)
                 case SendOpen(path, _, finished):
-                    self.is_proved(twin.links[path].exchange)
+                    self.is_proved(twin.links[path].exchange, path == 1)
                     self.send(twin.links[path], Kind.OPEN, path, finished)
                     twin.lost = ""
                     self.publisher_reports(id)
@@ -184,16 +213,22 @@ class Queue:
         self.direct(id, twin.machine.lost(path))
         self.publisher_reports(id)
 
-    def is_proved(self, exchange: ExchangeAddress) -> None:
-        if self.alive.get(exchange.id) == exchange:
-            for id, subscriber in self.monitor.subscribers.items():
-                reader = self.subscribers[id]
-                proved = reader.failed or reader.attachments.get(exchange.token, False)
-                assert proved or not subscriber.ready, f"{exchange.id} carries messages that subscriber {id} can't get"
+    def is_proved(self, exchange: ExchangeAddress, new: bool) -> None:
+        """new: the subscribers know nothing of this publisher, so nobody would see what it misses."""
+        known = self.monitor.exchanges.get(exchange.id)
+        if self.alive.get(exchange.id) != exchange or known is None or self.now - known.proving_since > PROVING_SECONDS:
+            return
+        for id, reader in self.subscribers.items():
+            waited_for = reader.told and not reader.failed and self.now - reader.heard <= PROVING_SILENT_SECONDS
+            if waited_for and (new or id in self.monitor.subscribers):
+                proved = reader.attachments.get(exchange.token, False)
+                assert proved, f"{exchange.id} carries messages that subscriber {id} can't get"
 
     def publisher_joins(self, id: int) -> None:
         """For the first time, again after it was forgotten, or once more because the answer was late."""
         twin = self.publishers[id]
+        if self.obeys_former(twin):
+            return
         current = twin.machine.current
         if twin.machine.closing:
             twin = self.publishers[id] = PublisherTwin()
@@ -216,7 +251,7 @@ class Queue:
 
     def publisher_reports(self, id: int) -> None:
         twin = self.publishers[id]
-        if twin.joined:
+        if twin.joined and not self.obeys_former(twin):
             current = twin.machine.current
             place = (twin.machine.path, current.id if current else "", twin.lost, len(twin.machine.leaving))
             twin.reports.append(wire.PublisherReport(id, *place, 0, 0, 0, 0.0))
@@ -271,7 +306,8 @@ class Queue:
             self.perform(self.monitor.leave(id, self.now))
         if not twin.joined:
             try:
-                twin.notices.append(self.monitor.join_subscriber(wire.JoinSubscriber(id, (">",)), b"%d" % id, self.now))
+                request = wire.JoinSubscriber(id, (">",), twin.started)
+                twin.notices.append(self.monitor.join_subscriber(request, b"%d" % id, self.now))
                 twin.joined = True
             except RoqError:
                 pass
@@ -285,6 +321,8 @@ class Queue:
             isinstance(notice, wire.Exchanges) and notice.version >= twin.version
         ):
             twin.version = notice.version
+            if isinstance(notice, wire.SubscriberWelcome):
+                twin.retired.clear()
             wanted = [exchange.token for exchange in notice.exchanges if exchange.token not in twin.retired and not twin.failed]
             twin.attachments = {token: twin.attachments.get(token, False) for token in wanted}
         elif isinstance(notice, wire.Rejoin):
@@ -314,6 +352,7 @@ class Queue:
     def subscriber_report_arrives(self, id: int) -> None:
         if self.subscribers[id].reports:
             report = self.subscribers[id].reports.popleft()
+            self.subscribers[id].heard = self.now
             self.perform(self.monitor.subscriber_report(report, b"%d" % id, self.now))
 
     def subscriber_gives_up(self, id: int) -> None:
@@ -321,6 +360,41 @@ class Queue:
         self.subscribers[id].failed = True
         self.subscribers[id].attachments.clear()
         self.subscriber_reports(id)
+
+    # --- other Monitors -----------------------------------------------------------------------------------------------
+
+    def monitor_restarts(self, late: str) -> None:
+        """It knows nothing any more; one Exchange reports late to it."""
+        self.monitor = Membership(1, USE, None, self.now)
+        self.begun = self.now
+        self.drains.clear()
+        self.retiring.clear()
+        if late in self.alive:
+            self.late[late] = self.now + LATE_SECONDS
+
+    def monitor_is_replaced(self, lost: str) -> None:
+        """The host of the Monitor and of this Exchange counts as lost; both live on until they are fenced."""
+        if lost in self.alive and not self.former:
+            self.former[lost] = self.now + FENCE_SECONDS
+            self.monitor = Membership(1, USE, None, self.now, FormerLives({lost: FENCE_SECONDS}, self.now))
+            self.begun = self.now
+            self.drains.clear()
+            self.retiring.clear()
+
+    def somebody_is_served(self, id: int) -> None:
+        """3 s after its Exchange died a publisher knows where to go on."""
+        told = [notice for notice in self.publishers[id].notices if isinstance(notice, wire.Relocate)]
+        assert told, f"publisher {id} waits for the dead"
+
+    def obeys_former(self, twin: PublisherTwin) -> bool:
+        current = twin.machine.current
+        return current is not None and current.id in self.former and self.alive.get(current.id) == current
+
+    def former_is_fenced(self) -> None:
+        """The new Monitor has seen to it."""
+        for id in list(self.former):
+            self.exchange_dies(id)
+            self.monitor.former.gone(id)
 
     # --- orders and time ----------------------------------------------------------------------------------------------
 
@@ -338,8 +412,11 @@ class Queue:
 
     def second_passes(self, seconds: float) -> None:
         self.now += seconds
+        for id in [id for id, until in self.former.items() if self.now >= until]:
+            self.exchange_dies(id)
         for id in self.alive:
-            self.report_exchange(id)
+            if id not in self.former and self.now >= self.late.get(id, 0.0):
+                self.report_exchange(id)
         self.perform(self.monitor.tick(self.now))
 
     def calm_second(self) -> None:
@@ -369,6 +446,7 @@ class Queue:
                 self.subscriber_report_arrives(id)
 
     def rest(self) -> None:
+        self.former_is_fenced()
         for exchange in self.started - self.alive.keys():
             self.exchange_starts(exchange)
         for _ in range(40):

@@ -8,10 +8,10 @@ import pytest
 
 from roq.errors import NotReady
 from roq.monitor.membership import (
-    JOINING_SECONDS,
     MOVE_SECONDS,
     REJOIN_SECONDS,
 )
+from roq.monitor.proofs import JOINING_SECONDS
 from roq.monitor.records import ExchangeState, Notify, Probe, Watch
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow

@@ -1,7 +1,7 @@
 """A DEALER on the loop's own connection to one endpoint: the other side of router.py, for many small messages.
 
-It connects again for ever. What is sent while there is no connection waits, at most CONTROL_MESSAGES_QUEUED messages; what was
-on its way when a connection ended is lost.
+It connects again for ever. What is sent while there is no connection waits, at most CONTROL_MESSAGES_QUEUED messages and
+about WAITING_BYTES_MAX bytes; what was on its way when a connection ended is lost.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Dealer(asyncio.Protocol):
         self._host, self._port = host.strip("[]"), int(port)
         self._on_message, self._on_ended = on_message, on_ended
         self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._parser = zmtp.Parser()
         self._lost = asyncio.Event()
@@ -86,6 +87,7 @@ class Dealer(asyncio.Protocol):
         if self._backlog and self._parser.ready:
             transport.writelines([*map(zmtp.frame, self._backlog)])
             self._backlog.clear()
+            self._backlog_bytes = 0
         if self._parser.pongs:
             transport.writelines(self._parser.pongs)
             self._parser.pongs.clear()
@@ -107,9 +109,10 @@ class Dealer(asyncio.Protocol):
         if self._closed:
             return False
         if transport is None or not self._parser.ready:
-            if len(self._backlog) >= CONTROL_MESSAGES_QUEUED:
+            if len(self._backlog) >= CONTROL_MESSAGES_QUEUED or self._backlog_bytes > WAITING_BYTES_MAX:
                 return False
             self._backlog.append(parts[0])
+            self._backlog_bytes += len(parts[0])
             return True
         if transport.get_write_buffer_size() > WAITING_BYTES_MAX:
             return False

@@ -21,6 +21,8 @@ from roq.wire.store import FRAME_BYTES, Add, Found, Refusal, SegmentView, entry_
 
 RESERVE_BYTES = 256 * 1024  # of the last file on a full disk, kept for fences and deletes
 BATCH_BYTES = 4 * 1024 * 1024  # written and synced at once, unless a single frame is larger
+PENDING_BYTES_MAX = 64 * 1024 * 1024  # waiting for the disk: what one writer may have on its way, sixteen batches
+ENTRY_PENDING_BYTES = 512  # what an entry costs in memory besides its bytes, while it waits
 GUESS_BYTES = 2048  # read at once in the hope that it holds header and entry
 COPY_EPOCH = 1 << 62  # copies of closed segments come after every fence, and need no opening
 
@@ -35,6 +37,7 @@ class _Item:
     control: bool
     done: Answer
     apply: Callable[[int, int], None] | None = None
+    count: int = 1  # records
 
 
 class Storage:
@@ -50,7 +53,7 @@ class Storage:
         self.damaged = len(self.shelf.known)
         self.full = False  # the disk has no room for another journal file
         self._pending: deque[_Item] = deque()
-        self._pending_bytes = 0
+        self._pending_bytes = self._pending_count = 0
         self._staged: list[_Item] = []
         self._staged_at: list[int] = []
         self._reserve = min(RESERVE_BYTES, file_bytes // 8)
@@ -81,6 +84,9 @@ class Storage:
         size = sum(map(len, request.entries)) + count * HEADER_BYTES
         if size > self.journal.file_bytes // 2 or self._no_room(size):
             done(Refusal.FULL)
+            return
+        if self.pending_bytes > PENDING_BYTES_MAX and request.epoch != COPY_EPOCH:  # who copies waits for each frame
+            done(Refusal.OVERLOADED)
             return
         segment = segment or self._new_segment(request.segment)
         self._take(segment, request, done)
@@ -128,7 +134,7 @@ class Storage:
                 place_entry(segment, position, number << 32 | (at + offset), length)
                 segment.pending.pop(position, None)
 
-        self._push(_Item(b"".join(parts), False, finish, apply))
+        self._push(_Item(b"".join(parts), False, finish, apply, len(request.entries)))
 
     def open_segment(self, name: str, epoch: int, done: Answer) -> None:
         """From now on, what is not held of this segment was never stored here."""
@@ -262,6 +268,18 @@ class Storage:
     def _push(self, item: _Item) -> None:
         self._pending.append(item)
         self._pending_bytes += len(item.body)
+        self._pending_count += item.count
+
+    def _pop(self) -> _Item:
+        item = self._pending.popleft()
+        self._pending_bytes -= len(item.body)
+        self._pending_count -= item.count
+        return item
+
+    @property
+    def pending_bytes(self) -> int:
+        """About how much memory is held by what waits for the disk."""
+        return self._pending_bytes + self._pending_count * ENTRY_PENDING_BYTES
 
     def _no_room(self, size: int) -> bool:
         if self.journal.has_prepared or not self.full:
@@ -293,14 +311,10 @@ class Storage:
                     self.journal.switch()
                     continue
                 if self.full and not item.control:
-                    self._pending.popleft()
-                    self._pending_bytes -= len(item.body)
-                    item.done(Refusal.FULL)
+                    self._pop().done(Refusal.FULL)
                     continue
                 break
-            self._pending.popleft()
-            self._pending_bytes -= len(item.body)
-            self._staged.append(item)
+            self._staged.append(self._pop())
             self._staged_at.append(offset)
             parts.append(item.body)
             offset += len(item.body)
@@ -333,6 +347,8 @@ class Storage:
 
     def compact(self) -> bool:
         """One small step of giving space back; True while there is more to do."""
+        if self.pending_bytes > PENDING_BYTES_MAX // 2:
+            return True  # the disk is slow: what it gives back waits, too
         return self._compaction.step(self.full)
 
     def _carry(self, body: bytes, done: Answer, apply: Apply) -> None:

@@ -35,6 +35,7 @@ class Refusal(IntEnum):
     DIVERGED = 3  # another entry stands at this position
     DAMAGED = 4  # an entry does not fit its CRC
     NOT_OPEN = 5  # this store did not see the segment's opening: it is new here, or something was lost, fences perhaps too
+    OVERLOADED = 6  # too much waits for its disk: send it again later
 
 
 class Found(IntEnum):

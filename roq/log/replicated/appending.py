@@ -7,6 +7,10 @@ acknowledgement never jumps over a hole, and what was acknowledged is told with 
 Ensemble change: `begin_change` freezes acknowledging (an acknowledgement by nodes that are just being left would be missed by
 a recovery that asks the new ones), the metadata are changed by compare-and-set, `finish_change` goes on with the new nodes.
 What is not acknowledged is sent to the new ones from `first` on.
+
+A node that refuses because too much waits for its disk, or that is silent, is *paced*: it gets one frame at a time, the next
+when that is confirmed. What the others acknowledge meanwhile is forgotten here, and the node misses it: `holed`. It gets that
+from a closed segment. So neither this side nor the node keeps more for a slow disk than a bound.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roq.wire.store import FRAME_BYTES, Add, entry_crc
+
+PACED_BYTES = 4 * FRAME_BYTES  # with no more than this to send, a paced node that confirms gets all of it again
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class Appending:
         self.upto = dict.fromkeys(nodes, first - 1)
         self.sent = dict.fromkeys(nodes, first - 1)
         self.holed: set[str] = set()  # nodes that will never get some acknowledged entries from here
+        self.paced: dict[str, bool] = {}  # node -> may its next frame leave
+        self._overloaded: set[str] = set()  # of these, the ones that refused one since the last `resume`
         self.changing = False
         self.bytes_pending = 0
         self._entries: dict[int, tuple[int, bytes]] = {}  # position -> (crc, entry), while not acknowledged
@@ -61,13 +69,21 @@ class Appending:
         made: dict[int, Add] = {}
         for node in self.nodes:
             position = max(self.sent[node], self.acked) + 1
-            while position < self.next:
+            end = self.next
+            if self.paced and node in self.paced:
+                if position == end or not self.paced[node]:
+                    continue
+                self.paced[node] = False
+                end = position + 1  # one frame, however many entries it has
+            if self.sent[node] < self.acked:
+                self.holed.add(node)
+            while position < end:
                 frame = made.get(position)
                 if frame is None:
                     frame = made[position] = self._frame(position)
                 yield node, frame
                 position += len(frame.entries)
-            self.sent[node] = self.next - 1
+            self.sent[node] = position - 1
 
     def _frame(self, position: int) -> Add:
         first, size = position, 0
@@ -91,6 +107,11 @@ class Appending:
         last = min(first + count, self.next) - 1
         if held is not None and last > held and (first <= max(held, self.acked) + 1 or not self._safeguards.acks_in_order):
             self.upto[node] = last
+        if self.paced and node in self.paced and held is not None and self.upto[node] >= self.sent[node]:
+            if self.bytes_pending <= PACED_BYTES and node not in self._overloaded:
+                del self.paced[node]
+            else:
+                self.paced[node] = True
         return self._advance()
 
     def _advance(self) -> int:
@@ -104,16 +125,29 @@ class Appending:
 
     def behind(self, node: str) -> bool:
         """Has the node not confirmed all that was sent to it, be it acknowledged or not?"""
-        return node in self.upto and self.upto[node] < self.sent[node]
+        return node in self.upto and self.upto[node] < (self.next - 1 if node in self.paced else self.sent[node])
+
+    def overloaded(self, node: str, first: int) -> None:
+        """The node refused entries from `first` on, for too much waits for its disk: it gets them after the next `resume`."""
+        if node in self.sent:
+            self.sent[node] = min(self.sent[node], max(first - 1, self.upto[node]))
+            self.paced[node] = False
+            self._overloaded.add(node)
+
+    def resume(self) -> None:
+        """It is time to try again what overloaded nodes refused."""
+        self.paced.update(dict.fromkeys(self._overloaded, True))
+        self._overloaded.clear()
 
     def send_again(self, node: str) -> None:
-        """What the node has not confirmed is to be sent again."""
+        """What the node has not confirmed is to be sent again, one frame first."""
         if node not in self.upto:
             return
         if self.upto[node] < self.acked:
             self.holed.add(node)
         if not self.drained:
             self.sent[node] = max(self.upto[node], self.acked)
+            self.paced[node] = True
 
     # --- changing the ensemble ----------------------------------------------------------------------------------------
 
@@ -128,6 +162,8 @@ class Appending:
         self.upto = {node: self.upto.get(node, self.acked) for node in nodes}
         self.sent = {node: self.sent.get(node, self.acked) for node in nodes}
         self.holed &= set(nodes)
+        self._overloaded &= set(nodes)
+        self.paced = {node: may for node, may in self.paced.items() if node in nodes}
         self.changing = False
         return self._advance()
 

@@ -46,6 +46,8 @@ class TakeOver:
             recovery.writing.added(node, notice.first, notice.count)
         elif notice.reason is wire.Refusal.FENCED:
             self._failed = LogFenced("a newer epoch recovers this log")
+        elif notice.reason is wire.Refusal.OVERLOADED:
+            recovery.writing.overloaded(node, notice.first)
         else:
             self._unfit.add(node)
         self._progress.set()
@@ -120,6 +122,7 @@ class TakeOver:
         writing = recovery.writing
         if writing is None or writing.drained:
             return
+        writing.resume()
         silent = {node for node in writing.nodes if writing.behind(node)}
         good = tuple(node for node in writing.nodes if node not in silent)
         for node in writing.nodes:

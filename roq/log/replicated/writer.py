@@ -46,6 +46,7 @@ class LogWriter:
         self._appending: Appending | None = None
         self._dones: deque[Done] = deque()  # of positions acked+1 …
         self._held: list[bytes] = []  # taken while the next segment is being opened
+        self._held_bytes = 0
         self._error: RoqError | None = None
         self._failed = asyncio.Event()
         self._drained = asyncio.Event()
@@ -170,10 +171,14 @@ class LogWriter:
         assert appending is not None and health is not None  # noqa: PT018
         if len(entry) > wire.ENTRY_BYTES_MAX:
             raise PayloadTooLarge(f"{len(entry)} bytes: an entry has at most {wire.ENTRY_BYTES_MAX}")
-        if appending.bytes_pending > self.settings.window_bytes or len(self._dones) >= self.settings.window_entries:
+        if (
+            appending.bytes_pending + self._held_bytes > self.settings.window_bytes
+            or len(self._dones) >= self.settings.window_entries
+        ):
             raise LogUnavailable("too many entries are not acknowledged yet")
         if self._rolling:
             self._held.append(entry)
+            self._held_bytes += len(entry)
         else:
             appending.append(entry)
             health.took(entry)
@@ -205,7 +210,10 @@ class LogWriter:
         if self._health is not None:
             self._health.heard(node, time.monotonic())
         before = appending.acked
+        paced = node in appending.paced
         self._acknowledge(before, appending.added(node, notice.first, notice.count))
+        if paced:
+            self._flush()  # the next frame may leave
 
     def _acknowledge(self, before: int, acked: int) -> None:
         for position in range(before + 1, acked + 1):
@@ -229,6 +237,13 @@ class LogWriter:
             self._stop(LogFenced())
         elif notice.reason is wire.Refusal.DIVERGED:
             self._stop(StorageFailed(f"host {node} holds another entry at {notice.first} of {notice.segment}"))
+        elif notice.reason is wire.Refusal.OVERLOADED:
+            appending = self._appending
+            if appending is not None:
+                if node not in appending.paced:
+                    fields = {"segment": notice.segment, "node": node, "first": notice.first}
+                    log.warning("a store's disk is too slow: it gets one frame at a time", extra={"fields": fields})
+                appending.overloaded(node, notice.first)
         elif self._health is not None:
             self._health.refused(node, notice.reason)
 
@@ -257,6 +272,7 @@ class LogWriter:
             now = time.monotonic()
             for node in health.silent(appending, self.settings.resend_seconds, now):
                 appending.send_again(node)
+            appending.resume()
             self._send(appending)
             if (bad := health.bad(appending, now)) and await self._replace(appending, health, bad, now):
                 continue
@@ -343,6 +359,7 @@ class LogWriter:
 
     def _release_held(self) -> None:
         held, self._held = self._held, []
+        self._held_bytes = 0
         if self._appending is None or self._health is None or self._error is not None:
             return
         for entry in held:

@@ -66,7 +66,11 @@ class Blobs:
 
     def _load(self) -> None:
         for number in range(256):
-            for entry in os.scandir(self._directory / f"{number:02x}"):
+            folder = self._directory / f"{number:02x}"
+            entries = list(os.scandir(folder))
+            if entries:  # what a killed process renamed is told of as durable from now on
+                sync_directory(folder)
+            for entry in entries:
                 if entry.name.endswith(TEMPORARY):
                     os.unlink(entry.path)
                 else:
@@ -227,6 +231,8 @@ class Blobs:
             self._bad.add(blob)
         if path.exists():
             path.rename(self._directory / "bad" / path.name)
+            for folder in (self._directory / "bad", path.parent):
+                sync_directory(folder)
 
     def delete(self, blob: str) -> None:
         """Forget it; refuse it for a while."""

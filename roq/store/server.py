@@ -25,7 +25,7 @@ from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient, RpcServer
 from roq.store.blobs import Blobs
 from roq.store.copying import copy_blob, copy_segment
-from roq.store.disk import Disk, OsDisk
+from roq.store.disk import Disk, OsDisk, sync_directory
 from roq.store.journal import FILE_BYTES, Write
 from roq.store.scrub import scrub
 from roq.store.storage import COPY_EPOCH, Storage
@@ -71,6 +71,7 @@ class StoreServer:
             (directory / "journal").mkdir(parents=True, exist_ok=True)
             self.storage = Storage(disk or OsDisk(), directory / "journal", file_bytes)
             self.blobs = Blobs(directory / "blobs", free_bytes_min=2 * file_bytes)
+            sync_directory(directory)
         except OSError as error:
             raise StorageFailed(f"can't open the store in {directory}: {error}") from error
         self._loop = asyncio.get_running_loop()

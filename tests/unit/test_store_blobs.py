@@ -70,3 +70,38 @@ def test_an_upload_that_is_over_while_its_last_part_is_synced_closes_its_file_on
     else:
         blobs.put("b", 10, len(DATA), CRC, DATA[10:])
         assert blobs.get("b", 0, len(DATA)) == (len(DATA), CRC, DATA)
+
+
+def test_what_a_killed_process_renamed_and_did_not_sync_is_durable_before_it_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 between the rename and the sync of its directory: the next process says "it is here already"."""
+    synced: list[Path] = []
+    monkeypatch.setattr("roq.store.blobs.sync_directory", synced.append)  # the names a power cut would leave are those synced
+    blobs = Blobs(tmp_path, 0)
+    synced.clear()
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("roq.store.blobs.sync_directory", killed)
+        with pytest.raises(KeyboardInterrupt):
+            blobs.put("b", 0, len(DATA), CRC, DATA)
+    (here,) = [path.parent for path in tmp_path.glob("??/*")]
+    assert not synced
+    again = Blobs(tmp_path, 0)
+    assert again.names() == ["b"]
+    assert here in synced
+    assert len(synced) < 5, "only directories with something in them"
+
+
+def test_a_blob_put_aside_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = Blobs(tmp_path, 0)
+    blobs.put("b", 0, len(DATA), CRC, DATA)
+    (path,) = tmp_path.glob("??/*")
+    path.write_bytes(path.read_bytes()[:-1])
+    synced: list[Path] = []
+    monkeypatch.setattr("roq.store.blobs.sync_directory", synced.append)
+    assert not blobs.check("b")
+    assert set(synced) == {path.parent, tmp_path / "bad"}

@@ -1,6 +1,7 @@
 """The background check: every entry and every blob is read again now and then; what is damaged is put aside.
 
-What was put aside is missing in the inventory and answered UNKNOWN; the log's owner has it copied again from another store.
+A thread reads, a slice at a time, and the loop goes on. What was put aside is missing in the inventory and answered UNKNOWN;
+the log's owner has it copied again from another store.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ log = logging.getLogger(__name__)
 FIRST_SECONDS = 60.0  # after the start
 PAUSE_SECONDS = 3600.0  # between two rounds
 BYTES_PER_SECOND = 8 * 1024 * 1024
-ENTRIES_AT_ONCE = 200
+ENTRIES_AT_ONCE = 200  # looked up at once
+SLICE_BYTES = 1024 * 1024  # read at once, unless a single entry is larger
 
 
 async def scrub(storage: Storage, blobs: Blobs, counters: Counters, kick: Callable[[], None]) -> None:
@@ -44,10 +46,15 @@ async def scrub_entries(storage: Storage, counters: Counters, bytes_per_second: 
         first, last = segment.base, segment.end - 1
         while first <= last:
             until = min(first + ENTRIES_AT_ONCE - 1, last)
-            size, bad = storage.check(name, first, until)
-            for position in bad:
-                storage.put_aside(name, position)
-                counters["scrub_bad_entries"] += 1
-                log.error("damaged entry put aside", extra={"fields": {"segment": name, "position": position}})
+            held = storage.held(name, first, until)
+            while held:
+                count, size, bad = await asyncio.to_thread(storage.verify, name, held, SLICE_BYTES)
+                for position, place in bad:
+                    if storage.still_damaged(name, position, place):
+                        storage.put_aside(name, position)
+                        counters["scrub_bad_entries"] += 1
+                        log.error("damaged entry put aside", extra={"fields": {"segment": name, "position": position}})
+                held = held[count:]
+                await asyncio.sleep(size / bytes_per_second)
             first = until + 1
-            await asyncio.sleep(size / bytes_per_second)
+            await asyncio.sleep(0)

@@ -214,17 +214,30 @@ class Storage:
                 )
         return runs
 
-    def check(self, name: str, first: int, last: int) -> tuple[int, list[int]]:
-        """(bytes read, positions that are held but damaged)."""
+    def held(self, name: str, first: int, last: int) -> list[tuple[int, int]]:
+        """(position, place) of what is held."""
         segment = self.shelf.segments.get(name)
-        size, bad = 0, []
-        for position in range(first, last + 1):
-            if segment is not None and segment.place(position) > BAD:
-                found = self._entry(segment, position)
-                size += HEADER_BYTES + (len(found[1]) if found is not None else 0)
-                if found is None:
-                    bad.append(position)
-        return size, bad
+        places = ((position, segment.place(position)) for position in range(first, last + 1)) if segment is not None else ()
+        return [one for one in places if one[1] > BAD]
+
+    def verify(self, name: str, held: list[tuple[int, int]], bytes_max: int) -> tuple[int, int, list[tuple[int, int]]]:
+        """Read entries until `bytes_max` were read: (how many, bytes, those that seem damaged). In any thread: one that was
+        moved or deleted meanwhile seems damaged, too."""
+        size, count, bad = 0, 0, []
+        for position, place in held:
+            found = self._entry_at(name, position, place)
+            size += HEADER_BYTES + (len(found[1]) if found is not None else 0)
+            count += 1
+            if found is None:
+                bad.append((position, place))
+            if size >= bytes_max:
+                break
+        return count, size, bad
+
+    def still_damaged(self, name: str, position: int, place: int) -> bool:
+        """Is the entry still there, and damaged?"""
+        segment = self.shelf.segments.get(name)
+        return segment is not None and segment.place(position) == place and self._entry(segment, position) is None
 
     def confirmed(self, name: str) -> int:
         """The highest confirmed position this store was told of."""
@@ -239,7 +252,9 @@ class Storage:
 
     def _entry(self, segment: Segment, position: int) -> tuple[int, bytes] | None:
         """(crc, entry) from the disk, None if it can't be read or fails its check."""
-        place = segment.place(position)
+        return self._entry_at(segment.name, position, segment.place(position))
+
+    def _entry_at(self, name: str, position: int, place: int) -> tuple[int, bytes] | None:
         try:
             data = self.journal.read(place >> 32, place & 0xFFFF_FFFF, GUESS_BYTES)
             length = int.from_bytes(data[21:25], "little")
@@ -249,7 +264,7 @@ class Storage:
         except (OSError, KeyError):
             return None
         crc, entry = int.from_bytes(data[25:29], "little"), data[HEADER_BYTES : HEADER_BYTES + length]
-        return (crc, entry) if len(entry) == length and entry_crc(segment.name, position, entry) == crc else None
+        return (crc, entry) if len(entry) == length and entry_crc(name, position, entry) == crc else None
 
     def _stored_crc(self, segment: Segment, position: int) -> int | None:
         found = self._entry(segment, position)

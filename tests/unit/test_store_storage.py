@@ -371,7 +371,7 @@ def test_scrubbing_finds_what_rotted_and_a_copy_mends_it() -> None:
         assert bench.add(number, entry(number)) is None
     place = bench.storage.shelf.segments["s"].place(3)
     bench.file(place >> 32)[(place & 0xFFFFFFFF) + 60] ^= 1
-    assert bench.storage.check("s", 1, 5)[1] == [3]
+    assert [position for position, _ in bench.storage.verify("s", bench.storage.held("s", 1, 5), 1 << 20)[2]] == [3]
     assert bench.found(2, 3) == [ENTRY, UNKNOWN]
     bench.storage.put_aside("s", 3)
     bench.flush()

@@ -188,8 +188,10 @@ class Master:
         if not service.state.version:
             service.apply(Configure(self._clock.now(), _contract_settings(self._work), 0))
         beside = Tasks(reign.end)
-        beside.start(snapshots(reign, writer, self.counters), "snapshots")
-        beside.start(Repairer(writer, RepairSettings()).run(), "repairs of the log")
+        lost = asyncio.Event()
+        repairer = Repairer(writer, RepairSettings(), lost.set)
+        beside.start(snapshots(reign, writer, self.counters, lost), "snapshots")
+        beside.start(repairer.run(), "repairs of the log")
         self._reign, self._writer, self._blobs, self._trouble = reign, writer, blobs, None
         self.counters["reigns"] += 1
         log.info("serving", extra={"fields": {"term": term, "position": follower.position}})

@@ -19,15 +19,16 @@ SNAPSHOT_LOOK_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
-async def snapshots(reign: Reign, writer: LogWriter, counters: Counters) -> None:
-    """Every so often, until the reign ends."""
+async def snapshots(reign: Reign, writer: LogWriter, counters: Counters, lost: asyncio.Event) -> None:
+    """Every so often, until the reign ends; and when stores have lost what only the state in memory can replace."""
     written = size = 0
     pauses = delays(SNAPSHOT_LOOK_SECONDS, 60.0)
     while True:
         await asyncio.sleep(SNAPSHOT_LOOK_SECONDS)
         small = reign.bytes_written - written < max(SNAPSHOT_BYTES_MIN, SNAPSHOT_RATIO * size)
-        if small and len(writer.meta.segments) <= SNAPSHOT_SEGMENTS:
+        if small and len(writer.meta.segments) <= SNAPSHOT_SEGMENTS and not lost.is_set():
             continue
+        lost.clear()  # what is lost still is found again in the next round of repairs
         position, dump = await reign.snapshot()
         try:
             data = await dump.data()

@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
@@ -199,6 +200,7 @@ class Blobs:
                 file.seek(HEADER_BYTES + offset)
                 data = file.read(min(count, BLOB_PART_BYTES))
         except FileNotFoundError:
+            self._vanished(blob)
             raise TaskNotFound(f"no blob {blob} here") from None
         except OSError as error:
             raise StorageFailed(f"blob {blob}: {error}") from error
@@ -215,13 +217,21 @@ class Blobs:
                 while data := file.read(BLOB_PART_BYTES):
                     running, size = crc32(data, running), size + len(data)
         except FileNotFoundError:
-            return True
+            return not self._vanished(blob)
         except OSError:
             head = None
         if head == (size, running):
             return True
         self.put_aside(blob)
         return False
+
+    def _vanished(self, blob: str) -> bool:
+        """Its file was removed by somebody else: it is no longer told of."""
+        with self._lock:
+            gone = blob in self._blobs and not self._path(blob).exists()
+            if gone:
+                del self._blobs[blob]
+            return gone
 
     def put_aside(self, blob: str) -> None:
         """It is damaged: no longer told of, so that it is copied here again."""
@@ -249,6 +259,11 @@ class Blobs:
     def size(self, blob: str) -> int:
         """Bytes of a blob, 0 if it is not here."""
         return self._blobs.get(blob, (0, 0.0))[0]
+
+    def lacking(self, asked: Sequence[tuple[str, int]]) -> list[int]:
+        """Which of these (name, bytes) are not here, or have another length. Any thread, without waiting."""
+        blobs = self._blobs
+        return [place for place, (name, size) in enumerate(asked) if blobs.get(name, (-1, 0.0))[0] != size]
 
     def names(self, prefix: str = "", after: str = "") -> list[str]:
         """All blobs, sorted."""

@@ -285,6 +285,8 @@ class StoreServer:
                 return await self._read(request)
             case wire.Holes(segment, first, last):
                 return wire.Ranges(await self._holes(segment, first, last))
+            case wire.Compare():
+                return self._compare(request)
             case wire.CopySegment(segment, epoch):
                 await self._durable(lambda done: self.storage.fence(segment, epoch, done), segment)
                 async with self._segment_copies:
@@ -351,6 +353,13 @@ class StoreServer:
             await asyncio.sleep(0)
         self._kick()
         return ranges
+
+    def _compare(self, request: wire.Compare) -> wire.Compared:
+        if len(request.segments) + len(request.opened) + len(request.blobs) > wire.LIST_COUNT_MAX:
+            raise CallError(f"a comparison has at most {wire.LIST_COUNT_MAX} items")
+        shelf = self.storage.shelf
+        opened = shelf.lacking(request.opened, opened=True)
+        return wire.Compared(self._disk_name, shelf.lacking(request.segments), opened, self.blobs.lacking(request.blobs))
 
     def _missing(self, segment: str, first: int, last: int) -> list[tuple[int, int]]:
         return self.storage.missing(segment, first, last)

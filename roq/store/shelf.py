@@ -7,7 +7,7 @@ Otherwise absence is UNKNOWN: an empty disk under the name of a lost one, or a j
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from zlib import crc32
 
 import msgspec
@@ -33,6 +33,7 @@ class Segment:
         "confirmed",
         "fenced",
         "fenced_durably",
+        "gaps",
         "name",
         "number",
         "opened",
@@ -49,6 +50,7 @@ class Segment:
         self.confirmed = 0
         self.base = 0
         self.places = array("Q")
+        self.gaps = 0  # of `places`: ABSENT or BAD
         self.pending: dict[int, int] = {}
         self.bytes_in: dict[int, int] = {}  # journal file -> bytes of live records there
         self.state_in = 0  # journal file of the newest OPEN or STATE
@@ -72,11 +74,23 @@ class Segment:
         if not self.places:
             self.base = position
         if position < self.base:
+            self.gaps += self.base - position
             self.places = array("Q", bytes(8 * (self.base - position))) + self.places
             self.base = position
         if position >= self.end:
+            self.gaps += position - self.end + 1
             self.places.frombytes(bytes(8 * (position - self.end + 1)))
-        self.places[position - self.base] = place
+        index = position - self.base
+        self.gaps += (place <= BAD) - (self.places[index] <= BAD)
+        self.places[index] = place
+
+    def holds(self, first: int, last: int) -> bool:
+        """Every position from first to last? In no time unless there are gaps somewhere."""
+        if first > last:
+            return True
+        if first < self.base or last >= self.end:
+            return False
+        return not self.gaps or all(place > BAD for place in self.places[first - self.base : last + 1 - self.base])
 
     def held(self) -> Iterator[tuple[int, int]]:
         """(position, place) of every entry held."""
@@ -109,6 +123,15 @@ class Shelf:
             found = self.segments[name] = self._by_number[self._next_number] = Segment(name, self._next_number)
             self._next_number += 1
         return found
+
+    def lacking(self, asked: Sequence[tuple[str, int, int]], *, opened: bool = False) -> list[int]:
+        """Which of these (segment, first, last) are not held in full, or, if that is asked for, without their opening."""
+        found = enumerate((self.segments.get(name), first, last) for name, first, last in asked)
+        return [
+            place
+            for place, (segment, first, last) in found
+            if segment is None or not segment.holds(first, last) or (opened and not segment.opened)
+        ]
 
     def forget(self, segment: Segment) -> None:
         """Drop it."""

@@ -117,6 +117,18 @@ class Holes(msgspec.Struct, frozen=True, tag=True, array_like=True):
     last: int
 
 
+class Compare(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Which of these does this store not hold? Told from memory, nothing is read: what was found damaged is not held. At most
+    LIST_COUNT_MAX items.
+
+    segments, opened: (segment, first, last), the latter of a segment that is being written, whose opening this store must have
+    seen, too; it need hold nothing of it if last < first. blobs: (name, bytes)."""
+
+    segments: list[tuple[str, int, int]]
+    opened: list[tuple[str, int, int]]
+    blobs: list[tuple[str, int]]
+
+
 class CopySegment(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Fetch the entries first … last of a closed segment that are missing here from the store at `source`. Fences the segment
     on this store, so that an earlier owner of the log can't delete the copy any more."""
@@ -219,6 +231,15 @@ class Ranges(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ranges: list[tuple[int, int]]
 
 
+class Compared(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to Compare: places in the question of what is not held. disk: the identity of the disk that holds the rest."""
+
+    disk: str
+    segments: list[int]
+    opened: list[int]
+    blobs: list[int]
+
+
 class SegmentView(msgspec.Struct, frozen=True, array_like=True):
     """One segment in an inventory. first, last: of what is held, 0 and -1 if nothing."""
 
@@ -275,6 +296,7 @@ Request = (
     | Recover
     | Read
     | Holes
+    | Compare
     | CopySegment
     | DeleteSegment
     | ListSegments
@@ -285,6 +307,6 @@ Request = (
     | ListBlobs
     | DescribeStore
 )
-Reply = Done | Fenced | Recovered | Entries | Ranges | Segments | BlobPart | Blobs | StoreView
+Reply = Done | Fenced | Recovered | Entries | Ranges | Compared | Segments | BlobPart | Blobs | StoreView
 NoticeToStore = Add
 NoticeToWriter = Added | Refused

@@ -42,7 +42,7 @@ async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: 
     service = Service(State(), Recent(), 1, 65536, lambda hosts: ())
     reign = Reign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
     service.apply(Configure(clock.now(), Settings(), 0))
-    beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters))
+    beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters, asyncio.Event()))
     try:
         for segment in range(SEGMENTS + 1):
             each = [wire.Task(b"x")] * (tasks // (SEGMENTS + 1))

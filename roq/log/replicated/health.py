@@ -18,6 +18,7 @@ class Health:
         self.entries = self.size = 0  # taken into this segment
         self._heard = dict.fromkeys(nodes, now)  # when a node last confirmed something, or owed us nothing
         self._refused: dict[str, Refusal] = {}
+        self._lost: set[str] = set()  # nodes that no longer have what they confirmed
         self._later: dict[str, float] = {}  # nobody could take this node's place: try again then
 
     def took(self, entry: bytes) -> None:
@@ -39,6 +40,15 @@ class Health:
     def refused(self, node: str, reason: Refusal) -> None:
         """The node takes nothing."""
         self._refused[node] = reason
+
+    def lost(self, node: str) -> None:
+        """The node, of whichever fragment, no longer has what it confirmed."""
+        self._lost.add(node)
+
+    @property
+    def any_lost(self) -> bool:
+        """Must the segment be closed, whatever its nodes do, so that what was lost is copied again?"""
+        return bool(self._lost)
 
     def changed(self, nodes: Iterable[str], now: float) -> None:
         """The segment has these nodes now."""
@@ -69,11 +79,11 @@ class Health:
 
     def sound(self, appending: Appending) -> frozenset[str]:
         """Nodes that miss nothing."""
-        return frozenset(appending.nodes) - appending.holed - self._refused.keys()
+        return frozenset(appending.nodes) - appending.holed - self._refused.keys() - self._lost
 
     def whole(self, appending: Appending, wanted: int) -> bool:
         """Are there `wanted` nodes, and does none of them miss something that only a closed segment gets copied?"""
-        return len(self.sound(appending)) == len(appending.nodes) >= wanted
+        return not self._lost and len(self.sound(appending)) == len(appending.nodes) >= wanted
 
     def failure(self, appending: Appending, bad: list[str], spares: Collection[str], now: float) -> RoqError | None:
         """Why the writer can't go on; None if it can, or if waiting may help."""

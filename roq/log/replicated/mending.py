@@ -32,14 +32,14 @@ class Mending:
         hosts = self._stores.directory.hosts()
         if hosts != self._hosts:
             self._hosts, self._pause = hosts, self._mend_seconds
-        if not health.entries or now - health.since <= self._pause:
+        if not (health.entries or health.any_lost) or now - health.since <= self._pause:
             return False
         if health.whole(appending, min(write_quorum, len(hosts))):
             self._pause = self._mend_seconds
             return False
         sound, nodes = health.sound(appending), frozenset(appending.nodes)
         possible = sound | await self._answering(hosts - sound)
-        if len(possible) < appending.ack_quorum or possible <= sound == nodes:
+        if len(possible) < appending.ack_quorum or (possible <= sound == nodes and not health.any_lost):
             health.since = now
             return False
         self._pause = min(2 * self._pause, PAUSE_MAX * self._mend_seconds)

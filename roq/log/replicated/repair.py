@@ -10,23 +10,42 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from roq.log.replicated.metadata import LogMeta, State
+from roq.log.replicated.appending import Appending
+from roq.log.replicated.metadata import LogMeta, Segment, State
 from roq.log.replicated.placement import choose
 
 
 @dataclass(frozen=True)
 class Holding:
-    """Something immutable and the nodes that are named for it. first, last: of a fragment, 0 and -1 for a blob."""
+    """Something immutable and the nodes that are named for it. first, last: of a fragment, 0 and -1 for a blob; size:
+    bytes of a blob."""
 
     name: str
     nodes: tuple[str, ...]
     first: int = 0
     last: int = -1
+    size: int = 0
 
     @property
     def is_blob(self) -> bool:
         """A blob, or a fragment of a segment?"""
         return self.last < self.first
+
+    def __str__(self) -> str:
+        return f"snapshot {self.name}" if self.is_blob else f"entries {self.first} to {self.last} of segment {self.name}"
+
+
+@dataclass(frozen=True)
+class OpenPart:
+    """What `node` must have of a segment that is being written: its opening, and entries first … last, if last >= first."""
+
+    name: str
+    node: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"open segment {self.name}"
 
 
 @dataclass(frozen=True)
@@ -42,11 +61,21 @@ class Copy:
 def holdings(meta: LogMeta) -> Iterator[Holding]:
     """Everything immutable of a log: its newest snapshot first, since nothing is readable without it."""
     if meta.snapshot is not None:
-        yield Holding(meta.snapshot.blob, meta.snapshot.nodes)
+        yield Holding(meta.snapshot.blob, meta.snapshot.nodes, size=meta.snapshot.size)
     for segment in meta.segments:
         if segment.state is State.CLOSED:
             for fragment in segment.fragments:
                 yield Holding(segment.id, fragment.nodes, fragment.first, segment.end_of(fragment))
+
+
+def open_parts(segment: Segment, appending: Appending) -> Iterator[OpenPart]:
+    """What the nodes of the open segment have confirmed. A node that is known to miss entries is asked for its opening only."""
+    for place, fragment in enumerate(segment.fragments):
+        later = segment.fragments[place + 1 :]
+        end = later[0].first - 1 if later else appending.acked
+        for node in fragment.nodes:
+            last = fragment.first - 1 if node in appending.holed else min(end, appending.upto.get(node, end))
+            yield OpenPart(segment.id, node, fragment.first, last)
 
 
 def plan(
@@ -55,36 +84,42 @@ def plan(
     live: Collection[str],
     gone: Collection[str],
     lacking: Collection[tuple[Holding, str]] = (),
+    refusing: Collection[tuple[Holding, str]] = (),
 ) -> list[Copy]:
     """At most one Copy per holding. wanted: copies; live: hosts that may get some; gone: given up (a host that is neither is
-    waited for); lacking: (holding, node) known to be incomplete.
+    waited for); lacking: (holding, node) known to be incomplete; refusing: those of them that could not be filled lately.
 
-    A node is never taken off the list unless another one takes its place, and nothing happens without a live source.
+    A node is never taken off the list unless another one takes its place, and nothing happens without a live source. Where no
+    node is complete, entries are gathered from several; a blob is there or not.
     """
     copies = []
     for holding in what:
-        incomplete = {node for node in holding.nodes if (holding, node) in lacking}
-        sources = tuple(node for node in holding.nodes if node in live and node not in incomplete)
-        fill = [node for node in holding.nodes if node in incomplete and node in live]
+        incomplete = [node for node in holding.nodes if (holding, node) in lacking]
+        complete = tuple(node for node in holding.nodes if node in live and node not in incomplete)
+        fill = sorted((node for node in incomplete if node in live), key=lambda node: (holding, node) in refusing)
+        stuck = [node for node in fill if (holding, node) in refusing]
         lost = [node for node in holding.nodes if node in gone and node not in live]
-        if not sources:
-            continue
-        if fill:
-            copies.append(Copy(holding, sources, fill[0], holding.nodes))
-        elif lost or len(holding.nodes) < wanted:
-            spares = choose(f"{holding.name}.{holding.first}", set(live) - set(holding.nodes), 1)
-            if spares:
-                kept = tuple(node for node in holding.nodes if node not in lost[:1])
-                copies.append(Copy(holding, sources, spares[0], (*kept, spares[0])))
+        spares = choose(f"{holding.name}.{holding.first}", set(live) - set(holding.nodes), 1) if complete else ()
+        if fill and (fill[0] not in stuck or not spares):
+            sources = complete if holding.is_blob else complete + tuple(fill[1:])
+            if sources:
+                copies.append(Copy(holding, sources, fill[0], holding.nodes))
+        elif spares and (stuck or lost or len(holding.nodes) < wanted):
+            replaced = (stuck or lost)[:1]
+            kept = tuple(node for node in holding.nodes if node not in replaced)
+            copies.append(Copy(holding, complete, spares[0], (*kept, spares[0])))
     return copies
 
 
-def garbage(meta: LogMeta, log_id: str, epoch: int, names: Iterable[str], host: str) -> list[str]:
+def garbage(
+    meta: LogMeta, log_id: str, epoch: int, names: Iterable[str], host: str, uploads: Collection[str] = ()
+) -> list[str]:
     """Which segments and snapshots of this log on a host are named by nobody. `epoch` is the owner's and has just been read.
 
-    What later epochs made, and what this epoch may be about to use, is not garbage.
+    What later epochs made, and what this epoch may be about to use, is not garbage; nor is what it is uploading, however long
+    that takes and whatever was opened meanwhile.
     """
-    named: set[str] = set()
+    named: set[str] = set(uploads)
     for segment in meta.segments:
         if segment.state is not State.CLOSED or any(host in one.nodes for one in segment.fragments):
             named.add(segment.id)

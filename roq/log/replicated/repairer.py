@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from roq.errors import LogFenced, RoqError, StorageFailed
 from roq.log.replicated import metadata
+from roq.log.replicated.comparing import Shortage, compare, under_replicated
 from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.observe import Counters
@@ -18,8 +19,7 @@ from roq.wire import store as wire
 
 log = logging.getLogger(__name__)
 CHECK_SECONDS = 120.0  # a store reads a whole fragment
-Extra = Callable[[], Iterable[Holding]]
-Moved = Callable[[Holding, tuple[str, ...]], Awaitable[None]]
+REFUSING_SECONDS = 60.0  # a node that could not be filled is not the first choice for so long
 
 
 class RepairSettings(BaseModel):
@@ -37,16 +37,17 @@ class RepairSettings(BaseModel):
 
 
 class Repairer:
-    """Repairs of one log. `extra`: more holdings (task payloads), whose new nodes go to `moved`."""
+    """Repairs of one log."""
 
-    def __init__(
-        self, writer: LogWriter, settings: RepairSettings, extra: Extra | None = None, moved: Moved | None = None
-    ) -> None:
-        self._writer, self._settings, self._extra, self._moved = writer, settings, extra, moved
+    def __init__(self, writer: LogWriter, settings: RepairSettings, lost: Callable[[], None] | None = None) -> None:
+        """lost: called when no store has something any more, and only a new snapshot can take its place."""
+        self._writer, self._settings, self._lost = writer, settings, lost
         self.counters = Counters()
         self._away: dict[str, float] = {}  # host -> since when
+        self._disks: dict[str, str] = {}  # host -> identity of the disk that answered last
         self._verified: dict[tuple[Holding, str], float] = {}
         self._lacking: set[tuple[Holding, str]] = set()
+        self._refusing: dict[tuple[Holding, str], float] = {}  # could not be filled -> when
         self._unnamed: dict[tuple[str, str], float] = {}  # (host, name) -> since when nobody names it
         self._swept = time.monotonic()
 
@@ -64,8 +65,9 @@ class Repairer:
     async def round(self) -> int:
         """Look once and repair what can be; how many copies were made. Raises LogFenced."""
         settings, meta = self._settings, self._writer.meta
-        what = [*holdings(meta), *(self._extra() if self._extra is not None else ())]
+        what = list(holdings(meta))
         live, gone = self._hosts({node for one in what for node in one.nodes})
+        await self._compare(what, live)
         await self._verify(what, live)
         slots = asyncio.Semaphore(settings.copies_at_once)
 
@@ -73,11 +75,52 @@ class Repairer:
             async with slots:
                 return await self._copy(copy)
 
-        done = await asyncio.gather(*map(one, plan(what, meta.write_quorum, live, gone, self._lacking)))
+        copies = plan(what, meta.write_quorum, live, gone, self._lacking, self._refusing)
+        done = await asyncio.gather(*map(one, copies))
+        self._check_lost(what, live)
         if time.monotonic() - self._swept >= settings.garbage_every_seconds:
             self._swept = time.monotonic()
             await self.sweep()
         return sum(done)
+
+    async def _compare(self, what: list[Holding], live: frozenset[str]) -> None:
+        """What do live nodes hold of it, and of the open segment?"""
+        known = {(one, node) for one in what for node in one.nodes}
+        now = time.monotonic()
+        self._verified = {key: when for key, when in self._verified.items() if key in known}
+        self._refusing = {key: at for key, at in self._refusing.items() if key in known and now - at < REFUSING_SECONDS}
+        self._lacking &= known
+        found = await compare(self._writer.stores, what, self._writer.open_parts(), live)
+        for host, disk in found.disks.items():
+            if self._disks.get(host, disk) != disk:
+                log.warning("the disk was replaced", extra={"fields": {"host": host, "log": self._writer.log_id}})
+                self._verified = {key: when for key, when in self._verified.items() if key[1] != host}
+            self._disks[host] = disk
+        for holding, node in sorted(found.lacking - self._lacking, key=_order):
+            self.counters["incomplete"] += 1
+            log.warning("a store lacks what it should hold", extra={"fields": {"what": str(holding), "host": node}})
+        self._lacking = found.lacking | {key for key in self._lacking if key[1] not in found.disks}
+        for part in found.parts:
+            self._writer.lost(part)
+
+    def _check_lost(self, what: list[Holding], live: frozenset[str]) -> None:
+        """What no node has in full although all of them answer, and could not be put together: say so."""
+        for holding in what:
+            if all(node in live and (holding, node) in self._lacking for node in holding.nodes):
+                self.counters["lost"] += 1
+                log.error(
+                    "damaged or missing on every host that should hold it; a new snapshot is made in its place",
+                    extra={"fields": {"log": self._writer.log_id, "what": str(holding), "hosts": holding.nodes}},
+                )
+                if self._lost is not None:
+                    self._lost()
+
+    async def copies(self) -> list[Shortage]:
+        """What has not all of its copies now, and where they are missing; all stores are asked. Empty: any one disk may go."""
+        meta, writer = self._writer.meta, self._writer
+        what, parts = list(holdings(meta)), writer.open_parts()
+        found = await compare(writer.stores, what, parts, writer.stores.directory.hosts())
+        return under_replicated(what, parts, meta.write_quorum, writer.behind(), found)
 
     def _hosts(self, named: set[str]) -> tuple[frozenset[str], set[str]]:
         """(live, given up)"""
@@ -86,15 +129,16 @@ class Repairer:
         return live, {host for host, since in self._away.items() if now - since >= self._settings.gone_seconds}
 
     async def _verify(self, what: list[Holding], live: frozenset[str]) -> None:
-        """Have every live node of a closed fragment read and check what it holds: after it was closed, then now and then."""
-        now = time.monotonic()
-        known = {(one, node) for one in what for node in one.nodes}
-        self._verified = {key: when for key, when in self._verified.items() if key in known}
-        self._lacking &= known
-        for holding, node in sorted(known - self._lacking, key=lambda key: (key[0].name, key[0].first, key[1])):
-            due = now - self._verified.get((holding, node), -self._settings.verify_seconds) >= self._settings.verify_seconds
+        """Have every live node of a closed fragment read and check what it holds: after it was closed, then now and then. As
+        much as fits between two rounds: comparing must not wait for it."""
+        began, every = time.monotonic(), self._settings.verify_seconds
+        for holding, node in sorted({(one, node) for one in what for node in one.nodes} - self._lacking, key=_order):
+            now = time.monotonic()
+            due = now - self._verified.get((holding, node), -every) >= every
             if holding.is_blob or not due or node not in live:
                 continue
+            if now - began >= self._settings.every_seconds:
+                return
             try:
                 request = wire.Holes(holding.name, holding.first, holding.last)
                 answer = await self._writer.stores.request(node, request, wire.Ranges, CHECK_SECONDS)
@@ -119,10 +163,12 @@ class Repairer:
                 )
                 continue
             self._lacking.discard((holding, copy.target))
+            self._refusing.pop((holding, copy.target), None)
             self.counters["copies"] += 1
             if copy.after != holding.nodes:
                 await self._rename(holding, copy.after)
             return True
+        self._refusing[holding, copy.target] = time.monotonic()
         return False
 
     async def _fetch(self, copy: Copy, source: str) -> None:
@@ -146,20 +192,19 @@ class Repairer:
             )
         elif meta.snapshot is not None and meta.snapshot.blob == holding.name:
             await self._writer.change(lambda meta: metadata.move_snapshot(meta, holding.name, after))
-        elif self._moved is not None:
-            await self._moved(holding, after)
 
     # --- what nobody names --------------------------------------------------------------------------------------------
 
     async def sweep(self) -> int:
         """Delete segments and snapshots that nobody has named for `garbage_seconds`; how many. Raises LogFenced."""
         writer, seen = self._writer, set()
+        uploads = frozenset(writer.uploads)  # one that ends while we read is named by newer metadata than those read
         meta = await writer.own()  # read again: only the owner deletes
         now, deleted = time.monotonic(), 0
         for host in sorted(writer.stores.directory.hosts()):
             try:
                 names = await self._inventory(host)
-                for name in garbage(meta, writer.log_id, writer.epoch, names, host):
+                for name in garbage(meta, writer.log_id, writer.epoch, names, host, uploads | writer.uploads):
                     seen.add((host, name))
                     if now - self._unnamed.setdefault((host, name), now) >= self._settings.garbage_seconds:
                         await self._delete(host, name)
@@ -182,3 +227,7 @@ class Repairer:
             await self._writer.stores.request(host, wire.DeleteBlob(name), wire.Done)
         else:
             await self._writer.stores.request(host, wire.DeleteSegment(name, self._writer.epoch), wire.Done)
+
+
+def _order(key: tuple[Holding, str]) -> tuple[str, int, str]:
+    return key[0].name, key[0].first, key[1]

@@ -20,12 +20,14 @@ from roq.errors import Closed, LogFenced, LogUnavailable, PayloadTooLarge, RoqEr
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.chain import Chain, Guard
+from roq.log.replicated.comparing import compare
 from roq.log.replicated.directory import Directory
 from roq.log.replicated.done import Done, resolve
 from roq.log.replicated.health import Health
 from roq.log.replicated.mending import Mending
-from roq.log.replicated.metadata import Change, LogMeta, Snapshot
+from roq.log.replicated.metadata import Change, LogMeta, Snapshot, State
 from roq.log.replicated.placement import choose, rank
+from roq.log.replicated.repair import Holding, OpenPart, open_parts
 from roq.log.replicated.settings import LogSettings
 from roq.log.replicated.stores import Stores
 from roq.log.replicated.takeover import TakeOver, open_nodes, segment_id
@@ -51,6 +53,8 @@ class LogWriter:
         self._failed = asyncio.Event()
         self._drained = asyncio.Event()
         self._rolling = False
+        self.uploads: set[str] = set()  # snapshots under way: nobody names them yet, and they are no garbage
+        self._snapshots = 0  # begun
         self._told = 0  # the confirmed position the stores know
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -260,6 +264,26 @@ class LogWriter:
         self._drained.set()
         self._failed.set()
 
+    def open_parts(self) -> list[OpenPart]:
+        """What the nodes of the open segment must have by now."""
+        segment, appending = self.meta.segments[-1], self._appending
+        if appending is None or appending.segment != segment.id or segment.state is not State.OPEN:
+            return []
+        return list(open_parts(segment, appending))
+
+    def behind(self) -> frozenset[str]:
+        """Nodes of the open segment that miss some of it, for longer than it is under way."""
+        appending, health = self._appending, self._health
+        if appending is None or health is None:
+            return frozenset()
+        late = health.silent(appending, self.settings.resend_seconds, time.monotonic())
+        return frozenset(appending.nodes) - health.sound(appending) | frozenset(late)
+
+    def lost(self, part: OpenPart) -> None:
+        """A node has not what `open_parts` said: the segment is closed soon, for only a closed one is copied."""
+        if self._health is not None and self._appending is not None and self._appending.segment == part.name:
+            self._health.lost(part.node)
+
     # --- looking after the ensemble -----------------------------------------------------------------------------------
 
     async def _look_after(self) -> None:
@@ -281,7 +305,7 @@ class LogWriter:
             if health.long:
                 await self.roll()
             elif await self._mending.due(appending, health, max(self.meta.write_quorum, self.quorums[0]), now):
-                await self.roll(health.sound(appending))
+                await self.roll(None if health.any_lost else health.sound(appending))
 
     async def _replace(self, appending: Appending, health: Health, bad: list[str], now: float) -> bool:
         """Take other nodes for those that fail. Where there are none, wait for them, and at last give up."""
@@ -397,14 +421,24 @@ class LogWriter:
         """
         assert position <= self.confirmed
         meta = self.meta
-        blob = f"{self.log_id}~snapshot-{self.epoch}.{meta.serial}.{position}"
+        self._snapshots += 1  # a name is never used twice: one that was deleted is refused for a while
+        blob = f"{self.log_id}~snapshot-{self.epoch}.{meta.serial}.{position}.{self._snapshots}"
         hosts = choose(blob, self.stores.directory.hosts(), meta.write_quorum)
         if len(hosts) < meta.ack_quorum:
             raise LogUnavailable(f"{len(hosts)} hosts with a store, a snapshot needs {meta.ack_quorum}")
-        nodes = await self.stores.put_blob(hosts, blob, data, enough=meta.ack_quorum)
-        if self._health is not None and self._health.entries >= self.settings.roll_entries:
-            await self.roll()  # so that what the snapshot covers can go
-        await self.change(lambda meta: metadata.set_snapshot(meta, Snapshot(position, blob, len(data), nodes)))
+        self.uploads.add(blob)
+        try:
+            nodes = await self.stores.put_blob(hosts, blob, data, enough=meta.ack_quorum)
+            if self._health is not None and self._health.entries >= self.settings.roll_entries:
+                await self.roll()  # so that what the snapshot covers can go
+            holding = Holding(blob, nodes, size=len(data))
+            found = await compare(self.stores, [holding], (), nodes)  # the upload may have taken long
+            nodes = tuple(node for node in nodes if (holding, node) not in found.lacking)
+            if len(nodes) < meta.ack_quorum:
+                raise LogUnavailable(f"only {', '.join(nodes) or 'no host'} kept snapshot {blob}, it needs {meta.ack_quorum}")
+            await self.change(lambda meta: metadata.set_snapshot(meta, Snapshot(position, blob, len(data), nodes)))
+        finally:
+            self.uploads.discard(blob)
 
     async def close(self) -> None:
         """Stop. What is not acknowledged is unknown. The log stays open for the next take-over."""

@@ -1,0 +1,117 @@
+"""What stores are asked to hold, what follows from what they lack, and who is missing where. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zlib import crc32
+
+from roq.log.replicated import metadata
+from roq.log.replicated.appending import Appending
+from roq.log.replicated.comparing import Comparison, Shortage, under_replicated
+from roq.log.replicated.metadata import Fragment, LogMeta, Segment, Snapshot, State
+from roq.log.replicated.repair import Copy, Holding, OpenPart, garbage, holdings, open_parts, plan
+from roq.store.blobs import Blobs
+from roq.store.shelf import BAD, Shelf
+from roq.store.shelf import Segment as Shelved
+
+ABC = ("a", "b", "c")
+SEGMENT = Holding("s", ABC, 1, 9)
+BLOB = Holding("log~snapshot-1.2.3", ABC, size=5)
+EVERYWHERE = [(SEGMENT, node) for node in ABC]
+
+
+def test_a_blob_that_a_living_host_has_lost_is_copied_to_it_again() -> None:
+    assert plan([BLOB], 3, set(ABC), set(), [(BLOB, "a")]) == [Copy(BLOB, ("b", "c"), "a", ABC)]
+    assert plan([BLOB], 3, set(ABC), set(), [(BLOB, node) for node in ABC]) == []
+
+
+def test_entries_that_no_node_has_in_full_are_gathered_from_several() -> None:
+    assert plan([SEGMENT], 3, set(ABC), set(), EVERYWHERE) == [Copy(SEGMENT, ("b", "c"), "a", ABC)]
+
+
+def test_a_node_that_can_not_be_filled_keeps_no_other_from_it() -> None:
+    lacking, refusing = [(SEGMENT, "a"), (SEGMENT, "b")], [(SEGMENT, "a")]
+    assert plan([SEGMENT], 3, set(ABC), set(), lacking, refusing) == [Copy(SEGMENT, ("c", "a"), "b", ABC)]
+    refusing = lacking
+    assert plan([SEGMENT], 3, set("abcd"), set(), lacking, refusing) == [Copy(SEGMENT, ("c",), "d", ("b", "c", "d"))]
+    assert plan([SEGMENT], 3, set(ABC), set(), lacking, refusing) == [Copy(SEGMENT, ("c", "b"), "a", ABC)], "nobody else"
+
+
+def test_the_nodes_of_the_open_segment_must_have_what_they_confirmed() -> None:
+    segment = Segment("s", 1, State.OPEN, (Fragment(1, ("a", "b", "d")), Fragment(3, ABC)))
+    appending = Appending("s", 1, ABC, 2, 3)
+    for number in range(4):
+        appending.append(b"%d" % number)
+    list(appending.frames())
+    appending.added("a", 3, 4)
+    appending.added("b", 3, 2)
+    assert appending.acked == 4
+    assert list(open_parts(segment, appending)) == [
+        OpenPart("s", "a", 1, 2),
+        OpenPart("s", "b", 1, 2),
+        OpenPart("s", "d", 1, 2),
+        OpenPart("s", "a", 3, 4),
+        OpenPart("s", "b", 3, 4),
+        OpenPart("s", "c", 3, 2),  # its opening
+    ]
+
+
+def test_what_is_under_replicated_names_the_hosts_where_a_copy_is_missing() -> None:
+    found = Comparison(lacking={(BLOB, "a")}, disks=dict.fromkeys("ab", "x"), silent={"c": "is away"})
+    parts = [OpenPart("o", node, 10, 12) for node in ABC]
+    found.parts = [parts[0]]
+    assert under_replicated([BLOB], parts, 3, (), found) == [
+        Shortage("snapshot log~snapshot-1.2.3", 1, 3, ("a", "c")),
+        Shortage("open segment o from entry 10 on", 1, 3, ("a", "c")),
+    ]
+    full = Comparison(disks=dict.fromkeys(ABC, "x"))
+    assert under_replicated([BLOB, SEGMENT], parts, 3, (), full) == []
+    assert under_replicated([], parts, 3, {"b"}, full) == [Shortage("open segment o from entry 10 on", 2, 3, ("b",))]
+
+
+def test_what_is_being_uploaded_is_no_garbage_whatever_was_opened_meanwhile() -> None:
+    meta = metadata.take(LogMeta(), 1)
+    meta = metadata.open_next(
+        metadata.close_last(metadata.open_next(meta, "log~1.1", ABC), 3, (Fragment(1, ABC),)), "log~1.2", ABC
+    )
+    name = "log~snapshot-1.1.0.1"
+    assert garbage(meta, "log", 1, [name], "a") == [name]
+    assert garbage(meta, "log", 1, [name], "a", {name}) == []
+
+
+def test_a_snapshot_is_asked_for_by_its_length() -> None:
+    meta = LogMeta(snapshot=Snapshot(3, "log~snapshot-1.2.3", 5, ABC))
+    assert list(holdings(meta)) == [BLOB]
+
+
+def test_a_segment_knows_at_once_whether_it_has_gaps() -> None:
+    segment = Shelved("s", 1)
+    for position in (5, 6, 9, 3):
+        segment.put(position, 1 << 32)
+    assert segment.gaps == 3
+    assert (segment.holds(5, 6), segment.holds(3, 5), segment.holds(2, 3), segment.holds(9, 10)) == (True, False, False, False)
+    for position in (4, 7, 8):
+        segment.put(position, 2 << 32)
+    assert segment.gaps == 0
+    assert segment.holds(3, 9)
+    segment.put(7, BAD)
+    assert (segment.gaps, segment.holds(3, 6), segment.holds(7, 7), segment.holds(1, 0)) == (1, True, False, True)
+
+
+def test_a_store_tells_what_it_lacks_of_segments() -> None:
+    shelf = Shelf()
+    shelf.segment("s").put(1, 1 << 32)
+    assert shelf.lacking([("s", 1, 1), ("s", 1, 2), ("t", 1, 1)]) == [1, 2]
+    assert shelf.lacking([("s", 1, 1)], opened=True) == [0]
+    shelf.segment("s").opened = True
+    assert shelf.lacking([("s", 1, 1), ("s", 1, 0)], opened=True) == []
+
+
+def test_a_store_tells_which_blobs_it_lacks_or_has_with_another_length(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path / "blobs", 0)
+    for name in ("one", "two", "gone"):
+        blobs.put(name, 0, 4, crc32(b"four"), b"four")
+    assert blobs.lacking([("one", 4), ("two", 5), ("none", 4)]) == [1, 2]
+    next(tmp_path.glob("blobs/*/gone")).unlink()
+    assert not blobs.check("gone")
+    assert blobs.lacking([("one", 4), ("gone", 4)]) == [1]

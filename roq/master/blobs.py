@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,9 @@ from typing import Any
 
 from roq.errors import LogUnavailable, RoqError, StorageFull, TaskNotFound, TemporaryError
 from roq.ids import new_token
+from roq.log.replicated.comparing import compare
 from roq.log.replicated.placement import rank
+from roq.log.replicated.repair import Holding
 from roq.log.replicated.stores import Stores
 from roq.master.places import Places
 from roq.master.requests import check_stored
@@ -92,6 +95,8 @@ class Blobs:
         self._copying: set[tuple[str, str]] = set()  # blob, target
         self._removing: set[tuple[str, str]] = set()  # blob, host: being deleted there as an orphan
         self._restoring: set[TaskKey] = set()
+        self._counting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._lives: dict[str, tuple[str, str]] = {}  # host -> (disk, life) of the store that answered last
         self._slots = asyncio.Semaphore(pace.copies_at_once)
         self._first_slots = asyncio.Semaphore(pace.first_copies_at_once)
         self._repairs = asyncio.Semaphore(pace.copies_at_once)
@@ -289,10 +294,15 @@ class Blobs:
     async def _beats(self, host: str) -> bool:
         if host not in self._places.registered():
             return False
+        seconds = self._pace.heartbeat_seconds
         try:
-            await self._stores.request(host, store_wire.DescribeStore(), store_wire.StoreView, self._pace.heartbeat_seconds)
+            view = await self._stores.request(host, store_wire.DescribeStore(), store_wire.StoreView, seconds)
         except RoqError:
             return False
+        life = view.disk, view.life
+        if self._lives.get(host) != life:  # its disk may be another one, or damaged: what it has is not what it had
+            self._lives[host] = life
+            self._tasks.start(self._take_inventory(host), f"inventory of {host}")
         return True
 
     # --- copies -------------------------------------------------------------------------------------------------------
@@ -347,10 +357,15 @@ class Blobs:
         while True:
             await asyncio.sleep(self._pace.inventory_seconds)
             for host in self._places.live():
-                try:
-                    await self._compare(host)
-                except RoqError as error:
-                    log.info("no inventory", extra={"fields": {"host": host, "reason": str(error)}})
+                await self._take_inventory(host)
+
+    async def _take_inventory(self, host: str) -> None:
+        """One at a time of each host: what one is deleting as an orphan the other must not have copied there."""
+        try:
+            async with self._counting[host]:
+                await self._compare(host)
+        except RoqError as error:
+            log.info("no inventory", extra={"fields": {"host": host, "reason": str(error)}})
 
     async def _compare(self, host: str) -> None:
         """Delete what nobody needs on this host, note what it lost; what came or went while it was counting is neither."""
@@ -397,3 +412,22 @@ class Blobs:
         if others and self._service.replace(key, blob, others, self._now()):
             self._turn()
             self.repair_due.set()
+
+    async def copies(self) -> list[wire.Shortage]:
+        """Payloads that have not all of their copies now, those with the same number of them together; all stores are asked."""
+        refs = [task.payload for task in self._service.state.blobs.values() if isinstance(task.payload, BlobRef)]
+        what = [Holding(ref.blob, ref.holders, size=ref.size) for ref in refs]
+        found = await compare(self._stores, what, (), self._places.registered())
+        short: dict[int, list[Holding]] = {}
+        for one in what:
+            if (copies := len(found.good(one))) < self.spec.write_quorum:
+                short.setdefault(copies, []).append(one)
+        return [
+            wire.Shortage(
+                f"{len(some)} payloads, {some[0].name} first",
+                copies,
+                self.spec.write_quorum,
+                tuple(sorted({host for one in some for host in one.nodes if host not in found.good(one)})),
+            )
+            for copies, some in sorted(short.items())
+        ]

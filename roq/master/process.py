@@ -18,13 +18,14 @@ from functools import partial
 from roq.coordination import paths
 from roq.coordination.operations import Check
 from roq.coordination.session import Session
-from roq.errors import InvalidConfiguration, LogFenced, NotLeader, NotReady, RoqError, TemporaryError, UnknownFormat
+from roq.errors import DataLost, InvalidConfiguration, LogFenced, NotLeader, NotReady, RoqError, TemporaryError, UnknownFormat
 from roq.log.replicated.directory import StoreDirectory
 from roq.log.replicated.reader import LogReader
 from roq.log.replicated.repairer import Repairer, RepairSettings
 from roq.log.replicated.settings import LogSettings
 from roq.log.replicated.writer import LogWriter
 from roq.master.blobs import Blobs
+from roq.master.copies import CopiesDesk
 from roq.master.door import Door
 from roq.master.follower import Follower
 from roq.master.reign import Clock, Reign
@@ -44,6 +45,7 @@ from roq.workqueue.contract import Settings
 from roq.workqueue.records import BlobRef, Configure
 
 BLOB_BYTES = 64 * 1024  # payloads from here on do not pass the master
+LOST_RETRY_SECONDS = 5.0  # between two looks for what no store has any more
 GRACE_MS = 2_000  # after a take-over no lease ends: those who hold one must find the new master first
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class Master:
         self._reign: Reign | None = None
         self._writer: LogWriter | None = None
         self._blobs: Blobs | None = None
+        self._copies: CopiesDesk | None = None
         self._changed = asyncio.Event()
         self._trouble: RoqError | None = None  # why we can't serve although it is our turn
         self._fenced_term = 0  # a later one has the log: we are not active whatever our assignment says
@@ -93,6 +96,8 @@ class Master:
             trouble = self._trouble or NotReady("the master is just taking over")
             error = trouble if leads else NotLeader("this is not the active master")
             self._door.send(peer, seal_error(id, error))
+        elif type(request) is wire.GetCopies and self._copies is not None:
+            self._copies.ask(peer, id)
         elif reign.turned_away(peer, id, request):
             return
         elif type(request) is wire.Reserve:
@@ -122,6 +127,10 @@ class Master:
                     self._fenced_term = self._process.term
                 except UnknownFormat:
                     raise  # reading on would be wrong
+                except DataLost as error:  # whoever asks is told at once; a disk may be brought back
+                    self._trouble = error
+                    log.critical("the work queue can't be served: %s", error)
+                    await asyncio.sleep(LOST_RETRY_SECONDS)
                 except TemporaryError as error:
                     self._trouble = error
                     log.warning("begin again", extra={"fields": {"error": type(error).__name__, "reason": str(error)}})
@@ -192,6 +201,7 @@ class Master:
         repairer = Repairer(writer, RepairSettings(), lost.set)
         beside.start(snapshots(reign, writer, self.counters, lost), "snapshots")
         beside.start(repairer.run(), "repairs of the log")
+        self._copies = CopiesDesk((repairer.copies, blobs.copies), self._answer_copies, beside)
         self._reign, self._writer, self._blobs, self._trouble = reign, writer, blobs, None
         self.counters["reigns"] += 1
         log.info("serving", extra={"fields": {"term": term, "position": follower.position}})
@@ -202,11 +212,14 @@ class Master:
             if isinstance(error, LogFenced):
                 self._fenced_term = term
         finally:
-            self._reign = self._writer = self._blobs = None
+            self._reign = self._writer = self._blobs = self._copies = None
             reign.close()
             await beside.stop()
             await blobs.close()
         raise error if isinstance(error, RoqError) else AssertionError(error)
+
+    def _answer_copies(self, peer: bytes, id: int, answer: wire.Copies | RoqError) -> None:
+        self._door.send(peer, seal_error(id, answer) if isinstance(answer, RoqError) else wire.seal_answer(id, answer))
 
     def _places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
         return self._blobs.places(hosts) if self._blobs is not None else ()

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from roq.errors import CallError, LogFenced, RoqError, StorageFailed, StorageFull
+from roq.ids import new_token
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient, RpcServer
 from roq.store.blobs import Blobs
@@ -65,7 +66,7 @@ class StoreServer:
         disk_name: str = "",
     ) -> None:
         self._host, self._disk_name, self._failed = host, disk_name, failed
-        self._directory = directory
+        self._directory, self._life = directory, new_token()
         self.counters = Counters()
         try:
             (directory / "journal").mkdir(parents=True, exist_ok=True)
@@ -386,6 +387,7 @@ class StoreServer:
             self.storage.shelf.live_bytes(),
             len(self.storage.shelf.segments),
             {**self.counters, "damages": self.storage.damaged},
+            self._life,
         )
 
     async def close(self) -> None:

@@ -170,6 +170,10 @@ class Stored(msgspec.Struct, frozen=True, tag=12, array_like=True, gc=False):
     task: Task
 
 
+class GetCopies(msgspec.Struct, frozen=True, tag=13, array_like=True, gc=False):
+    """Has everything that stores keep for this queue all of its copies? They are asked now."""
+
+
 # --- replies -----------------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +231,23 @@ class Reserved(msgspec.Struct, frozen=True, tag=7, array_like=True, gc=False):
     place: Place
 
 
+class Shortage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Something with fewer copies than it should have. hosts: named for one that is not complete, or can't be asked."""
+
+    what: str
+    copies: int
+    wanted: int
+    hosts: tuple[str, ...]
+
+
+class Copies(msgspec.Struct, frozen=True, tag=8, array_like=True, gc=False):
+    """Answer to GetCopies. shortages: at most SHORTAGES_MAX, none if everything is complete."""
+
+    shortages: list[Shortage]
+
+
+SHORTAGES_MAX = 100
+
 Request = (
     Hello
     | Put
@@ -240,8 +261,9 @@ Request = (
     | GetStatus
     | Reserve
     | Stored
+    | GetCopies
 )
-Reply = Welcome | Added | Leases | Counted | Tasks | StatusNow | Reserved
+Reply = Welcome | Added | Leases | Counted | Tasks | StatusNow | Reserved | Copies
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):

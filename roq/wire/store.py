@@ -279,7 +279,7 @@ class Blobs(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class StoreView(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to DescribeStore. disk: its identity."""
+    """Answer to DescribeStore. disk: its identity; life: of this process, another one after each start."""
 
     host: str
     disk: str
@@ -288,6 +288,7 @@ class StoreView(msgspec.Struct, frozen=True, tag=True, array_like=True):
     live_bytes: int
     segments: int
     counters: dict[str, int]
+    life: str = ""
 
 
 Request = (

@@ -16,7 +16,16 @@ from zlib import crc32
 
 import msgspec
 
-from roq.errors import DeadlineExceeded, FrameError, RoqError, TaskNotFound, TemporaryError, Unavailable
+from roq.errors import (
+    DataLost,
+    DeadlineExceeded,
+    FrameError,
+    RoqError,
+    StorageFailed,
+    TaskNotFound,
+    TemporaryError,
+    Unavailable,
+)
 from roq.runtime.line import Line
 from roq.wire import master as wire
 from roq.wire import store as store_wire
@@ -28,6 +37,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 PART_SECONDS = 5.0  # one part, on stable storage
 COPY_SECONDS = 30.0  # the stores among themselves
 UPLOADS_MAX = 5  # of one payload, each to another store
+DAMAGE = (DataLost, StorageFailed, TaskNotFound)  # a store that says so has no copy that is of use
 
 log = logging.getLogger(__name__)
 _decode_reply = msgspec.msgpack.Decoder(store_wire.Reply).decode
@@ -72,14 +82,28 @@ class BigPayloads:
             self._link.lines.give(line)
 
     def get(self, where: wire.Elsewhere) -> bytes | None:
-        """The payload; None if it can't be had from any store just now."""
+        """The payload; None if it can't be had from any store just now. Raises DataLost: every store that should have it says
+        that it is damaged or gone."""
+        damaged: list[str] = []
         for place in where.places:
             try:
                 return self._download(place, where)
-            except (RoqError, FrameError) as error:
+            except RoqError as error:
                 fields = {"blob": where.blob, "host": place.host, "reason": str(error)}
                 log.warning("payload not fetched", extra={"fields": fields})
-        return None
+                if isinstance(error, DAMAGE):
+                    damaged.append(f"{place.host} ({error})")
+        if not where.places or len(damaged) < len(where.places):
+            return None
+        raise DataLost(f"payload {where.blob} of {where.size} bytes is damaged or missing on every host: {', '.join(damaged)}")
+
+    def peek(self, where: wire.Elsewhere) -> bytes:
+        """The payload, empty if it can't be had: a view of a task is not to fail for that."""
+        try:
+            return self.get(where) or b""
+        except DataLost as error:
+            log.warning("payload not shown: %s", error)
+            return b""
 
     def _download(self, place: wire.Place, where: wire.Elsewhere) -> bytes:
         line, parts, size = self._link.lines.take(place.endpoint), list[bytes](), 0
@@ -88,14 +112,14 @@ class BigPayloads:
                 request = store_wire.GetBlob(where.blob, size, min(store_wire.BLOB_PART_BYTES, where.size - size))
                 part = self._ask(line, request, store_wire.BlobPart)
                 if not part.data or part.total != where.size:
-                    raise FrameError(f"blob {where.blob} has {part.total} bytes instead of {where.size}")
+                    raise DataLost(f"{part.total} bytes instead of {where.size}")
                 parts.append(part.data)
                 size += len(part.data)
         finally:
             self._link.lines.give(line)
         payload = b"".join(parts)
         if crc32(payload) != where.crc:
-            raise FrameError(f"blob {where.blob} was damaged on its way")
+            raise DataLost("its check sum is another one")
         return payload
 
     def _ask(self, line: Line, request: store_wire.Request, expect: type[T]) -> T:

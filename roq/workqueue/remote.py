@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from roq.errors import CallError, Closed, InvalidConfiguration, TemporaryError
+from roq.errors import CallError, Closed, DataLost, InvalidConfiguration, TemporaryError
 from roq.ids import new_id
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
@@ -155,9 +155,7 @@ class RemoteQueue:
                 settled, wishes = leases.settled, []
             if leases.tasks:
                 since = asked + leases.waited / 1000  # not when the answer came: the log may have been slow
-                found = [(given, self._leased(given, since)) for given in leases.tasks]
-                self._give_back([given.token for given, leased in found if leased is None])
-                return settled, [leased for _, leased in found if leased is not None]
+                return settled, self._with_payloads(leases.tasks, since)
             if time.monotonic() >= deadline:
                 return settled, []
 
@@ -169,12 +167,27 @@ class RemoteQueue:
 
         return self._link.ask(make, wire.Leases, wait)
 
-    def _give_back(self, tokens: list[str]) -> None:
-        """Tasks whose payload no store gives just now: they were not tried, so they must not die of it."""
-        if tokens:
-            log.warning("payloads can't be had", extra={"fields": {"tasks": len(tokens)}})
+    def _with_payloads(self, tasks: list[wire.Given], since: float) -> list[Leased]:
+        """Those whose payload is there. A task whose payload no store gives just now was not tried, so it must not die of it;
+        one whose payload is damaged everywhere is of no use to any worker: it becomes a dead letter that says so."""
+        found: list[Leased] = []
+        back: list[Settlement] = []
+        for given in tasks:
+            try:
+                leased = self._leased(given, since)
+            except DataLost as error:
+                log.error("task %s becomes a dead letter: %s", given.id, error)
+                back.append(Reject(given.token, str(error)))
+                continue
+            if leased is not None:
+                found.append(leased)
+            else:
+                log.warning("the payload of task %s can't be had now: it is released for %g s", given.id, UNREAD_SECONDS)
+                back.append(Release(given.token, UNREAD_SECONDS))
+        if back:
             with contextlib.suppress(TemporaryError):  # then their leases end by themselves
-                self.settle([Release(token, UNREAD_SECONDS) for token in tokens])
+                self.settle(back)
+        return found
 
     def _leased(self, given: wire.Given, since: float) -> Leased | None:
         payload = given.payload
@@ -207,7 +220,7 @@ class RemoteQueue:
     def _view(self, seen: wire.Seen) -> TaskView:
         payload = seen.payload
         if isinstance(payload, wire.Elsewhere):
-            payload = self._big.get(payload) or b""
+            payload = self._big.peek(payload)
         return TaskView(
             seen.id,
             payload,

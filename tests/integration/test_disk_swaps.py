@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roq.coordination.session import Session
-from roq.errors import RoqError
+from roq.errors import DataLost, RoqError
 from roq.log.replicated.repairer import Repairer, RepairSettings
 from roq.wire import store as wire
 from tests.integration.store_rig import Load, StoreRig
@@ -122,3 +122,48 @@ async def test_a_snapshot_that_was_lost_while_it_was_uploaded_is_not_named(rig: 
     with pytest.raises(RoqError, match="only c kept snapshot"):
         await upload
     assert await rig.reader().load_snapshot() == (50, b"older")
+
+
+async def test_damage_on_every_host_is_named_at_once(rig: StoreRig) -> None:
+    """An entry in the middle, then the snapshot: what can be read is, and the error says what is damaged, and where."""
+    await rig.start("abc")
+    load = Load(await rig.writer(), "one")
+    await load.grow(300)
+    await load.stop()
+    await load.writer.roll()
+    await load.writer.snapshot(50, b"state")
+    for store in rig.stores.values():
+        await store.kill()
+        path = store.journal()[0]
+        data = bytearray(path.read_bytes())
+        data[data.rindex(b"one 200") + 5] ^= 1
+        path.write_bytes(data)
+        await store.start()
+    reader = rig.reader()
+    found: dict[int, bytes] = {}
+
+    async def follow() -> None:
+        async for entries in reader.follow(0):
+            found.update(entries)
+
+    with pytest.raises(DataLost, match=r"entry \d+ of log .*, segment .*, is damaged or missing on every host .*: a, b, c"):
+        await asyncio.wait_for(follow(), 10)
+    assert found
+    assert found == {position: entry for position, entry in load.acked.items() if position < max(found) + 1}
+    for store in rig.stores.values():
+        for path in store.directory.glob("blobs/*/*snapshot*"):
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(DataLost, match=r"snapshot of log .* as of entry 50: .* is damaged or missing on every host .*[abc]: "):
+        await reader.load_snapshot()
+
+
+async def test_a_take_over_that_no_disk_can_decide_says_so_at_once(rig: StoreRig) -> None:
+    await rig.start("abc")
+    load = Load(await rig.writer(), "one")
+    await load.grow(10)
+    await load.stop()
+    await load.writer.close()
+    for host in "abc":
+        await swap(rig, host)
+    with pytest.raises(DataLost, match=r"whether segment .* can't be found out: a, b, c of .* lost part of what they held"):
+        await asyncio.wait_for(rig.writer(term=2), 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
@@ -11,18 +12,20 @@ from zlib import crc32
 
 import pytest
 
-from roq.errors import LogUnavailable, RoqError, TaskNotFound, TemporaryError
+from roq.errors import DataLost, LogUnavailable, RoqError, TaskNotFound, TemporaryError
 from roq.log.replicated.directory import StaticDirectory
 from roq.log.replicated.placement import rank
 from roq.log.replicated.stores import Stores
 from roq.master.blobs import Blobs, Pace
 from roq.master.recent import Recent
 from roq.master.service import Service
+from roq.runtime.line import Bell, Lines
 from roq.runtime.observe import Counters
 from roq.store.server import StoreServer
 from roq.wire import master as wire
 from roq.wire.store import BlobView
 from roq.wire.work_queue import WorkQueueSpec
+from roq.workqueue.big_payloads import BigPayloads
 from roq.workqueue.records import BlobRef
 from roq.workqueue.state import State
 
@@ -304,3 +307,56 @@ async def test_a_put_that_meets_an_unexpected_error_is_answered_and_may_be_repea
         patch.setattr(rig.stores, "copy_blob", broken)
         assert isinstance(await rig.stored(reserved.blob), TemporaryError)
     assert await rig.stored(reserved.blob) == wire.Added([])
+
+
+@pytest.fixture
+async def patient(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A rig whose next inventory is ten minutes away."""
+    made = Rig(tmp_path, replace(PACE, inventory_seconds=600.0))
+    made.blobs.start()
+    yield made
+    await made.close()
+
+
+async def test_disks_replaced_one_after_the_other_lose_no_payload(patient: Rig) -> None:
+    """A store that begins another life is compared with what the log says at once, not with the next inventory."""
+    ref = await patient.put()
+    for host in ref.holders:
+        await until(lambda: len(patient.held()) == 3)
+        assert await patient.blobs.copies() == []
+        await patient.end(host)
+        shutil.rmtree(patient.directory / host)
+        patient.open(host)
+        await until(lambda: len(patient.ref().holders) == 3 and len(patient.held()) == 3)
+    assert await patient.stores.get_blob(patient.ref().holders, ref.blob) == PAYLOAD
+
+
+async def test_who_asks_is_told_which_payloads_lack_copies(still: Rig) -> None:
+    ref = await still.put()
+    assert await still.blobs.copies() == []
+    await asyncio.to_thread(still.servers[ref.holders[0]].blobs.delete, ref.blob)
+    assert await still.blobs.copies() == [wire.Shortage(f"1 payloads, {ref.blob} first", 2, 3, (ref.holders[0],))]
+
+
+async def test_a_payload_that_is_damaged_everywhere_is_named_with_its_hosts(still: Rig) -> None:
+    """And only then: while one store does not answer, it may have it."""
+    ref = await still.put()
+
+    class Link:
+        lines = Lines(Bell())
+
+    payloads = BigPayloads(Link())  # type: ignore[arg-type]
+    where = wire.Elsewhere(ref.blob, ref.size, ref.crc, still.places(ref.holders))
+    one, *others = ref.holders
+    for host in others:
+        (path,) = (still.directory / host).glob("blobs/*/*1")
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert await asyncio.to_thread(payloads.get, where) == PAYLOAD
+    await asyncio.to_thread(still.servers[one].blobs.delete, ref.blob)
+    with pytest.raises(DataLost) as damage:
+        await asyncio.to_thread(payloads.get, where)
+    assert all(text in str(damage.value) for text in (ref.blob, "damaged or missing on every host", *ref.holders))
+    assert await asyncio.to_thread(payloads.peek, where) == b""
+    await still.end(one)
+    assert await asyncio.to_thread(payloads.get, where) is None
+    Link.lines.close()

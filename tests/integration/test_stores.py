@@ -16,7 +16,7 @@ import pytest
 from roq.coordination import paths
 from roq.coordination.operations import Check
 from roq.coordination.session import Session
-from roq.errors import CallError, LogFenced, LogTrimmed, LogUnavailable, NoHosts, StorageFull, TaskNotFound
+from roq.errors import CallError, DataLost, LogFenced, LogTrimmed, LogUnavailable, NoHosts, StorageFull
 from roq.log.replicated.chain import Chain
 from roq.log.replicated.metadata import LogMeta
 from roq.log.replicated.repairer import Repairer, RepairSettings
@@ -369,7 +369,7 @@ async def test_blobs_are_kept_copied_checked_and_deleted(rig: StoreRig) -> None:
     assert await stores.delete_blob("abc", "q/ä b~1") == ("a", "b", "c")
     with pytest.raises(CallError, match="deleted"):
         await stores.put_blob("a", "q/ä b~1", big)  # a copy that was under way
-    with pytest.raises(TaskNotFound):
+    with pytest.raises(DataLost, match=r"q/ä b~1 is damaged or missing on every host that should hold it: a: .*; b: .*; c: "):
         await stores.get_blob("abc", "q/ä b~1")
     for name in ("", "x" * 300):
         with pytest.raises(CallError):

@@ -7,12 +7,13 @@ from zlib import crc32
 
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
-from roq.log.replicated.comparing import Comparison, Shortage, under_replicated
+from roq.log.replicated.comparing import Comparison, under_replicated
 from roq.log.replicated.metadata import Fragment, LogMeta, Segment, Snapshot, State
 from roq.log.replicated.repair import Copy, Holding, OpenPart, garbage, holdings, open_parts, plan
 from roq.store.blobs import Blobs
 from roq.store.shelf import BAD, Shelf
 from roq.store.shelf import Segment as Shelved
+from roq.wire.master import Shortage
 
 ABC = ("a", "b", "c")
 SEGMENT = Holding("s", ABC, 1, 9)

@@ -15,6 +15,7 @@ from roq.errors import RoqError
 from roq.log.replicated.repair import Holding, OpenPart
 from roq.log.replicated.stores import Stores
 from roq.wire import store as wire
+from roq.wire.master import Shortage
 
 log = logging.getLogger(__name__)
 
@@ -74,16 +75,6 @@ async def _ask(stores: Stores, node: str, held: list[Holding], opened: list[Open
     found.lacking.update(lacking)
     found.parts += parts
     found.disks[node] = disk
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """Something has fewer copies than it should. hosts: named for it, but without a copy that is complete and answers."""
-
-    what: str
-    copies: int
-    wanted: int
-    hosts: tuple[str, ...]
 
 
 def under_replicated(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from roq.coordination import paths
 from roq.coordination.operations import Node
 from roq.coordination.session import Session
-from roq.errors import FrameError, LogTrimmed, LogUnavailable, RoqError
+from roq.errors import DataLost, FrameError, LogTrimmed, LogUnavailable, RoqError
 from roq.log.replicated.directory import Directory
 from roq.log.replicated.metadata import LogMeta, Segment, State
 from roq.log.replicated.stores import Stores
@@ -57,27 +57,31 @@ class LogReader:
         return await self.meta()
 
     async def load_snapshot(self) -> tuple[int, bytes] | None:
-        """(position, data) of the newest snapshot, None if there is none. Raises LogUnavailable, StorageFailed."""
+        """(position, data) of the newest snapshot, None if there is none. Raises LogUnavailable, DataLost (no host has it)."""
         while True:
             snapshot = (await self.refresh()).snapshot
             if snapshot is None:
                 return None
             try:
                 return snapshot.position, await self.stores.get_blob(snapshot.nodes, snapshot.blob)
-            except RoqError:
+            except RoqError as error:
                 newer = (await self.refresh()).snapshot
-                if newer == snapshot:
-                    raise
+                if newer != snapshot:
+                    continue
+                if isinstance(error, DataLost):
+                    raise lost(f"the snapshot of log {self.log_id} as of entry {snapshot.position}: {error}") from error
+                raise
 
     async def read(self, after: int) -> list[Entry]:
         """Confirmed entries behind position `after`, about 1 MiB at most; [] if there are none yet.
 
-        Raises LogTrimmed (load the snapshot), LogUnavailable (no node that has it answers).
+        Raises LogTrimmed (load the snapshot), LogUnavailable (no node that has it answers), DataLost (all answer, none has it).
         """
         return await self._read(await self.meta(), after, 0.0)
 
     async def follow(self, after: int) -> AsyncIterator[list[Entry]]:
-        """Runs of confirmed entries behind `after`, as they come, for ever. Waits while stores are away. Raises LogTrimmed."""
+        """Runs of confirmed entries behind `after`, as they come, for ever. Waits while stores are away. Raises LogTrimmed,
+        DataLost."""
         while True:
             meta = await self.meta()
             self._changed.clear()
@@ -113,24 +117,27 @@ class LogReader:
         later = [one.first for one in segment.fragments if one.first > position]
         last = min(later) - 1 if later else max(segment.last, 0)  # 0: up to what is confirmed
         nodes = sorted(fragment.nodes, key=lambda node: node != self._preferred)
-        error: RoqError | None = None
+        silent: list[str] = []
         for node in nodes:
             request = wire.Read(segment.id, position, last, 0.0 if last else wait_seconds)
             try:
                 answer = await self._ask(node, request)
             except RoqError as failed:
-                error = failed
+                silent.append(f"{node}: {failed}")
                 continue
             entries = list(enumerate(answer.entries, answer.first))
             if not _intact(segment.id, answer):
-                error = LogUnavailable(f"host {node} sent a damaged entry")
+                silent.append(f"{node}: sent a damaged entry")
                 continue
             if entries or not answer.missing:
                 self._preferred = node
                 return entries
-        if error is None or not last:
-            await self.refresh()
-        raise LogUnavailable(f"no node has position {position} of log {self.log_id}: {error or 'missing everywhere'}")
+        where = f"entry {position} of log {self.log_id}, segment {segment.id},"
+        if not silent or not last:
+            now = await self.refresh()
+            if not silent and segment in now.segments:
+                raise lost(f"{where} is damaged or missing on every host that should hold it: {', '.join(sorted(nodes))}")
+        raise LogUnavailable(f"{where} can't be read from {len(nodes)} hosts now: {'; '.join(silent) or 'they moved'}")
 
     async def _ask(self, node: str, request: wire.Read) -> wire.Entries:
         """The answer; a question that waits for news is dropped when the metadata change."""
@@ -150,6 +157,14 @@ class LogReader:
         """Let go."""
         self._watch.close()
         self.stores.close()
+
+
+def lost(what: str) -> DataLost:
+    """Nothing behind it may be applied without it: what is to be done."""
+    return DataLost(
+        f"{what}. What follows it can't be applied without it. Bring back a disk that has it, or a standby that has applied "
+        "it; it is looked for again every few seconds. If there is none, remove the queue"
+    )
 
 
 def _unfinished(meta: LogMeta, after: int) -> bool:

@@ -39,6 +39,7 @@ class Recovery:
         self.written: tuple[Fragment, ...] = segment.fragments
         self._absent: dict[int, set[str]] = {}
         self._found: dict[int, bytes] = {}
+        self._unknown: dict[int, set[str]] = {}  # nodes that can't say, for something of theirs was lost
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -70,7 +71,20 @@ class Recovery:
                 self._found[position] = entry
             elif found == Found.NO_SUCH:
                 self._absent.setdefault(position, set()).add(node)
+            elif position == self.writing.next:
+                self._unknown.setdefault(position, set()).add(node)
         self._decide()
+
+    @property
+    def undecidable(self) -> tuple[int, tuple[str, ...]] | None:
+        """(position, nodes that can't say): every node has answered, none has the entry, too few know that it never was."""
+        if self.writing is None or self.end is not None:
+            return None
+        position = self.writing.next
+        unknown = self._unknown.get(position, set())
+        if unknown | self._absent.get(position, set()) < set(self.nodes):
+            return None
+        return position, tuple(sorted(unknown))
 
     def frames(self) -> Iterator[tuple[str, Add]]:
         """(node, frame) of what is to be written again. They confirm nothing: the nodes that make it sure need not be named by

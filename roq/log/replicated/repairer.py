@@ -11,11 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from roq.errors import LogFenced, RoqError, StorageFailed
 from roq.log.replicated import metadata
-from roq.log.replicated.comparing import Shortage, compare, under_replicated
+from roq.log.replicated.comparing import compare, under_replicated
 from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.observe import Counters
 from roq.wire import store as wire
+from roq.wire.master import Shortage
 
 log = logging.getLogger(__name__)
 CHECK_SECONDS = 120.0  # a store reads a whole fragment

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import msgspec
 
-from roq.errors import LogUnavailable, RoqError, StorageFailed
+from roq.errors import DataLost, LogUnavailable, RoqError, StorageFailed, TaskNotFound
 from roq.log.replicated.directory import Directory
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
@@ -85,14 +85,18 @@ class Stores:
                 return
 
     async def get_blob(self, hosts: Iterable[str], blob: str) -> bytes:
-        """The blob from the first host that has it whole. Raises the last error; StorageFailed if it is damaged everywhere."""
-        error: RoqError = StorageFailed(f"blob {blob} has no host")
+        """The blob from the first host that has it complete. Raises DataLost (every host says that it is damaged or not there),
+        LogUnavailable (some do not answer)."""
+        errors: dict[str, RoqError] = {}
         for host in hosts:
             try:
                 return await self._get(host, blob)
             except RoqError as failed:
-                error = failed
-        raise error
+                errors[host] = failed
+        reasons = "; ".join(f"{host}: {error}" for host, error in errors.items()) or "it has no host"
+        if all(isinstance(error, StorageFailed | TaskNotFound) for error in errors.values()):
+            raise DataLost(f"{blob} is damaged or missing on every host that should hold it: {reasons}")
+        raise LogUnavailable(f"{blob} can't be read now: {reasons}")
 
     async def _get(self, host: str, blob: str) -> bytes:
         parts: list[bytes] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from roq.errors import LogFenced, LogUnavailable, NoHosts, RoqError, TemporaryError
+from roq.errors import DataLost, LogFenced, LogUnavailable, NoHosts, RoqError, TemporaryError
 from roq.log.replicated.metadata import LogMeta, State
 from roq.log.replicated.placement import choose
 from roq.log.replicated.recovery import Recovery
@@ -51,6 +51,15 @@ class TakeOver:
         else:
             self._unfit.add(node)
         self._progress.set()
+
+    def waits_for(self) -> str:
+        """Who has not answered, in words."""
+        recovery = self._recovery
+        if recovery is None:
+            return "new stores"
+        if silent := [node for node in recovery.nodes if node not in recovery.fenced]:
+            return f"segment {recovery.segment.id} waits for an answer of {', '.join(silent)}"
+        return f"segment {recovery.segment.id} waits for entry {recovery.position} to be known or stored by more hosts"
 
     async def recover(self) -> Recovery | None:
         """The finished recovery, None if there was nothing to recover. Raises LogFenced; waits for stores otherwise."""
@@ -99,6 +108,8 @@ class TakeOver:
                     found = await self._stores.request(node, request, wire.Recovered, REQUEST_SECONDS)
                     recovery.answered(node, found.first, found.answers)
                 self._heard[node] = asyncio.get_running_loop().time()
+                    if (undecidable := recovery.undecidable) is not None:
+                        self._failed = _undecided(recovery, *undecidable)
                 self._progress.set()
             except LogFenced as error:
                 self._failed = error
@@ -152,6 +163,14 @@ class TakeOver:
         """Nodes of the segment that may be written to again: those first that answered last."""
         fit = [node for node in recovery.returning if node in self._heard and node not in self._unfit]
         return tuple(sorted(fit, key=lambda node: self._heard[node], reverse=True))
+
+
+def _undecided(recovery: Recovery, position: int, unsure: tuple[str, ...]) -> DataLost:
+    return DataLost(
+        f"whether segment {recovery.segment.id} has an acknowledged entry {position} can't be found out: {', '.join(unsure)} "
+        f"of {', '.join(sorted(recovery.nodes))} lost part of what they held, the others do not have it. Bring back their "
+        "disks; it is tried again every few seconds. If they are gone for good, remove the queue"
+    )
 
 
 async def open_nodes(

@@ -77,8 +77,10 @@ class LogWriter:
             async with asyncio.timeout(settings.take_over_seconds):
                 await writer._take(term)
         except TimeoutError:
+            waits_for = writer._taking.waits_for() if writer._taking is not None else "new stores"
             await writer.close()
-            raise LogUnavailable(f"too few stores of log {log_id} answered in {settings.take_over_seconds:g} s") from None
+            seconds = f"{settings.take_over_seconds:g} s"
+            raise LogUnavailable(f"too few stores of log {log_id} answered in {seconds}: {waits_for}") from None
         except BaseException:
             await writer.close()
             raise

@@ -161,3 +161,54 @@ def test_any_payload_comes_back_as_it_was(payload: bytes) -> None:
 )
 def test_contents_other_programs_leave(data: bytes, payload: bytes | None) -> None:
     assert content.decode(data, JSON) == payload
+
+
+# --- checksums ----------------------------------------------------------------------------------------------------------
+
+RUNNABLE = b'{"class": "A", "x": [1, 2, 3]}'
+OURS = IdMaker().make(1_700_000_000_000, [3])[0]
+OLD = names.unsealed(OURS)
+
+
+@pytest.mark.parametrize("payload", [RUNNABLE, b"", b"\0" * 40, b"data"])
+def test_whatever_happens_to_a_file_of_ours_it_is_not_taken_for_whole(payload: bytes) -> None:
+    suffix = content.suffix(payload)
+    data = content.encode(payload, suffix, OURS, "/q")
+    assert content.decode(data, suffix, OURS) == payload
+    flipped = [data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :] for at in range(len(data)) for bit in (1, 0x20, 0x80)]
+    cut = [data[:length] for length in range(len(data))]
+    zeroed = [data[:at] + bytes(len(data) - at) for at in range(len(data)) if any(data[at:])]
+    longer = [data + b"\0", data + data, data + b" "]
+    for wrong in (*flipped, *cut, *zeroed, *longer):
+        assert content.decode(wrong, suffix, OURS) is None
+
+
+@pytest.mark.parametrize("payload", [RUNNABLE, b"data"])
+def test_another_task_s_file_is_not_taken_for_this_one_s(payload: bytes) -> None:
+    other = IdMaker().make(1_700_000_000_000, [3])[0]
+    suffix = content.suffix(payload)
+    assert content.decode(content.encode(payload, suffix, other, "/q"), suffix, OURS) is None
+
+
+def test_files_of_0_1_have_no_checksum_and_are_read() -> None:
+    assert names.is_sealed(OURS)
+    assert not names.is_sealed(OLD)
+    assert not names.is_sealed(THEIRS)
+    old = b'{"payload": %s, "queueName": "/q", "id": "%s"}' % (RUNNABLE, OLD.encode())
+    assert content.encode(RUNNABLE, JSON, OLD, "/q") == old
+    assert content.decode(old, JSON, OLD) == RUNNABLE
+    assert content.decode(b"data", DATA, OLD) == b"data"
+
+
+def test_a_checksum_neither_moves_a_task_in_the_order_nor_changes_what_its_id_says() -> None:
+    assert names.order(f"0--{OURS}.data", "") == names.order(f"0--{OLD}.data", "")
+    assert (names.priority(OURS), names.inserted(OURS)) == (names.priority(OLD), names.inserted(OLD)) == (3, 1_700_000_000.0)
+
+
+def test_python_task_queue_reads_a_file_with_a_checksum() -> None:
+    found = json.loads(content.encode(RUNNABLE, JSON, OURS, "/q"))
+    assert {key: found[key] for key in ("payload", "queueName", "id")} == {
+        "payload": json.loads(RUNNABLE),
+        "queueName": "/q",
+        "id": OURS,
+    }

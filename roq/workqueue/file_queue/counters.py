@@ -48,7 +48,7 @@ class Counters:
         """`count` tasks more."""
 
         def rewrite(fd: int) -> None:
-            digits = read_open(fd)
+            digits = read_open(fd, self._insertions)
             total = b"%d" % (int(digits if digits.isdigit() else 0) + count)
             os.lseek(fd, 0, os.SEEK_SET)
             write_open(fd, total)

@@ -129,7 +129,7 @@ class Dedup:
             if found != self._list or stat.st_size < self._position:
                 self._forget(found)
             os.lseek(fd, self._position, os.SEEK_SET)
-            data = read_open(fd)
+            data = read_open(fd, self._path)
         finally:
             os.close(fd)
         if data and not data.endswith(b"\n"):  # cut short by a crash: end the line, so that the next one is whole

@@ -6,7 +6,7 @@ dead/{id}.json, dead/{id}.data                  dead letters; why they died is i
 meta/                                           who leases what, errors (notes.py)
 dedup/                                          keys put lately (dedup.py)
 tmp/                                            files being written
-roq.json                                        the settings
+roq.json                                        the version and the settings
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import msgspec
 
 from roq.errors import UnknownFormat, WorkQueueConflict
 from roq.workqueue.contract import Settings
-from roq.workqueue.file_queue.storage import create_durable, read, remove_quietly, sync_folder
+from roq.workqueue.file_queue.storage import create_durable, read, remove_quietly, replace_durable, sync_folder
 
-VERSION = 1
+VERSION = 3  # 1: 0.1, whose tasks have no checksum and which would take ours for a part of the payload; 2 never was
+OPENED = (1, VERSION)
 LITTER_SECONDS = 3600.0  # what a live process would not leave unfinished for so long, whatever the clocks
 
 
@@ -73,11 +74,19 @@ class Folder:
             kept = msgspec.json.decode(read(path), type=_Kept)
         except msgspec.DecodeError as error:
             raise UnknownFormat(f"{path} is not what this version writes: {error}") from error
-        if kept.version != VERSION:
-            raise UnknownFormat(f"{path} is of version {kept.version}, this program knows {VERSION}")
+        if kept.version not in OPENED:
+            raise UnknownFormat(f"{path} is of version {kept.version}, this program knows {' and '.join(map(str, OPENED))}")
         if asked is not None and asked != kept.settings:
             raise WorkQueueConflict(f"{self.path} was made with {kept.settings}, asked for {asked}")
+        self._version = kept.version
         return kept.settings
+
+    def seal(self) -> None:
+        """Tasks with checksums are put from now on: programs that don't know them can't open the folder any more."""
+        if self._version != VERSION:
+            data = msgspec.json.encode(_Kept(VERSION, self.settings))
+            replace_durable(f"{self.path}/roq.json", data, f"{self.temporary}/settings-{secrets.token_hex(8)}")
+            self._version = VERSION
 
     def sweep(self) -> None:
         """Remove what killed processes left in tmp/ long ago."""

@@ -11,6 +11,7 @@ process that dies lets go of both. A lease is not synced: who loses power has no
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from roq.errors import StorageFailed
 from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.names import Name, Why
 from roq.workqueue.file_queue.storage import (
+    Unreadable,
     create,
     create_durable,
     read_open,
@@ -33,6 +35,7 @@ from roq.workqueue.file_queue.storage import (
     write_open,
 )
 
+logger = logging.getLogger(__name__)
 INSERT_GRACE_SECONDS = 5.0  # python-task-queue makes the task file first and the movement file right after
 LOCK_SECONDS = 2.0  # to wait for a movement file's lock; its holders keep it for microseconds
 _LOCK_RETRY_SECONDS = 0.002
@@ -122,7 +125,7 @@ class Lane:
             try:
                 if not try_lock(fd):
                     raise Busy
-                before = read_open(fd)
+                before = read_open(fd, f"{self.movement}/{name.id}")
                 attempts = names.attempts(names.parse_history(before)) if before.count(b"\n") > 1 else 0
                 leases = why is Why.LEASED
                 if leases and 0 < self._attempts_max <= attempts and name.is_lease:
@@ -186,14 +189,18 @@ class Lane:
         return True
 
     def history(self, id: str) -> list[Name]:
-        """Every name the task had; empty if it is gone. Takes the mutex: closing the file would drop another thread's lock."""
+        """Every name the task had; empty if it is gone, or its file can't be read. Takes the mutex: closing the file would drop
+        another thread's lock."""
         with self._mutex:
             try:
                 fd = os.open(f"{self.movement}/{id}", os.O_RDONLY)
             except FileNotFoundError:
                 return []
             try:
-                return names.parse_history(read_open(fd))
+                return names.parse_history(read_open(fd, f"{self.movement}/{id}"))
+            except Unreadable as error:
+                logger.warning("the past of task %s is not known: %s", id, error)
+                return []
             finally:
                 os.close(fd)
 

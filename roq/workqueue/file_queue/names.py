@@ -10,7 +10,7 @@ task, so that a name is the token of one lease.
 An id is a UUID; ours (version 8) can be sorted and carry the priority, so that one listing of the folder tells the order:
 
     tttttttt-tttt-8ccc-pppp-rrrrrrrrrrrr    t: milliseconds of the insertion; c: counter within them; r: random
-    pppp = 0x8000 | (127 - priority) << 6
+    pppp = 0x8000 | (127 - priority) << 6 | 1       1: the file's content carries a checksum (content.py); not so in 0.1
 
 Not covered: the files' content (content.py), which tasks go first (candidates.py).
 """
@@ -31,8 +31,9 @@ _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _NAME = re.compile(rf"(0?0?)([1-9]\d{{0,11}}|0)--({_ID})(\.json|\.data)", re.ASCII)
 ID = re.compile(_ID, re.ASCII)
 _OURS = "8"  # the version of our ids
+_SEALED = 1
 _FRESH_LENGTH = 44  # of the name of a task that was never leased
-_PRIORITY_DEFAULT = "9fc0"
+_PRIORITY_DEFAULT = "9fc"  # without the digit that says nothing about it
 _MILLISECONDS_MAX = (1 << 48) - 1
 _COUNTER_MAX = (1 << 12) - 1
 
@@ -93,7 +94,7 @@ def unused(name: Name, movement: bytes, step: int) -> Name:
 def order(text: str, unknown: str) -> str:
     """Sorts valid names by priority, then by insertion. unknown: stands for the insertion time of ids not made here."""
     if text[-27] == _OURS:
-        return text[-22:-18] + text[-41:-23]
+        return text[-22:-19] + text[-41:-23]
     return _PRIORITY_DEFAULT + unknown
 
 
@@ -106,6 +107,16 @@ def stamp(milliseconds: int) -> str:
 def priority(id: str) -> int:
     """The priority an id carries; 0 for ids not made here."""
     return 127 - (int(id[19:23], 16) >> 6 & 0xFF) if id[14] == _OURS else 0
+
+
+def is_sealed(id: str) -> bool:
+    """Whether the content of this task's file carries a checksum."""
+    return id[14:15] == _OURS and int(id[22], 16) & _SEALED != 0
+
+
+def unsealed(id: str) -> str:
+    """The id 0.1 would have made."""
+    return f"{id[:22]}0{id[23:]}"
 
 
 def inserted(id: str) -> float | None:
@@ -155,5 +166,5 @@ def numbered(milliseconds: int, number: int, value: int, mark: bytes) -> str:
 
 
 def _id(position: int, value: int, noise: str) -> str:
-    group = 0x8000 | (127 - value) << 6
+    group = 0x8000 | (127 - value) << 6 | _SEALED
     return f"{stamp(position >> 12)}-{_OURS}{position & _COUNTER_MAX:03x}-{group:04x}-{noise}"

@@ -20,7 +20,7 @@ from contextlib import suppress
 import msgspec
 
 from roq.workqueue.file_queue.names import ID
-from roq.workqueue.file_queue.storage import read, remove, replace_durable, write_open
+from roq.workqueue.file_queue.storage import Unreadable, read, remove, replace_durable, write_open
 
 logger = logging.getLogger(__name__)
 _WORKER = "worker--"
@@ -58,7 +58,7 @@ class Notes:
         """An empty one if there is none."""
         try:
             return msgspec.json.decode(read(f"{self._folder}/{id}"), type=Note)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, Unreadable, msgspec.DecodeError):
             return Note()
 
     def forget(self, ids: Iterable[str]) -> None:
@@ -95,7 +95,7 @@ class Notes:
             if not text.startswith(_WORKER):
                 continue
             path = f"{self._folder}/{text}"
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, Unreadable):
                 if time.time() - os.stat(path).st_mtime > WORKER_FILE_SECONDS:
                     remove(path)
                     continue

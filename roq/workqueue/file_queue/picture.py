@@ -13,7 +13,7 @@ from roq.workqueue.file_queue.dead import DeadLetters
 from roq.workqueue.file_queue.lane import Lane
 from roq.workqueue.file_queue.names import Name
 from roq.workqueue.file_queue.notes import Notes
-from roq.workqueue.file_queue.storage import read
+from roq.workqueue.file_queue.storage import Unreadable, read
 
 LOOKS = 1_000  # files looked into for one picture
 
@@ -102,23 +102,39 @@ class Picture:
         lane = self._lanes[name.suffix]
         path = f"{lane.queue}/{text}"
         try:
-            data = read(path)
+            payload, damage = shown(path, name.id, name.suffix)
             inserted = names.inserted(name.id) or os.stat(path).st_mtime
         except FileNotFoundError:
             return None  # leased or done meanwhile
-        payload = content.decode(data, name.suffix)
-        attempts, error = names.attempts(lane.history(name.id)), self._notes.read(name.id).error
+        attempts, error = names.attempts(lane.history(name.id)), damage or self._notes.read(name.id).error
         due = 0.0 if state is TaskState.READY else float(name.due)
-        priority = names.priority(name.id)
-        return TaskView(name.id, data if payload is None else payload, state, attempts, priority, inserted, due, error, holder)
+        return TaskView(name.id, payload, state, attempts, names.priority(name.id), inserted, due, error, holder)
 
     def _dead_view(self, id: str, suffix: str) -> TaskView | None:
         path = self._dead.path(id, suffix)
         try:
-            data = read(path)
+            payload, damage = shown(path, id, suffix)
             inserted = names.inserted(id) or os.stat(path).st_mtime
         except FileNotFoundError:
             return None
-        payload, note = content.decode(data, suffix), self._notes.read(id)
-        shown = data if payload is None else payload
-        return TaskView(id, shown, TaskState.DEAD, note.attempts, names.priority(id), inserted, 0.0, note.error, "")
+        note = self._notes.read(id)
+        error = note.error or damage
+        return TaskView(id, payload, TaskState.DEAD, note.attempts, names.priority(id), inserted, 0.0, error, "")
+
+
+def shown(path: str, id: str, suffix: str) -> tuple[bytes, str]:
+    """A task's payload, and what is wrong with its file. Nothing of a damaged payload is shown as if it were one; what another
+    program left there is shown as it is. Raises FileNotFoundError."""
+    try:
+        data = read(path)
+    except Unreadable as error:
+        return b"", damaged(path, error)
+    payload = content.decode(data, suffix, id)
+    if payload is not None:
+        return payload, ""
+    return (b"", damaged(path)) if names.is_sealed(id) else (data, "")
+
+
+def damaged(path: str, error: Unreadable | None = None) -> str:
+    """What to tell of a task's file."""
+    return f"damaged: {path} {f'can not be read: {error.strerror}' if error else 'does not match its checksum'}"

@@ -56,6 +56,7 @@ class FilePublication:
         done, prepared = f"{self._work}/{first}.done", f"{self._work}/{first}"
         with storage(self._place.path):
             if not os.path.exists(done):
+                self._place.seal()
                 if not os.path.isdir(prepared):
                     self._prepare(prepared, first, tasks)
                 self._insert(prepared, first, tasks)
@@ -94,16 +95,17 @@ class FilePublication:
         sync_folder(self._work)
 
     def _insert(self, prepared: str, first: int, tasks: Sequence[NewTask]) -> None:
-        keys = {id: task.dedup_key for id, task in zip(self._names(first, tasks), tasks, strict=True) if task.dedup_key}
+        ids = map(names.unsealed, self._names(first, tasks))  # 0.1 may have prepared them
+        keys = {id: task.dedup_key for id, task in zip(ids, tasks, strict=True) if task.dedup_key}
         if not keys:
             return self._move(prepared)
         with self._dedup.locked():
             fresh: dict[str, str] = {}
             for text in sorted(os.listdir(prepared)):
                 name = names.parse(text)
-                if name is None or name.id not in keys:
+                if name is None or names.unsealed(name.id) not in keys:
                     continue
-                key = keys[name.id]
+                key = keys[names.unsealed(name.id)]
                 known = fresh.get(key) or self._dedup.find(key)
                 if known is not None and known != name.id:
                     os.unlink(f"{prepared}/{text}")

@@ -11,6 +11,7 @@ is no holder), the counters, and the number of attempts.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -45,9 +46,10 @@ from roq.workqueue.file_queue.folder import Folder
 from roq.workqueue.file_queue.lane import Busy, Lane, NewFile, Spent
 from roq.workqueue.file_queue.names import DATA, JSON, Name, Why
 from roq.workqueue.file_queue.notes import Note, Notes
-from roq.workqueue.file_queue.picture import Look, Picture
-from roq.workqueue.file_queue.storage import check_open, read, storage, sync_folder
+from roq.workqueue.file_queue.picture import Look, Picture, damaged
+from roq.workqueue.file_queue.storage import Unreadable, check_open, read, storage, sync_folder
 
+logger = logging.getLogger(__name__)
 LISTINGS = 2  # per lease that does not wait: what stays locked by others must not make it list for ever
 POLL_SECONDS = (0.002, 0.05)  # first and longest pause of a lease that waits; other hosts can't wake it
 TORN_SECONDS = 60.0  # a file that is no task after so long never will be
@@ -72,7 +74,7 @@ class FileQueue:
         path = os.fspath(folder)
         with storage(path):
             place = Folder(path, settings)
-            self.path, self.settings = place.path, place.settings
+            self._place, self.path, self.settings = place, place.path, place.settings
             mutexes = place.mutexes
             limit = place.settings.max_attempts
             self._lanes = {
@@ -135,6 +137,7 @@ class FileQueue:
     def _insert(self, tasks: Sequence[NewTask], ids: Sequence[str]) -> None:
         if not tasks:
             return
+        self._place.seal()
         now = self._clock()
         files: dict[str, list[NewFile]] = {JSON: [], DATA: []}
         for task, id in zip(tasks, ids, strict=True):
@@ -201,6 +204,9 @@ class FileQueue:
             moved = lane.lease(name, math.ceil(self._clock() + seconds))
         except Busy:
             return None
+        except Unreadable as error:
+            self._bury_damaged(name, damaged(str(error.filename), error), 0)
+            return None
         if moved is None:
             return None
         if isinstance(moved, Spent):
@@ -211,7 +217,10 @@ class FileQueue:
             inserted = names.inserted(name.id) or os.stat(f"{lane.queue}/{moved.name}").st_mtime
         except FileNotFoundError:
             return None  # purged
-        payload = content.decode(data, name.suffix)
+        except Unreadable as error:
+            self._bury_damaged(moved.name, damaged(str(error.filename), error), moved.attempts)
+            return None
+        payload = content.decode(data, name.suffix, name.id)
         if payload is None:
             self._set_aside(moved.name, moved.attempts)
             return None
@@ -219,8 +228,12 @@ class FileQueue:
         return Leased(name.id, str(moved.name), payload, moved.attempts, priority, inserted, float(moved.name.due), since)
 
     def _set_aside(self, name: Name, attempts: int) -> None:
-        """A file that is no task: it may be under way, later it is a dead letter."""
+        """A file that is no task. Ours are complete when they come into the queue; another's may be under way, later it is a
+        dead letter."""
         lane = self._lanes[name.suffix]
+        if names.is_sealed(name.id):
+            self._bury_damaged(name, damaged(f"{lane.queue}/{name}"), attempts)
+            return
         now = self._clock()
         if now - os.stat(f"{lane.queue}/{name}").st_mtime < TORN_SECONDS:
             lane.move(name, Why.WAITING, int(now) + TORN_RETRY_SECONDS, 1)
@@ -287,6 +300,13 @@ class FileQueue:
             self._tell([str(moved.name)])
         return ""
 
+    def _bury_damaged(self, name: Name, damage: str, attempts: int) -> None:
+        """A task whose payload nobody gets any more. Put aside at once, so that it holds up no other."""
+        where = self._dead.path(name.id, name.suffix)
+        if self._bury(name, f"{damage}; what is left of it is in {where}", attempts):
+            sync_folder(self._lanes[name.suffix].queue)
+            logger.error("task %s is %s; it is a dead letter now, its file is %s", name.id, damage, where)
+
     def _bury(self, name: Name, error: str, attempts: int) -> bool:
         self._notes.drop(name.id)
         return self._dead.bury(name, Note(error or self._notes.read(name.id).error, attempts))
@@ -302,7 +322,11 @@ class FileQueue:
             for lane in self._lanes.values():
                 for text in names.split_due(os.listdir(lane.queue), now)[1]:
                     name = names.parse(text)
-                    count += name is not None and lane.move(name, Why.WAITING, now, -1) is not None
+                    try:
+                        count += name is not None and lane.move(name, Why.WAITING, now, -1) is not None
+                    except Unreadable as error:
+                        assert name is not None
+                        self._bury_damaged(name, damaged(str(error.filename), error), 0)
                 sync_folder(lane.queue)
         self._candidates.clear()
         self._tell(())

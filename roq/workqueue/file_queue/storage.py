@@ -18,6 +18,11 @@ SYNC_COUNT = 256  # files open at once while they are written and synced
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _BUSY = (errno.EACCES, errno.EAGAIN)
+_UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ)  # what file systems say of bad sectors
+
+
+class Unreadable(OSError):
+    """The medium does not give back what was written to this file; other files may be well."""
 
 
 def storage_error(error: OSError, folder: str) -> RoqError:
@@ -39,22 +44,27 @@ def storage(folder: str) -> Iterator[None]:
 
 
 def read(path: str) -> bytes:
-    """The whole file."""
+    """The whole file. Raises Unreadable."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        return read_open(fd)
+        return read_open(fd, path)
     finally:
         os.close(fd)
 
 
-def read_open(fd: int) -> bytes:
-    """From the file's position to its end."""
-    data = os.read(fd, READ_BYTES)
-    if len(data) < READ_BYTES:
-        return data
-    parts = [data]
-    while part := os.read(fd, READ_BYTES):
-        parts.append(part)
+def read_open(fd: int, path: str) -> bytes:
+    """From the file's position to its end. Raises Unreadable."""
+    try:
+        data = os.read(fd, READ_BYTES)
+        if len(data) < READ_BYTES:
+            return data
+        parts = [data]
+        while part := os.read(fd, READ_BYTES):
+            parts.append(part)
+    except OSError as error:
+        if error.errno in _UNREADABLE:
+            raise Unreadable(error.errno, error.strerror, path) from error
+        raise
     return b"".join(parts)
 
 

@@ -17,12 +17,11 @@ from typing import cast
 from roq.errors import FrameError, PortTaken
 from roq.runtime.intake import READ_BYTES_MAX, Intake
 from roq.wire import zmtp
-from roq.wire.limits import CONTROL_BYTES_MAX
+from roq.wire.limits import CONTROL_BYTES_MAX, LISTEN_BACKLOG
 
 DEAD_SECONDS = 10
 HANDSHAKE_SECONDS = 5.0  # a peer that connects and says nothing is dropped
 WAITING_BYTES_MAX = 8 * CONTROL_BYTES_MAX  # for one peer
-LISTEN_BACKLOG = 1024
 TURN_LOOK_SECONDS = 0.5  # between two looks whether a peer uses its turn
 _HELLO = zmtp.hello(b"ROUTER")
 

@@ -16,7 +16,13 @@ import zmq
 
 from roq.errors import PortTaken
 from roq.wire.assignment import Overflow
-from roq.wire.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGES_QUEUED, DATA_FRAMES_QUEUED, SUBSCRIBER_FRAMES_QUEUED
+from roq.wire.limits import (
+    CONTROL_BYTES_MAX,
+    CONTROL_MESSAGES_QUEUED,
+    DATA_FRAMES_QUEUED,
+    LISTEN_BACKLOG,
+    SUBSCRIBER_FRAMES_QUEUED,
+)
 
 HEARTBEAT_INTERVAL_MS = 1_000  # ZMTP ping: a black-holed peer is noticed
 HEARTBEAT_TIMEOUT_MS = 10_000  # longer than any pause of a healthy program; then the connection is dropped
@@ -141,6 +147,7 @@ def zeromq_versions() -> dict[str, str]:
 
 def bind(socket: zmq.Socket[bytes], address: str, port: int) -> int:
     """Bind to tcp address:port (0: any free port); the port bound. Raises PortTaken."""
+    socket.set(zmq.BACKLOG, LISTEN_BACKLOG)
     try:
         if port == 0:
             return socket.bind_to_random_port(f"tcp://{address}")

@@ -12,6 +12,8 @@ CONTROL_BYTES_MAX = 8 * 1024 * 1024  # the topology of a large cluster fits, not
 DATA_FRAMES_QUEUED = 32  # high-water mark of data sockets: 32 batches of 128 KiB = 4 MiB per link and side
 SUBSCRIBER_FRAMES_QUEUED = 8  # inside a subscriber's socket: room is told to the sender after every 4 frames read
 CONTROL_MESSAGES_QUEUED = 10_000  # high-water mark of control sockets: one message per client of a large queue
+LISTEN_BACKLOG = 4096  # connections that come at once, as a large queue's members do; the kernel drops more (and those above
+# net.core.somaxconn): who was dropped tries again after 1, 3, 7, 15 and 31 s
 REQUESTS_IN_FLIGHT = 1_000  # per server: more are refused at once rather than queued without bound
 DECISIONS_KEPT = 50  # scaling decisions a Monitor remembers for `roq queue show`
 BEACON_TOPICS_MAX = 1_000  # topics named in one beacon frame

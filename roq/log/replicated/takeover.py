@@ -107,9 +107,9 @@ class TakeOver:
                     request = wire.Recover(segment, epoch, recovery.position, wire.RECOVER_COUNT_MAX)
                     found = await self._stores.request(node, request, wire.Recovered, REQUEST_SECONDS)
                     recovery.answered(node, found.first, found.answers)
-                self._heard[node] = asyncio.get_running_loop().time()
                     if (undecidable := recovery.undecidable) is not None:
                         self._failed = _undecided(recovery, *undecidable)
+                self._heard[node] = asyncio.get_running_loop().time()
                 self._progress.set()
             except LogFenced as error:
                 self._failed = error

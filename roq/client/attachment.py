@@ -28,6 +28,7 @@ class Attachment:
         self.exchange = exchange
         self.proved = False
         self.closed = False
+        self.unread_at = 0.0  # when frames that had come were last left unread (time.monotonic)
         self.looking = False  # `look_soon` was called and has not been served yet
         self.socket = subscriber_socket(max_frame_bytes)
         for prefix in prefixes:

@@ -10,9 +10,12 @@ told by the first frame of the new one (OPEN):
     broken     the old Exchange is gone and the publisher replays: go on at once, drop what was delivered already; held
                frames from before the replay's first are delivered before it, for it does not repeat them
 
-A subscriber that is not attached to the old Exchange can't get its FIN and goes on at once. Whoever waits for a FIN longer
-than the shell's bound is told to go on (`expire`); what is then missing shows as a gap and what comes later is dropped as
-late. A publisher first met in the middle of a path is taken from there: its earlier messages were before the subscription.
+A subscriber that is not attached to the old Exchange can't get its FIN and goes on at once. The shell ends a wait for a FIN
+that has become too long (`expire`) or holds too much (`relieve`); what is then missing shows as a gap and what comes later is
+dropped as late. Time counts only from when everything that came from the old Exchange was read: a FIN that lies unread in our
+own buffers is no missing FIN.
+
+A publisher first met in the middle of a path is taken from there: its earlier messages were before the subscription.
 
 Invariants (`check`): the current path is at least 1, or 0 while it is open where to begin; held paths are all higher than
 the current one; the delivered numbers of a publisher only grow.
@@ -28,12 +31,13 @@ from roq.wire.frame import Header, Kind, PathOpening
 
 
 class Event(NamedTuple):
-    """One frame on its way through the machine. `extra`: PathOpening for OPEN, {topic: (last, sent)} for BEACON."""
+    """One frame of `size` bytes on its way through. `extra`: PathOpening for OPEN, {topic: (last, sent)} for BEACON."""
 
     topic: bytes
     header: Header
     body: Any = None
     extra: Any = None
+    size: int = 0
 
 
 class Deliver(NamedTuple):
@@ -44,6 +48,7 @@ class Deliver(NamedTuple):
 
 
 Output = Deliver | MessagesLost
+HELD_FRAME_BYTES = 512  # what a held frame costs besides its bytes: decoded header and payloads, about
 
 
 class Safeguards(NamedTuple):
@@ -95,8 +100,10 @@ class OrderMachine:
         self._attached, self._wants, self._safe = attached, wants, safeguards
         self.duplicated = 0
         self.late = 0
+        self.unfinished = 0  # paths that were given up before their FIN came
         self._ended: dict[int, int] = {}  # publishers that had ended a path at the last sweep
         self.waiting: set[int] = set()  # publishers with held frames
+        self.held_bytes = 0  # of all held frames, HELD_FRAME_BYTES for each included
 
     def accept(self, topic: bytes, header: Header) -> bool:
         """The quick way for an expected data frame: True if it is to be delivered whole, now."""
@@ -138,6 +145,7 @@ class OrderMachine:
             if header.kind == Kind.OPEN:
                 publisher.openings[header.path] = event.extra
             publisher.held.setdefault(header.path, []).append(event)
+            self.held_bytes += event.size + HELD_FRAME_BYTES
         elif header.kind == Kind.DATA:
             self._data(publisher, event, out)
         elif header.kind == Kind.FIN:
@@ -222,9 +230,9 @@ class OrderMachine:
         publisher.waiting_since = None
         if not self._safe.order_topics:
             publisher.delivered = 0
-        events = publisher.held.pop(path)
+        events = self._take_held(publisher, path)
         for passed in sorted(held for held in publisher.held if held < path):  # overtaken by a replay: it begins at its OPEN
-            for event in publisher.held.pop(passed):
+            for event in self._take_held(publisher, passed):
                 if event.header.kind == Kind.DATA and event.header.sequence <= events[0].header.sequence:
                     self._data(publisher, event, out)
         for opened in [opened for opened in publisher.openings if opened <= path]:
@@ -239,15 +247,46 @@ class OrderMachine:
             self._settle(self.publishers[id], id, now, out)
         return out
 
-    def expire(self, now: float, hold_seconds: float) -> list[Output]:
-        """Whoever has waited for a FIN longer than `hold_seconds` goes on without it."""
+    def _take_held(self, publisher: Publisher, path: int) -> list[Event]:
+        events = publisher.held.pop(path)
+        self.held_bytes -= sum(event.size + HELD_FRAME_BYTES for event in events)
+        return events
+
+    def awaits(self) -> set[str]:
+        """Ids of the Exchanges from which a FIN is waited for; "" if it is not known which."""
+        return {self._left(self.publishers[id]) for id in self.waiting}
+
+    def _left(self, publisher: Publisher) -> str:
+        opening = publisher.openings.get(self._next_path(publisher))
+        return opening.left if opening is not None else ""
+
+    def expire(self, now: float, hold_seconds: float, hold_max_seconds: float, unread: Callable[[str], float]) -> list[Output]:
+        """Whoever has waited for a FIN for too long goes on without it: `hold_seconds` since everything from the old
+        Exchange was read, or `hold_max_seconds` in any case.
+
+        unread(Exchange's id): when frames from it last lay unread though they had come (`now` if they do); "": from any.
+        """
         out: list[Output] = []
         for id in sorted(self.waiting):
             publisher = self.publishers[id]
-            if publisher.waiting_since is not None and now - publisher.waiting_since >= hold_seconds:
-                self._advance(publisher, out)
-                self._settle(publisher, id, now, out)
+            since = now if publisher.waiting_since is None else publisher.waiting_since
+            if now - since >= hold_max_seconds or now - max(since, unread(self._left(publisher))) >= hold_seconds:
+                self._go_on(publisher, id, now, out)
         return out
+
+    def relieve(self, now: float, max_bytes: int) -> list[Output]:
+        """While more than `max_bytes` are held: whoever has waited longest goes on without the FIN."""
+        out: list[Output] = []
+        while self.held_bytes > max_bytes:
+            id = min(self.waiting, key=lambda one: (self.publishers[one].waiting_since or 0.0, one))
+            self._go_on(self.publishers[id], id, now, out)
+        return out
+
+    def _go_on(self, publisher: Publisher, id: int, now: float, out: list[Output]) -> None:
+        """Without the FIN."""
+        self.unfinished += 1
+        self._advance(publisher, out)
+        self._settle(publisher, id, now, out)
 
     def sweep(self) -> None:
         """Forget publishers that had ended their path at the last sweep and have not been heard since."""
@@ -266,3 +305,5 @@ class OrderMachine:
             assert publisher.path >= 1 or publisher.held, f"publisher {id}: nothing is known of it"
             assert all(path > publisher.path for path in publisher.held), f"publisher {id}: holds a path it has passed"
             assert bool(publisher.held) == (id in self.waiting), f"publisher {id}: waiting set is wrong"
+        held = [event for one in self.publishers.values() for events in one.held.values() for event in events]
+        assert self.held_bytes == sum(event.size + HELD_FRAME_BYTES for event in held), "held bytes are counted wrong"

@@ -1,7 +1,9 @@
 """Subscriber: attached to every Exchange of the queue, each publisher's messages in order, gaps told.
 
 Frames are read into a bounded buffer whether or not the application iterates, so that proofs and hand-overs go on; a full
-buffer stops reading, and ZeroMQ's back-pressure does the rest. The decisions about order are in order.py.
+buffer stops reading, and ZeroMQ's back-pressure does the rest. What the order machine holds back has a bound of its own: beyond
+it only those Exchanges are read from which the end of a path is awaited, so that what is held can always be released; at the
+last bound the longest wait ends without it. The decisions about order are in order.py.
 """
 
 from __future__ import annotations
@@ -39,7 +41,11 @@ BUFFER_BYTES = 4 * 1024 * 1024  # payload bytes read ahead of the application
 REST_FRAMES = 4 * SUBSCRIBER_FRAMES_QUEUED  # more is not left in a socket whose peer is gone
 FRAMES_AT_ONCE = 64  # read from one Exchange before other work gets a turn
 BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however much there is to read
-HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its old one
+HELD_BYTES = 64 * 1024 * 1024  # held back for order before other reading stops: some 100 ms of all that a host can send
+HELD_BYTES_MAX = 2 * HELD_BYTES  # what was sent before the awaited FINs and is held too fits in; beyond it the wait ends
+HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its old one when nothing lies unread
+# and in any case: a reader that needs longer for what came before does without; one that is sent too much may miss the end itself
+HOLD_MAX_SECONDS = {Overflow.BLOCK: 600.0, Overflow.DROP: 60.0}
 SLOW_SECONDS = 10.0  # with overflow "block": no message taken for this long while the buffer is full
 SWEEP_SECONDS = 60.0  # publishers that have ended their path and stay silent from one sweep to the next are forgotten
 OPEN_SECONDS = 15.0
@@ -70,6 +76,7 @@ class Subscriber:
         self._max_frame_bytes = 0  # not welcomed yet
         self._buffer: deque[Batch | MessagesLost] = deque()
         self._buffered = 0
+        self._unread: dict[Attachment, None] = {}  # not read to the end, longest first: there is no room, or others have a turn
         self._current: Iterator[Message] = iter(())
         self._waiters: list[asyncio.Future[None]] = []
         self._ready = asyncio.Event()
@@ -133,6 +140,7 @@ class Subscriber:
         for attachment in self._attachments.values():
             attachment.close()
         self._attachments.clear()
+        self._unread.clear()
 
     def _fail(self, error: RoqError) -> None:
         """The queue goes on without us; the application is told when it has taken what is buffered."""
@@ -148,10 +156,12 @@ class Subscriber:
 
     def _read(self, attachment: Attachment) -> None:
         """Take what the Exchange has for us, up to the bounds."""
-        receive = attachment.socket.recv
+        receive, order = attachment.socket.recv, self._order
         try:
-            for _ in range(FRAMES_AT_ONCE):
-                if self._buffered >= BUFFER_BYTES:
+            for turn in range(FRAMES_AT_ONCE):
+                if (self._buffered >= BUFFER_BYTES or order.held_bytes >= HELD_BYTES) and not self._has_room(attachment):
+                    if turn:
+                        self._unread.pop(attachment, None)  # it had its turn: the others go first
                     break
                 self._take_frame(attachment, receive(zmq.NOBLOCK))
                 if attachment.closed:
@@ -161,10 +171,35 @@ class Subscriber:
                     break
             else:
                 attachment.look_soon()
+            if not attachment.closed:
+                self._unread.setdefault(attachment)
         except zmq.Again:
-            pass
+            if attachment in self._unread:
+                del self._unread[attachment]
+                attachment.unread_at = time.monotonic()
         if self._buffer:
             self._wake()
+
+    def _has_room(self, attachment: Attachment) -> bool:
+        """Whether it may be read: the application keeps up, and what is held back has room or waits for this Exchange."""
+        if self._buffered >= BUFFER_BYTES:
+            return False
+        if self._order.held_bytes < HELD_BYTES:
+            return True
+        awaited = self._order.awaits()
+        return "" in awaited or attachment.exchange.id in awaited
+
+    def _unread_at(self, exchange: str) -> float:
+        """When frames that had come from this Exchange (or "": from any) last lay unread."""
+        those = [one for one in self._attachments.values() if exchange in ("", one.exchange.id)]
+        if any(one in self._unread for one in those):
+            return time.monotonic()
+        return max((one.unread_at for one in those), default=0.0)
+
+    def _look_at_unread(self) -> None:
+        if self._buffered < BUFFER_BYTES:
+            for attachment in self._unread:
+                attachment.look_soon()
 
     def _wake(self) -> None:
         for waiter in self._waiters:
@@ -188,7 +223,7 @@ class Subscriber:
                 self._buffer.append(Batch(topic, header, payloads, len(frame)))
                 self._buffered += len(frame)
         else:
-            self._give(self._order.handle(Event(topic, header, (payloads, len(frame))), time.monotonic()))
+            self._handle(Event(topic, header, (payloads, len(frame)), None, len(frame)))
 
     def _control(self, attachment: Attachment, header: Header, body: memoryview) -> None:
         match header.kind:
@@ -200,11 +235,18 @@ class Subscriber:
                 if frames.text_body(body) == attachment.exchange.token:
                     self._retire(attachment)
             case Kind.OPEN:
-                self._give(self._order.handle(Event(b"", header, None, frames.opening_body(body)), time.monotonic()))
+                self._handle(Event(b"", header, None, frames.opening_body(body), len(body)))
             case Kind.BEACON:
-                self._give(self._order.handle(Event(b"", header, None, frames.beacon_body(body)), time.monotonic()))
+                self._handle(Event(b"", header, None, frames.beacon_body(body), len(body)))
             case Kind.FIN:
-                self._give(self._order.handle(Event(b"", header), time.monotonic()))
+                self._handle(Event(b"", header))
+
+    def _handle(self, event: Event) -> None:
+        now = time.monotonic()
+        outputs = self._order.handle(event, now)
+        if self._order.held_bytes > HELD_BYTES_MAX:
+            outputs += self._order.relieve(now, HELD_BYTES_MAX)
+        self._give(outputs)
 
     def _give(self, outputs: list[Output]) -> None:
         for output in outputs if self._started else ():
@@ -219,6 +261,8 @@ class Subscriber:
                 self._buffer.append(output)
         if outputs:
             self._wake()
+        if self._unread:
+            self._look_at_unread()  # what was held may have been released
 
     # --- attachments --------------------------------------------------------------------------------------------------
 
@@ -244,6 +288,7 @@ class Subscriber:
 
     def _read_rest(self, attachment: Attachment) -> None:
         """An Exchange is gone: take what had come from it, at most what a socket queues, and close."""
+        self._unread.pop(attachment, None)
         try:
             for _ in range(REST_FRAMES):
                 if attachment.closed:
@@ -258,6 +303,7 @@ class Subscriber:
         token = attachment.exchange.token
         self._retired.add(token)
         self._attachments.pop(token, None)
+        self._unread.pop(attachment, None)
         attachment.close()
         self._give(self._order.detached(time.monotonic()))
         self._membership.report_now()
@@ -322,9 +368,8 @@ class Subscriber:
                 self._on_lost(item)
                 continue
             self._buffered -= item.size
-            if self._buffered + item.size >= BUFFER_BYTES:
-                for attachment in self._attachments.values():
-                    attachment.look_soon()
+            if self._unread:
+                self._look_at_unread()
             return self._messages(item)
 
     def _messages(self, batch: Batch) -> list[Message]:
@@ -346,7 +391,8 @@ class Subscriber:
         """See membership.Member. Also the moment to look after time limits."""
         now = time.monotonic()
         self._leave_unlisted(now)
-        self._give(self._order.expire(now, HOLD_SECONDS))
+        if self._order.waiting:
+            self._end_holds(now)
         if now - self._swept > SWEEP_SECONDS:
             self._swept = now
             self._order.sweep()
@@ -361,6 +407,13 @@ class Subscriber:
         attached = tuple(token for token, one in self._attachments.items() if one.proved)
         totals = (self.messages, self.bytes, self.lost, self.duplicated)
         return wire.SubscriberReport(self.id, self._version, attached, *totals, self._lag_seconds, half, most)
+
+    def _end_holds(self, now: float) -> None:
+        """Go on where the end of a path was awaited for too long, after a look at what has come while the loop was busy."""
+        for attachment in list(self._attachments.values()):
+            if not attachment.looking:
+                self._read(attachment)
+        self._give(self._order.expire(now, HOLD_SECONDS, HOLD_MAX_SECONDS[self._overflow], self._unread_at))
 
     def take(self, notice: Any) -> None:
         """See membership.Member."""
@@ -399,4 +452,5 @@ class Subscriber:
             problems.append(f"{self.lost} messages were lost")
         attached = tuple(one.exchange.id for one in self._attachments.values() if one.proved)
         ready = self._ready.is_set() and not missing and self._failure is None and not self._closed
-        return SubscriberHealth(ready, attached, missing, silent, self._buffered, self.lost, tuple(problems))
+        buffered = self._buffered + self._order.held_bytes
+        return SubscriberHealth(ready, attached, missing, silent, buffered, self.lost, tuple(problems))

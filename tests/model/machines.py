@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from roq.client.order import Deliver, Event, OrderMachine, Publisher
+from roq.client.order import HELD_FRAME_BYTES, Deliver, Event, OrderMachine, Publisher
 from roq.client.order import Safeguards as OrderSafeguards
 from roq.client.path import Instruction, PathMachine
 from roq.client.path import Safeguards as PathSafeguards
@@ -107,6 +107,7 @@ def thaw_order(order: Order | None, proved: int, topics: tuple[bytes, ...], safe
         if order.waiting:
             publisher.waiting_since = 0.0
             machine.waiting.add(PUBLISHER)
+        machine.held_bytes = HELD_FRAME_BYTES * sum(len(frames) for _, frames in order.held)
         machine.publishers[PUBLISHER] = publisher
     return machine
 
@@ -142,7 +143,7 @@ def hear(
     elif what == "detached":
         outputs = machine.detached(0.0)
     elif what == "expire":
-        outputs = machine.expire(1.0, 1.0)
+        outputs = machine.expire(1.0, 1.0, 1.0, lambda left: 0.0)
     else:
         assert order is not None
         last = {topic_of(number).decode(): (number, (number + 1) // 2) for number in (sent - 1, sent) if number > 0}

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from roq.client.order import Deliver, Event, OrderMachine, Output
+from roq.client.order import HELD_FRAME_BYTES, Deliver, Event, OrderMachine, Output
 from roq.errors import MessagesLost
 from roq.wire.frame import Header, Kind, PathOpening
 
 PUBLISHER = 7
-HOLD = 5.0
+HOLD, HOLD_MAX = 5.0, 60.0
 
 
 class Subscriber:
@@ -21,6 +21,7 @@ class Subscriber:
         self.attached = set(attached)
         self.machine = OrderMachine(self.attached.__contains__, lambda topic: topic.decode() in wants)
         self.seen: list[str] = []
+        self.unread: dict[str, float] = {}  # by Exchange: when frames from it last lay unread
         self.now = 0.0
 
     def take(self, outputs: list[Output]) -> list[str]:
@@ -36,6 +37,9 @@ class Subscriber:
         self.machine.check()
         self.seen += news
         return news
+
+    def expire(self, now: float) -> list[str]:
+        return self.take(self.machine.expire(now, HOLD, HOLD_MAX, lambda left: self.unread.get(left, 0.0)))
 
     def frame(self, kind: Kind, path: int, sequence: int, extra: Any = None) -> list[str]:
         return self.take(
@@ -201,17 +205,74 @@ def test_a_hold_expires_only_after_its_time() -> None:
     one.opens(2, 1, "A")
     one.now = 12.0
     one.data(2, "a", 2, previous=1, index=1)
-    assert one.take(one.machine.expire(10.0 + HOLD - 0.1, HOLD)) == []
-    assert one.take(one.machine.expire(10.0 + HOLD, HOLD)) == ["lost 1 of a1..1", "a2"]
+    assert one.expire(10.0 + HOLD - 0.1) == []
+    assert one.expire(10.0 + HOLD) == ["lost 1 of a1..1", "a2"]
     assert one.data(1, "a", 1) == [], "told already"
     assert one.machine.late == 1
+
+
+def test_a_hold_does_not_expire_while_the_old_exchanges_frames_lie_unread() -> None:
+    """In our own full buffer: nobody has read as far as the FIN."""
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.opens(2, 1, "A")
+    one.data(2, "a", 2, previous=1, index=1)
+    assert one.machine.awaits() == {"A"}
+    for now in (HOLD, 2 * HOLD, 3 * HOLD):
+        one.unread["A"] = now
+        assert one.expire(now) == []
+    assert one.expire(4 * HOLD - 0.1) == []
+    assert [*one.data(1, "a", 1), *one.fin(1, 1)] == ["a1", "a2"]
+    assert one.machine.awaits() == set()
+
+
+@pytest.mark.parametrize("unread", [0.0, HOLD_MAX])
+def test_a_hold_expires_when_all_was_read_and_in_any_case_at_last(unread: float) -> None:
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.opens(2, 1, "A")
+    one.data(2, "a", 2, previous=1, index=1)
+    one.unread["A"] = unread
+    when = HOLD_MAX if unread else HOLD
+    assert one.expire(when - 0.1) == []
+    assert one.expire(when) == ["lost 1 of a1..1", "a2"]
+    assert one.machine.unfinished == 1
+
+
+def test_a_path_whose_open_was_dropped_waits_for_no_exchange_in_particular() -> None:
+    one = Subscriber("A", "B")
+    one.opens(1, 0)
+    one.data(2, "a", 2, previous=1, index=1)
+    assert one.machine.awaits() == {""}
+    one.unread[""] = 1.0
+    assert one.expire(HOLD) == []
+    assert one.expire(HOLD + 1.0) == ["lost 1 of a1..1", "a2"]
+
+
+def test_what_is_held_is_counted_and_bounded() -> None:
+    """Beyond the bound the longest wait ends, and says what is missing; no message that is held is lost for that."""
+    one = Subscriber("A", "B")
+
+    def frame(publisher: int, path: int, number: int) -> list[str]:
+        header = Header(1, 0, publisher, path, number, number - 1, number - 1, 1, 0)
+        return one.take(one.machine.handle(Event(b"a", header, None, None, 1000), float(number)))
+
+    for publisher in (1, 2):
+        assert frame(publisher, 1, 1) == ["a1"]
+        assert frame(publisher, 2, publisher + 2) == frame(publisher, 2, publisher + 3) == []
+    assert one.machine.held_bytes == 4 * (1000 + HELD_FRAME_BYTES)
+    assert one.take(one.machine.relieve(9.0, one.machine.held_bytes)) == []
+    assert one.take(one.machine.relieve(9.0, one.machine.held_bytes - 1)) == ["lost 1 of a2..2", "a3", "a4"]
+    assert one.machine.waiting == {2}
+    assert one.take(one.machine.relieve(9.0, 0)) == ["lost 2 of a2..3", "a4", "a5"]
+    assert (one.machine.held_bytes, one.machine.unfinished) == (0, 2)
 
 
 def test_what_comes_after_an_expired_hold_is_told_not_hidden() -> None:
     """Found by the model: nothing of the publisher was known, so nothing before the new path counted as a gap."""
     one = Subscriber("A", "B")
     one.opens(2, 2, "A")
-    assert one.take(one.machine.expire(HOLD, HOLD)) == []
+    assert one.expire(HOLD) == []
     assert one.data(1, "a", 1, count=2) == ["lost 2 of a1..2"]
     assert one.data(2, "a", 3, previous=2, index=2) == ["a3"]
 

@@ -238,10 +238,12 @@ class SlowSubscriber(RoqError):
 
 
 class MessagesLost(RoqError):
-    """Messages of one publisher on one topic did not arrive and can't be had any more."""
+    """Messages of one publisher on one topic did not arrive and can't be had any more. count 0: it is not known whether any
+    are missing, because what was known of the topic had to be forgotten (bounded memory)."""
 
     def __init__(self, publisher: int, topic: str, first: int, last: int, count: int) -> None:
-        super().__init__(f"lost {count} messages within {first}..{last} of publisher {publisher:016x} on topic {topic!r}")
+        what = f"lost {count} messages" if count else "may have lost messages (their topic's state was evicted)"
+        super().__init__(f"{what} within {first}..{last} of publisher {publisher:016x} on topic {topic!r}")
         self.publisher, self.topic, self.count = publisher, topic, count
         self.first, self.last = first, last  # sequence numbers; other topics' messages may lie between them
 

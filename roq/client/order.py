@@ -17,6 +17,11 @@ own buffers is no missing FIN.
 
 A publisher first met in the middle of a path is taken from there: its earlier messages were before the subscription.
 
+Memory is bounded: of publishers that have ended, and of those unheard for longest when there are too many, the topics are
+forgotten (`sweep`, `_make_room`), and beyond a number of publishers the oldest altogether. Of forgotten topics remains the
+highest number among them: a gap that begins above it is reported as ever; where there may have been one below it, that is
+reported as MessagesLost of 0 messages, once the topic is heard of again.
+
 Invariants (`check`): the current path is at least 1, or 0 while it is open where to begin; held paths are all higher than
 the current one; the delivered numbers of a publisher only grow.
 """
@@ -48,6 +53,9 @@ class Deliver(NamedTuple):
 
 
 Output = Deliver | MessagesLost
+PUBLISHERS_KEPT = 50_000  # about 500 bytes each without their topics
+KNOWN_BYTES_MAX = 128 * 1024 * 1024  # of what is known of topics: more than 400,000 of them, over all publishers
+TOPIC_BYTES = 250  # what one topic of one publisher costs besides its name, about
 HELD_FRAME_BYTES = 512  # what a held frame costs besides its bytes: decoded header and payloads, about
 
 
@@ -63,7 +71,20 @@ class Safeguards(NamedTuple):
 class Publisher:
     """What is known of one publisher. topics: [last number, payloads sent on the topic up to it]."""
 
-    __slots__ = ("baseline", "delivered", "finished", "held", "openings", "path", "topics", "waiting_since")
+    __slots__ = (
+        "baseline",
+        "delivered",
+        "finished",
+        "forgotten",
+        "heard",
+        "held",
+        "openings",
+        "path",
+        "replays",
+        "swept",
+        "topics",
+        "waiting_since",
+    )
 
     def __init__(self) -> None:
         self.path = 0  # until it is known where to begin
@@ -71,6 +92,10 @@ class Publisher:
         self.delivered = 0  # highest number delivered, over all topics
         self.finished = False  # FIN of `path` seen
         self.topics: dict[bytes, list[int]] = {}
+        self.forgotten = 0  # highest number known of topics that were forgotten; 0: none was
+        self.heard = 0.0  # about when it was heard last
+        self.swept = 0  # `delivered` at the last sweep
+        self.replays = False  # `path` repeats what came before it
         self.held: dict[int, list[Event]] = {}
         self.openings: dict[int, PathOpening] = {}
         self.waiting_since: float | None = None
@@ -101,7 +126,9 @@ class OrderMachine:
         self.duplicated = 0
         self.late = 0
         self.unfinished = 0  # paths that were given up before their FIN came
-        self._ended: dict[int, int] = {}  # publishers that had ended a path at the last sweep
+        self.known_bytes = 0  # of all topics
+        self.forgotten_topics = 0  # for want of room; likewise publishers
+        self.forgotten_publishers = 0
         self.waiting: set[int] = set()  # publishers with held frames
         self.held_bytes = 0  # of all held frames, HELD_FRAME_BYTES for each included
 
@@ -125,10 +152,15 @@ class OrderMachine:
         if header.kind == Kind.BEACON and (publisher is None or publisher.path == 0):
             return []  # the Monitor repeats old ones: it tells nothing of where to begin
         if publisher is None:
+            if len(self.publishers) >= PUBLISHERS_KEPT:
+                self._forget_publishers()
             publisher = self.publishers[header.publisher] = Publisher()
+        publisher.heard = now
         out: list[Output] = []
         self._take(publisher, event, out)
         self._settle(publisher, header.publisher, now, out)
+        if self.known_bytes > KNOWN_BYTES_MAX:
+            self._make_room(publisher)
         return out
 
     def _take(self, publisher: Publisher, event: Event, out: list[Output]) -> None:
@@ -136,11 +168,13 @@ class OrderMachine:
         if header.path < publisher.path or (
             publisher.finished and header.path == publisher.path and header.kind != Kind.BEACON
         ):
-            self.late += 1
+            self.late += header.kind != Kind.BEACON
             if header.kind == Kind.DATA and publisher.baseline is not None and header.sequence <= publisher.baseline:
                 # not before our time after all, and too late to be given; what is above the baseline shows as a gap
                 lost = (event.topic.decode(), header.sequence, header.sequence + header.count - 1, header.count)
                 out.append(MessagesLost(header.publisher, *lost))
+            elif header.kind == Kind.BEACON:  # what a replay may still bring is not lost yet
+                self._beacon(publisher, event, publisher.delivered if publisher.replays else header.sequence, out)
         elif header.path > publisher.path:
             if header.kind == Kind.OPEN:
                 publisher.openings[header.path] = event.extra
@@ -153,7 +187,7 @@ class OrderMachine:
             if publisher.baseline is None:
                 publisher.baseline = header.sequence
         elif header.kind == Kind.BEACON:
-            self._beacon(publisher, event, out)
+            self._beacon(publisher, event, header.sequence, out)
         elif header.kind == Kind.OPEN and publisher.baseline is None:
             publisher.baseline = header.sequence
 
@@ -163,9 +197,7 @@ class OrderMachine:
             publisher.baseline = header.sequence - 1
         known = publisher.topics.get(event.topic)
         if known is None:
-            # the topic is new to us: what came before our time on it is no gap
-            sent_before = header.index if header.previous <= publisher.baseline else 0
-            known = publisher.topics[event.topic] = [publisher.baseline, sent_before]
+            known = self._meet(publisher, event, publisher.baseline, out)
         repeated = max(0, min(known[0] + 1 - header.sequence, header.count))
         skip = max(repeated, min(publisher.delivered + 1 - header.sequence, header.count))  # older than what was delivered
         if not self._safe.drop_repeats:
@@ -183,17 +215,43 @@ class OrderMachine:
             publisher.delivered = max(publisher.delivered, known[0])
             out.append(Deliver(event, skip))
 
-    def _beacon(self, publisher: Publisher, event: Event, out: list[Output]) -> None:
+    def _meet(self, publisher: Publisher, event: Event, baseline: int, out: list[Output]) -> list[int]:
+        """The topic is new to us, or was forgotten: what came before our time on it is no gap."""
+        header, forgotten = event.header, publisher.forgotten
+        if forgotten <= baseline or header.previous <= baseline < forgotten < header.sequence:
+            known = [baseline, header.index if header.previous <= baseline else 0]
+        elif header.previous > forgotten:
+            known = [forgotten, 0]
+        else:  # up to here it may have been delivered, or not
+            last = header.sequence + header.count - 1
+            sent = header.index + max(0, min(forgotten, last) + 1 - header.sequence)
+            known = [min(forgotten, last) if header.sequence <= forgotten else header.previous, sent]
+            out.append(MessagesLost(header.publisher, event.topic.decode(), baseline + 1, known[0], 0))
+        return self._learn(publisher, event.topic, known)
+
+    def _learn(self, publisher: Publisher, topic: bytes, known: list[int]) -> list[int]:
+        self.known_bytes += TOPIC_BYTES + len(topic)
+        publisher.topics[topic] = known
+        return known
+
+    def _beacon(self, publisher: Publisher, event: Event, up_to: int, out: list[Output]) -> None:
+        """Topics of which messages up to the number `up_to` are missing."""
+        id = event.header.publisher
         if publisher.baseline is None:
             publisher.baseline = event.header.sequence
         for name, (last, sent) in event.extra.items():
             topic = name.encode()
-            if last <= publisher.baseline or not self._wants(topic):
+            if last <= publisher.baseline or last > up_to or not self._wants(topic):
                 continue
-            known = publisher.topics.setdefault(topic, [publisher.baseline, 0])
+            known = publisher.topics.get(topic)
+            if known is None:
+                known = self._learn(publisher, topic, [max(publisher.baseline, publisher.forgotten), 0])
+                if last <= publisher.forgotten:  # it may have been delivered, or not
+                    out.append(MessagesLost(id, name, publisher.baseline + 1, last, 0))
+                    known[0], known[1] = last, sent
             if last > known[0]:
                 if self._safe.report_gaps:
-                    out.append(_lost(event.header.publisher, name, known, last, sent))
+                    out.append(_lost(id, name, known, last, sent))
                 known[0], known[1] = last, sent
 
     def _settle(self, publisher: Publisher, id: int, now: float, out: list[Output]) -> None:
@@ -226,7 +284,8 @@ class OrderMachine:
 
     def _advance(self, publisher: Publisher, out: list[Output]) -> None:
         path = publisher.path = self._next_path(publisher)
-        publisher.finished = False
+        opening = publisher.openings.get(path)
+        publisher.finished, publisher.replays = False, opening is not None and opening.left != "" and not opening.finished
         publisher.waiting_since = None
         if not self._safe.order_topics:
             publisher.delivered = 0
@@ -288,12 +347,43 @@ class OrderMachine:
         self._advance(publisher, out)
         self._settle(publisher, id, now, out)
 
-    def sweep(self) -> None:
-        """Forget publishers that had ended their path at the last sweep and have not been heard since."""
-        ended = {id: one.path for id, one in self.publishers.items() if one.finished and id not in self.waiting}
-        for id in [id for id, path in ended.items() if self._ended.get(id) == path]:
+    def sweep(self, now: float, forget_seconds: float, unread_at: float) -> None:
+        """Forget the topics of publishers that have ended and of which nothing was heard for `forget_seconds`, in which
+        every beacon of theirs has come. unread_at: when anything last lay unread though it had come."""
+        for id, publisher in self.publishers.items():
+            if publisher.finished and id not in self.waiting:
+                if now - max(publisher.heard, unread_at) >= forget_seconds:
+                    self._forget_topics(publisher, list(publisher.topics))
+            elif publisher.delivered != publisher.swept:
+                publisher.swept, publisher.heard = publisher.delivered, now
+
+    def _forget_topics(self, publisher: Publisher, topics: list[bytes]) -> None:
+        for topic in topics:
+            publisher.forgotten = max(publisher.forgotten, publisher.topics.pop(topic)[0])
+            self.known_bytes -= TOPIC_BYTES + len(topic)
+
+    def _make_room(self, newest: Publisher) -> None:
+        """Too much is known of topics: forget a quarter, of those first that have ended, or were not heard for longest."""
+        enough = KNOWN_BYTES_MAX * 3 // 4
+        for publisher in sorted(self.publishers.values(), key=lambda one: (one is newest, not one.finished, one.heard)):
+            if self.known_bytes <= enough:
+                return
+            oldest = sorted(publisher.topics, key=lambda topic: publisher.topics[topic][0])
+            while oldest and self.known_bytes > enough:
+                some = oldest[: max(1, len(oldest) // 4) if publisher is newest else None]
+                del oldest[: len(some)]
+                self._forget_topics(publisher, some)
+                self.forgotten_topics += len(some)
+
+    def _forget_publishers(self) -> None:
+        """Too many are known: forget an eighth of them; a later beacon of theirs tells nothing any more."""
+        ids = sorted(
+            self.publishers.keys() - self.waiting, key=lambda id: (not self.publishers[id].finished, self.publishers[id].heard)
+        )
+        for id in ids[: PUBLISHERS_KEPT // 8]:
+            self._forget_topics(self.publishers[id], list(self.publishers[id].topics))
             del self.publishers[id]
-        self._ended = {id: path for id, path in ended.items() if id in self.publishers}
+            self.forgotten_publishers += 1
 
     def held_frames(self) -> int:
         """How many frames are held back just now."""
@@ -307,3 +397,5 @@ class OrderMachine:
             assert bool(publisher.held) == (id in self.waiting), f"publisher {id}: waiting set is wrong"
         held = [event for one in self.publishers.values() for events in one.held.values() for event in events]
         assert self.held_bytes == sum(event.size + HELD_FRAME_BYTES for event in held), "held bytes are counted wrong"
+        topics = [topic for one in self.publishers.values() for topic in one.topics]
+        assert self.known_bytes == sum(TOPIC_BYTES + len(topic) for topic in topics), "bytes of topics are counted wrong"

@@ -47,7 +47,8 @@ HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its o
 # and in any case: a reader that needs longer for what came before does without; one that is sent too much may miss the end itself
 HOLD_MAX_SECONDS = {Overflow.BLOCK: 600.0, Overflow.DROP: 60.0}
 SLOW_SECONDS = 10.0  # with overflow "block": no message taken for this long while the buffer is full
-SWEEP_SECONDS = 60.0  # publishers that have ended their path and stay silent from one sweep to the next are forgotten
+SWEEP_SECONDS = 60.0  # between two looks at who has ended
+FORGET_SECONDS = 150.0  # after a publisher's end: the Monitor repeats its last beacon for 63 s, a busy one for longer
 OPEN_SECONDS = 15.0
 LISTING_SECONDS = 3.5  # after a rejoin: until then a new Monitor may not have heard of every Exchange that lives
 LATENCIES_KEPT = 512
@@ -395,7 +396,8 @@ class Subscriber:
             self._end_holds(now)
         if now - self._swept > SWEEP_SECONDS:
             self._swept = now
-            self._order.sweep()
+            self._order.sweep(now, FORGET_SECONDS, self._unread_at(""))
+        self._note_limits()
         taken = self.messages - length_hint(self._current)
         if self._buffered < BUFFER_BYTES or taken != self._progress[0]:
             self._progress = (taken, now)
@@ -407,6 +409,20 @@ class Subscriber:
         attached = tuple(token for token, one in self._attachments.items() if one.proved)
         totals = (self.messages, self.bytes, self.lost, self.duplicated)
         return wire.SubscriberReport(self.id, self._version, attached, *totals, self._lag_seconds, half, most)
+
+    def _note_limits(self) -> None:
+        """Say aloud what was given up to stay within the bounds of time and memory."""
+        order = self._order
+        totals = {
+            "paths_given_up": order.unfinished,
+            "topics_forgotten": order.forgotten_topics,
+            "publishers_forgotten": order.forgotten_publishers,
+        }
+        if any(total != self.counters[name] for name, total in totals.items()):
+            self.counters.update({name: total - self.counters[name] for name, total in totals.items()})
+            log.warning(
+                "the limits of ordering were reached, gaps are reported", extra={"fields": {"queue": self.queue, **totals}}
+            )
 
     def _end_holds(self, now: float) -> None:
         """Go on where the end of a path was awaited for too long, after a look at what has come while the loop was busy."""

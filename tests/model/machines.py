@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from roq.client.order import HELD_FRAME_BYTES, Deliver, Event, OrderMachine, Publisher
+from roq.client.order import HELD_FRAME_BYTES, TOPIC_BYTES, Deliver, Event, OrderMachine, Publisher
 from roq.client.order import Safeguards as OrderSafeguards
 from roq.client.path import Instruction, PathMachine
 from roq.client.path import Safeguards as PathSafeguards
@@ -81,6 +81,7 @@ class Order(NamedTuple):
     delivered: int
     finished: bool
     topics: tuple[Known, ...]
+    replays: bool
     held: tuple[tuple[int, tuple[Frame, ...]], ...]
     openings: tuple[tuple[int, str, bool], ...]
     waiting: bool
@@ -107,6 +108,8 @@ def thaw_order(order: Order | None, proved: int, topics: tuple[bytes, ...], safe
         if order.waiting:
             publisher.waiting_since = 0.0
             machine.waiting.add(PUBLISHER)
+        publisher.replays = order.replays
+        machine.known_bytes = sum(TOPIC_BYTES + len(topic) for topic in publisher.topics)
         machine.held_bytes = HELD_FRAME_BYTES * sum(len(frames) for _, frames in order.held)
         machine.publishers[PUBLISHER] = publisher
     return machine
@@ -122,6 +125,7 @@ def freeze_order(machine: OrderMachine) -> Order | None:
         publisher.delivered,
         publisher.finished,
         tuple(sorted((topic, last, sent) for topic, (last, sent) in publisher.topics.items())),
+        publisher.replays,
         tuple(sorted((path, tuple(event.body for event in events)) for path, events in publisher.held.items())),
         tuple(sorted((path, opening.left, opening.finished) for path, opening in publisher.openings.items())),
         publisher.waiting_since is not None,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator
 
 import zmq
 
 from roq.errors import FrameError
-from roq.runtime.observe import Counters, Refusals
+from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.sockets import Link, control_socket
 from roq.wire import kpi as wire
 from roq.wire.assignment import MonitorAddress
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 RECORDS_KEPT = 60  # read ahead of a slow reader; older ones are dropped
 
 

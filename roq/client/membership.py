@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import time
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -22,12 +21,13 @@ import msgspec
 from roq.client.locate import GcmClient
 from roq.errors import CallError, NotReady, QueueStopped, RoqError
 from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
 from roq.wire import gcm
 from roq.wire import monitor as wire
 from roq.wire.assignment import MonitorAddress
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 REPORT_SECONDS = 1.0
 WORRY_SECONDS = 1.5  # a report was not answered: report more often, so that an activated backup is found soon
 WORRIED_REPORT_SECONDS = 0.2

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 import msgspec
 
 from roq.errors import MessagesLost
+from roq.runtime.observe import logger
 from roq.wire.frame import Header
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -25,7 +25,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 def log_lost(event: MessagesLost) -> None:
     """Default for `on_lost`: a warning in the log."""
-    log.warning("messages lost", extra={"fields": {"detail": str(event)}})
+    fields = {"publisher": f"{event.publisher:016x}", "topic": event.topic, "first": event.first, "last": event.last}
+    log.warning("messages lost", extra={"fields": {**fields, "count": event.count}})
 
 
 def raise_lost(event: MessagesLost) -> None:

@@ -9,7 +9,6 @@ last bound the longest wait ends without it. The decisions about order are in or
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -29,14 +28,14 @@ from roq.client.order import Deliver, Event, OrderMachine, Output
 from roq.client.topics import TopicFilter
 from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
 from roq.ids import new_id
-from roq.runtime.observe import Counters, Refusals
+from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire import frame as frames
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import Header, Kind
 from roq.wire.limits import SUBSCRIBER_FRAMES_QUEUED
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 BUFFER_BYTES = 4 * 1024 * 1024  # payload bytes read ahead of the application
 REST_FRAMES = 4 * SUBSCRIBER_FRAMES_QUEUED  # more is not left in a socket whose peer is gone
 FRAMES_AT_ONCE = 64  # read from one Exchange before other work gets a turn

@@ -1,4 +1,8 @@
-"""Structured logs (one JSON object per line) and counters. Nothing secret goes in either."""
+"""Structured logs (one JSON object per line) and counters. Nothing secret goes in either.
+
+A line says what happened in fixed words, and its facts in `extra={"fields": …}`. Our own processes write both as JSON; in a
+user's process, whose logging is ordinary, `logger` puts the facts behind the words.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,28 @@ class Counters(Counter[str]):
     """Named totals of one process since its start."""
 
 
+class _FactsInText(logging.Filter):
+    """Turns "what happened" into "what happened: name=value, …"; the words by themselves stay in `record.what`."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        fields = getattr(record, "fields", None)
+        if fields and not hasattr(record, "what"):
+            record.what = record.getMessage()
+            record.msg = f"{record.what}: {', '.join(f'{name}={value}' for name, value in fields.items())}"
+            record.args = None
+        return True
+
+
+_FACTS = _FactsInText()
+
+
+def logger(name: str) -> logging.Logger:
+    """The logger of a module whose lines have fields: whoever reads them as text sees the facts too."""
+    made = logging.getLogger(name)
+    made.addFilter(_FACTS)  # once, however often it is added
+    return made
+
+
 class JsonFormatter(logging.Formatter):
     """{"t": seconds since 1970, "level", "process", "pid", "message", …extra fields}"""
 
@@ -33,7 +59,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "process": self.process,
             "pid": os.getpid(),
-            "message": record.getMessage(),
+            "message": getattr(record, "what", None) or record.getMessage(),
         }
         line.update(getattr(record, "fields", {}))
         if record.exc_info:

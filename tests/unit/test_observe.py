@@ -1,0 +1,49 @@
+"""What a log line says to whoever reads it: as ordinary text, and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from roq.client.message import log_lost
+from roq.errors import MessagesLost
+from roq.runtime.observe import Counters, JsonFormatter, Refusals, logger
+
+LOST = MessagesLost(0xAB, "eu.paris", 7, 12, 3)
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What a program with ordinary logging writes."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+    logging.getLogger().addHandler(handler)
+    yield stream
+    logging.getLogger().removeHandler(handler)
+
+
+def test_the_default_on_lost_says_what_is_lost_in_its_text(written: io.StringIO) -> None:
+    log_lost(LOST)
+    expected = "messages lost: publisher=00000000000000ab, topic=eu.paris, first=7, last=12, count=3"
+    assert written.getvalue() == f"WARNING:roq.client.message:{expected}\n"
+
+
+def test_a_refusal_says_why_in_its_text(written: io.StringIO) -> None:
+    Refusals(logger("roq.test"), Counters()).note("undecodable", "100% wrong %s")
+    assert written.getvalue() == "WARNING:roq.test:refused input: reason=undecodable, detail=100% wrong %s, total=1\n"
+
+
+def test_in_json_the_words_stay_and_the_facts_are_fields(caplog: pytest.LogCaptureFixture) -> None:
+    log_lost(LOST)
+    line = json.loads(JsonFormatter("gcm").format(caplog.records[-1]))
+    assert (line["message"], line["topic"], line["count"]) == ("messages lost", "eu.paris", 3)
+
+
+def test_a_line_without_fields_stays_as_it_is(written: io.StringIO) -> None:
+    logger("roq.test").error("%s of %s", 1, 2)
+    assert written.getvalue() == "ERROR:roq.test:1 of 2\n"

@@ -105,6 +105,7 @@ class Host:
     draining_wanted: bool = False
     revision: int = 0
     report: HostReport | None = None
+    last_report: HostReport | None = None  # of a host that is lost: what may live on there
 
     @property
     def alive(self) -> bool:

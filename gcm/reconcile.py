@@ -42,7 +42,8 @@ def wanted_processes(cluster: Cluster, record: Record) -> dict[str, list[Process
         return ProcessSpec(kind, record.name, exchange, record.term, record.settings, monitor, policy)
 
     def monitor(role: MonitorRole) -> ProcessSpec:
-        return msgspec.structs.replace(spec(ProcessKind.MONITOR), role=role, monitors=told)
+        former = tuple(one for one in record.former if not cluster.host(one.host).alive)
+        return msgspec.structs.replace(spec(ProcessKind.MONITOR), role=role, monitors=told, former=former)
 
     wanted = {record.monitor_host: [monitor(MonitorRole.ACTIVE), spec(ProcessKind.SCALING)]}
     for host in record.backups:

@@ -15,11 +15,23 @@ from dataclasses import replace
 import msgspec
 
 from gcm import work_queues
-from gcm.cluster import Action, Cluster, Host, Recovery, Transaction, failure, is_running, monitor_name
+from gcm.cluster import (
+    Action,
+    Cluster,
+    Host,
+    Recovery,
+    Transaction,
+    exchange_name,
+    failure,
+    is_running,
+    monitor_name,
+)
 from gcm.placement import has_room, place_monitor, refilled, takes_monitor
 from gcm.transactions import exchange_id
-from roq.wire.assignment import QueueRecord
+from roq.wire.assignment import LEASE_UNKNOWN_SECONDS, FormerProcess, QueueRecord
 from roq.wire.work_queue import WorkQueueRecord
+
+FORMER_MAX = 64  # the newest replaced processes that are remembered: leases are short, and hosts are lost seldom
 
 Step = Callable[[Cluster, str, random.Random], Cluster]  # (cluster, subject, chance)
 
@@ -65,7 +77,28 @@ def fail_over(cluster: Cluster, subject: str, chance: random.Random) -> Cluster:
         return work_queues.fail_over(cluster, record, chance)
     moved = _with_live_monitors(cluster, record, chance)
     cluster, moved = _with_live_exchanges(cluster, moved, chance)
-    return _with_record(cluster, moved)
+    return _with_record(cluster, msgspec.structs.replace(moved, former=_former(cluster, record, moved)))
+
+
+def _former(cluster: Cluster, before: QueueRecord, after: QueueRecord) -> tuple[FormerProcess, ...]:
+    """What may live on at lost hosts: it was replaced, and nobody there could be told."""
+    places = {exchange_name(before.name, id): (host, id) for id, host in before.exchanges.items() if id not in after.exchanges}
+    if after.monitor_host != before.monitor_host:
+        places[monitor_name(before.name)] = (before.monitor_host, "")
+    known = tuple(one for one in before.former if not cluster.host(one.host).alive)
+    fresh = tuple(_former_process(cluster, name, host, id) for name, (host, id) in places.items())
+    return (*known, *(one for one in fresh if one is not None))[-FORMER_MAX:]
+
+
+def _former_process(cluster: Cluster, name: str, host: str, exchange: str) -> FormerProcess | None:
+    report = cluster.host(host).last_report
+    if report is None:
+        return FormerProcess(name, host, exchange)
+    process = next((one for one in report.processes if one.name == name), None)
+    if process is None:
+        return None  # it never ran there
+    lease = report.lease_seconds or LEASE_UNKNOWN_SECONDS
+    return FormerProcess(name, host, exchange, report.address, process.ports.get("control", 0), lease)
 
 
 def _with_live_monitors(cluster: Cluster, record: QueueRecord, chance: random.Random) -> QueueRecord:

@@ -283,7 +283,9 @@ class Reign:
         registration = decode_registration(name, node)
         if registration is not None and not host.alive:
             self._joined[name] = registration.generation
-        after = replace(host, registration=registration, report=self._report(name) if registration is not None else None)
+        after = replace(host, registration=registration, report=None, last_report=host.report or host.last_report)
+        if registration is not None:
+            after = replace(after, report=self._report(name), last_report=None)
         self._become(self.cluster.with_host(after))
         if host.alive != after.alive:
             log.info("host joined" if after.alive else "host lost", extra={"fields": {"host": name}})

@@ -64,7 +64,10 @@ async def read_host(session: Session, name: str) -> Host:
         session.get(paths.assignment(name)), session.get(paths.running(name)), session.get(paths.host(name))
     )
     current = registration is not None and report is not None and report.mzxid > registration.czxid
-    host = Host(name, decode_registration(name, registration), report=decode_report(name, report) if current else None)
+    told = decode_report(name, report) if current or registration is None else None
+    host = Host(name, decode_registration(name, registration), report=told if current else None)
+    if registration is None:
+        host = replace(host, last_report=told)
     if assigned is None:
         return host
     wanted = _decode(paths.assignment(name), assigned.data, Assignment)

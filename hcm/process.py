@@ -34,7 +34,7 @@ from roq.errors import CallError, FrameError, HostConflict, RoqError, StaleEpoch
 from roq.ids import new_token
 from roq.runtime import notify
 from roq.runtime.backoff import delays
-from roq.runtime.liveness import BEAT_SECONDS, HostLoad
+from roq.runtime.liveness import BEAT_SECONDS, HostLoad, lease_left_seconds, lease_seconds
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import Tasks
@@ -74,6 +74,7 @@ class HostManager:
         self._assigned: Node | None = None
         self._taking = asyncio.Lock()
         self._load = (0.0, 0.0)
+        self._without_zookeeper = False  # it did not answer when we started
         self._name_held_by = 0  # session in which we are registered
         self._session: Session | None = None
         self._registration: Registration | None = None
@@ -164,6 +165,7 @@ class HostManager:
                 log.warning("waiting for ZooKeeper", extra={"fields": {"reason": str(error)}})
                 if attempt == 0:
                     await self._host.adopted()
+                    self._without_zookeeper = True
                     self._host.start_remembered()
             await asyncio.sleep(delay)
         raise AssertionError("delays() never ends")
@@ -183,6 +185,7 @@ class HostManager:
         if session is not None:
             self._name_held_by = session.session_id
             self._remember(session)
+            self._renew_lease()
             self._report_due.set()
 
     def _remember(self, session: Session) -> None:
@@ -259,7 +262,8 @@ class HostManager:
 
     def _report(self) -> HostReport:
         state, config = self._host.state, self._config
-        return HostReport(config.host, config.address, self._incarnation, state.epoch, state.revision, self._host.processes())
+        here = (config.host, config.address, self._incarnation, state.epoch, state.revision, self._host.processes())
+        return HostReport(*here, lease_left_seconds(config.session_seconds))
 
     async def _write_report(self, session: Session) -> None:
         if self._name_held_by != session.session_id:
@@ -280,12 +284,26 @@ class HostManager:
         stats = HostStats()
         watched = notify.watchdog_seconds() is not None
         while True:
+            self._renew_lease()
             self._host.tick()
             self._load = stats.sample()
             self._host.board.set_host_load(HostLoad(*self._load, self._host.exchanges(), self._config.exchanges_max))
             if watched:
                 notify.notify(notify.WATCHDOG)
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _renew_lease(self) -> None:
+        """What belongs to a queue goes on here while we are registered, and while ZooKeeper is away: nothing is replaced then.
+        Not between the two: what is not wanted here any more must be stopped first. Nor once the lease is over."""
+        session, board, now = self._session, self._host.board, time.monotonic()
+        if session is None:
+            renewed = self._without_zookeeper
+        elif session.state is SessionState.CONNECTED:
+            renewed = self._name_held_by == session.session_id
+        else:
+            renewed = not board.lease_is_over(now)
+        if renewed:
+            board.renew_lease(now + lease_seconds(self._config.session_seconds))
 
     def _payload(self) -> wire.HostPayload:
         cpu, memory = self._load

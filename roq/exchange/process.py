@@ -9,7 +9,7 @@ import time
 
 from roq.errors import ProcessFailed
 from roq.exchange.forwarder import Forwarder
-from roq.runtime.child import announce_ready, open_board
+from roq.runtime.child import Lease, announce_ready, open_board
 from roq.runtime.liveness import BEAT_SECONDS
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient
@@ -44,8 +44,9 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
             monitor = RpcClient(changed.monitor.clients_endpoint(), wire.Reply)
         report()
 
-    control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, counters, configure)
+    control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, counters, configure, process.term)
     board = open_board(spec)
+    lease = Lease(board)
     where = wire.ExchangeAddress(
         process.exchange, spec.address, forwarder.front_port, forwarder.back_port, time.time_ns() & 0xFFFF_FFFF_FFFF
     )
@@ -63,6 +64,7 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
         while not stop.is_set():
             if not forwarder.alive:
                 raise ProcessFailed("the forwarding thread ended by itself")
+            lease.check()
             board.beat(spec.slot)
             try:
                 async with asyncio.timeout(BEAT_SECONDS):

@@ -1,30 +1,35 @@
 """What an earlier Monitor's host left behind: lives of Exchanges that are replaced and may still carry messages. Pure.
 
 A host counts as lost when its HCM's session has ended; its processes may live on, with publishers that obey the old Monitor.
-Such a life is over once it is known to be dead or has obeyed the higher term (fencing.py), or once its lease must have run
-out: the processes of a host end by themselves when their HCM has not renewed it (runtime/lease.py). Time comes in as an
-argument (monotonic seconds): only its own clock counts for either side.
+Such a life is over once it is known to have ended (fencing.py), or once its lease must have run out: the processes of a host
+end by themselves when their HCM has not renewed it (HeartbeatBoard.renew_lease). Each side counts on its own monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable
+
+from roq.wire.assignment import FormerProcess
 
 
 class FormerLives:
-    """`lives`: seconds from now until the lease must be over, by what to call the life."""
+    """The Exchanges `lives`, whose leases end at most their lease_seconds from `now` (monotonic seconds)."""
 
-    def __init__(self, lives: Mapping[str, float] | None = None, now: float = 0.0) -> None:
-        self._until = {name: now + seconds for name, seconds in (lives or {}).items()}
+    def __init__(self, lives: Iterable[FormerProcess] = (), now: float = 0.0) -> None:
+        self._lives = {life.exchange: (life.host, now + life.lease_seconds) for life in lives}
 
-    def gone(self, name: str) -> None:
-        """It has ended, or takes no frames any more."""
-        self._until.pop(name, None)
+    def gone(self, exchange: str) -> None:
+        """It has ended, or obeys this Monitor."""
+        self._lives.pop(exchange, None)
 
-    def keep(self, names: frozenset[str]) -> None:
+    def keep(self, exchanges: Collection[str]) -> None:
         """Only these are still meant: the hosts of the others are back, and stopped them before."""
-        self._until = {name: until for name, until in self._until.items() if name in names}
+        self._lives = {exchange: life for exchange, life in self._lives.items() if exchange in exchanges}
 
     def left(self, now: float) -> tuple[str, ...]:
-        """Those that may still carry messages."""
-        return tuple(name for name, until in self._until.items() if now < until)
+        """Those that may still carry messages, in words."""
+        return tuple(
+            f"Exchange {exchange} of the lost host {host}, which may go on for {until - now:.0f} s"
+            for exchange, (host, until) in self._lives.items()
+            if now < until
+        )

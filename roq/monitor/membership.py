@@ -101,6 +101,7 @@ class Membership:
             anew = {ExchangeState.ACTIVE: ExchangeState.STARTING, ExchangeState.DRAINING: ExchangeState.RETIRING}
             fresh.state = anew.get(known.state, known.state)
         self.exchanges[address.id] = fresh
+        self.former.gone(address.id)  # it obeys this Monitor, and is proved like any other
         self.version += 1
         out.append(Watch(address))
         out += self._tell_subscribers()

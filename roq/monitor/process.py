@@ -18,13 +18,15 @@ import zmq
 from roq.errors import FrameError, NotReady, RoqError
 from roq.monitor.backup import Roll
 from roq.monitor.beacons import Beacons
+from roq.monitor.fencing import fence
+from roq.monitor.former import FormerLives
 from roq.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
 from roq.monitor.records import Answer, Instruction, Notify, Probe, Retire, Unwatch, Watch
 from roq.monitor.statistics import Statistics
 from roq.monitor.watch import ExchangeWatch
 from roq.runtime import sockets
 from roq.runtime.backoff import delays
-from roq.runtime.child import announce_ready, open_board
+from roq.runtime.child import Lease, announce_ready, open_board
 from roq.runtime.liveness import BEAT_SECONDS
 from roq.runtime.observe import Counters, Refusals
 from roq.runtime.rpc import RpcServer
@@ -33,7 +35,7 @@ from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import frame as frames
 from roq.wire import kpi as kpi_wire
 from roq.wire import monitor as wire
-from roq.wire.assignment import MonitorRole, ProcessSpec
+from roq.wire.assignment import FormerProcess, MonitorRole, ProcessSpec
 from roq.wire.child import ChildSpec
 from roq.wire.frame import Header, Kind
 from roq.wire.limits import DECISIONS_KEPT
@@ -61,7 +63,16 @@ class Monitor:
         self._kpi: kpi_wire.QueueKpi | None = None
         self._probe_wanted = asyncio.Event()
         self._tasks = Tasks(lambda error: stop.set())
-        self._control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, self.counters, self._configure)
+        self._control = ShutdownMonitor(
+            process.name,
+            spec.address,
+            spec.ports["control"],
+            stop,
+            self.counters,
+            self._configure,
+            process.term,
+            self._fenced,
+        )
         kpis = sockets.control_socket(zmq.PUB)
         sockets.bind(kpis, spec.address, spec.ports["kpis"])
         self._kpis = sockets.Link(kpis)
@@ -83,7 +94,26 @@ class Monitor:
             return Membership(self._process.term, use)
         for seconds in (REJOIN_SECONDS, NEWCOMER_SECONDS):  # what had to wait goes on then, not only at the next tick
             asyncio.get_running_loop().call_later(seconds, self._look)
-        return Membership(self._process.term, use, expected, time.monotonic())
+        now = time.monotonic()
+        lives = [life for life in self._process.former if life.exchange]
+        return Membership(self._process.term, use, expected, now, FormerLives(lives, now))
+
+    def _fenced(self, term: int) -> None:
+        """The queue is led elsewhere: everybody shall look there at once."""
+        for peer in self._membership.peers():
+            self._server.notify(peer, wire.Standby(term))
+
+    async def _fence(self, former: FormerProcess, term: int) -> None:
+        """What lives on at a lost host ends now if it can be reached, else with its lease."""
+        await fence(former, term)
+        if term == self._process.term:
+            self._membership.former.gone(former.exchange)
+            self._look()
+
+    def _fence_all(self) -> None:
+        if self._process.role is MonitorRole.ACTIVE:
+            for former in self._process.former:
+                self._tasks.start(self._fence(former, self._process.term), f"fence {former.name}")
 
     def _configure(self, process: ProcessSpec) -> None:
         """A backup is activated, a term begins, or the queue's Monitors changed."""
@@ -97,6 +127,9 @@ class Monitor:
             activated = (before.role, process.role) == (MonitorRole.BACKUP, MonitorRole.ACTIVE)
             self._membership = self._fresh_membership(self._roll.expected(time.monotonic()) if activated else None)
             self._roll = Roll()
+            self._fence_all()
+        elif process.former != before.former:
+            self._membership.former.keep({one.exchange for one in process.former})
         if process.role is MonitorRole.ACTIVE and process.monitors != before.monitors:
             for peer in self._membership.peers():
                 self._server.notify(peer, wire.Monitors(process.term, process.monitors))
@@ -275,11 +308,14 @@ class Monitor:
     async def serve(self) -> None:
         """Until stopped."""
         board = open_board(self._spec)
+        lease = Lease(board)
         self._tasks.start(self._probe(), "probe")
+        self._fence_all()
         board.beat(self._spec.slot)
         announce_ready(self._spec)
         try:
             while not self._stop.is_set():
+                lease.check()
                 board.beat(self._spec.slot)
                 try:
                     async with asyncio.timeout(BEAT_SECONDS):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from pathlib import Path
 
+from roq.errors import ProcessFailed
 from roq.runtime.liveness import BEAT_SECONDS, HeartbeatBoard
 from roq.wire.child import ChildSpec
 
@@ -26,6 +28,22 @@ async def beat(board: HeartbeatBoard, slot: int) -> None:
     while True:
         board.beat(slot)
         await asyncio.sleep(BEAT_SECONDS)
+
+
+class Lease:
+    """The host's lease as one process sees it. It counts once it was seen to run: an HCM that has just come back starts what is
+    wanted before it can renew it."""
+
+    def __init__(self, board: HeartbeatBoard) -> None:
+        self._board = board
+        self._given = False
+
+    def check(self) -> None:
+        """Raises ProcessFailed when it is over: what lives on unseen must not carry what goes on elsewhere."""
+        if not self._board.lease_is_over(time.monotonic()):
+            self._given = True
+        elif self._given:
+            raise ProcessFailed("the HCM has not renewed this host's lease: the process ends, it may be replaced elsewhere")
 
 
 def open_board(spec: ChildSpec) -> HeartbeatBoard:

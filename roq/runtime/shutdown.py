@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class ShutdownMonitor:
-    """Serves Shutdown, Ping and Configure on `address:port` (0: any free port, see `port`)."""
+    """Serves Shutdown, Ping, Configure and Fence on `address:port` (0: any free port, see `port`). term: of a process that a
+    higher one replaces; on_fenced(term): just before it stops for that."""
 
     def __init__(
         self,
@@ -29,7 +30,10 @@ class ShutdownMonitor:
         stop: asyncio.Event,
         counters: Counters,
         configure: Callable[[ProcessSpec], None] | None = None,
+        term: int | None = None,
+        on_fenced: Callable[[int], None] | None = None,
     ) -> None:
+        self._term, self._on_fenced = term, on_fenced
         self._name, self._stop, self._counters, self._configure = name, stop, counters, configure
         self._server = RpcServer(address, port, wire.Request, self._handle, counters=counters)
         self.port = self._server.port
@@ -46,7 +50,20 @@ class ShutdownMonitor:
                 if self._configure is None:
                     raise CallError(f"{self._name} takes no new configuration while it runs")
                 self._configure(spec)
+                if self._term is not None:
+                    self._term = spec.term
                 return wire.Done()
+            case wire.Fence(name, term):
+                return self._fence(name, term)
+
+    def _fence(self, name: str, term: int) -> msgspec.Struct:
+        if name != self._name or self._term is None or term <= self._term:
+            raise CallError(f"{self._name} of term {self._term} is not replaced by {name} of term {term}")
+        log.warning("replaced under a higher term: stopping", extra={"fields": {"term": self._term, "higher": term}})
+        if self._on_fenced is not None:
+            self._on_fenced(term)
+        asyncio.get_running_loop().call_soon(self._stop.set)
+        return wire.Done()
 
     def close(self) -> None:
         """Stop serving."""

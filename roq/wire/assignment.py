@@ -31,6 +31,7 @@ class ProcessKind(StrEnum):
     MASTER = "master"
 
 
+LEASE_UNKNOWN_SECONDS = 15.0  # of a host that did not tell its own: longer than the ordinary one
 WORK = "work/"
 STORES = "stores/"
 
@@ -89,11 +90,24 @@ class MonitorAddress(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"tcp://{self.address}:{self.kpis}"
 
 
+class FormerProcess(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A Monitor or Exchange that was replaced because its host was lost, and may live on there. port: of its Shutdown Monitor,
+    0 if not known; lease_seconds: after that time it has ended by itself."""
+
+    name: str
+    host: str
+    exchange: str = ""
+    address: str = ""
+    port: int = 0
+    lease_seconds: float = LEASE_UNKNOWN_SECONDS
+
+
 class ProcessSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process the host shall run. `monitor`: the active one; None where it is on the same host: the HCM knows its ports.
 
-    For kind MONITOR: its `role`, and `monitors`, the queue's Monitors as far as they are known, the active one first; empty
-    while it is the only one. For kind MASTER: its `role`, and `work`. For kind STORE: queue is empty.
+    For kind MONITOR: its `role`; `monitors`, the queue's Monitors as far as they are known, the active one first, empty while
+    it is the only one; `former`, what lost hosts may still run of the queue. For kind MASTER: its `role`, and `work`. For kind
+    STORE: queue is empty.
     """
 
     kind: ProcessKind
@@ -106,6 +120,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     role: MonitorRole = MonitorRole.ACTIVE
     monitors: tuple[MonitorAddress, ...] = ()
     work: WorkQueueSpec | None = None
+    former: tuple[FormerProcess, ...] = ()
 
     @property
     def name(self) -> str:
@@ -160,7 +175,8 @@ class RunningProcess(msgspec.Struct, frozen=True):
 
 
 class HostReport(msgspec.Struct, frozen=True):
-    """What runs on a host, and which assignment it has taken in."""
+    """What runs on a host, and which assignment it has taken in. lease_seconds: so long after the host is found lost its
+    processes may go on; 0 if not told."""
 
     host: str
     address: str
@@ -168,10 +184,12 @@ class HostReport(msgspec.Struct, frozen=True):
     epoch: int
     revision: int
     processes: tuple[RunningProcess, ...] = ()
+    lease_seconds: float = 0.0
 
 
 class QueueRecord(msgspec.Struct, frozen=True):
-    """JSON of `queues/<q>`: a queue's metadata. `exchanges`: host by Exchange id; `backups`: hosts of its backup Monitors."""
+    """JSON of `queues/<q>`: a queue's metadata. `exchanges`: host by Exchange id; `backups`: hosts of its backup Monitors;
+    `former`: what was replaced because its host was lost."""
 
     name: str
     settings: QueueSettings
@@ -182,6 +200,7 @@ class QueueRecord(msgspec.Struct, frozen=True):
     created: float  # seconds since 1970, for people only
     transaction: str = ""  # id of the request that created it
     backups: tuple[str, ...] = ()
+    former: tuple[FormerProcess, ...] = ()
 
     @property
     def monitor_hosts(self) -> tuple[str, ...]:

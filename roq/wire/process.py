@@ -1,4 +1,4 @@
-"""Control endpoint of every RoQ process (its Shutdown Monitor): REQUEST Shutdown | Ping | Configure → Done | Pong.
+"""Control endpoint of every RoQ process (its Shutdown Monitor): REQUEST Shutdown | Ping | Configure | Fence → Done | Pong.
 
 Bound on the process's own `control` port. Configure replaces the process's ProcessSpec while it runs (a changed policy).
 """
@@ -26,6 +26,14 @@ class Configure(msgspec.Struct, frozen=True, tag=True, array_like=True):
     spec: ProcessSpec
 
 
+class Fence(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The queue is led elsewhere under this term: stop if you are the process of this name and your term is lower. CallError
+    otherwise: what is meant is gone, or belongs to that term by now."""
+
+    name: str
+    term: int
+
+
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The order was taken."""
 
@@ -38,5 +46,5 @@ class Pong(msgspec.Struct, frozen=True, tag=True, array_like=True):
     counters: dict[str, int]
 
 
-Request = Shutdown | Ping | Configure
+Request = Shutdown | Ping | Configure | Fence
 Reply = Done | Pong

@@ -21,7 +21,7 @@ from roq.monitor.membership import Membership
 from roq.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS
 from roq.monitor.records import CARRYING, Answer, ExchangeState, Instruction, Notify, Retire
 from roq.wire import monitor as wire
-from roq.wire.assignment import Overflow
+from roq.wire.assignment import FormerProcess, Overflow
 from roq.wire.frame import Kind, PathOpening
 from roq.wire.monitor import ExchangeAddress
 
@@ -376,7 +376,8 @@ class Queue:
         """The host of the Monitor and of this Exchange counts as lost; both live on until they are fenced."""
         if lost in self.alive and not self.former:
             self.former[lost] = self.now + FENCE_SECONDS
-            self.monitor = Membership(1, USE, None, self.now, FormerLives({lost: FENCE_SECONDS}, self.now))
+            life = FormerProcess(f"exchange/q/{lost}", "h", lost, lease_seconds=FENCE_SECONDS)
+            self.monitor = Membership(1, USE, None, self.now, FormerLives([life], self.now))
             self.begun = self.now
             self.drains.clear()
             self.retiring.clear()

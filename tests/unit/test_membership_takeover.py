@@ -13,9 +13,11 @@ from roq.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE
 from roq.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS
 from roq.monitor.records import ExchangeState
 from roq.wire import monitor as wire
+from roq.wire.assignment import FormerProcess
 from tests.unit.small_queue import USE, Queue, S, T, notices, replies
 
-OLD = "Exchange 1 of the lost host h1"
+OLD = FormerProcess("exchange/q/old", "h1", "old", lease_seconds=12.0)
+ANOTHER = FormerProcess("exchange/q/another", "h1", "another", lease_seconds=12.0)
 
 
 def taken_over(*exchanges: str, expected: frozenset[int] | None = None, former: FormerLives | None = None) -> Queue:
@@ -88,30 +90,40 @@ def test_nobody_new_is_ready_before_every_exchange_had_time_to_report() -> None:
 
 
 def test_nobody_new_is_ready_while_a_life_of_a_lost_host_may_carry_messages() -> None:
-    queue = taken_over("A", former=FormerLives({OLD: 12.0}, 100.0))
+    queue = taken_over("A", former=FormerLives([OLD], 100.0))
     queue.subscribe()
     queue.tick(NEWCOMER_SECONDS, "A")
-    assert heard(queue, "A/1") == wire.Heard(3, False, (OLD,))
-    queue.machine.former.gone(OLD)
+    assert heard(queue, "A/1") == wire.Heard(3, False, ("Exchange old of the lost host h1, which may go on for 7 s",))
+    queue.machine.former.gone("old")
     assert notices(queue.tick(0.0, "A"), wire.Heard) == [wire.Heard(3, True)], "it is told at once"
     assert notices(queue.tick(0.0, "A"), wire.Heard) == []
 
 
 def test_a_life_whose_lease_has_run_out_is_not_waited_for() -> None:
-    queue = taken_over("A", former=FormerLives({OLD: 12.0}, 100.0))
+    queue = taken_over("A", former=FormerLives([OLD], 100.0))
     queue.subscribe()
     queue.tick(12.0, "A")
     assert heard(queue, "A/1").ready
 
 
 def test_a_life_of_a_host_that_is_back_is_not_waited_for() -> None:
-    lives = FormerLives({OLD: 12.0, "another": 12.0}, 100.0)
-    lives.keep(frozenset({"another"}))
-    assert lives.left(101.0) == ("another",)
+    lives = FormerLives([OLD, ANOTHER], 100.0)
+    lives.keep({"another"})
+    assert [words.split(" of ")[0] for words in lives.left(101.0)] == ["Exchange another"]
+
+
+def test_a_life_that_reports_is_proved_like_any_other() -> None:
+    queue = taken_over("A", former=FormerLives([OLD], 100.0))
+    queue.exchange("old")
+    queue.subscribe()
+    queue.join(path=4, exchange="old")
+    queue.tick(NEWCOMER_SECONDS, "A", "old")
+    assert heard(queue, "A/1") == wire.Heard(3, False)
+    assert heard(queue, "A/1", "old/1").ready
 
 
 def test_who_was_ready_before_is_told_at_once() -> None:
-    queue = taken_over("A", former=FormerLives({OLD: 12.0}, 100.0))
+    queue = taken_over("A", former=FormerLives([OLD], 100.0))
     queue.machine.join_subscriber(wire.JoinSubscriber(S, (">",), True), b"s21", queue.now)
     queue.tick(REJOIN_SECONDS, "A")
     assert heard(queue, "A/1") == wire.Heard(3, True)

@@ -15,6 +15,8 @@ from gcm.reconcile import assign, assign_all, changes, stamp
 from roq.coordination import paths
 from roq.coordination.multi import Create, Delete
 from roq.wire.assignment import (
+    LEASE_UNKNOWN_SECONDS,
+    FormerProcess,
     HostReport,
     MonitorRole,
     ProcessKind,
@@ -24,6 +26,7 @@ from roq.wire.assignment import (
     QueueSettings,
     RunningProcess,
     from_json,
+    to_json,
 )
 from roq.wire.gcm import CreateExchange, CreateQueue
 from roq.wire.hcm import HostPayload
@@ -83,7 +86,8 @@ def with_exchange(cluster: Cluster, queue: str, where: str, transaction: str = "
 
 def lose(cluster: Cluster, *names: str) -> Cluster:
     for name in names:
-        cluster = cluster.with_host(replace(cluster.hosts[name], registration=None, report=None))
+        at = cluster.hosts[name]
+        cluster = cluster.with_host(replace(at, registration=None, report=None, last_report=at.report or at.last_report))
     return cluster
 
 
@@ -207,6 +211,40 @@ def test_recovery_is_idempotent_and_may_stop_anywhere() -> None:
         assert not changes(done, recover(done))
         assert assign_all(done).hosts == done.hosts
         assert recovery.lost_hosts(done) == {}
+
+
+def test_the_new_monitor_knows_what_may_live_on_at_the_lost_host() -> None:
+    cluster = with_exchange(created(cluster_of("a", "b", "c"), "q", "a"), "q", "c")
+    [old, kept] = cluster.queues["q"].exchanges
+    last = cluster.hosts["a"].report
+    assert last is not None
+    processes = tuple(msgspec.structs.replace(one, ports={**one.ports, "control": 9}) for one in last.processes)
+    told = msgspec.structs.replace(last, processes=processes, lease_seconds=8.0)
+    after = recover(lose(cluster.with_host(replace(cluster.hosts["a"], report=told)), "a"))
+    exchange = FormerProcess(f"exchange/q/{old}", "a", old, "10.0.0.a", 9, 8.0)
+    monitor = FormerProcess("monitor/q", "a", "", "10.0.0.a", 9, 8.0)
+    assert {*after.queues["q"].former} == {exchange, monitor}
+    [spec] = monitors_of(after, "q").values()
+    assert {*spec.former} == {exchange, monitor}
+    assert kept in after.queues["q"].exchanges
+    again = recover(lose(settle(after, "q"), after.queues["q"].monitor_host))
+    assert {exchange, monitor} < {*again.queues["q"].former}, "nobody has seen the end of those"
+    back = replace(again, hosts={**again.hosts, "a": host("a")})
+    assert not {"a"} & {one.host for one in next(iter(monitors_of(assign_all(back), "q").values())).former}, "it stopped them"
+
+
+def test_of_a_host_that_never_reported_the_lease_is_waited_for() -> None:
+    cluster = created(cluster_of("a", "b"), "q", "a")
+    cluster = cluster.with_host(replace(cluster.hosts["a"], report=None))
+    after = recover(lose(cluster, "a"))
+    assert {(one.port, one.lease_seconds) for one in after.queues["q"].former} == {(0, LEASE_UNKNOWN_SECONDS)}
+
+
+def test_records_of_before_and_after_know_each_other() -> None:
+    """A record without lost processes is written as before, and one without the field is read."""
+    record = QueueRecord("q", QueueSettings(), True, "a", 1, {"e": "a"}, 1.0)
+    older = to_json(record).replace(b',"former":[]', b"")
+    assert from_json(older, QueueRecord) == record
 
 
 def test_without_a_backup_a_new_monitor_is_placed_and_exchanges_start_beside_it() -> None:

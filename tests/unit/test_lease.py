@@ -1,0 +1,57 @@
+"""The lease of a host's processes: given by its HCM on the heartbeat board, and the end of those that live on without."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from roq.errors import ProcessFailed
+from roq.runtime.child import Lease
+from roq.runtime.liveness import LEASE_MARGIN_SECONDS, HeartbeatBoard, HostLoad, lease_left_seconds, lease_seconds
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> HeartbeatBoard:
+    return HeartbeatBoard(tmp_path / "board")
+
+
+def test_without_a_lease_nothing_ends(board: HeartbeatBoard) -> None:
+    assert not board.lease_is_over(1e9)
+    Lease(board).check()
+
+
+def test_a_process_ends_when_its_lease_does(board: HeartbeatBoard) -> None:
+    lease = Lease(board)
+    board.renew_lease(time.monotonic() + 60)
+    lease.check()
+    board.renew_lease(time.monotonic() - 0.001)
+    with pytest.raises(ProcessFailed, match="lease"):
+        lease.check()
+
+
+def test_a_process_that_starts_after_the_end_waits_for_the_next_lease(board: HeartbeatBoard) -> None:
+    """An HCM that is back starts what is wanted before it is registered and may renew."""
+    board.renew_lease(time.monotonic() - 1)
+    lease = Lease(board)
+    lease.check()
+    board.renew_lease(time.monotonic() + 60)
+    lease.check()
+    board.renew_lease(time.monotonic() - 1)
+    with pytest.raises(ProcessFailed):
+        lease.check()
+
+
+def test_load_and_lease_share_the_board(board: HeartbeatBoard) -> None:
+    board.renew_lease(12.5)
+    board.set_host_load(HostLoad(0.5, 0.25, 3, 8))
+    assert (board.lease(), board.host_load()) == (12.5, HostLoad(0.5, 0.25, 3, 8))
+
+
+@pytest.mark.parametrize("session", [1.0, 6.0, 120.0])
+def test_a_lease_outlives_the_session_and_is_over_when_it_is_said_to_be(session: float) -> None:
+    """The HCM dies right after a renewal. ZooKeeper may have heard of it a third of the session before."""
+    found_lost_at_the_earliest = session - session / 3
+    assert lease_seconds(session) == session + LEASE_MARGIN_SECONDS
+    assert found_lost_at_the_earliest + lease_left_seconds(session) >= lease_seconds(session) + 1.0

@@ -43,7 +43,7 @@ BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however m
 HELD_BYTES = 64 * 1024 * 1024  # held back for order before other reading stops: some 100 ms of all that a host can send
 HELD_BYTES_MAX = 2 * HELD_BYTES  # what was sent before the awaited FINs and is held too fits in; beyond it the wait ends
 HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its old one when nothing lies unread
-# and in any case: a reader that needs longer for what came before does without; one that is sent too much may miss the end itself
+# and in any case: a reader that needs longer for what came before does without; with "drop" the end itself may not have come
 HOLD_MAX_SECONDS = {Overflow.BLOCK: 600.0, Overflow.DROP: 60.0}
 SLOW_SECONDS = 10.0  # with overflow "block": no message taken for this long while the buffer is full
 SWEEP_SECONDS = 60.0  # between two looks at who has ended

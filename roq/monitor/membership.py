@@ -16,7 +16,7 @@ be unknown to the subscribers that are missing, a silent loss), and nobody new i
 an Exchange that has not reported yet. Those that may carry messages of that time have to be proved though they are STARTING.
 
 Invariants (`check`): publishers are on Exchanges that exist; nobody is moved to an Exchange that is not ACTIVE; an Exchange
-that carries messages is proved by every ready subscriber.
+that carries messages is proved by every ready subscriber; while `_settled`, nothing waits for what a subscriber reports.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class Membership:
         self.publishers: dict[int, Publisher] = {}
         self.subscribers: dict[int, Subscriber] = {}
         self._waiting: list[Waiting] = []
+        self._settled = False  # nothing waits for a subscriber: what one reports changes nothing but itself
+        self._joined = 0.0  # when a subscriber did last
         self._started = begun or 0.0
         self._begun = begun
         self._expected = expected
@@ -238,6 +240,7 @@ class Membership:
         if any(one.relocated or one.opening(now) for one in self.publishers.values()):
             raise NotReady("publishers are being moved: try again")
         self.subscribers[request.subscriber] = Subscriber(peer, now, request.returning)
+        self._joined = now
         use = self._use
         return wire.SubscriberWelcome(self.term, self.version, self.visible(), use.overflow, use.max_frame_bytes)
 
@@ -255,7 +258,7 @@ class Membership:
         out: list[Instruction] = [Notify(peer, wire.Heard(self.term, subscriber.told, waits))]
         if report.version < self.version:
             out.append(Notify(peer, wire.Exchanges(self.term, self.version, self.visible())))
-        return out + self._settle(now)
+        return out if self._settled else out + self._settle(now)
 
     def leave(self, member: int, now: float) -> list[Instruction]:
         """A member said good-bye, or is taken for gone."""
@@ -382,7 +385,19 @@ class Membership:
                 self.version += 1
                 out.append(Unwatch(exchange.address))
                 out += self._tell_subscribers()
-        return out + self._relocations(now) + self._answers(now)
+        out += self._relocations(now) + self._answers(now)
+        self._settled = self._nothing_pending()
+        return out
+
+    def _nothing_pending(self) -> bool:
+        """Whether `_settle` has nothing to do, whatever subscribers report and however much time passes. With thousands of them
+        nearly all calls of it would be for their reports, and each looks at all of them."""
+        steady = (ExchangeState.ACTIVE, ExchangeState.DRAINED)
+        return (
+            not self._waiting
+            and all(one.state in steady for one in self.exchanges.values())
+            and not any(one.lost or (one.target and not one.relocated) for one in self.publishers.values())
+        )
 
     def _tell_ready(self, now: float) -> list[Instruction]:
         """Tell those that are ready and have not been told."""
@@ -427,7 +442,8 @@ class Membership:
         return out
 
     def _joining(self, now: float) -> bool:
-        return any(not one.ready and now - one.joined < JOINING_SECONDS for one in self.subscribers.values())
+        recently = now - self._joined < JOINING_SECONDS
+        return recently and any(not one.ready and now - one.joined < JOINING_SECONDS for one in self.subscribers.values())
 
     def _proved(self, exchange: Exchange, now: float) -> bool:
         if now - exchange.last_report > EXCHANGE_SILENT_SECONDS or not self._members_known(now):
@@ -439,7 +455,8 @@ class Membership:
         return any(exchange in (one.exchange, one.target, *one.offered) for one in self.publishers.values())
 
     def _left(self, exchange: Exchange) -> bool:
-        return all(exchange.address.token not in one.attached for one in self.subscribers.values())
+        token = exchange.address.token
+        return all(token not in one.attached for one in self.subscribers.values())
 
     def _empty(self, exchange: Exchange) -> None:
         for id, publisher in self.publishers.items():
@@ -465,3 +482,4 @@ class Membership:
                 for exchange in self.exchanges.values():
                     proved = exchange.address.token in subscriber.attached
                     assert proved or exchange.state not in CARRYING, f"{exchange.address.id} carries unproved"
+        assert not self._settled or self._nothing_pending(), "something waits for a subscriber's report"

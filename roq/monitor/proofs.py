@@ -15,8 +15,8 @@ def missing_proofs(exchanges: Collection[Exchange], subscribers: Collection[Subs
     """One probe through every Exchange that some subscriber has yet to prove; RETIRE again for who came late."""
     out: list[Instruction] = [Retire(one.address) for one in exchanges if one.state is ExchangeState.RETIRING]
     for one in exchanges:
-        waits = one.state in (*CARRYING, ExchangeState.STARTING)
-        if waits and any(one.address.token not in subscriber.attached for subscriber in subscribers):
+        waits, token = one.state in (*CARRYING, ExchangeState.STARTING), one.address.token
+        if waits and any(token not in subscriber.attached for subscriber in subscribers):
             out.append(Probe(one.address))
     return out
 
@@ -36,7 +36,7 @@ def proved(exchange: Exchange, subscribers: Collection[Subscriber], now: float) 
     """Whether this Exchange may take publishers: nobody is waited for any more. One that is dead or frozen is not, nor for ever
     one that reads nothing although others do: it is not ready then, and sees from the numbers what it missed."""
     token = exchange.address.token
-    missing = [one for one in subscribers if token not in one.attached and _waited_for(one, now)]
+    missing = any(token not in one.attached and _waited_for(one, now) for one in subscribers)
     if missing and now - exchange.proving_since > PROVING_SECONDS:
         return any(token in one.attached for one in subscribers)
     return not missing

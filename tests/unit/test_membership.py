@@ -4,6 +4,8 @@ Random order of everything: tests/model/test_membership.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from roq.errors import NotReady
@@ -12,7 +14,7 @@ from roq.monitor.membership import (
     REJOIN_SECONDS,
 )
 from roq.monitor.proofs import JOINING_SECONDS
-from roq.monitor.records import ExchangeState, Notify, Probe, Watch
+from roq.monitor.records import ExchangeState, Notify, Probe, Subscriber, Watch
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from tests.unit.small_queue import P, Queue, S, T, address, notices, replies
@@ -265,3 +267,57 @@ def test_a_subscriber_that_never_gets_ready_stops_nothing() -> None:
     queue.move("B")
     queue.at(1, "A")
     assert len(notices(queue.tick(JOINING_SECONDS + 0.1, "A", "B"), wire.Relocate)) == 1
+
+
+# --- thousands of subscribers -------------------------------------------------------------------------------------------
+
+MANY = 200
+
+
+class Counted(dict[int, Subscriber]):
+    """Subscribers, and how many of them were looked at one after the other."""
+
+    looked_at = 0
+
+    def values(self) -> Iterator[Subscriber]:  # type: ignore[override]
+        for one in super().values():
+            self.looked_at += 1
+            yield one
+
+
+def crowd() -> tuple[Queue, Counted]:
+    """A queue with two Exchanges, a publisher, and MANY subscribers that are ready for a while."""
+    queue = Queue("A", "B")
+    queue.join()
+    queue.opened(1, "A")
+    for id in range(S, S + MANY):
+        queue.subscribe(id)
+        queue.proves("A/1", "B/1", id=id)
+    queue.tick(JOINING_SECONDS, "A", "B")
+    counted = queue.machine.subscribers = Counted(queue.machine.subscribers)
+    return queue, counted
+
+
+def test_a_report_that_changes_nothing_costs_the_same_with_many_subscribers() -> None:
+    queue, counted = crowd()
+    report = wire.SubscriberReport(S, 99, ("A/1", "B/1"), 0, 0, 0, 0, 0.0, 0.0, 0.0)
+    for _ in range(MANY):
+        assert queue.machine.subscriber_report(report, b"s21", queue.now) == [Notify(b"s21", wire.Heard(3, True))]
+    assert counted.looked_at == 0
+
+
+def test_what_waits_for_a_report_is_seen_at_once() -> None:
+    """An Exchange in its next life, its publisher's replay and who waits for it, all of which the last report releases."""
+    queue, counted = crowd()
+    queue.exchange("A", 2)
+    assert queue.machine.await_active("A", "waiter", queue.now) == []
+    for id in range(S, S + MANY - 1):
+        assert notices(queue.proves("A/2", "B/1", id=id), wire.Relocate) == []
+    assert queue.state("A") is ExchangeState.STARTING
+    last = queue.proves("A/2", "B/1", id=S + MANY - 1)
+    assert queue.state("A") is ExchangeState.ACTIVE
+    assert replies(last) == [wire.Recorded()]
+    queue.at(2, "A")
+    counted.looked_at = 0
+    queue.machine.subscriber_report(wire.SubscriberReport(S, 99, ("A/2", "B/1"), 0, 0, 0, 0, 0.0, 0.0, 0.0), b"", queue.now)
+    assert counted.looked_at == 0

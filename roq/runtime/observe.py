@@ -29,8 +29,8 @@ class _FactsInText(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         fields = getattr(record, "fields", None)
         if fields and not hasattr(record, "what"):
-            record.what = record.getMessage()
-            record.msg = f"{record.what}: {', '.join(f'{name}={value}' for name, value in fields.items())}"
+            what = record.__dict__["what"] = record.getMessage()
+            record.msg = f"{what}: {', '.join(f'{name}={value}' for name, value in fields.items())}"
             record.args = None
         return True
 

@@ -16,13 +16,14 @@ import os
 import random
 import time
 import weakref
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from threading import RLock
+from typing import TypeVar
 
 import msgspec
 
-from roq.errors import Closed, InvalidConfiguration, RoqError, StorageFailed, TemporaryError, WorkQueueConflict
+from roq.errors import Closed, InvalidConfiguration, RoqError, StorageFailed, StorageFull, TemporaryError, WorkQueueConflict
 from roq.ids import new_id
 from roq.log.local import LocalLog
 from roq.workqueue import desk
@@ -36,6 +37,7 @@ from roq.workqueue.records import (
     Payload,
     Pop,
     Purge,
+    Push,
     Record,
     ReleaseAll,
     RemoveDead,
@@ -47,6 +49,7 @@ from roq.workqueue.records import (
 KEEP_BYTES = 4 * 1024 * 1024  # room that puts leave to settlements on a full disk
 JITTER_SECONDS = 0.02  # so that not all who wait end the same lease
 SETTINGS = "settings.json"
+Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
@@ -100,17 +103,20 @@ class LogQueue:
         if not pushes:
             return []
         if any(task.dedup_key for task in tasks):
-            with self._lock:
-                effects = self._write_durably(pushes, keep_bytes=KEEP_BYTES)
+            effects = self._with_room(lambda: self._write_durably(pushes, keep_bytes=KEEP_BYTES), pushes)
             return [desk.put_id(push, effect) for push, effect in zip(pushes, effects, strict=True)]
-        self._log.sync(self._log.append([encode(pushes)], keep_bytes=KEEP_BYTES))
+        self._append(pushes)
         return [desk.put_id(push, ()) for push in pushes]
 
     def put_numbered(self, producer: int, first: int, tasks: Sequence[NewTask]) -> None:
         """Store tasks under the caller's numbers, first, first + 1, … of this producer; what it has put before, not again."""
         self._check_open()
         if pushes := desk.numbered(producer, first, tasks, self.settings, self._replica.now()):
-            self._log.sync(self._log.append([encode(pushes)], keep_bytes=KEEP_BYTES))
+            self._append(pushes)
+
+    def _append(self, pushes: Sequence[Push]) -> None:
+        entry = encode(pushes)
+        self._log.sync(self._with_room(lambda: self._log.append([entry], keep_bytes=KEEP_BYTES), pushes))
 
     def lease(
         self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
@@ -123,7 +129,7 @@ class LogQueue:
         self._replica.asked.add(pop.nonce)
         answer: Answer | None = None
         try:
-            answer = self._clerk.ask([*records, pop])
+            answer = self._with_room(lambda: self._clerk.ask([*records, pop]))
             handed = self._wait(pop, deadline).handed if answer.handed is None else answer.handed
             tasks = [desk.leased(one, self._desk.id, _payload(one.task.payload)) for one in handed]
             tokens = _tokens(settle, answer)
@@ -142,7 +148,7 @@ class LogQueue:
         now = self._replica.now()
         records = [desk.settlement(one, now) for one in settlements]
         nothing = msgspec.structs.replace(self._desk.lease(1, 1, 0, now), count=0)  # says whose request it is
-        answer = self._clerk.ask([*records, nothing])
+        answer = self._with_room(lambda: self._clerk.ask([*records, nothing]))
         return _tokens(settlements, answer)
 
     def peek(self, state: TaskState, count: int) -> list[TaskView]:
@@ -181,10 +187,13 @@ class LogQueue:
 
     def _count(self, command: Record) -> int:
         self._check_open()
+        effects = self._with_room(lambda: self._command(command))
+        return sum(effect.tasks for effect in effects[0] if type(effect) is Counted)
+
+    def _command(self, command: Record) -> list[Effects]:
         with self._lock:
             self._current_replica()
-            effects = self._write_durably([command])
-        return sum(effect.tasks for effect in effects[0] if type(effect) is Counted)
+            return self._write_durably([command])
 
     def close(self) -> None:
         """Let go. Leases that wait end with Closed; what is leased stays leased until it expires."""
@@ -278,9 +287,23 @@ class LogQueue:
         return replica
 
     def _write_durably(self, records: Sequence[Record], keep_bytes: int = 0) -> list[Effects]:
-        effects = self._clerk.replica().write(records, keep_bytes)
-        self._log.sync(self._replica.position)
-        return effects
+        with self._lock:
+            effects = self._clerk.replica().write(records, keep_bytes)
+            self._log.sync(self._replica.position)
+            return effects
+
+    # --- a full disk, without the lock ------------------------------------------------------------------------------------
+
+    def _with_room(self, write: Callable[[], Result], puts: Sequence[Push] = ()) -> Result:
+        """What `write` returns, which writes these. It wrote nothing because the disk is full: once more, after looking for
+        room."""
+        try:
+            return write()
+        except StorageFull:
+            with self._lock:
+                self._clerk.replica()
+            self._replica.relieve(len(encode(puts)))
+            return write()
 
 
 _everywhere: weakref.WeakSet[LogQueue] = weakref.WeakSet()

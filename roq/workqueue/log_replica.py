@@ -26,6 +26,9 @@ REPLAY_BYTES = 32 * 1024 * 1024  # of log behind a snapshot before the next is t
 SNAPSHOT_SHARE = 2  # a snapshot is taken when the log behind it is this many times as long, at least REPLAY_BYTES
 SKIP_BYTES = 1024 * 1024  # of log; less is folded even where there is a snapshot
 RETRY_SECONDS = 10.0  # after a snapshot that failed
+TIGHT_SECONDS = 1.0  # the same on a full disk, where acknowledgements may soon make it small enough
+RELIEF_SHARE = 10  # of the time, at most this part goes into looking for room
+UPKEEP_SECONDS = 5.0  # to wait for a snapshot that another thread or process is writing
 
 Effects = Sequence[Effect]
 logger = logging.getLogger(__name__)
@@ -50,6 +53,7 @@ class Replica:
         self._replay_bytes = replay_bytes
         self._snapshot_due = replay_bytes  # position at which the next snapshot is taken
         self._snapshot_after = 0.0  # monotonic
+        self._relief_after = 0.0  # monotonic
         self.chore: Thread | None = None  # writes a snapshot
 
     def now(self) -> int:
@@ -183,10 +187,13 @@ class Replica:
         self._snapshot_due = position + max(self._replay_bytes, SNAPSHOT_SHARE * size)
 
     def _look_at_length(self) -> None:
-        """Begin a snapshot if the log has grown long."""
-        if self.position >= self._snapshot_due and time.monotonic() >= self._snapshot_after:
-            self._snapshot_after = time.monotonic() + RETRY_SECONDS
-            self.chore = Thread(target=self._snapshot, name="roq-queue-snapshot", daemon=True)
+        """Begin a snapshot if the log has grown long, or its disk is full."""
+        tight = self.log.is_tight
+        if (tight or self.position >= self._snapshot_due) and time.monotonic() >= self._snapshot_after:
+            if self.chore is not None and self.chore.is_alive():
+                return
+            self._snapshot_after = time.monotonic() + (TIGHT_SECONDS if tight else RETRY_SECONDS)
+            self.chore = Thread(target=self._relieve if tight else self._snapshot, name="roq-queue-snapshot", daemon=True)
             self.chore.start()
 
     def hand_over(self) -> None:
@@ -212,7 +219,53 @@ class Replica:
                     if self._snapshot_due > self.position or not self.whole:
                         return
                     position, data = self.position, self.state.dump()
-                    self._plan(position, len(data))
                 self.log.snapshot(position, data)
+                with self._lock:
+                    self._plan(position, len(data))
         except (RoqError, OSError) as error:
             logger.warning("%s: no snapshot was taken, will be tried again: %s", self.log.folder, error)
+
+    # --- a full disk --------------------------------------------------------------------------------------------------
+
+    def _relieve(self) -> None:
+        """Thread."""
+        try:
+            self.relieve(0, wait_seconds=0)
+        except (RoqError, OSError) as error:
+            logger.warning("%s: no room was made on the full disk, will be tried again: %s", self.log.folder, error)
+
+    def relieve(self, put: int, *, wait_seconds: float = UPKEEP_SECONDS) -> bool:
+        """Make room on a full disk by a snapshot, which frees what is done; whether a put of so many bytes finds room now.
+
+        Waits for another that is at it. Not while holding the queue's lock."""
+        with self.log.upkeep(wait_seconds) as mine:
+            if not mine:
+                return False
+            if self.log.find_room(put):
+                return True
+            began = time.monotonic()
+            if began < self._relief_after:
+                return False
+            try:
+                return self._make_room(put)
+            finally:
+                ended = time.monotonic()
+                self._relief_after = ended + max((ended - began) * RELIEF_SHARE, TIGHT_SECONDS)
+
+    def _make_room(self, put: int) -> bool:
+        with self._lock:
+            if not self.whole or self.position == 0:
+                self.mend()
+            self.catch_up()
+            if not self.log.is_worth(self.state.payload_bytes(), put):
+                return False  # too much of it waits to be done
+            data = self.state.dump()
+            if not self.log.is_worth(len(data), put):
+                return False
+            self.log.make_way()
+            self.catch_up()
+            position, data = self.position, self.state.dump()
+        self.log.snapshot(position, data)
+        with self._lock:
+            self._plan(position, len(data))
+        return self.log.find_room(put)

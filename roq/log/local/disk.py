@@ -41,6 +41,15 @@ class Disk:
         """Make room for `size` bytes, zeros, so that writing there can't find the disk full and needs no journal."""
         os.posix_fallocate(descriptor, 0, size)
 
+    def free(self, folder: Path) -> int:
+        """Bytes that may still be allocated on the folder's disk."""
+        status = os.statvfs(folder)
+        return status.f_bavail * status.f_frsize
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Make the file this long; what it loses is free again."""
+        os.ftruncate(descriptor, size)
+
     def rename(self, old: Path, new: Path) -> None:
         """Put `new` in place, durably."""
         os.replace(old, new)
@@ -74,17 +83,21 @@ class Disk:
         """Put a whole file in place: it is there with all its bytes, durably, or not at all."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
-            descriptor = self.open(temporary)
-            try:
-                os.ftruncate(descriptor, 0)
-                self.write_all(descriptor, data, 0)
-                self.sync(descriptor)
-            finally:
-                os.close(descriptor)
-            self.rename(temporary, path)
+            self.replace(temporary, path, data)
         except OSError:
             self.remove(temporary)
             raise
+
+    def replace(self, room: Path, path: Path, data: bytes) -> None:
+        """The same, written over the file `room`, which may be there already and becomes this one."""
+        descriptor = self.open(room)
+        try:
+            self.write_all(descriptor, data, 0)
+            self.truncate(descriptor, len(data))
+            self.sync(descriptor)
+        finally:
+            os.close(descriptor)
+        self.rename(room, path)
 
 
 def failure(error: OSError, what: str) -> RoqError:

@@ -36,6 +36,7 @@ class Word(IntEnum):
     ROUND = 17  # number of the group sync that a writer may still join
     CLOCK_OFFSET = 18  # ms to add to CLOCK_BOOTTIME (clock.py)
     CLOCK_BOOT = 19  # number of the boot for which the offset was chosen: version 0.1 knows neither, and leaves both
+    TIGHT = 20  # 1: a put was refused because the disk is full, or an acknowledgement took what is kept; 0: not since
     BELL = 24  # counts appends; the futex word
     LISTEN = 25  # CLOCK_MONOTONIC milliseconds until which somebody may be waiting for the bell
 
@@ -53,7 +54,7 @@ class Header(Mapped):
         words[Word.MAGIC] = 0
         words[Word.FIRST], words[Word.ACTIVE] = first, active
         words[Word.WRITTEN] = words[Word.INTENT] = words[Word.DURABLE] = end
-        words[Word.FAILED] = words[Word.LISTEN] = words[Word.ROLL] = 0
+        words[Word.FAILED] = words[Word.LISTEN] = words[Word.ROLL] = words[Word.TIGHT] = 0
         self.adopt(cookie)
 
     def ring(self) -> None:

@@ -16,6 +16,7 @@ several machines; a process that is stopped (SIGSTOP) while it holds a lock hold
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -25,7 +26,7 @@ from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 from zlib import crc32
 
-from roq.errors import CallError, Closed, LogTrimmed, StorageFailed
+from roq.errors import CallError, Closed, LogTrimmed, StorageFailed, StorageFull
 from roq.log.local import snapshots
 from roq.log.local.board import Board, open_board
 from roq.log.local.disk import FULL, MODE, Disk, failure
@@ -33,9 +34,11 @@ from roq.log.local.header import Word
 from roq.log.local.layout import ENTRY_BYTES_MAX, ENTRY_HEAD, damaged, entry_length, pack, padded, unpack
 from roq.log.local.locks import ROUNDS, release, try_alone
 from roq.log.local.opening import open_folder
-from roq.log.local.segments import SEGMENT_BYTES, Segment
+from roq.log.local.room import Room
+from roq.log.local.segments import KEPT, Segment
 
 READ_BYTES = 4 * 1024 * 1024
+UPKEEP_PAUSE_SECONDS = 0.01
 BOARD = "board"  # another layout gets another name: versions that share a folder don't read each other's boards
 
 _logger = logging.getLogger(__name__)
@@ -44,15 +47,15 @@ _logger = logging.getLogger(__name__)
 class LocalLog:
     """An open log. Any thread. Positions are ints that grow with every entry; 0 is before the first.
 
-    segment_bytes: of a new log; an existing one keeps its own. disk, wall (ns since 1970): for tests. Raises InvalidAddress
-    (no rights, not a log), UnknownFormat, StorageFailed (damaged), StorageFull.
+    segment_bytes: of a new log, None: as fits its disk; an existing one keeps its own. disk, wall (ns since 1970): for tests.
+    Raises InvalidAddress (no rights, not a log), UnknownFormat, StorageFailed (damaged), StorageFull.
     """
 
     def __init__(
         self,
         folder: Path,
         *,
-        segment_bytes: int = SEGMENT_BYTES,
+        segment_bytes: int | None = None,
         disk: Disk | None = None,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -62,6 +65,8 @@ class LocalLog:
             opened = open_folder(self.folder, self._disk, segment_bytes, wall)
         self._cookie, self._locks, self._segments, self._header, self._clock = opened
         self._words = self._header.words
+        self._room = Room(self.folder, self._disk, self._segments)
+        self._upkeeping = threading.Lock()
         self._appending = threading.Lock()
         self._syncing = threading.Lock()
 
@@ -104,8 +109,8 @@ class LocalLog:
     def append(self, entries: Sequence[bytes], *, keep_bytes: int = 0) -> int:
         """Write entries, in a row; the position of the last one. Not durable yet: see `sync`.
 
-        keep_bytes: leave this much room on a full disk for those who append with 0. Raises StorageFull (nothing was written),
-        StorageFailed (what was written is unknown).
+        keep_bytes: leave this much of the segment (at most half), and what room.py keeps, to those who append with 0. Raises
+        StorageFull (nothing was written), StorageFailed (what was written is unknown).
         """
         total = sum([padded(len(entry)) for entry in entries])
         if total > ENTRY_BYTES_MAX:
@@ -192,12 +197,29 @@ class LocalLog:
             self._mend()
         segment = self._segments.open(words[Word.ACTIVE])
         room = segment.end_max - words[Word.WRITTEN]
+        spared = room - total < min(keep_bytes, self._segments.segment_bytes // 2) and not self._segments.has_spare()
+        if keep_bytes and (spared or room < total or words[Word.TIGHT]):
+            self._leave_room(total)
         if room < total:
-            return self._widen(segment, total) if words[Word.WRITTEN] == segment.base else self._roll(total)
-        if room - total < keep_bytes and not self._segments.has_spare():
-            with self._failures(f"{self.folder}: no room for more segments"):
-                self._segments.make_spare()
+            empty = words[Word.WRITTEN] == segment.base
+            return self._widen(segment, total) if empty else self._roll(total, take_kept=not keep_bytes)
         return segment
+
+    def _leave_room(self, total: int) -> None:
+        """Keep what room.py says, and a spare, or refuse the put. Under the append lock."""
+        end = self._words[Word.WRITTEN] + total
+        try:
+            with self._failures(f"{self.folder}: no room for more tasks until others are done"):
+                if not self._room.is_kept(end) and not self._room.is_ample(end):
+                    with self.upkeep() as mine:
+                        if not mine:
+                            raise OSError(errno.ENOSPC, "a snapshot is being written")
+                        self._room.keep(end)
+                self._segments.make_spare()
+            self._words[Word.TIGHT] = 0
+        except StorageFull:
+            self._words[Word.TIGHT] = 1
+            raise
 
     def _mend(self) -> None:
         """Finish or wipe what an appender that died left. Under the append lock."""
@@ -217,7 +239,7 @@ class LocalLog:
             self._write(segment, bytes(left), words[Word.WRITTEN])
         words[Word.INTENT] = words[Word.WRITTEN]
 
-    def _roll(self, room: int) -> Segment:
+    def _roll(self, room: int, *, take_kept: bool) -> Segment:
         """Start the next segment. Under the append lock."""
         base = self._words[Word.WRITTEN]
         try:
@@ -226,11 +248,13 @@ class LocalLog:
             self._sync_disk(base)  # first: where there is a next segment, the one before is taken to be whole
             self._words[Word.ROLL] = base
             with self._failures(f"{self.folder}: can't start a segment"):
-                segment = self._segments.create(base, room)
+                segment = self._segments.create(base, room, take_kept=take_kept)
             self._words[Word.ACTIVE] = base
         finally:
             flock(self._locks.disk, LOCK_UN)
         self._words[Word.ROLL] = 0
+        if take_kept and not self._segments.has_spare(KEPT) and not self._room.is_ample(base):
+            self._words[Word.TIGHT] = 1
         threading.Thread(target=self._prepare, name="roq-log-spare", daemon=True).start()
         return segment
 
@@ -306,14 +330,26 @@ class LocalLog:
     # --- snapshots --------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def upkeep(self) -> Iterator[bool]:
-        """Whether this process may write a snapshot now; at most one does at a time."""
-        mine = self._locks.is_open and try_alone(self._locks.upkeep)
+    def upkeep(self, wait_seconds: float = 0.0) -> Iterator[bool]:
+        """Whether this thread may write a snapshot now; at most one of all does at a time. Waits for the other."""
+        deadline, mine = time.monotonic() + wait_seconds, False
         try:
+            while not (mine := self._try_upkeep()) and self._locks.is_open and time.monotonic() < deadline:
+                time.sleep(UPKEEP_PAUSE_SECONDS)
             yield mine
         finally:
-            if mine and self._locks.is_open:
-                release(self._locks.upkeep)
+            if mine:
+                if self._locks.is_open:
+                    release(self._locks.upkeep)
+                self._upkeeping.release()
+
+    def _try_upkeep(self) -> bool:
+        if not self._upkeeping.acquire(blocking=False):
+            return False
+        if self._locks.is_open and try_alone(self._locks.upkeep):
+            return True
+        self._upkeeping.release()
+        return False
 
     def snapshot(self, position: int, data: bytes) -> None:
         """Keep `data` as what the entries up to `position` add up to, and forget the segments below. Only within `upkeep`."""
@@ -323,6 +359,67 @@ class LocalLog:
             bases = [base for base in self._segments.bases() if base <= min(position, self._words[Word.ACTIVE])]
             self._words[Word.FIRST] = max(bases[-1], self._words[Word.FIRST])
             self._segments.remove_below(self._words[Word.FIRST])
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the disk is so full that a snapshot should bring room back as soon as it can."""
+        return self._words[Word.TIGHT] != 0
+
+    def reclaimable(self) -> int:
+        """Bytes that a snapshot of everything would free, itself not counted."""
+        words, end = self._words, self.end
+        turns = self._turns()
+        with self._failures(f"{self.folder}: room"):
+            segments = self._segments.allocated(end if turns else words[Word.ACTIVE])
+        return segments + self.newest_snapshot()[1]
+
+    def is_worth(self, size: int, put: int) -> bool:
+        """Whether a snapshot of this size, now, would leave room for a put of so many bytes, or has to be: acknowledgements may
+        find none soon."""
+        with self._failures(f"{self.folder}: room"):
+            return self._room.is_worth(size, self.reclaimable(), put)
+
+    def _turns(self) -> bool:
+        """Whether the active segment stands in the way: it is the only one, and another can be begun."""
+        words = self._words
+        long = words[Word.WRITTEN] - words[Word.ACTIVE] > self._segments.segment_bytes // 4
+        spare = self._segments.has_spare() or self._segments.has_spare(KEPT)
+        return long and spare and words[Word.FIRST] == words[Word.ACTIVE]
+
+    def make_way(self) -> None:
+        """Begin another segment if the active one is all there is, so that a snapshot can free it. Only within `upkeep`."""
+        with self._appending:
+            self._check_open()
+            lock = self._locks.append
+            try:
+                flock(lock, LOCK_EX)
+                self._check_failed()
+                if self._words[Word.INTENT] != self._words[Word.WRITTEN] or self._words[Word.ROLL]:
+                    self._mend()
+                if self._turns():
+                    self._roll(0, take_kept=True)
+            finally:
+                flock(lock, LOCK_UN)
+
+    def find_room(self, put: int) -> bool:
+        """Whether a put of so many bytes finds room now. Only within `upkeep`."""
+        end = self.end + put
+        with self._appending:
+            self._check_open()
+            lock = self._locks.append
+            try:
+                flock(lock, LOCK_EX)
+                if not self._room.is_ample(end):
+                    self._room.keep(end)
+                self._segments.make_spare()
+                self._words[Word.TIGHT] = 0
+            except OSError as error:
+                if error.errno in FULL:
+                    return False
+                raise failure(error, f"{self.folder}: room") from error
+            finally:
+                flock(lock, LOCK_UN)
+        return True
 
     def newest_snapshot(self) -> tuple[int, int]:
         """Position and bytes of the newest snapshot; zeros if there is none."""

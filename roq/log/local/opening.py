@@ -18,7 +18,7 @@ from fcntl import LOCK_EX, LOCK_UN, flock
 from pathlib import Path
 from typing import NamedTuple
 
-from roq.errors import InvalidAddress, StorageFailed, UnknownFormat
+from roq.errors import InvalidAddress, StorageFailed, StorageFull, UnknownFormat
 from roq.log.local import snapshots
 from roq.log.local.clock import Clock
 from roq.log.local.disk import MODE, Disk
@@ -26,14 +26,15 @@ from roq.log.local.header import Header, Word
 from roq.log.local.layout import HEAD, damaged, scan
 from roq.log.local.locks import Locks, share, try_alone
 from roq.log.local.mapped import MAGIC
-from roq.log.local.segments import SPARE, Segments
+from roq.log.local.segments import KEPT, SMALLEST_DISK, SPARE, Segments, fitting
+from roq.log.local.snapshots import RESERVE
 
 VERSION = 1
 FORMAT = "FORMAT"
 LOCKS = "locks"
 HEADER = "header"
 _FORMAT = re.compile(rb"roq-log (\d+)\n(?:cookie=([0-9a-f]{16})\nsegment_bytes=(\d+)\n)?")
-_OURS = re.compile(rf"{LOCKS}|{HEADER}|{SPARE}|.*\.tmp|[0-9a-f]{{16}}\.segment")
+_OURS = re.compile(rf"{LOCKS}|{HEADER}|{SPARE}|{KEPT}|{RESERVE}|.*\.tmp|[0-9a-f]{{16}}\.segment")
 
 _logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Opened(NamedTuple):
     clock: Clock
 
 
-def open_folder(folder: Path, disk: Disk, segment_bytes: int, wall: Callable[[], int]) -> Opened:
+def open_folder(folder: Path, disk: Disk, segment_bytes: int | None, wall: Callable[[], int]) -> Opened:
     """Open or create the log in `folder`. wall: ns since 1970. Raises OSError, InvalidAddress, UnknownFormat, StorageFailed."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / FORMAT).exists():
@@ -57,8 +58,8 @@ def open_folder(folder: Path, disk: Disk, segment_bytes: int, wall: Callable[[],
     try:
         flock(locks.append, LOCK_EX)
         alone = try_alone(locks.presence)
-        cookie, segment_bytes = _identity(folder, disk, segment_bytes)
-        segments = Segments(folder, cookie, disk, segment_bytes)
+        cookie, size = _identity(folder, disk, segment_bytes)
+        segments = Segments(folder, cookie, disk, size)
         header = Header(folder / HEADER, MODE)
         if alone:
             segments.remove_leftovers()
@@ -83,12 +84,21 @@ def _refuse_foreign(folder: Path) -> None:
         raise InvalidAddress(f"{folder} is not empty and not a log (it has {foreign[0]!r}): name an empty folder or a new one")
 
 
-def _identity(folder: Path, disk: Disk, segment_bytes: int) -> tuple[int, int]:
+def _size(folder: Path, disk: Disk) -> int:
+    """Bytes of a segment of a new log."""
+    free = disk.free(folder)
+    if free < SMALLEST_DISK:
+        raise StorageFull(f"{folder}: {free} bytes are free on its disk; a new log needs {SMALLEST_DISK}")
+    return fitting(free)
+
+
+def _identity(folder: Path, disk: Disk, segment_bytes: int | None) -> tuple[int, int]:
     """(cookie, bytes of a segment) of the log; creates the log when there is none. Under the append lock."""
     try:
         content = (folder / FORMAT).read_bytes()
     except FileNotFoundError:
         cookie = secrets.randbits(63) | 1
+        segment_bytes = segment_bytes or _size(folder, disk)
         segments = Segments(folder, cookie, disk, segment_bytes)
         for base in segments.bases():
             if base or any(segments.path(base).read_bytes()[HEAD:]):

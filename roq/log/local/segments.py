@@ -14,12 +14,20 @@ from bisect import bisect_right
 from pathlib import Path
 
 from roq.errors import StorageFailed
-from roq.log.local.disk import Disk
+from roq.log.local.disk import FULL, Disk
 from roq.log.local.layout import HEAD, check_segment_head, segment_head
 
 SEGMENT_BYTES = 16 * 1024 * 1024
-SPARE = "spare"
+SEGMENT_BYTES_MIN = 256 * 1024  # of logs on small disks
+SEGMENTS_OF_A_DISK = 16  # a segment of a new log takes at most this part of what is free
+SMALLEST_DISK = 12 * SEGMENT_BYTES_MIN  # for two segments, what is kept (room.py), the board and the small files
+SPARE, KEPT = "spare", "kept"
 _NAME = re.compile(r"([0-9a-f]{16})\.segment")
+
+
+def fitting(free: int) -> int:
+    """Bytes of a segment of a new log on a disk with so many free."""
+    return min(max(free // SEGMENTS_OF_A_DISK // 4096 * 4096, SEGMENT_BYTES_MIN), SEGMENT_BYTES)
 
 
 class Segment:
@@ -79,11 +87,16 @@ class Segments:
             raise FileNotFoundError(self.path(position))
         return self.open(self._bases[at - 1]), self._bases[at]
 
-    def create(self, base: int, room: int) -> Segment:
+    def create(self, base: int, room: int, *, take_kept: bool = False) -> Segment:
         """The segment after the last, with room for at least `room` bytes of entries. OSError: the disk is full."""
         size = max(self.segment_bytes, HEAD + room)
         spare = self._folder / SPARE
-        self.make_spare(size if size > self.segment_bytes else 0)
+        try:
+            self.make_spare(size if size > self.segment_bytes else 0)
+        except OSError as error:
+            if error.errno not in FULL or size > self.segment_bytes or not (take_kept and self.has_spare(KEPT)):
+                raise
+            spare = self._folder / KEPT
         mine = self._folder / f"{base:016x}.tmp"  # nobody else makes this one; the spare may be replaced at any time
         os.replace(spare, mine)
         descriptor = self._disk.open(mine)
@@ -95,23 +108,23 @@ class Segments:
         self._disk.rename(mine, self.path(base))
         return self.open(base)
 
-    def has_spare(self) -> bool:
-        """Whether the next segment is allocated."""
-        return (self._folder / SPARE).exists()
+    def has_spare(self, name: str = SPARE) -> bool:
+        """Whether the next segment is allocated; KEPT: the one that puts leave."""
+        return (self._folder / name).exists()
 
-    def make_spare(self, size: int = 0) -> None:
+    def make_spare(self, size: int = 0, name: str = SPARE) -> None:
         """Allocate the next segment, if it is not; with a size: anew. OSError: the disk is full."""
         with self._sparing:
-            if size or not self.has_spare():
-                self._allocate_spare(size or self.segment_bytes)
+            if size or not self.has_spare(name):
+                self._allocate_spare(size or self.segment_bytes, name)
 
-    def _allocate_spare(self, size: int) -> None:
-        temporary = self._folder / f"{SPARE}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+    def _allocate_spare(self, size: int, name: str) -> None:
+        temporary = self._folder / f"{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         descriptor = self._disk.open(temporary)
         try:
             self._disk.allocate(descriptor, size)
             self._disk.sync(descriptor)
-            self._disk.rename(temporary, self._folder / SPARE)
+            self._disk.rename(temporary, self._folder / name)
         except OSError:
             self._disk.remove(temporary)
             raise
@@ -125,6 +138,15 @@ class Segments:
                 self._open.pop(base, None)
                 self._disk.remove(self.path(base))
         self._bases = []
+
+    def allocated(self, first: int) -> int:
+        """Bytes of the segments with a base below `first`."""
+        sizes = 0
+        for base in self.bases():
+            if base < first:
+                with contextlib.suppress(FileNotFoundError):
+                    sizes += self.path(base).stat().st_size
+        return sizes
 
     def remove_leftovers(self) -> None:
         """Remove the temporary files of processes that died. Only while nobody else has the log open."""

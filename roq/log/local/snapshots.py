@@ -15,6 +15,7 @@ from zlib import crc32
 from roq.errors import StorageFailed, UnknownFormat
 from roq.log.local.disk import Disk
 
+RESERVE = "reserve"  # what the next one is written over (room.py)
 MAGIC = b"ROQ-SNP\n"
 VERSION = 1
 _HEAD = struct.Struct("<8sIIQQ")
@@ -39,9 +40,9 @@ def newest(folder: Path) -> tuple[int, int]:
 
 
 def save(folder: Path, disk: Disk, cookie: int, position: int, data: bytes) -> None:
-    """Write a snapshot durably, then remove the older ones. Raises OSError."""
+    """Write a snapshot durably, then remove the older ones. One process at a time. Raises OSError."""
     head = _HEAD.pack(MAGIC, VERSION, crc32(data), cookie, position)
-    disk.write_file(_path(folder, position), head + data)
+    disk.replace(folder / RESERVE, _path(folder, position), head + data)
     for older in positions(folder):
         if older < position:
             disk.remove(_path(folder, older))

@@ -6,6 +6,7 @@ Full and failing disks, crashes of the machine: test_local_log_crashes.py. Proce
 from __future__ import annotations
 
 import os
+import re
 import struct
 import threading
 import time
@@ -15,10 +16,13 @@ from zlib import crc32
 
 import pytest
 
+from roq import blocking
 from roq.errors import CallError, Closed, InvalidAddress, LogTrimmed, StorageFailed, UnknownFormat
 from roq.log.local import LocalLog
 from roq.log.local.header import Word
 from roq.log.local.layout import HEAD, pack, scan, unpack
+from roq.workqueue.contract import NewTask
+from roq.workqueue.log_queue import LogQueue
 
 SMALL = 4096  # bytes of a segment
 SECTOR = 512
@@ -252,6 +256,45 @@ def test_damage_below_a_durable_mark_is_no_torn_tail(folder: Path, log: LocalLog
         with pytest.raises(StorageFailed, match="position 40"):
             LocalLog(folder)
     assert newest_segment(folder).read_bytes() == before, "nothing was changed"
+
+
+@pytest.mark.parametrize("size", [HEAD + 96, 1000, SMALL - 8, SMALL + 800])
+def test_a_last_segment_that_was_cut_short_is_no_torn_tail(folder: Path, log: LocalLog, size: int) -> None:
+    entries = [b"%d" % number * 50 for number in range(8)]
+    if size > SMALL:
+        entries.append(b"large" * 1000)
+    log.sync(log.append(entries))
+    log.close()
+    last = newest_segment(folder)
+    assert last.stat().st_size > size
+    os.truncate(last, size)
+    lose_header(folder)
+    before = last.read_bytes()
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match=last.name):
+            LocalLog(folder)
+    assert last.read_bytes() == before, "nothing was changed"
+
+
+def test_damage_names_the_file_the_byte_and_what_to_do_at_once_and_puts_go_on(folder: Path) -> None:
+    queue = LogQueue(folder)
+    queue.put([NewTask(b"first")])
+    second = queue._log.end
+    queue.put([NewTask(b"second")])
+    queue.put([NewTask(b"third")])
+    queue.close()
+    flip_bit(newest_segment(folder), HEAD + second + 30)
+    name = re.escape(f"{newest_segment(folder)} is damaged at byte {HEAD + second} (position {second} of the log)")
+    with blocking.open_queue(f"log://{folder}") as again:
+        began = time.monotonic()
+        for call in (again.status, again.lease, lambda: next(iter(again.leases())), lambda: again.run(print)):
+            with pytest.raises(StorageFailed, match=f"{name}.*puts are taken.*good copy"):
+                call()
+        again.put(b"fourth")
+        assert time.monotonic() - began < 20, "not after some time-out"
+    flip_bit(newest_segment(folder), HEAD + second + 30)  # a good copy
+    with blocking.open_queue(f"log://{folder}") as again:
+        assert [task.payload for task in again.lease(count=9)] == [b"first", b"second", b"third", b"fourth"]
 
 
 def test_damage_in_an_older_segment_is_told_by_its_reader(folder: Path, log: LocalLog) -> None:

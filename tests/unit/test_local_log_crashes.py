@@ -176,8 +176,9 @@ class ForgetfulDisk(Disk):
             data = bytearray(self.files.get(inode, b""))
             for offset, written in self.loose.get(inode, []):
                 for start in range(0, len(written), SECTOR):
-                    if dice.random() < 0.6 and offset + start + SECTOR <= len(data):
-                        data[offset + start : offset + start + SECTOR] = written[start : start + SECTOR]
+                    piece = written[start : start + SECTOR]
+                    if dice.random() < 0.6 and offset + start + len(piece) <= len(data):
+                        data[offset + start : offset + start + len(piece)] = piece  # a file keeps its length
             (into / name).write_bytes(data)
         if dice.random() < 0.7:
             header = bytearray((self.folder / "header").read_bytes())

@@ -35,11 +35,13 @@ _ZEROS = [bytes(-length % 8) for length in range(8)]
 
 class Scan(NamedTuple):
     """What lies behind a point of a segment. end: position behind the last good entry in a row; proved: the highest durable
-    mark in any good entry, also behind the damage; dirty: file offset behind the last byte that is not zero."""
+    mark in any good entry, also behind the damage; dirty: file offset behind the last byte that is not zero; needed: bytes the
+    file had when its last entry was written."""
 
     end: int
     proved: int
     dirty: int
+    needed: int
 
 
 def segment_head(cookie: int, base: int) -> bytes:
@@ -76,8 +78,9 @@ def pack(entries: Sequence[bytes], checksums: Sequence[int], start: int, durable
     return b"".join(parts)
 
 
-def unpack(data: bytes, start: int, name: str) -> list[tuple[int, bytes]]:
-    """The whole entries in `data`, which begins at position `start`, as (position, payload). Raises StorageFailed at damage."""
+def unpack(data: bytes, start: int, name: str, base: int = 0) -> list[tuple[int, bytes]]:
+    """The whole entries in `data`, which begins at position `start`, as (position, payload). Raises StorageFailed at damage,
+    for which it takes the segment's name and base."""
     found: list[tuple[int, bytes]] = []
     at, size, head = 0, len(data), _ENTRY.unpack_from
     marked, mask = -1, 0
@@ -86,14 +89,14 @@ def unpack(data: bytes, start: int, name: str) -> list[tuple[int, bytes]]:
         begin = at + ENTRY_HEAD
         end = begin + length
         if place != start + at or length > ENTRY_BYTES_MAX:
-            raise damaged(name, start + at)
+            raise damaged(name, start + at, base)
         if end > size:
             break
         payload = data[begin:end]
         if durable != marked:  # one mark is that of many entries in a row
             marked, mask = durable, ~(durable ^ durable >> 32) & 0xFFFFFFFF
         if crc32(payload) ^ crc != mask:
-            raise damaged(name, start + at)
+            raise damaged(name, start + at, base)
         at = end + -length % 8
         found.append((start + at, payload))
     return found
@@ -104,22 +107,33 @@ def entry_length(data: bytes) -> int:
     return padded(_ENTRY.unpack_from(data)[0])
 
 
-def damaged(name: str, position: int) -> StorageFailed:
-    """The error for an entry that can't be read and may hold acknowledged data."""
+def damaged(name: str, position: int, base: int) -> StorageFailed:
+    """The error for an entry that can't be read and may hold acknowledged data. base: of the segment."""
     return StorageFailed(
-        f"{name} is damaged at position {position}: what was written there can't be read. Nothing is skipped, the log stays "
-        "as it is; put a good copy of the file in place"
+        f"{name} is damaged at byte {HEAD + position - base} (position {position} of the log): what was written there can't be "
+        "read. Nothing is skipped or changed. While the log is open, puts are taken, and who has read on serves; nobody else "
+        "can lease, ack or look, and after a restart of the machine it may not open. Put a good copy of the file in place"
+    )
+
+
+def cut_short(name: str, size: int, allocated: int) -> StorageFailed:
+    """The error for a segment file that is shorter than it was made."""
+    return StorageFailed(
+        f"{name} was cut short: it has {size} bytes and was allocated with {allocated}, so acknowledged entries may be "
+        "missing at its end. The log is not opened, nothing is changed. Put a good copy of the file in place"
     )
 
 
 def scan(data: bytes, base: int, start: int) -> Scan:
     """Look at a whole segment file's bytes from position `start` on, after a crash."""
-    end, proved, intact = start, 0, True
+    end, proved, needed, intact = start, 0, 0, True
     at = HEAD + start - base
     dirty = len(data.rstrip(b"\0"))
     while at + ENTRY_HEAD <= dirty:
         length, crc, place, durable = _ENTRY.unpack_from(data, at)
         stop = at + ENTRY_HEAD + length
+        if place == base + at - HEAD and length <= ENTRY_BYTES_MAX:
+            needed = max(needed, stop)  # no tear: the file is as long as that, durably, before anything is written to it
         good = (
             place == base + at - HEAD
             and stop <= len(data)
@@ -133,4 +147,4 @@ def scan(data: bytes, base: int, start: int) -> Scan:
         else:
             intact = False
             at += 8  # entries begin at multiples of 8
-    return Scan(end, proved, dirty)
+    return Scan(end, proved, dirty, needed)

@@ -306,12 +306,13 @@ class LocalLog:
         name = str(segment.path)
         with self._failures(f"{name}: read"):
             data = self._disk.read(segment.descriptor, size, segment.offset(after))
-            entries = unpack(data, after, name)
+            entries = unpack(data, after, name, segment.base)
             if not entries and len(data) >= ENTRY_HEAD:
                 size = min(limit - after, entry_length(data))
-                entries = unpack(self._disk.read(segment.descriptor, size, segment.offset(after)), after, name)
+                data = self._disk.read(segment.descriptor, size, segment.offset(after))
+                entries = unpack(data, after, name, segment.base)
         if not entries:
-            raise damaged(name, after)
+            raise damaged(name, after, segment.base)
         return entries
 
     def wait(self, after: int, seconds: float) -> bool:

@@ -3,8 +3,9 @@
 Recovery runs in the first process that opens the folder in this boot of the machine, or alone after a failed sync. It keeps
 every whole entry in a row from the start of the last segment, cuts what follows (a torn tail: bytes written and never synced,
 so never acknowledged) and makes the rest durable. Damage below a durable mark, of the shared header, of a later entry or of a
-snapshot, is no torn tail: the log is not opened and nothing is changed. The one thing that can't be told apart is damage to
-what the very last sync before a power failure wrote, when the header's page did not get to the disk either.
+snapshot, is no torn tail, nor is a file shorter than it was allocated: the log is not opened and nothing is changed. The one
+thing that can't be told apart is damage to what the very last sync before a power failure wrote, when the header's page did not
+get to the disk either.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from roq.log.local import snapshots
 from roq.log.local.clock import Clock
 from roq.log.local.disk import MODE, Disk
 from roq.log.local.header import Header, Word
-from roq.log.local.layout import HEAD, damaged, scan
+from roq.log.local.layout import HEAD, cut_short, damaged, scan
 from roq.log.local.locks import Locks, share, try_alone
 from roq.log.local.mapped import MAGIC
 from roq.log.local.segments import KEPT, SMALLEST_DISK, SPARE, Segments, fitting
@@ -131,8 +132,11 @@ def _recover(folder: Path, disk: Disk, cookie: int, segments: Segments, header: 
     disk.forget_cached(segment.descriptor)
     size = os.fstat(segment.descriptor).st_size
     found = scan(disk.read(segment.descriptor, size, 0), segment.base, segment.base)
+    allocated = max(segments.segment_bytes, found.needed)
+    if size < allocated:
+        raise cut_short(str(segment.path), size, allocated)
     if found.end < max(proved, found.proved):
-        raise damaged(str(segment.path), found.end)
+        raise damaged(str(segment.path), found.end, segment.base)
     cut = found.dirty - segment.offset(found.end)
     if cut > 0:
         _logger.warning("%s: cut a torn tail of %d bytes behind position %d", segment.path, cut, found.end)

@@ -1,40 +1,71 @@
-"""Repeating publishers' beacons: a subscriber that was full, or away, may have missed the one that reveals its last gap.
+"""Repeating publishers' beacons: a subscriber may have missed the one that reveals its last gap. Pure: no IO, no clock.
 
 A beacon names the last numbers of a publisher's topics; one that comes again tells nothing new to whoever has them, so it
-can be repeated freely, also for a publisher that has left. Pure: no IO, no clock.
+can be repeated through the same life of its Exchange freely, also for a publisher that has left. It never overtakes there what
+it speaks of. If that life is over, what it had not handed out yet is lost: a publisher that lives sends it again, and beacons
+behind it, so its old ones are forgotten; for one that is gone (it closed, or died with the Exchange) the last word it left is
+all that tells of the loss, and is repeated through the Exchanges that live.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from roq.wire.frame import Header
 
 REPEATS = 6  # after 1, 2, 4 … seconds: a subscriber full for half a minute hears the last one
 BEACONS_KEPT = 1_000  # the oldest are forgotten first
+RESTING_SECONDS = 60.0  # without its Exchange: far longer than a dead publisher is taken for a living one
 BEACON_BYTES_MAX = 64 * 1024  # a larger one is not repeated
 
 
+class _Kept(NamedTuple):
+    """A beacon, when to repeat it next, and how often that was done."""
+
+    exchange: str  # token of the life it came out of
+    order: tuple[int, int]  # path and last number: which of two beacons of one publisher is the newer
+    frame: bytes
+    due: float
+    times: int = 1
+    elsewhere: bool = False  # its Exchange is gone, and so is its publisher
+
+
 class Beacons:
-    """The beacons still to be repeated, by Exchange and publisher."""
+    """The newest beacon of each publisher and set of topics."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, int, bytes], tuple[float, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, frozenset[str]], _Kept] = OrderedDict()
 
-    def saw(self, exchange: str, publisher: int, frame: bytes, now: float) -> None:
-        """A beacon came out of an Exchange: repeat it there, unless it is our own repetition."""
-        key = (exchange, publisher, frame)
-        if key in self._kept or len(frame) > BEACON_BYTES_MAX:
+    def saw(self, exchange: str, header: Header, topics: Collection[str], frame: bytes, now: float) -> None:
+        """A beacon came out of an Exchange (its token): repeat it there, unless it is our own repetition or an old one."""
+        key, order = (header.publisher, frozenset(topics)), (header.path, header.sequence)
+        known = self._kept.get(key)
+        if len(frame) > BEACON_BYTES_MAX or (known is not None and order <= known.order):
             return
-        self._kept[key] = (now + 1.0, 1)
+        self._kept[key] = _Kept(exchange, order, frame, now + 1.0)
+        self._kept.move_to_end(key)
         if len(self._kept) > BEACONS_KEPT:
             self._kept.popitem(last=False)
 
-    def due(self, now: float) -> list[tuple[str, bytes]]:
-        """(Exchange, frame) to be sent now."""
+    def due(
+        self, now: float, known: Collection[str], carrying: Collection[str], publishes: Callable[[int], bool]
+    ) -> list[tuple[str, bytes]]:
+        """(token of the Exchange, frame) to be sent now. known, carrying: tokens of the Exchanges that live, and of those that
+        messages go through; publishes: whether a publisher is still there."""
         out: list[tuple[str, bytes]] = []
-        for key, (when, times) in list(self._kept.items()):
-            if when <= now and times > REPEATS:
+        for key, kept in list(self._kept.items()):
+            if kept.exchange not in known and not kept.elsewhere:
+                if publishes(key[0]) or not carrying:
+                    if now - kept.due > RESTING_SECONDS:
+                        del self._kept[key]
+                    continue
+                kept = kept._replace(due=now, times=1, elsewhere=True)
+            if kept.due <= now and kept.times > REPEATS:
                 del self._kept[key]
-            elif when <= now:
-                out.append((key[0], key[2]))
-                self._kept[key] = (now + 2.0**times, times + 1)  # known still when the last repetition comes out
+            elif kept.due <= now:
+                out += [(token, kept.frame) for token in (carrying if kept.elsewhere else (kept.exchange,))]
+                # known still when the last repetition comes out
+                self._kept[key] = kept._replace(due=now + 2.0**kept.times, times=kept.times + 1)
         return out

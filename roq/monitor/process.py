@@ -21,7 +21,7 @@ from roq.monitor.beacons import Beacons
 from roq.monitor.fencing import fence
 from roq.monitor.former import FormerLives
 from roq.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
-from roq.monitor.records import Answer, Instruction, Notify, Probe, Retire, Unwatch, Watch
+from roq.monitor.records import CARRYING, Answer, Instruction, Notify, Probe, Retire, Unwatch, Watch
 from roq.monitor.statistics import Statistics
 from roq.monitor.watch import ExchangeWatch
 from roq.runtime import sockets
@@ -124,6 +124,7 @@ class Monitor:
                 watch.close()
             self._watches.clear()
             self._statistics = Statistics()
+            self._beacons = Beacons()  # a publisher that has not rejoined yet is not gone
             activated = (before.role, process.role) == (MonitorRole.BACKUP, MonitorRole.ACTIVE)
             self._membership = self._fresh_membership(self._roll.expected(time.monotonic()) if activated else None)
             self._roll = Roll()
@@ -216,8 +217,13 @@ class Monitor:
                 self._refusals.note("undecodable_frame", error)
                 return
             self._perform(self._membership.mark_seen(header.publisher, header.path, mark))
-        elif header.kind == Kind.BEACON:
-            self._beacons.saw(exchange, header.publisher, frame, now)
+        elif header.kind == Kind.BEACON and (known := self._membership.exchanges.get(exchange)) is not None:
+            try:
+                topics = frames.beacon_body(body)
+            except FrameError as error:
+                self._refusals.note("undecodable_frame", error)
+                return
+            self._beacons.saw(known.address.token, header, topics, frame, now)
 
     def _remember(self, decision: kpi_wire.Decision) -> None:
         """A decision, or the outcome of one already remembered (same time and cause)."""
@@ -296,14 +302,19 @@ class Monitor:
         except AssertionError:  # it goes on: a Monitor that ends would only make things worse
             self.counters["invariants_broken"] += 1
             log.exception("an invariant of the membership is broken")
-        for exchange, frame in self._beacons.due(now):
-            for watch in self._watches.values():
-                if watch.exchange.id == exchange:
-                    watch.send_frame(frame)
+        self._repeat_beacons(now)
         states = {id: str(exchange.state) for id, exchange in self._membership.exchanges.items()}
         queue, term = self._process.queue, self._process.term
         self._kpi = self._statistics.snapshot(now, time.time(), queue, term, states)
         self._kpis.send((queue.encode(), kpi_wire.encode(self._kpi)))
+
+    def _repeat_beacons(self, now: float) -> None:
+        exchanges = self._membership.exchanges.values()
+        known = [one.address.token for one in exchanges]
+        carrying = [one.address.token for one in exchanges if one.state in CARRYING]
+        for token, frame in self._beacons.due(now, known, carrying, self._membership.publishers.__contains__):
+            if (watch := self._watches.get(token)) is not None:
+                watch.send_frame(frame)
 
     async def serve(self) -> None:
         """Until stopped."""

@@ -1,23 +1,73 @@
-"""Beacons are repeated a few times, then never again, also when their last repetition comes back."""
+"""Beacons are repeated a few times, then never again, also when the last repetition comes back; they outlive their Exchange."""
 
 from __future__ import annotations
 
-from roq.monitor.beacons import BEACONS_KEPT, REPEATS, Beacons
+from collections.abc import Collection
+
+from roq.monitor.beacons import BEACONS_KEPT, REPEATS, RESTING_SECONDS, Beacons
+from roq.wire.frame import Header, Kind
+
+PUBLISHER = 7
+
+
+def saw(
+    beacons: Beacons, sequence: int, now: float, exchange: str = "x/1", topics: Collection[str] = "t", path: int = 1
+) -> None:
+    header = Header(1, Kind.BEACON, PUBLISHER, path, sequence, 0, 0, 0, 0)
+    beacons.saw(exchange, header, topics, f"{path}:{sequence}".encode(), now)
+
+
+def due(beacons: Beacons, now: float, *living: str, publishes: bool = True) -> list[tuple[str, bytes]]:
+    return beacons.due(now, living, living, lambda publisher: publishes)
 
 
 def test_repetitions_end() -> None:
     beacons, now, sent = Beacons(), 0.0, 0
-    beacons.saw("x", 1, b"frame", now)
+    saw(beacons, 5, now)
     for _ in range(1000):
         now += 1.0
-        for exchange, frame in beacons.due(now):
+        for exchange, frame in due(beacons, now, "x/1"):
+            assert (exchange, frame) == ("x/1", b"1:5")
             sent += 1
-            beacons.saw(exchange, 1, frame, now)  # it comes out of the Exchange again
+            saw(beacons, 5, now)  # it comes out of the Exchange again
     assert sent == REPEATS
 
 
 def test_old_ones_make_room() -> None:
     beacons = Beacons()
     for number in range(BEACONS_KEPT + 5):
-        beacons.saw("x", number, b"frame", 0.0)
-    assert len(beacons.due(2.0)) == BEACONS_KEPT
+        saw(beacons, number, 0.0, topics=f"t{number}")
+    assert len(due(beacons, 2.0, "x/1")) <= BEACONS_KEPT
+
+
+def test_a_newer_one_of_the_same_topics_takes_the_place_of_the_older() -> None:
+    beacons = Beacons()
+    saw(beacons, 5, 0.0)
+    saw(beacons, 9, 0.5)
+    saw(beacons, 5, 0.7)  # an old repetition
+    assert due(beacons, 1.2, "x/1") == []
+    assert due(beacons, 2.0, "x/1") == [("x/1", b"1:9")]
+
+
+def test_the_last_word_of_a_publisher_that_died_with_its_exchange_is_told_elsewhere() -> None:
+    """Nobody else knows what was lost in that Exchange."""
+    beacons, sent = Beacons(), []
+    saw(beacons, 5, 0.0)
+    for now in range(1, 200):
+        found = due(beacons, float(now), "x/2", "y/1", publishes=now < 10)
+        assert not found or now >= 10, "it lives: it sends again what was lost"
+        sent += found
+        for exchange, _ in found:
+            saw(beacons, 5, float(now), exchange)
+    assert sent == [("x/2", b"1:5"), ("y/1", b"1:5")] * REPEATS
+
+
+def test_it_waits_for_an_exchange_but_not_for_ever() -> None:
+    beacons = Beacons()
+    saw(beacons, 5, 0.0)
+    assert due(beacons, 20.0, publishes=False) == []
+    assert due(beacons, 30.0, "x/2", publishes=False) == [("x/2", b"1:5")]
+    rested = Beacons()
+    saw(rested, 9, 30.0)
+    assert due(rested, 40.0 + RESTING_SECONDS, "x/2") == []
+    assert due(rested, 41.0 + RESTING_SECONDS, "x/2", publishes=False) == []

@@ -163,6 +163,14 @@ class DeadlineExceeded(TemporaryError):
     """No answer came in time; whether the request took effect is unknown."""
 
 
+class NotConfirmed(TemporaryError):
+    """Messages left the replay buffer unconfirmed before their path broke: whether subscribers get them is unknown."""
+
+    def __init__(self, message: str | None = None, first: int = 0, last: int = 0) -> None:
+        super().__init__(message)
+        self.first, self.last = first, last  # numbers of the publisher's messages
+
+
 class HostFull(TemporaryError):
     """No host has a free Exchange slot."""
 

@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Any
 
 from roq.client.health import PublisherHealth
-from roq.client.lane import Lane
+from roq.client.lane import ASK_SECONDS, Lane
 from roq.client.link import BACKLOG_BYTES
 from roq.client.locate import GcmClient
 from roq.client.membership import Membership
+from roq.client.ring import RING_SECONDS
 from roq.client.topics import TopicRecord
 from roq.errors import Closed, DeadlineExceeded, InvalidTopic, PayloadTooLarge
 from roq.ids import new_id
@@ -61,7 +62,9 @@ class Publisher:
         self._room = 0
         self._batch_time = 0
         self._scheduled = False
-        self._touched: dict[str, TopicRecord] = {}
+        self._touched: dict[str, TopicRecord] = {}  # used since their last beacon
+        self._revealed: dict[str, TopicRecord] = {}  # named in a beacon that may yet have to be repeated; oldest first
+        self._replays = 0
         self._closed = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -89,7 +92,8 @@ class Publisher:
 
     async def close(self, timeout_seconds: float = 5.0) -> None:
         """Send what is batched, end the path, wait until the Exchange has forwarded all of it. Takes at most about
-        `timeout_seconds`; raises DeadlineExceeded if by then the Exchange had not confirmed everything."""
+        `timeout_seconds`; raises DeadlineExceeded if by then the Exchange had not confirmed everything, NotConfirmed if it
+        never will have (see `flush`)."""
         if self._closed:
             return
         deadline = time.monotonic() + timeout_seconds
@@ -102,6 +106,8 @@ class Publisher:
         finally:
             self._membership.stop()
             self._lane.close()
+        if timeout_seconds > 0:
+            self._lane.raise_unknown()
         if not confirmed and timeout_seconds > 0:
             raise DeadlineExceeded(f"closed after {timeout_seconds:g} s without confirmation that all messages were forwarded")
 
@@ -227,7 +233,7 @@ class Publisher:
         self.messages += count
         self.bytes += len(frame)
         self._touched[record.name] = record
-        self.dropped += self._lane.send(frame, timestamp)
+        self.dropped += self._lane.send(frame, self._sequence)
 
     async def _take_breath(self) -> None:
         """After a full batch: let the loop turn, and wait or drop if the way is full."""
@@ -243,7 +249,10 @@ class Publisher:
             if self._overflow is Overflow.BLOCK:
                 while self._lane.backlog() > BACKLOG_BYTES and not self._closed:
                     self._lane.has_room.clear()
-                    await self._lane.has_room.wait()
+                    if self._lane.held_back():
+                        await self._ask_for_room()
+                    else:
+                        await self._lane.has_room.wait()
             else:
                 self._lane.has_room.clear()
                 try:
@@ -254,11 +263,26 @@ class Publisher:
         finally:
             self.blocked_seconds += time.monotonic() - started
 
+    async def _ask_for_room(self) -> None:
+        """The replay buffer is full of what is not confirmed: ask the Monitor until it confirms, or is found silent."""
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                await self._lane.has_room.wait()
+        except TimeoutError:
+            self._lane.ask(self._membership.monitor_silent_seconds())
+            self._membership.report_now()
+
     async def flush(self, timeout_seconds: float = 10.0) -> None:
-        """Return when everything published so far has passed the Exchange. Raises DeadlineExceeded, Closed."""
+        """Return when everything published so far has passed the Exchange.
+
+        Raises DeadlineExceeded; Closed; NotConfirmed if messages had left the replay buffer unconfirmed when their path broke:
+        once for each such loss, to all who wait just then, else to the next who calls. (What was given up at this end with
+        overflow "drop" because a link was full is in `dropped`.)
+        """
         if self._closed:
             raise Closed("the publisher is closed")
         self._flush()
+        self._send_beacons(list(self._touched.values()))  # if this publisher dies, the Monitor can tell what there was
         await self._lane.confirm(timeout_seconds)
 
     @property
@@ -269,32 +293,52 @@ class Publisher:
     # --- what the membership asks and tells ---------------------------------------------------------------------------
 
     def _send_beacons(self, topics: list[TopicRecord]) -> None:
-        """Reveal the last numbers of these topics: a lost tail would not show otherwise."""
-        if not self._lane.exchange:
+        """Reveal the last numbers of these topics: a lost tail would not show otherwise. They are remembered until a MARK
+        behind the beacons is confirmed, and then as long as the replay buffer keeps what is: a beacon may be lost as well."""
+        if not self._lane.follows or not topics:
             return
         body: dict[str, tuple[int, int]] = {}
         size = 0
         for topic in topics:
-            self._touched.pop(topic.name, None)
             size += len(topic.encoded) + BEACON_ITEM_BYTES
             if body and (size > self._payload_max or len(body) >= BEACON_TOPICS_MAX):
                 self._lane.send_control(Kind.BEACON, body)
                 body, size = {}, len(topic.encoded) + BEACON_ITEM_BYTES
             body[topic.name] = (topic.last, topic.sent)
-        if body:
-            self._lane.send_control(Kind.BEACON, body)
+        self._lane.send_control(Kind.BEACON, body)
+        mark, now = self._lane.mark(), time.monotonic()
+        for topic in topics:
+            self._touched.pop(topic.name, None)
+            self._revealed.pop(topic.name, None)
+            topic.mark, topic.revealed_at = mark, now
+            self._revealed[topic.name] = topic
+
+    def _look_after_beacons(self) -> None:
+        """Forget those that have arrived; send again what may not have, and those of topics that have fallen quiet."""
+        if self._replays != self._lane.replays:
+            self._replays = self._lane.replays
+            self._touched = {**self._revealed, **self._touched}
+            self._revealed.clear()
+        confirmed, old = self._lane.confirmed_mark, time.monotonic() - RING_SECONDS
+        while self._revealed:
+            oldest = next(iter(self._revealed.values()))
+            if len(self._revealed) <= TOPICS_REMEMBERED and (oldest.mark > confirmed or oldest.revealed_at > old):
+                break
+            del self._revealed[oldest.name]
+        every = self._closed or len(self._touched) >= TOPICS_REMEMBERED
+        self._send_beacons([topic for topic in self._touched.values() if every or topic.last == topic.reported])
+        for topic in self._touched.values():
+            topic.reported = topic.last
 
     def join_request(self) -> wire.JoinPublisher:
         """See membership.Member."""
         return wire.JoinPublisher(self.id, self._lane.path, self._lane.exchange, self._lane.token)
 
     def report(self) -> wire.PublisherReport:
-        """See membership.Member. Also the moment for beacons: of each topic that has fallen quiet."""
-        quiet = [topic for topic in self._touched.values() if topic.last == topic.reported]
-        self._send_beacons(quiet if len(self._touched) < TOPICS_REMEMBERED else list(self._touched.values()))
-        for topic in self._touched.values():
-            topic.reported = topic.last
+        """See membership.Member. Also the moment for beacons, and to ask for confirmation."""
+        self._look_after_beacons()
         lane = self._lane
+        lane.keep_asking()
         place = (lane.path, lane.exchange, lane.lost_token, lane.leaving)
         return wire.PublisherReport(self.id, *place, self.messages, self.bytes, self.dropped, self.blocked_seconds)
 
@@ -304,12 +348,15 @@ class Publisher:
             case wire.PublisherWelcome():
                 self._overflow = notice.overflow
                 self._payload_max = notice.max_frame_bytes - FRAME_OVERHEAD_BYTES
-                self._batch_bytes = min(BATCH_BYTES, self._payload_max)
+                self._batch_bytes = self._lane.bundle_bytes = min(BATCH_BYTES, self._payload_max)
+                self._lane.blocks = self._overflow is Overflow.BLOCK
                 self._lane.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Relocate():
                 self._lane.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Forwarded():
                 self._lane.forwarded(notice.path, notice.mark)
+            case wire.Heard(gone=token) if token:
+                self._lane.abandoned(token)
 
     def health(self) -> PublisherHealth:
         """What is well and what is not."""

@@ -238,6 +238,9 @@ class Subscriber:
                 self._handle(Event(b"", header, None, frames.opening_body(body), len(body)))
             case Kind.BEACON:
                 self._handle(Event(b"", header, None, frames.beacon_body(body), len(body)))
+            case Kind.BUNDLE:
+                for part in frames.bundle_body(body):
+                    self._take_frame(attachment, part)
             case Kind.FIN:
                 self._handle(Event(b"", header))
 

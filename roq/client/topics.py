@@ -77,9 +77,11 @@ class TopicFilter:
 class TopicRecord:
     """What a publisher's frames of one topic say about those before them: number of the last payload, payloads sent."""
 
-    __slots__ = ("encoded", "last", "name", "reported", "sent")
+    __slots__ = ("encoded", "last", "mark", "name", "reported", "revealed_at", "sent")
 
     def __init__(self, name: str) -> None:
         self.name, self.encoded = name, topic_bytes(name)
         self.last = self.sent = 0
         self.reported = 0  # `last` at the last report
+        self.mark = 0  # the MARK behind its last beacon
+        self.revealed_at = 0.0  # monotonic seconds at which that was sent

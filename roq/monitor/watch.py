@@ -17,6 +17,7 @@ from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.monitor import ExchangeAddress
 
 log = logging.getLogger(__name__)
+HEARD = (Kind.OPEN, Kind.FIN, Kind.MARK, Kind.BEACON)  # not the bundles of a replay: their bytes are none of the Monitor's
 
 
 class ExchangeWatch:
@@ -37,7 +38,8 @@ class ExchangeWatch:
         self._front_socket.connect(exchange.front_endpoint())
         self._front = Link(self._front_socket, self._welcome)
         back = subscriber_socket(CONTROL_BYTES_MAX)
-        back.subscribe(frames.CONTROL_PREFIX)
+        for kind in HEARD:
+            back.subscribe(frames.control_prefix(kind))
         back.connect(exchange.back_endpoint())
         self._back = Link(back, self._frame)
 

@@ -53,6 +53,7 @@ class Kind(IntEnum):
     MARK = 4  # asks the Monitor to confirm that everything before it was forwarded; body = mark number
     BEACON = 5  # last numbers of recently used topics: reveals a lost tail; body = {topic: (last number, payloads sent)}
     RETIRE = 6  # from the Monitor: this Exchange will not carry anything after this; body = Exchange token
+    BUNDLE = 7  # part of a replay: data frames of one publisher, in order, of any topics; body = list of whole data frames
 
 
 class Header(NamedTuple):
@@ -137,6 +138,29 @@ def payloads(header: Header, body: memoryview) -> list[bytes]:
     if len(found) != header.count:
         raise FrameError(f"header announces {header.count} payloads, body has {len(found)}")
     return found
+
+
+def encode_bundle(publisher: int, path: int, sequence: int, data_frames: list[bytes], timestamp: int) -> bytes:
+    """A BUNDLE of these data frames. Everybody gets it, and takes what it wants of it: an Exchange counts messages, so what
+    was a frame per message is not a burst of thousands when it is sent again."""
+    header = _pack(VERSION, Kind.BUNDLE, publisher, path, sequence, 0, 0, 0, timestamp)
+    return CONTROL_PREFIX + header + _encode(data_frames)
+
+
+def bundle_body(body: memoryview) -> list[bytes]:
+    """Body of BUNDLE: whole data frames. Raises FrameError if anything else is in it."""
+    try:
+        found = _decode_payloads(body)
+    except UNDECODABLE as error:
+        raise FrameError(f"undecodable body: {error}") from None
+    if any(frame[:1] == CONTROL_PREFIX for frame in found):
+        raise FrameError("a control frame within a bundle")
+    return found
+
+
+def control_prefix(kind: Kind) -> bytes:
+    """What every control frame of this kind begins with."""
+    return CONTROL_PREFIX + bytes((VERSION, kind))
 
 
 def text_body(body: memoryview) -> str:

@@ -57,6 +57,8 @@ def walk(steps: list[Step]) -> str:
         for name, arguments in steps:
             getattr(queue, name)(*arguments)
             queue.monitor.check()
+            if queue.monitor._settled:  # a subscriber's report would not have been followed by this
+                assert not queue.monitor._settle(queue.now), "left undone"
         queue.rest()
     except AssertionError as error:
         return str(error).split("\n")[0] or "assertion"
@@ -153,12 +155,17 @@ def test_a_situation_that_chance_hardly_meets(
     assert harm in walk(steps)
 
 
+def never_wait_for_a_report(self: Membership) -> bool:
+    return True
+
+
 @pytest.mark.parametrize(
     ("rule", "without", "harm"),
     [
         ("_used", retire_as_soon_as_told, "RETIRE through|sends through"),
         ("_proved", active_unproved, "carries"),
         ("waits", nothing_is_waited_for, "told that it is ready"),
+        ("_nothing_pending", never_wait_for_a_report, "left undone"),
     ],
 )
 def test_without_this_rule_a_walk_fails(rule: str, without: object, harm: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,15 @@ ANY_VERSION = -1  # ZooKeeper's "whatever the version is"; never write `version 
 
 
 class Node(NamedTuple):
-    """One znode at one moment. owner: session id of an ephemeral node, 0 for a persistent one."""
+    """One znode at one moment. owner: session id of an ephemeral node, 0 for a persistent one. changed: ms since 1970 on the
+    clock of ZooKeeper's leader, when it was changed last."""
 
     data: bytes
     version: int
     czxid: int  # transaction that created it: tells a re-created node from the old one
     mzxid: int  # transaction that changed it last
     owner: int
+    changed: int = 0
 
 
 @dataclass(frozen=True)

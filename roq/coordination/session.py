@@ -385,7 +385,7 @@ class Session:
 
 def _node(answer: tuple[bytes, Any]) -> Node:
     data, stat = answer
-    return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner)
+    return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner, stat.mtime)
 
 
 def _check_size(count: int) -> None:

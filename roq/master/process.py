@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from functools import partial
 
@@ -157,7 +158,12 @@ class Master:
             settings, term, guard = _settings(self._work), self._process.term, partial(self._wanted, session)
             writer = await LogWriter.take_over(session, self._work.log, directory, settings, term, guard)
             try:
+                taken = await session.get(paths.log(self._work.log))
+                if taken is None:
+                    raise LogFenced("the log was removed")
+                since = time.monotonic()
                 await follower.catch_up(writer.confirmed)
+                self._clock.take_over(follower.state.clock, taken.changed + round((time.monotonic() - since) * 1000))
                 await self._serve_from(follower, writer)
             finally:
                 await writer.close()
@@ -187,7 +193,6 @@ class Master:
             await asyncio.gather(following, return_exceptions=True)
 
     async def _serve_from(self, follower: Follower, writer: LogWriter) -> None:
-        self._clock.reach(follower.state.clock)
         quiet_until = self._clock.now() + GRACE_MS if follower.position else 0
         term = self._process.term
         service = Service(follower.state, follower.recent, term, BLOB_BYTES, self._places, quiet_until, self._door.connected)

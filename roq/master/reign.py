@@ -26,6 +26,7 @@ from roq.workqueue.records import BlobRef, encode
 
 APPENDS_AT_ONCE = 2
 TIMER_SECONDS_MAX = 5.0
+SKEW_MS = 5_000  # between a master's clock and ZooKeeper's: more is logged
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +39,30 @@ class Writer(Protocol):
 
 
 class Clock:
-    """Milliseconds since 1970 that never step back or jump."""
+    """Milliseconds since 1970 that never step back or jump. wall: seconds since 1970."""
 
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._offset = wall() - time.monotonic()
 
     def now(self) -> int:
         """Now."""
         return int((self._offset + time.monotonic()) * 1000)
 
-    def reach(self, milliseconds: int) -> None:
-        """Go on from there if that is later: one whose clock is behind its predecessor's would end no lease until it is not."""
-        self._offset = max(self._offset, milliseconds / 1000 - time.monotonic())
+    def take_over(self, logged: int, witness: int) -> None:
+        """Begin a reign. logged: the highest time in the log; witness: what another machine's clock says now.
+
+        Never before `logged`: one whose clock is behind its predecessor's would end no lease until it is not. Beyond that, the
+        slower of the two clocks says how long nobody led: one that is far ahead alone would end every lease at once, and tasks
+        at their last attempt with them. The faster one may be right: then leases run longer by the time without a leader.
+        """
+        own = round(self._wall() * 1000)
+        if abs(own - witness) > SKEW_MS:
+            log.warning(
+                "clocks disagree: the slower one is used",
+                extra={"fields": {"own_ms": own, "zookeeper_ms": witness, "own_ahead_seconds": (own - witness) / 1000}},
+            )
+        self._offset = max(logged, min(own, witness)) / 1000 - time.monotonic()
 
 
 class Reign:

@@ -1,17 +1,64 @@
-"""The clock of a master: it never steps back, not even to its own machine's time when its predecessor's was ahead."""
+"""The clock of a master: it never steps back, and one that is far ahead ends no lease."""
 
 from __future__ import annotations
 
 import time
 
+import pytest
+
+from roq.master.process import GRACE_MS
+from roq.master.recent import Recent
 from roq.master.reign import Clock
+from roq.master.service import Service
+from roq.workqueue.contract import Settings
+from roq.workqueue.records import Configure, Pop, Push
+from roq.workqueue.state import State
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+
+
+def wall() -> int:
+    return round(time.time() * 1000)
+
+
+def ahead(milliseconds: int) -> Clock:
+    """Of a host whose clock is that much ahead."""
+    return Clock(lambda: time.time() + milliseconds / 1000)
 
 
 def test_it_goes_on_where_its_predecessor_was() -> None:
     clock = Clock()
-    assert abs(clock.now() - time.time() * 1000) < 1000
-    ahead = clock.now() + 3_600_000
-    clock.reach(ahead)
-    assert 0 <= clock.now() - ahead < 1000
-    clock.reach(ahead - 1_000_000)
-    assert clock.now() >= ahead
+    assert abs(clock.now() - wall()) < 1000
+    logged = wall() + HOUR_MS
+    clock.take_over(logged, wall())
+    assert 0 <= clock.now() - logged < 1000
+    clock.take_over(logged + 5, wall() - DAY_MS)
+    assert 0 <= clock.now() - logged - 5 < 1000
+
+
+@pytest.mark.parametrize(("own", "witness"), [(DAY_MS, 0), (0, DAY_MS), (-DAY_MS, 0), (0, -DAY_MS)])
+def test_a_clock_that_is_wrong_alone_takes_the_log_s_time_nowhere(own: int, witness: int) -> None:
+    clock, logged = ahead(own), wall() - 10_000
+    clock.take_over(logged, wall() + witness)
+    assert 0 <= clock.now() - logged <= 15_000, "at most by how long nobody led"
+
+
+@pytest.mark.parametrize("witness", [0, DAY_MS])
+def test_a_master_whose_clock_is_a_day_ahead_ends_no_lease_and_buries_no_task(witness: int) -> None:
+    """With a witness that is as far ahead as itself, as without one, it does."""
+    state, began = State(), wall() - 10_000
+    for record in (
+        Configure(began, Settings(max_attempts=1), 0),
+        Push(began, 1, 1, b"leased"),
+        Pop(began, 5, 1, 1, 60_000),
+        Push(began, 1, 2, b"delayed", delay_ms=60_000),
+    ):
+        state.apply(record)
+    clock = ahead(DAY_MS)
+    clock.take_over(state.clock, wall() + witness)
+    quiet_until = clock.now() + GRACE_MS
+    service = Service(state, Recent(), 2, 65_536, lambda hosts: (), quiet_until)
+    service.tick(quiet_until)
+    status = state.status(clock.now())
+    assert (status.leased, status.delayed, status.dead) == ((1, 1, 0) if witness == 0 else (0, 0, 1))
+    state.check()

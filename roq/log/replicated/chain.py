@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from roq.coordination import paths
 from roq.coordination.errors import NodeExists, NoNode, VersionConflict
 from roq.coordination.operations import Check, Create
 from roq.coordination.session import Session, SessionState
 from roq.errors import LogFenced, ZooKeeperUnavailable
+from roq.ids import new_token
 from roq.log.replicated.metadata import Change, LogMeta
 from roq.wire.assignment import from_json, to_json
 
@@ -25,6 +28,7 @@ class Chain:
         self._lock = asyncio.Lock()
         self.meta = LogMeta()
         self._version = -1
+        self._owner = new_token()  # tells our takes from the identical ones of another process
 
     @property
     def connected(self) -> bool:
@@ -69,6 +73,8 @@ class Chain:
                 after = change(self.meta)
                 if after == self.meta:
                     return after
+                if after.epoch != self.meta.epoch:
+                    after = msgspec.structs.replace(after, owner=self._owner)
                 after.check()
                 try:
                     self._version = await self._session.set(self._path, to_json(after), self._version)

@@ -62,7 +62,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class LogMeta(msgspec.Struct, frozen=True):
-    """The log. serial: number of the next segment or blob. trimmed: entries up to here may be gone. term: of its owner."""
+    """The log. serial: number of the next segment or blob. trimmed: entries up to here may be gone. term: of its owner. owner:
+    which process took the epoch (drawn at random; "": one of version 0.1, which doesn't know the field)."""
 
     epoch: int = 0
     term: int = 0
@@ -72,6 +73,7 @@ class LogMeta(msgspec.Struct, frozen=True):
     trimmed: int = 0
     segments: tuple[Segment, ...] = ()
     snapshot: Snapshot | None = None
+    owner: str = ""
 
     @property
     def next_first(self) -> int:

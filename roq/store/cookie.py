@@ -19,10 +19,11 @@ FILE = "cookie"
 
 
 class Cookie(msgspec.Struct, frozen=True):
-    """JSON of the file and of the znode."""
+    """JSON of the file and of the znode. synced: in ZooKeeper, a batch of the journal that was durable on this disk."""
 
     host: str
     uuid: str
+    synced: int = 0
 
 
 def read_cookie(directory: Path, host: str) -> Cookie | None:
@@ -51,21 +52,21 @@ def make_cookie(directory: Path, host: str) -> Cookie:
     return cookie
 
 
-async def register(session: Session, directory: Path, host: str, cookie: Cookie | None) -> Cookie:
-    """The cookie that disk and ZooKeeper agree on; made if both have none. Raises InvalidConfiguration if they don't."""
+async def register(session: Session, directory: Path, host: str, cookie: Cookie | None) -> tuple[Cookie, int]:
+    """The cookie that disk and ZooKeeper agree on, made if both have none, and its version there. Raises InvalidConfiguration
+    if they don't agree, ZooKeeperUnavailable."""
     path = paths.store_cookie(host)
     node = await session.get(path)
     if node is None:
         cookie = cookie or make_cookie(directory, host)
         await session.ensure_path(paths.host_state(host))
         try:
-            await session.create(path, to_json(cookie))
+            return cookie, (await session.create(path, to_json(cookie))).version
         except NodeExists:
             return await register(session, directory, host, cookie)
-        return cookie
     known = from_json(node.data, Cookie)
     if cookie is not None and cookie.uuid == known.uuid:
-        return cookie
+        return known, node.version
     what = "is empty" if cookie is None else f"has the identity {cookie.uuid}"
     raise InvalidConfiguration(
         f"the store of host {host!r} has the disk {known.uuid}, but {directory} {what}. Mount the right disk; if it is lost "

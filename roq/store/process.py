@@ -1,8 +1,9 @@
 """Store process: one per host. Keeps segments of replicated logs and blobs in `spec.data_dir`.
 
 It serves at `spec.ports["clients"]` (roq.wire.store) and `spec.ports["control"]`; its follower, if it has one, at
-`spec.ports["shuffle"]` (roq.wire.shuffle). ZooKeeper is needed only to make sure that the disk is this host's: an empty disk
-waits for it, one with a cookie serves at once and is checked as soon as ZooKeeper answers.
+`spec.ports["shuffle"]` (roq.wire.shuffle). ZooKeeper is needed only to make sure that the disk is this host's, and not an old
+image of it (proof.py): an empty disk waits for it; one with a cookie serves at once, takes entries as soon as ZooKeeper answers
+or if it did in this boot of the machine, and is sure of nothing's absence before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.store.cookie import Cookie, read_cookie, register
 from roq.store.follower.server import PORT, FollowerThread
+from roq.store.proof import prove, proved_in_this_boot
 from roq.store.server import StoreServer
 from roq.wire.child import ChildSpec
 
@@ -27,13 +29,13 @@ log = logging.getLogger(__name__)
 ZOOKEEPER_RETRY_SECONDS = 1.0
 
 
-async def check_disk(spec: ChildSpec, directory: Path, cookie: Cookie | None) -> Cookie:
-    """Wait for ZooKeeper and compare. Raises InvalidConfiguration."""
+async def accept_disk(spec: ChildSpec, directory: Path) -> Cookie:
+    """Wait for ZooKeeper and register an empty disk. Raises InvalidConfiguration if the host has another one."""
     while True:
         try:
             session = await Session.connect(spec.zookeeper)
             try:
-                return await register(session, directory, spec.host, cookie)
+                return (await register(session, directory, spec.host, None))[0]
             finally:
                 await session.close()
         except ZooKeeperUnavailable:
@@ -60,11 +62,13 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     board = open_board(spec)
     tasks.start(beat(board, spec.slot), "heartbeat")
     cookie = read_cookie(directory, spec.host)
+    fresh = cookie is None
     if cookie is None:
-        cookie = await check_disk(spec, directory, None)
-    else:
-        tasks.start(check_disk(spec, directory, cookie), "disk check")
+        cookie = await accept_disk(spec, directory)
     server = StoreServer(directory, spec.host, spec.address, spec.ports["clients"], fail, disk_name=cookie.uuid)
+    if not fresh:
+        server.storage.doubt(takes_entries=proved_in_this_boot(directory))  # before the first request is read
+    tasks.start(prove(spec.zookeeper, directory, cookie, server.storage, server.kick), "disk proof")
     ended = threading.Event()
     threading.Thread(target=_beat_for, args=(server, board, spec.slot, ended), name="heartbeat", daemon=True).start()
     control = ShutdownMonitor(spec.process.name, spec.address, spec.ports["control"], stop, server.counters)

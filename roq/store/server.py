@@ -94,10 +94,10 @@ class StoreServer:
             address, port, wire.Request, self._handle, wire.NoticeToStore, self._notice, self.counters, self._next
         )
         self.port = self._server.port
-        self._kick()
+        self.kick()
         self._start(self._compact())
         self._start(self._expire())
-        self._start(scrub(self.storage, self.blobs, self.counters, self._kick))
+        self._start(scrub(self.storage, self.blobs, self.counters, self.kick))
 
     def _start(self, work: Any) -> None:
         task = self._loop.create_task(work)
@@ -133,7 +133,7 @@ class StoreServer:
         if not count:
             self._waiting.wake(add.segment)
 
-    def _kick(self) -> None:
+    def kick(self) -> None:
         """Write what is pending once this turn of the loop has taken in what there is."""
         if not self._writing and not self._scheduled and not self._closed:
             self._scheduled = True
@@ -211,7 +211,7 @@ class StoreServer:
         self.storage.committed(write)
         self._waiting.wake_all()
         if self.storage.has_pending:
-            self._kick()
+            self.kick()
         elif not self._closed:
             self._next()
 
@@ -221,7 +221,7 @@ class StoreServer:
             await asyncio.sleep(COMPACT_EVERY_SECONDS)
             while self.storage.compact():
                 self.counters["compaction_steps"] += 1
-                self._kick()
+                self.kick()
                 await asyncio.sleep(COMPACT_STEP_SECONDS)
 
     async def _expire(self) -> None:
@@ -241,14 +241,14 @@ class StoreServer:
                     return
                 self.storage.full = True
                 self.counters["disk_full"] += 1
-                self._kick()
+                self.kick()
                 await asyncio.sleep(PREPARE_RETRY_SECONDS)
                 continue
             self.storage.full = False
             self.storage.journal.adopt(number)
             break
         self._preparing = False
-        self._kick()
+        self.kick()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class StoreServer:
                 future.set_exception(CallError(f"{what}: {refusal.name}"))
 
         begin(answer)
-        self._kick()
+        self.kick()
         await future
 
     async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
@@ -352,7 +352,7 @@ class StoreServer:
                 self.storage.put_aside(segment, first)
                 first += 1
             await asyncio.sleep(0)
-        self._kick()
+        self.kick()
         return ranges
 
     def _compare(self, request: wire.Compare) -> wire.Compared:

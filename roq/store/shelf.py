@@ -167,9 +167,19 @@ class Shelf:
         fresh = [place for place in self._found if (place.number, place.offset) not in self.known]
         if not fresh:
             return b""
+        self.void_openings()
+        self.known |= {(place.number, place.offset) for place in self._found}
+        return self.damage_record()
+
+    def void_openings(self) -> None:
+        """Something was lost: of no segment it is sure any more what was never stored."""
         for segment in self.segments.values():
             segment.opened = False
-        self.known |= {(place.number, place.offset) for place in self._found}
+
+    def went_back(self, sequence: int) -> bytes:
+        """The journal had a batch `sequence` once. The DAMAGE record to write; no file has the number 0."""
+        self.void_openings()
+        self.known.add((0, sequence))
         return self.damage_record()
 
     def damage_record(self) -> bytes:
@@ -187,8 +197,7 @@ class Shelf:
         if record.kind == Kind.DAMAGE:
             self.known |= set(msgspec.msgpack.decode(payload_of(batch.body, record), type=list[tuple[int, int]]))
             self.damage_in = batch.number
-            for segment in self.segments.values():
-                segment.opened = False
+            self.void_openings()
             return
         if record.kind in (Kind.OPEN, Kind.STATE):
             self._load_state(batch, record)

@@ -7,6 +7,7 @@ most one Write is on its way, so everything in it, and all before it, is durable
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from roq.store.records import HEADER_BYTES, Kind, encode_entry, encode_mark
 from roq.store.shelf import BAD, Segment, Shelf, place_entry, state_setter
 from roq.wire.store import FRAME_BYTES, Add, Found, Refusal, SegmentView, entry_crc
 
+log = logging.getLogger(__name__)
 RESERVE_BYTES = 256 * 1024  # of the last file on a full disk, kept for fences and deletes
 BATCH_BYTES = 4 * 1024 * 1024  # written and synced at once, unless a single frame is larger
 PENDING_BYTES_MAX = 64 * 1024 * 1024  # waiting for the disk: what one writer may have on its way, sixteen batches
@@ -51,6 +53,9 @@ class Storage:
         damage = self.shelf.loaded()
         self.journal.ready()
         self.damaged = len(self.shelf.known)
+        self.synced = self._found = self.journal.sequence  # the last batch that is durable; … that was when this was opened
+        self.proved = True  # the disk did not go back in time, as far as is known
+        self._takes_entries = True
         self.full = False  # the disk has no room for another journal file
         self._pending: deque[_Item] = deque()
         self._pending_bytes = self._pending_count = 0
@@ -85,7 +90,8 @@ class Storage:
         if size > self.journal.file_bytes // 2 or self._no_room(size):
             done(Refusal.FULL)
             return
-        if self.pending_bytes > PENDING_BYTES_MAX and request.epoch != COPY_EPOCH:  # who copies waits for each frame
+        too_much = self.pending_bytes > PENDING_BYTES_MAX or not self._takes_entries
+        if too_much and request.epoch != COPY_EPOCH:  # who copies waits for each frame
             done(Refusal.OVERLOADED)
             return
         segment = segment or self._new_segment(request.segment)
@@ -181,7 +187,7 @@ class Storage:
         if segment is None:
             return Found.UNKNOWN, 0, b""
         if segment.place(position) <= BAD:
-            sure = segment.opened and segment.place(position) != BAD
+            sure = self.proved and segment.opened and segment.place(position) != BAD
             return (Found.NO_SUCH if sure else Found.UNKNOWN), 0, b""
         entry = self._entry(segment, position)
         return (Found.UNKNOWN, 0, b"") if entry is None else (Found.ENTRY, *entry)
@@ -337,6 +343,7 @@ class Storage:
 
     def committed(self, write: Write) -> None:
         """The write is durable."""
+        self.synced = self.journal.sequence  # nothing is staged while a write is on its way
         staged, places = self._staged, self._staged_at
         self._staged, self._staged_at = [], []
         for item, offset in zip(staged, places, strict=True):
@@ -350,6 +357,32 @@ class Storage:
         if self._pending or self._staged or self.journal.room < self._reserve // 2:
             return None
         return self.journal.stage(b"")
+
+    # --- a disk that went back in time --------------------------------------------------------------------------------
+
+    def doubt(self, *, takes_entries: bool) -> None:
+        """Until `prove`, absence is not sure. takes_entries: until then, too; else they are to be sent again later."""
+        self.proved, self._takes_entries = False, takes_entries
+
+    def prove(self, synced: int) -> bool:
+        """This batch was durable on this disk once. False if it was not there when this was opened: the disk went back in time,
+        openings and fences may be missing, and so none of the openings counts, now and after every restart."""
+        fresh, self.proved, self._takes_entries = not self.proved, True, True
+        if not fresh or synced <= self._found:
+            return True
+        fields = {"known": synced, "found": self._found}
+        log.error("the disk went back in time: what it lacks counts as unknown", extra={"fields": fields})
+        self.journal.skip(synced)
+        self.synced = max(self.synced, synced)
+        record = self.shelf.went_back(synced)
+        self.damaged = len(self.shelf.known)
+
+        def apply(number: int, offset: int) -> None:
+            self.shelf.void_openings()  # those that were on their way
+            self.shelf.damage_recorded(number, offset)
+
+        self._push(_Item(record, True, _nobody, apply))
+        return False
 
     # --- looking after the journal ------------------------------------------------------------------------------------
 

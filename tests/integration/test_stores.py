@@ -266,6 +266,42 @@ async def test_an_empty_disk_under_the_name_of_a_lost_one_is_refused(rig: StoreR
     check(load.acked, await rig.read_all(max(load.acked)), load.tried)
 
 
+async def test_an_old_image_of_a_disk_is_not_believed_in_what_it_lacks(rig: StoreRig) -> None:
+    """A virtual machine is put back to a snapshot: cookie and openings are there, later entries and fences are not."""
+    await rig.start("abc")
+    writer = await rig.writer()
+    early = Load(writer, "early")
+    await early.grow(50)
+    await early.stop()
+    store, image, segment = rig.stores["a"], rig.directory / "image", writer.meta.segments[0].id
+    await asyncio.to_thread(shutil.copytree, store.directory, image)
+    load = Load(writer, "one")
+    await load.grow(300)
+    await load.stop()
+    async with asyncio.timeout(10):
+        while await rig.request("a", wire.Holes(segment, 1, max(load.acked))) != wire.Ranges([]):
+            await asyncio.sleep(0.05)
+    await store.kill()
+    before = (await rig.session.get(paths.store_cookie("a"))).data  # type: ignore[union-attr]
+    await store.start()  # tells ZooKeeper at once how far its disk is
+    async with asyncio.timeout(10):
+        while (await rig.session.get(paths.store_cookie("a"))).data == before:  # type: ignore[union-attr]
+            await asyncio.sleep(0.05)
+    await store.kill()
+    await asyncio.to_thread(shutil.rmtree, store.directory)
+    await asyncio.to_thread(image.rename, store.directory)
+    await store.start()
+    question = wire.Recover(segment, 1, max(load.acked), 1)
+    assert await rig.request("a", question) == wire.Recovered(max(load.acked), [(wire.Found.UNKNOWN, 0, b"")])
+    async with asyncio.timeout(10):
+        while "the disk went back in time" not in store.log():
+            await asyncio.sleep(0.05)
+    assert await rig.request("a", question) == wire.Recovered(max(load.acked), [(wire.Found.UNKNOWN, 0, b"")])
+    await rig.writer(term=2)
+    acked = {**early.acked, **load.acked}
+    check(acked, await rig.read_all(max(acked)), early.tried | load.tried)
+
+
 async def test_pause_kill(rig: StoreRig) -> None:
     """The script of the NATS suite: whoever acknowledges before it syncs, or counts a late store, loses something here."""
     await rig.start("abcde")

@@ -51,7 +51,7 @@ class Model:
         stores = tuple(
             Store(opened=name in scenario.nodes, held=left if name in scenario.planted else frozenset()) for name in self.names
         )
-        budget = (scenario.crashes, scenario.losses, scenario.rots, scenario.changes, scenario.replacements)
+        budget = (*self._harms(), scenario.changes, scenario.replacements, scenario.images)
         writer = Writer(machine, meta, stopped=bool(scenario.planted))
         return World(meta, stores, writer, (), frozenset(), scenario.planted_acked, frozenset(), budget)
 
@@ -298,13 +298,16 @@ class Model:
         return world._replace(budget=tuple(budget))
 
     def _faults(self, world: World) -> Iterator[tuple[str, World]]:
-        crashes, losses, rots, _, _ = world.budget
+        crashes, losses, rots, _, _, images = world.budget
         for node, store in zip(self.names, world.stores, strict=True):
             if crashes and (store.unsynced or store.fenced != store.fenced_durably):
                 back = store._replace(held=store.held - store.unsynced, unsynced=frozenset(), fenced=store.fenced_durably)
                 yield f"{node} crashes", self._put(self._spend(world, 0), node, back)
             if losses and store.held | {store.fenced} != {0}:
                 yield f"{node} loses its disk", self._put(self._spend(world, 1), node, Store(opened=False))
+            if images and store.held | {store.fenced} != {0}:
+                sure = node in self.scenario.nodes and not self.scenario.old_image_is_noticed
+                yield f"{node} is an old image", self._put(self._spend(world, 5), node, Store(opened=sure))
             if rots:
                 for position in sorted(store.held - store.rotten):
                     rotten = store._replace(rotten=store.rotten | {position})
@@ -330,9 +333,11 @@ class Model:
         if len(ends) > 1:
             raise Breach(f"two ends: {ends}")
 
+    def _harms(self) -> tuple[int, ...]:
+        return self.scenario.crashes, self.scenario.losses, self.scenario.rots
+
     def _harmed(self, world: World) -> bool:
-        scenario = self.scenario
-        return world.budget[:3] != (scenario.crashes, scenario.losses, scenario.rots)
+        return (*world.budget[:3], world.budget[5]) != (*self._harms(), self.scenario.images)
 
     def _check_copies(self, world: World, segment: Segment, last: int, least: int) -> None:
         for position in range(1, last + 1):

@@ -29,6 +29,7 @@ class Scenario:
     recoverers: int = 1
     crashes: int = 0
     losses: int = 0  # disks
+    images: int = 0  # disks that are put back to how they were at the beginning
     rots: int = 0  # entries that become unreadable
     changes: int = 0  # ensemble changes of the writer
     replacements: int = 0  # of nodes by a recovery
@@ -42,6 +43,7 @@ class Scenario:
     fence_is_durable: bool = True
     lost_disk_is_unsure: bool = True
     lost_disk_refuses: bool = True
+    old_image_is_noticed: bool = True
     rot_is_unknown: bool = True
     compare_and_set: bool = True
     fragments_with_the_end: bool = True
@@ -90,7 +92,7 @@ class World(NamedTuple):
     net: frozenset[Message]
     acked: int  # the client of the old writer was told so
     failed: frozenset[int]  # ... that these failed
-    budget: tuple[int, ...]  # crashes, losses, rots, changes, replacements left
+    budget: tuple[int, ...]  # crashes, losses, rots, changes, replacements, images left
 
 
 def value(position: int) -> bytes:

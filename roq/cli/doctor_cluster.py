@@ -1,4 +1,4 @@
-"""`roq doctor`, the cluster: ZooKeeper, leader, hosts, processes, queues."""
+"""`roq doctor`, the cluster: ZooKeeper, leader, hosts, processes, queues, copies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 
+from roq.cli.doctor_copies import check_copies, read_copies
 from roq.cli.finding import Finding, good, warning, wrong
 from roq.client.cluster import connect
 from roq.client.overview import Overview, read_overview
@@ -15,6 +16,7 @@ from roq.errors import ClusterNotFound, InvalidConfiguration, RoqError, Unavaila
 
 ZOOKEEPER_MIN = (3, 9, 4)
 ANSWER_SECONDS = 3.0
+COPIES_SECONDS = 60.0  # every master asks all stores
 ANSWER_BYTES_MAX = 64 * 1024
 CLOCK_SKEW_SECONDS = 1.0  # latencies between hosts are wrong by this much
 FREE_SLOTS_MIN = 1
@@ -37,13 +39,16 @@ async def check_cluster(address: str) -> list[Finding]:
         return [*findings, wrong("Leader", str(error), "read the GCMs' logs")]
     findings.append(good("Leader", f"{leader.host}:{leader.port}, epoch {leader.epoch}"))
     try:
-        async with asyncio.timeout(2 * ANSWER_SECONDS), connect(address) as cluster:
-            overview = await read_overview(cluster)
+        async with connect(address) as cluster:
+            async with asyncio.timeout(2 * ANSWER_SECONDS):
+                overview = await read_overview(cluster)
+            async with asyncio.timeout(COPIES_SECONDS):
+                copies = await read_copies(cluster, address)
     except (RoqError, TimeoutError) as error:
         told = str(error) or "it did not answer in time"
         advice = f"is port {leader.port} of {leader.host} reachable from here? Read the GCM's log"
         return [*findings, wrong("Leader's answer", told, advice)]
-    return findings + check_overview(overview, time.time())
+    return findings + check_overview(overview, time.time()) + check_copies(copies)
 
 
 async def _zookeeper(server: str) -> Finding:

@@ -313,7 +313,8 @@ class Fetched(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FollowerView(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to DescribeFollower. paused: above its watermark."""
+    """Answer to DescribeFollower. paused: above its watermark. lacking: ids of sealed shuffles that are not complete here;
+    compared: it has been found out, since its start, which ones it should hold."""
 
     host: str
     memory_bytes: int
@@ -322,6 +323,8 @@ class FollowerView(msgspec.Struct, frozen=True, tag=True, array_like=True):
     attempts: int
     shuffles: dict[str, int]  # bytes stored, by shuffle id
     counters: dict[str, int]
+    lacking: tuple[str, ...] = ()
+    compared: bool = True
 
 
 Request = (

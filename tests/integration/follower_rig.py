@@ -27,7 +27,7 @@ from roq.shuffle.sampling import Distribution
 from roq.shuffle.writer import MEMORY_BYTES_MIN, Writer
 from roq.store.follower.server import Follower
 from roq.wire import shuffle as wire
-from roq.wire.gcm import ReportRuns, ShuffleInfo, TableInfo
+from roq.wire.gcm import ReportRuns, ShuffleInfo, Shuffles, TableInfo
 from roq.wire.shuffle import Description, Range, Receipt, RunSample, State
 from tests.harness.shuffle_rows import ENCODER, SCHEMA, SPEC
 
@@ -61,6 +61,11 @@ class Leader:
             self.cut(self.ranges)
         return TableInfo(self.epoch, self.table, dict(self.hosts), self.replicas, self.winners)
 
+    async def list(self) -> Shuffles:
+        """See wire.gcm."""
+        state = State.SEALED if self.winners else State.FILLING
+        return Shuffles((Description("visits", SHUFFLE, SPEC, state, 0.0, self.epoch, (), (), {}, 0, 0, 0, 0, 0),))
+
     def cut(self, ranges: int, hosts: Iterable[str] = ()) -> None:
         """A new table from the samples told so far, for these hosts (all)."""
         table = table_of(cut(Distribution.of(self.samples.values()), ranges))
@@ -91,7 +96,13 @@ class Followers:
         """At the port it had before, if it had one."""
         thread = LoopThread(f"follower {host}")
         work = Follower.open(
-            host, self.directory / host, "127.0.0.1", self._ports.get(host, 0), self.leader.report, self.memory
+            host,
+            self.directory / host,
+            "127.0.0.1",
+            self._ports.get(host, 0),
+            self.leader.report,
+            self.memory,
+            self.leader.list,
         )
         follower = thread.call(work)
         self._ports[host] = follower.port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -172,4 +173,33 @@ def test_damage_is_mended_from_another_holder(make: Make) -> None:
 
     until(mended)
     assert followers.follower(host).counters["mended"] > 0
+    followers.judge(winners, dict.fromkeys(winners, 20_000))
+
+
+def described(followers: Followers, host: str) -> wire.FollowerView:
+    """The connection to its life before is found broken once."""
+    try:
+        view = followers.ask(host, wire.DescribeFollower())
+    except Unavailable:
+        view = followers.ask(host, wire.DescribeFollower())
+    assert isinstance(view, wire.FollowerView)
+    return view
+
+
+def test_disks_replaced_one_after_the_other_lose_nothing_of_a_sealed_shuffle(make: Make) -> None:
+    """A follower that starts on an empty disk asks what it should hold, and fetches it; until then it says what it lacks."""
+    followers = make(ranges=2)
+    filled(followers)
+    winners = dict.fromkeys(range(4), "a")
+    info = followers.info(winners)
+    followers.leader.winners = winners
+    for host in "abc":
+        followers.stop(host)
+        shutil.rmtree(followers.directory / host)
+        followers.start(host)
+        view = described(followers, host)
+        assert not view.compared or view.lacking == (SHUFFLE,)
+        until(lambda host=host: (view := described(followers, host)).compared and not view.lacking)  # type: ignore[misc]
+        ours = [one for one in info.description.ranges if host in one.holders]
+        assert [followers.count(host, one.interval, winners)[0] for one in ours] == [one.rows for one in ours]
     followers.judge(winners, dict.fromkeys(winners, 20_000))

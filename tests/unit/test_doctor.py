@@ -12,9 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from roq.cli.doctor_cluster import check_overview, judge_srvr
+from roq.cli.doctor_copies import CopiesOf, check_copies, shuffle_copies
 from roq.cli.finding import Finding, Verdict
 from roq.cli.main import app
 from roq.client.overview import FailedProcess, HostRow, Overview, QueueRow
+from roq.wire import gcm, shuffle
+from roq.wire import master as wire
 
 NOWHERE = "127.0.0.1:1"  # nothing listens there
 
@@ -94,3 +97,51 @@ def test_doctor_says_that_zookeeper_is_away() -> None:
     assert result.exit_code == 1
     wrong = [finding for finding in json.loads(result.stdout)["findings"] if finding["verdict"] == "wrong"]
     assert f"ZooKeeper {NOWHERE}" in {finding["subject"] for finding in wrong}
+
+
+SHORT = wire.Shortage("snapshot s", 2, 3, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "told"),
+    [
+        (
+            [CopiesOf("work queue q"), CopiesOf("shuffle s")],
+            Verdict.GOOD,
+            "2 work queues and shuffles have all of theirs: one disk may",
+        ),
+        ([CopiesOf("work queue q", [SHORT])], Verdict.WARNING, "snapshot s: 2 of 3 copies, missing on a"),
+        ([CopiesOf("work queue q", [SHORT] * 7)], Verdict.WARNING, "; and 2 more"),
+        ([CopiesOf("q", [wire.Shortage("snapshot s", 1, 3, ())])], Verdict.WARNING, "1 of 3 copies, no further host has one"),
+        ([CopiesOf("q", error="no answer")], Verdict.WARNING, "are not known: no answer"),
+        ([CopiesOf("q", error="entry 7 is gone", lost=True)], Verdict.WRONG, "entry 7 is gone"),
+    ],
+)
+def test_whether_a_disk_may_be_replaced(found: list[CopiesOf], verdict: Verdict, told: str) -> None:
+    (finding,) = check_copies(found)
+    assert finding.verdict == verdict
+    assert told in finding.found
+    assert verdict == Verdict.GOOD or "replace no" in finding.advice
+
+
+def test_nothing_is_said_of_copies_where_there_are_none() -> None:
+    assert check_copies([]) == []
+
+
+def test_the_copies_of_a_shuffle_are_those_of_followers_that_answer_and_have_compared() -> None:
+    def view(host: str, lacking: tuple[str, ...] = (), compared: bool = True) -> shuffle.FollowerView:
+        return shuffle.FollowerView(host, 0, 1, False, 0, {}, {}, lacking, compared)
+
+    interval = shuffle.Interval(None, None)
+    holders = [("a", "b"), ("b", "c"), ("c", "d")]
+    ranges = tuple(shuffle.Range(number, number, interval, holders=some) for number, some in enumerate(holders))
+    spec = shuffle.Spec(("k",), b"s", 2)
+    described = shuffle.Description("s", "i", spec, shuffle.State.SEALED, 0.0, 1, ranges, (), {}, 0, 0, 0, 0, 0)
+    info = gcm.ShuffleInfo(described, dict.fromkeys("abcd", "tcp://x"))
+    views = {host: view(host) for host in "abcd"}
+    assert shuffle_copies(info, views) == CopiesOf("shuffle s", [])
+    assert shuffle_copies(info, {**views, "a": view("a", ("i",))}).shortages == [wire.Shortage("1 ranges", 1, 2, ("a",))]
+    assert shuffle_copies(info, {**views, "a": view("a", compared=False), "b": None}).shortages == [
+        wire.Shortage("1 ranges", 0, 2, ("a", "b")),
+        wire.Shortage("1 ranges", 1, 2, ("b",)),
+    ]

@@ -24,7 +24,7 @@ from roq.store.follower.cutter import Cutter, LazyCutter
 from roq.store.follower.descriptors import raise_limit
 from roq.store.follower.fetching import Fetcher
 from roq.store.follower.memory import Budget
-from roq.store.follower.mending import mend
+from roq.store.follower.mending import List, Mending
 from roq.store.follower.naming import Naming
 from roq.store.follower.orders import Orders
 from roq.store.follower.peers import Peers
@@ -32,7 +32,7 @@ from roq.store.follower.questions import Questions
 from roq.store.follower.storage import Storage
 from roq.wire import shuffle as wire
 from roq.wire.child import ChildSpec
-from roq.wire.gcm import ReportRuns, TableInfo
+from roq.wire.gcm import ListShuffles, ReportRuns, Shuffles, TableInfo
 
 log = logging.getLogger(__name__)
 PORT = "shuffle"  # of a store
@@ -45,14 +45,24 @@ Report = Callable[[ReportRuns], Awaitable[TableInfo]]
 class Follower:
     """Both roles on the running loop. Make it with `open`. directory: of all shuffles' data."""
 
-    def __init__(self, host: str, directory: Path, storage: Storage, budget: Budget, cutter: Cutter, report: Report) -> None:
+    def __init__(
+        self,
+        host: str,
+        directory: Path,
+        storage: Storage,
+        budget: Budget,
+        cutter: Cutter,
+        report: Report,
+        list: List | None = None,
+    ) -> None:
         self.host, self.storage, self.budget = host, storage, budget
         self.counters = storage.counters
         self._peers = Peers()
         self.questions, self.naming = Questions(storage), Naming(FREE_BYTES_MIN)
         self.orders = Orders(storage, self.questions)
         self.fetcher = Fetcher(storage, self._peers, budget, self.orders)
-        self._mending = asyncio.get_running_loop().create_task(mend(host, storage, self.fetcher, report), name="mend")
+        self.mending = Mending(host, storage, self.fetcher, report, list)
+        self._mending = asyncio.get_running_loop().create_task(self.mending.run(), name="mend")
         self.buffer = Buffer(host, directory, cutter, budget, self.counters, report, self._store)
         self._server: RpcServer | None = None
 
@@ -65,11 +75,12 @@ class Follower:
         port: int,
         report: Report,
         memory_bytes: int,
+        list: List | None = None,
     ) -> Follower:
         """Serve at address:port (0: any free one). Raises PortTaken, StorageFailed."""
         cutter, budget = LazyCutter(), Budget(memory_bytes)
         storage = await Storage.open(directory / "shuffles", cutter, budget, Counters())
-        follower = cls(host, directory / "spill", storage, budget, cutter, report)
+        follower = cls(host, directory / "spill", storage, budget, cutter, report, list)
         try:
             follower._server = RpcServer(
                 address,
@@ -185,7 +196,18 @@ class Follower:
         stored = {shuffle.id: shuffle.live for shuffle in self.storage.shuffles.values()}
         budget = self.budget
         used = budget.used + (self._server.unfinished() if self._server is not None else 0)
-        return wire.FollowerView(self.host, used, budget.size, budget.paused, self.buffer.attempts, stored, dict(self.counters))
+        counters, lacking = dict(self.counters), self.mending.lacking
+        return wire.FollowerView(
+            self.host,
+            used,
+            budget.size,
+            budget.paused,
+            self.buffer.attempts,
+            stored,
+            counters,
+            lacking or (),
+            lacking is not None,
+        )
 
     async def close(self) -> None:
         """Stop serving; what is not answered is not promised."""
@@ -233,8 +255,11 @@ class FollowerThread:
             except TimeoutError:
                 raise DeadlineExceeded("no answer from the leader") from None
 
+        async def shuffles() -> Shuffles:
+            return await gcm.request(ListShuffles(), Shuffles, REPORT_SECONDS)
+
         directory, memory = Path(spec.data_dir), self._config.shuffle_memory_bytes
-        self._follower = await Follower.open(spec.host, directory, spec.address, spec.ports[PORT], report, memory)
+        self._follower = await Follower.open(spec.host, directory, spec.address, spec.ports[PORT], report, memory, shuffles)
         log.info("follower serves", extra={"fields": {"port": self._follower.port, "memory_bytes": memory}})
 
     async def _close(self) -> None:

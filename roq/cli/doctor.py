@@ -18,7 +18,8 @@ STYLE = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.WRONG: "bold 
 
 
 def doctor(cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Check this machine, and the cluster if one is configured. Exit code 1 when something is wrong."""
+    """Check this machine, and the cluster if one is configured, also whether a disk may be replaced now. Exit code 1 when
+    something is wrong."""
     address = given_address(cluster, os.environ)
     findings = check_machine()
     if address is not None:

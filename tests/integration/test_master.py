@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import roq
+from roq.cli.doctor_copies import CopiesOf, read_copies
 from roq.errors import (
     Closed,
     InvalidConfiguration,
@@ -244,13 +245,25 @@ async def test_a_big_payload_is_kept_by_its_stores_until_it_is_acked(
             await asyncio.sleep(0.05)
 
 
-async def test_a_task_whose_payload_no_store_gives_does_not_die_of_it(
-    cluster: RunningCluster, tasks: RemoteQueue, name: str
+async def test_a_payload_that_is_gone_everywhere_costs_its_task_only_and_is_named(
+    cluster: RunningCluster, client: roq.Cluster, tasks: RemoteQueue, name: str
 ) -> None:
-    await asyncio.to_thread(tasks.put, [NewTask(b"x" * BIG)])
+    """The doctor says that it has no copies; the task becomes a dead letter that says so; the others are served."""
+    await asyncio.to_thread(tasks.put, [NewTask(b"x" * BIG), NewTask(b"small")])
     held = await blobs_of(cluster.local, name)
-    await with_stores(cluster.local, lambda stores: stores.delete_blob(held, next(iter(held.values()))[0]))
-    for _ in range(4):  # its max_attempts are 3
-        assert await asyncio.to_thread(tasks.lease, 30, 1, 1.5) == ([], [])
-    status = await asyncio.to_thread(tasks.status)
-    assert (status.leased, status.dead, status.ready + status.delayed) == (0, 0, 1)
+    blob = next(iter(held.values()))[0]
+
+    async def copies() -> CopiesOf:
+        return next(one for one in await read_copies(client, cluster.zookeeper) if one.subject == f"work queue {name}")
+
+    async with asyncio.timeout(20):
+        while (await copies()).shortages:  # the log's quorum may still grow
+            await asyncio.sleep(0.1)
+    await with_stores(cluster.local, lambda stores: stores.delete_blob(held, blob))
+    assert list((await copies()).shortages) == [wire.Shortage(f"1 payloads, {blob} first", 0, 2, tuple(sorted(held)))]
+    _, leases = await asyncio.to_thread(tasks.lease, 30, 2, 1.5)
+    assert [lease.payload for lease in leases] == [b"small"]
+    (dead,) = await asyncio.to_thread(tasks.peek, TaskState.DEAD, 5)
+    assert (dead.payload, dead.attempts) == (b"", 1)
+    assert blob in dead.error
+    assert all(host in dead.error for host in held)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from roq.coordination.session import Session
+from roq.log.replicated.repairer import Repairer, RepairSettings
 from roq.master import snapshots
 from roq.master.follower import Follower
 from roq.master.recent import Recent
@@ -61,6 +62,48 @@ async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: 
         assert counters["snapshots"] == 1, "once is enough"
         reign.take(b"peer", 99, wire.Put(8, 1, [wire.Task(b"after it")]))
         await reign.barrier()
+        follower = Follower(rig.reader())
+        await follower.catch_up(writer.confirmed)
+        assert follower.state.digest() == service.state.digest()
+    finally:
+        beside.cancel()
+        reign.close()
+        await asyncio.gather(beside, return_exceptions=True)
+
+
+async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_that_serves(
+    rig: StoreRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the state; whoever comes next would have nothing to begin with."""
+    monkeypatch.setattr(snapshots, "SNAPSHOT_LOOK_SECONDS", 0.1)
+    await rig.start("abc")
+    writer, counters, clock, lost = await rig.writer(), Counters(), Clock(), asyncio.Event()
+    service = Service(State(), Recent(), 1, 65536, lambda hosts: ())
+    reign = Reign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
+    service.apply(Configure(clock.now(), Settings(), 0))
+    repairer = Repairer(writer, RepairSettings(), lost.set)
+    beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters, lost))
+
+    async def made(count: int) -> None:
+        async with asyncio.timeout(20):
+            while counters["snapshots"] < count:
+                await asyncio.sleep(0.02)
+
+    try:
+        reign.take(b"peer", 1, wire.Put(7, 1, [wire.Task(b"x")] * 100))
+        await reign.barrier()
+        lost.set()
+        await made(1)
+        await repairer.round()
+        assert not lost.is_set()
+        assert (first := writer.meta.snapshot) is not None
+        await writer.stores.delete_blob(first.nodes, first.blob)
+        await repairer.round()
+        await made(2)
+        assert writer.meta.snapshot is not None
+        assert writer.meta.snapshot.blob != first.blob
+        await repairer.round()
+        assert not lost.is_set()
         follower = Follower(rig.reader())
         await follower.catch_up(writer.confirmed)
         assert follower.state.digest() == service.state.digest()

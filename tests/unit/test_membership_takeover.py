@@ -146,7 +146,6 @@ def test_an_exchange_that_nobody_claims_to_be_on_is_no_reason_to_wait() -> None:
         queue.exchange("B")
         queue.tick(1.0, "A", "B")
     queue.machine.exchanges["B"].state = ExchangeState.STARTING
-    queue.machine._settled = False
     assert heard(queue, "A/1").ready
 
 

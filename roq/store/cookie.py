@@ -70,7 +70,8 @@ async def register(session: Session, directory: Path, host: str, cookie: Cookie 
     what = "is empty" if cookie is None else f"has the identity {cookie.uuid}"
     raise InvalidConfiguration(
         f"the store of host {host!r} has the disk {known.uuid}, but {directory} {what}. Mount the right disk; if it is lost "
-        f"for good, remove the node {session.address.chroot}/{path} from ZooKeeper, and what it held is copied from others; `roq doctor` says when that is done"
+        f"for good, remove the node {session.address.chroot}/{path} from ZooKeeper, and what it held is copied from others; "
+        "`roq doctor` says when that is done"
     )
 
 

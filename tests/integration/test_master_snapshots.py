@@ -96,7 +96,8 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
         await made(1)
         await repairer.round()
         assert not lost.is_set()
-        assert (first := writer.meta.snapshot) is not None
+        first = writer.meta.snapshot
+        assert first is not None
         await writer.stores.delete_blob(first.nodes, first.blob)
         await repairer.round()
         await made(2)

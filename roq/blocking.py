@@ -84,7 +84,7 @@ class Publisher:
         self._pending_bytes = 0
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._draining = False
+        self._entered = self._draining = False
         self._failure: BaseException | None = None
 
     @property
@@ -94,6 +94,7 @@ class Publisher:
 
     def __enter__(self) -> Publisher:
         self._loop.call(self._publisher.open())
+        self._entered = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -101,6 +102,8 @@ class Publisher:
 
     def publish(self, topic: str, payload: bytes) -> None:
         """Publish one message; waits only while PENDING_BYTES are on their way. Raises what an earlier message met with."""
+        if not self._entered:
+            raise Closed("open this publisher first: with …")
         size = len(payload) + 64
         with self._lock:
             while self._pending_bytes > PENDING_BYTES and self._failure is None:

@@ -126,8 +126,7 @@ class Publisher:
 
     async def _publish_slowly(self, topic: str, payload: bytes) -> None:
         """First of a batch, first of a topic, the one that fills the batch, or one that is refused."""
-        if self._closed:
-            raise Closed("the publisher is closed")
+        self._check_open()
         payload = self._checked(payload)
         if not self._scheduled and self._lane.backlog() > BACKLOG_BYTES:
             await self._find_room()  # batches that leave with the turn of the loop, however small, wait as full ones do
@@ -160,8 +159,7 @@ class Publisher:
     async def publish_many(self, topic: str, payloads: Iterable[bytes]) -> None:
         """Publish several messages on one topic, in order; cheaper than one by one. Errors as `publish`: messages before
         the offending one are published."""
-        if self._closed:
-            raise Closed("the publisher is closed")
+        self._check_open()
         source = iter(payloads)
         while chunk := list(itertools.islice(source, CHUNK_MESSAGES)):
             if not self._scheduled and self._lane.backlog() > BACKLOG_BYTES:
@@ -182,6 +180,12 @@ class Publisher:
             if self._room <= 0:
                 self._flush()
                 await self._take_breath()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the publisher is closed")
+        if not self._payload_max:  # not welcomed yet
+            raise Closed("open this publisher first: async with …")
 
     def _checked(self, payload: bytes) -> bytes:
         if payload.__class__ is not bytes:
@@ -279,8 +283,7 @@ class Publisher:
         once for each such loss, to all who wait just then, else to the next who calls. (What was given up at this end with
         overflow "drop" because a link was full is in `dropped`.)
         """
-        if self._closed:
-            raise Closed("the publisher is closed")
+        self._check_open()
         self._flush()
         self._send_beacons(list(self._touched.values()))  # if this publisher dies, the Monitor can tell what there was
         await self._lane.confirm(timeout_seconds)

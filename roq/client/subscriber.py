@@ -83,7 +83,7 @@ class Subscriber:
         self._started = False  # ready for the first time: what comes earlier is not ours, and is not kept
         self._failure: RoqError | None = None
         self._waits: tuple[str, ...] = ()  # what the Monitor waits for before it says that we are ready
-        self._closed = False
+        self._opened = self._closed = False
         self._breath = 0
         self._latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
         self._lag_seconds = 0.0
@@ -101,6 +101,7 @@ class Subscriber:
     async def open(self, timeout_seconds: float = OPEN_SECONDS) -> Subscriber:
         """Join the queue and wait until ready. Raises QueueNotFound, QueueStopped, Unavailable, DeadlineExceeded."""
         deadline = time.monotonic() + timeout_seconds
+        self._opened = True
         try:
             await self._membership.join(timeout_seconds)
             await self.ready(max(0.1, deadline - time.monotonic()))
@@ -110,7 +111,8 @@ class Subscriber:
         return self
 
     async def ready(self, timeout_seconds: float = OPEN_SECONDS) -> None:
-        """Return once every subscription is active at every Exchange. Raises DeadlineExceeded naming those missing."""
+        """Return once every subscription is active at every Exchange. Raises DeadlineExceeded naming those missing, Closed."""
+        self._check_opened()
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._ready.wait()
@@ -135,6 +137,10 @@ class Subscriber:
             await self._membership.close(self.id, timeout_seconds)
         finally:
             self._membership.stop()
+
+    def _check_opened(self) -> None:
+        if not self._opened:
+            raise Closed("open this subscriber first: async with …")
 
     def _drop_attachments(self) -> None:
         for attachment in self._attachments.values():
@@ -355,6 +361,7 @@ class Subscriber:
                     return None
                 if self._failure is not None:
                     raise self._failure
+                self._check_opened()
                 for attachment in list(self._attachments.values()):
                     if not attachment.looking:
                         self._read(attachment)

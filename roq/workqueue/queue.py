@@ -56,6 +56,7 @@ from roq.workqueue.worker import work
 
 logger = logging.getLogger(__name__)
 Held = TypeVar("Held", bound=HeldTask | str)  # a task, or its token
+T = TypeVar("T")
 CLOSE_SECONDS = 2.0  # that calls under way have to end before they are cut off; longer than a waiting one takes
 LEASE_LANES_MAX = 32  # lease times whose lanes are kept though idle
 
@@ -120,6 +121,9 @@ class WorkQueue:
     def settings(self) -> Settings:
         """What the queue was created with."""
         return self._backend.settings
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
+        return await self._threads.start(call, *arguments)
 
     @property
     def _backend(self) -> Backend:
@@ -291,19 +295,19 @@ class WorkQueue:
 
     async def status(self) -> Status:
         """Counts, and the age of the oldest ready task."""
-        return await self._threads.start(self._backend.status)
+        return await self._in_thread(self._backend.status)
 
     async def peek(self, state: TaskState | str = TaskState.READY, count: int = 10) -> list[TaskView]:
         """The first tasks of a state ("ready", "delayed", "leased", "dead"), without leasing them."""
-        return await self._threads.start(self._backend.peek, TaskState(state), count)
+        return await self._in_thread(self._backend.peek, TaskState(state), count)
 
     async def release_all(self) -> int:
         """Make every leased and delayed task ready; how many."""
-        return await self._threads.start(self._backend.release_all)
+        return await self._in_thread(self._backend.release_all)
 
     async def purge(self) -> int:
         """Remove every task that is not dead, leased ones too; how many."""
-        return await self._threads.start(self._backend.purge)
+        return await self._in_thread(self._backend.purge)
 
     async def dead(self, count: int = 100) -> list[TaskView]:
         """The first dead letters, each with its last error."""
@@ -311,11 +315,11 @@ class WorkQueue:
 
     async def requeue_dead(self, ids: Sequence[str] | None = None) -> int:
         """Make dead letters ready again with attempts at 0 (None: all); how many."""
-        return await self._threads.start(self._backend.requeue_dead, ids)
+        return await self._in_thread(self._backend.requeue_dead, ids)
 
     async def remove_dead(self, ids: Sequence[str] | None = None) -> int:
         """Forget dead letters (None: all); how many."""
-        return await self._threads.start(self._backend.remove_dead, ids)
+        return await self._in_thread(self._backend.remove_dead, ids)
 
 
 def _log_failure(given: asyncio.Future[list[str | None]]) -> None:

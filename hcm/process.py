@@ -22,6 +22,7 @@ import msgspec
 
 from hcm.host import Host
 from hcm.host_stats import HostStats, memory_bytes, noticeably_different
+from hcm.lease import may_go_on
 from hcm.local_state import StateDirectory
 from roq.config import HcmConfig
 from roq.coordination import paths
@@ -293,16 +294,13 @@ class HostManager:
             await asyncio.sleep(BEAT_SECONDS)
 
     def _renew_lease(self) -> None:
-        """What belongs to a queue goes on here while we are registered, and while ZooKeeper is away: nothing is replaced then.
-        Not between the two: what is not wanted here any more must be stopped first. Nor once the lease is over."""
         session, board, now = self._session, self._host.board, time.monotonic()
-        if session is None:
-            renewed = self._without_zookeeper
-        elif session.state is SessionState.CONNECTED:
-            renewed = self._name_held_by == session.session_id
-        else:
-            renewed = not board.lease_is_over(now)
-        if renewed:
+        if may_go_on(
+            session.state if session is not None else None,
+            registered=session is not None and self._name_held_by == session.session_id,
+            lease_over=board.lease_is_over(now),
+            unanswered=self._without_zookeeper,
+        ):
             board.renew_lease(now + lease_seconds(self._config.session_seconds))
 
     def _payload(self) -> wire.HostPayload:

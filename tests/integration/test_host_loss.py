@@ -238,7 +238,7 @@ async def test_leader_and_host_die_together(tmp_path: Path) -> None:
 
 
 async def test_revived_host_runs_nothing_old(tmp_path: Path) -> None:
-    """Its HCM is killed for good, its processes live on; they end before the host is seen again."""
+    """Its HCM is killed for good, its processes live on; what was not fenced ends before the host is seen again."""
     async with running(tmp_path, hosts=3) as rig:
         await rig.create("q", 2, "host-1")
         await rig.add_exchange("q", "host-1")
@@ -247,7 +247,7 @@ async def test_revived_host_runs_nothing_old(tmp_path: Path) -> None:
         await rig.gone("host-1")
         await rig.whole(q=2)
         old = {process.pid for process in rig.cluster.processes() if process.owner == "host-1"}
-        assert len(old) >= 4  # Monitor, ScalingProcess, two Exchanges: nobody is there to stop them
+        assert old  # the ScalingProcess: nobody is there to stop it. Monitor and Exchanges obeyed the higher term.
         await rig.cluster.start_hcm("host-1")
         assert not old & {process.pid for process in rig.cluster.processes()}
         await rig.whole(q=2)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hcm.lease import may_go_on
+from roq.coordination.session import SessionState
 from roq.errors import ProcessFailed
 from roq.runtime.child import Lease
 from roq.runtime.liveness import LEASE_MARGIN_SECONDS, HeartbeatBoard, HostLoad, lease_left_seconds, lease_seconds
@@ -41,6 +43,24 @@ def test_a_process_that_starts_after_the_end_waits_for_the_next_lease(board: Hea
     board.renew_lease(time.monotonic() - 1)
     with pytest.raises(ProcessFailed):
         lease.check()
+
+
+@pytest.mark.parametrize(
+    ("state", "registered", "over", "unanswered", "expected"),
+    [
+        (None, False, False, False, False),  # just started: an earlier HCM's lease runs on until we are registered
+        (None, False, True, True, True),  # ZooKeeper is away since before our start: this host's part shall be up
+        (SessionState.CONNECTED, True, True, False, True),
+        (SessionState.CONNECTED, False, False, False, False),  # a new session: what was replaced is stopped first
+        (SessionState.SUSPENDED, True, False, False, True),  # ZooKeeper is away: messages flow
+        (SessionState.LOST, True, False, False, True),
+        (SessionState.LOST, True, True, False, False),  # we stood still for longer than our lease
+    ],
+)
+def test_an_hcm_renews_while_nothing_can_have_been_replaced(
+    state: SessionState | None, registered: bool, over: bool, unanswered: bool, expected: bool
+) -> None:
+    assert may_go_on(state, registered=registered, lease_over=over, unanswered=unanswered) is expected
 
 
 def test_load_and_lease_share_the_board(board: HeartbeatBoard) -> None:

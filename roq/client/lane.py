@@ -220,7 +220,7 @@ class Lane:
     def assign(self, exchange: ExchangeAddress, path: int, abandon: str = "") -> None:
         """The Monitor's word: go on there, on this path. abandon: token of the Exchange that is gone."""
         if abandon:
-            self.abandoned(abandon)
+            self.abandoned(abandon, path - 1)
         self._perform(self._machine.assign(exchange, path))
 
     def forwarded(self, path: int, mark: int) -> None:
@@ -236,9 +236,9 @@ class Lane:
         elif path == self._machine.path and mark >= self._portion > 0:
             self._next_portion()
 
-    def abandoned(self, token: str) -> None:
-        """The Monitor's word: this life of an Exchange is gone, whatever its connection looks like."""
-        for link in [one for one in self._links.values() if one.exchange.token == token]:
+    def abandoned(self, token: str, path: int) -> None:
+        """The Monitor's word: paths up to this one through this life of an Exchange are over, whatever its links look like."""
+        for link in [one for one in self._links.values() if one.exchange.token == token and one.path <= path]:
             self._lost(link)
 
     def _give_up(self, path: int) -> None:

@@ -359,7 +359,7 @@ class Publisher:
             case wire.Forwarded():
                 self._lane.forwarded(notice.path, notice.mark)
             case wire.Heard(gone=token) if token:
-                self._lane.abandoned(token)
+                self._lane.abandoned(token, notice.gone_path)
 
     def health(self) -> PublisherHealth:
         """What is well and what is not."""

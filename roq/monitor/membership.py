@@ -181,7 +181,8 @@ class Membership:
         if publisher is None:
             return [Notify(peer, wire.Rejoin(self.term))]
         publisher.peer, publisher.last_report = peer, now
-        out: list[Instruction] = [Notify(peer, wire.Heard(self.term, True, gone=publisher.lost))]
+        heard = wire.Heard(self.term, True, gone=publisher.lost, gone_path=publisher.lost_path)
+        out: list[Instruction] = [Notify(peer, heard)]
         if report.lost and not report.exchange:
             publisher.lose(report.lost, report.path, now)
         if report.path >= publisher.path and not report.leaving and report.exchange in self.exchanges:

@@ -163,13 +163,14 @@ class Left(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Heard(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to every report: I live. ready (subscribers): every Exchange that carries messages has proved itself to you,
     and every one added later will before it carries any. waits: what keeps it from being ready beside its own proofs.
-    gone (publishers): token of the Exchange you were on, which is lost; what you send there arrives nowhere, even if your
-    connection shows nothing."""
+    gone (publishers): token of the Exchange you were on, with paths up to gone_path, which is lost; what you send there
+    arrives nowhere, even if your connection shows nothing."""
 
     term: int
     ready: bool
     waits: tuple[str, ...] = ()
     gone: str = ""
+    gone_path: int = 0
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -18,6 +18,8 @@ from tests.integration.running import RunningCluster
 
 SMALL_BATCHES = 1_500  # of 20 KB: far more than a publisher keeps; and an Exchange must not stand still for 3 s
 
+SMALL_FRAMES = 3_000  # published while there is no Exchange
+
 
 async def pids(client: roq.Cluster, queue: str) -> dict[str, int]:
     """Process id by kind of process."""
@@ -129,6 +131,45 @@ async def test_small_batches_do_not_pile_up_before_an_exchange_that_stands(
                 while overflow == "block" and received < 2 * SMALL_BATCHES:
                     received += len(await subscriber.next_batch() or ())
                 await publishing
+    finally:
+        await client.remove_queue(name)
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+async def test_a_replay_overruns_no_queue(client: roq.Cluster, kills: int) -> None:
+    """Thousands of small frames wait for the Exchange that comes back; it queues 32 for a subscriber, and drops the rest."""
+    name = f"replayed {kills}"
+    await client.create_queue(name, overflow="drop")
+    told: list[MessagesLost] = []
+    received: list[int] = []
+    try:
+        async with client.subscriber(name, on_lost=told.append) as subscriber, client.publisher(name) as publisher:
+
+            async def read() -> None:
+                async for batch in subscriber.batches():
+                    received.extend(message.sequence for message in batch)
+
+            reading = asyncio.create_task(read())
+            await publisher.publish("t0", b"first")
+            await publisher.flush()
+            async with asyncio.timeout(30):
+                for kill in range(kills):
+                    replays = publisher.replays
+                    found = (await pids(client, name))["exchange"]
+                    os.kill(found, signal.SIGKILL)
+                    while publisher.health().exchange:
+                        await asyncio.sleep(0)
+                    for number in range(SMALL_FRAMES):
+                        await publisher.publish(f"t{number % 3}", b"x" * 60)  # a frame each: order holds across topics
+                    while publisher.replays == replays or (await pids(client, name))["exchange"] == found:
+                        await asyncio.sleep(0.01 if kill + 1 < kills else 0.1)
+                await publisher.flush()
+                while len(received) + sum(gap.count for gap in told) < publisher.messages:
+                    await asyncio.sleep(0.02)
+            await subscriber.close()
+            await reading
+        assert told == []
+        assert received == list(range(1, 2 + kills * SMALL_FRAMES))
     finally:
         await client.remove_queue(name)
 

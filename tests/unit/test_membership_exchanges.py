@@ -174,6 +174,17 @@ def test_silent_exchanges_and_publishers_are_forgotten() -> None:
     assert notices(gone, wire.Exchanges)[0].exchanges == ()
 
 
+def test_a_publisher_learns_that_its_exchange_fell_silent_before_another_is_there() -> None:
+    queue = Queue("A")
+    queue.join()
+    assert notices(queue.at(1, "A"), wire.Heard) == [wire.Heard(3, True)]
+    queue.tick(EXCHANGE_SILENT_SECONDS + 0.1)
+    assert notices(queue.at(1, "A"), wire.Heard) == [wire.Heard(3, True, "A/1", 1)]
+    queue.exchange("B")
+    queue.at(2, "B")
+    assert notices(queue.at(2, "B"), wire.Heard) == [wire.Heard(3, True, "", 1)], "of paths that are over nothing is said"
+
+
 def test_a_publisher_whose_link_broke_goes_to_another_exchange_at_once() -> None:
     queue = Queue("A", "B")
     queue.subscribe()

@@ -6,12 +6,15 @@ import asyncio
 import gc
 import os
 import signal
+import time
 import weakref
 
 import pytest
 
 import roq
+from roq.client.lane import HELD_SECONDS
 from roq.client.link import BACKLOG_BYTES
+from roq.client.ring import RING_BYTES
 from roq.errors import Closed, MessagesLost
 from roq.wire import monitor as wire
 from tests.integration.running import RunningCluster
@@ -170,6 +173,42 @@ async def test_a_replay_overruns_no_queue(client: roq.Cluster, kills: int) -> No
             await reading
         assert told == []
         assert received == list(range(1, 2 + kills * SMALL_FRAMES))
+    finally:
+        await client.remove_queue(name)
+
+
+async def test_messages_flow_while_the_monitor_stands_still(client: roq.Cluster) -> None:
+    """Nobody confirms, and far more is published than the replay buffer holds: the publisher is held up once, for a moment."""
+    name = "unconfirmed"
+    await client.create_queue(name, overflow="block")
+    try:
+        async with client.subscriber(name) as subscriber, client.publisher(name) as publisher:
+            received = 0
+
+            async def read() -> None:
+                nonlocal received
+                async for batch in subscriber.batches():
+                    received += len(batch)
+
+            reading = asyncio.create_task(read())
+            monitor = (await pids(client, name))["monitor"]
+            longest, payload = 0.0, bytes(64 * 1024)
+            os.kill(monitor, signal.SIGSTOP)
+            try:
+                for _ in range(3 * RING_BYTES // len(payload)):
+                    began = time.monotonic()
+                    await publisher.publish("t", payload)
+                    longest = max(longest, time.monotonic() - began)
+            finally:
+                os.kill(monitor, signal.SIGCONT)
+            assert longest < HELD_SECONDS / 2
+            async with asyncio.timeout(20):
+                await publisher.flush(20)
+                while received < publisher.messages:
+                    await asyncio.sleep(0.02)
+            assert (publisher.replays, subscriber.lost) == (0, 0)
+            await subscriber.close()
+            await reading
     finally:
         await client.remove_queue(name)
 

@@ -54,7 +54,7 @@ async def test_three_disks_replaced_one_after_the_other_lose_nothing_of_an_idle_
     repairer = Repairer(writer, EVERY)
     repairs = asyncio.ensure_future(repairer.run())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while await repairer.copies():
                 await asyncio.sleep(0.05)
             for host in "abc":

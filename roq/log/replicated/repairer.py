@@ -94,12 +94,12 @@ class Repairer:
         found = await compare(self._writer.stores, what, self._writer.open_parts(), live)
         for host, disk in found.disks.items():
             if self._disks.get(host, disk) != disk:
-                log.warning("the disk was replaced", extra={"fields": {"host": host, "log": self._writer.log_id}})
+                log.warning("host %s has another disk: what log %s keeps there is copied again", host, self._writer.log_id)
                 self._verified = {key: when for key, when in self._verified.items() if key[1] != host}
             self._disks[host] = disk
         for holding, node in sorted(found.lacking - self._lacking, key=_order):
             self.counters["incomplete"] += 1
-            log.warning("a store lacks what it should hold", extra={"fields": {"what": str(holding), "host": node}})
+            log.warning("host %s lacks %s: it is copied again", node, holding)
         self._lacking = found.lacking | {key for key in self._lacking if key[1] not in found.disks}
         for part in found.parts:
             self._writer.lost(part)
@@ -109,10 +109,8 @@ class Repairer:
         for holding in what:
             if all(node in live and (holding, node) in self._lacking for node in holding.nodes):
                 self.counters["lost"] += 1
-                log.error(
-                    "damaged or missing on every host that should hold it; a new snapshot is made in its place",
-                    extra={"fields": {"log": self._writer.log_id, "what": str(holding), "hosts": holding.nodes}},
-                )
+                hosts = ", ".join(holding.nodes)
+                log.error("%s is damaged or missing on every host, %s: a new snapshot is made in its place", holding, hosts)
                 if self._lost is not None:
                     self._lost()
 

@@ -375,11 +375,15 @@ class Blobs:
         if self._orphans(host, old):
             await self._barrier()  # what we know to be gone is gone for good, and we are still the master
             await self._remove(host, self._orphans(host, old))
+        count = 0
         for name in before.keys() - {one.blob for one in held}:
             key, lost = before[name]
             task = self._service.state.blobs.get(key)
             if task is not None and task.payload == lost:
                 await self._lost(host, key, lost)
+                count += 1
+        if count:
+            log.warning("host %s lacks %d payloads of log %s: they are copied again", host, count, self.spec.log)
 
     def _wanted_on(self, host: str) -> dict[str, tuple[TaskKey, BlobRef]]:
         """What the host should have, by name."""
@@ -408,7 +412,8 @@ class Blobs:
         """A living store has lost its copy, or put a damaged one aside."""
         others = tuple(one for one in blob.holders if one != host)
         self._counters["copies_lost"] += 1
-        log.error("a store lost a payload", extra={"fields": {"host": host, "blob": blob.blob, "others": len(others)}})
+        if not others:
+            log.error("payload %s was on host %s only, which lacks it: its task can't be worked on", blob.blob, host)
         if others and self._service.replace(key, blob, others, self._now()):
             self._turn()
             self.repair_due.set()

@@ -42,4 +42,5 @@ async def snapshots(reign: Reign, writer: LogWriter, counters: Counters, lost: a
         written, size = reign.bytes_written, len(data)
         del data  # it is as large as the queue
         counters["snapshots"] += 1
+        lost.clear()  # what was missed while this one was made
         pauses = delays(SNAPSHOT_LOOK_SECONDS, 60.0)

@@ -195,3 +195,31 @@ def test_quorums_grow_with_a_segment_that_has_nodes_for_them() -> None:
     assert metadata.open_next(closed, "log~1.3", ABC, quorums=(2, 2)).write_quorum == 3
     with pytest.raises(AssertionError):  # an open segment of one node could not be recovered under an ack quorum of two
         msgspec.structs.replace(one, write_quorum=3, ack_quorum=2).check()
+
+
+def test_a_recovery_that_no_node_can_decide_is_told_from_one_that_waits() -> None:
+    recovery = Recovery(Segment("s", 1, State.RECOVERY, (Fragment(1, ABC),)), 2, 2)
+    for node in ABC:
+        recovery.node_fenced(node, 0)
+    unsure, absent = [(Found.UNKNOWN, 0, b"")], [(Found.NO_SUCH, 0, b"")]
+    recovery.answered("a", 1, unsure)
+    recovery.answered("b", 1, absent)
+    assert recovery.undecidable is None, "c may have the entry"
+    recovery.answered("c", 1, unsure)
+    assert recovery.undecidable == (1, ("a", "c"))
+    recovery.answered("c", 1, [(Found.ENTRY, entry_crc("s", 1, b"x"), b"x"), *absent])
+    assert recovery.undecidable is None, "a disk was brought back"
+    recovery.answered("b", 2, absent)
+    assert recovery.end == 1
+
+
+def test_a_node_that_lost_what_it_confirmed_makes_the_segment_close() -> None:
+    appending = writing(3, 3, 3)
+    health = Health(LogSettings(), ABC, 0.0)
+    assert health.whole(appending, 3)
+    health.lost("b")
+    assert health.any_lost
+    assert not health.whole(appending, 3)
+    assert health.sound(appending) == {"a", "c"}
+    health.changed(("a", "c", "d"), 1.0)
+    assert health.any_lost, "its fragment is still one copy short"

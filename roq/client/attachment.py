@@ -10,6 +10,9 @@ import zmq
 from roq.runtime.sockets import subscriber_socket
 from roq.wire.monitor import ExchangeAddress
 
+LIFE_PREFIX = b"\xfd"  # starts no topic, and sorts before the control prefix
+LIFE_SECONDS = 3.0  # three signs of life within the 10 s after which an Exchange gives a subscriber up
+
 
 class Attachment:
     """`on_readable(self)` whenever there may be frames; the owner reads `socket` without blocking.
@@ -29,6 +32,7 @@ class Attachment:
         self.proved = False
         self.closed = False
         self.unread_at = 0.0  # when frames that had come were last left unread (time.monotonic)
+        self._shown, self._shown_at = False, 0.0
         self.looking = False  # `look_soon` was called and has not been served yet
         self.socket = subscriber_socket(max_frame_bytes)
         for prefix in prefixes:
@@ -51,6 +55,13 @@ class Attachment:
         if not self.closed:
             self.socket.get(zmq.EVENTS)  # lets ZeroMQ take in what its descriptor announced
             self._on_readable(self)
+
+    def show_life(self, now: float) -> None:
+        """Frames lie unread, so the Exchange's PINGs do too: a subscription that comes and goes tells it that we live."""
+        if now - self._shown_at >= LIFE_SECONDS:
+            self._shown, self._shown_at = not self._shown, now
+            (self.socket.subscribe if self._shown else self.socket.unsubscribe)(LIFE_PREFIX)
+            self.socket.get(zmq.EVENTS)  # lets ZeroMQ take in that the last one has left: few are queued
 
     def close(self) -> None:
         """Close the socket; frames not read are gone."""

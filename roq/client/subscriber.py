@@ -407,6 +407,8 @@ class Subscriber:
             self._swept = now
             self._order.sweep(now, FORGET_SECONDS, self._unread_at(""))
         self._note_limits()
+        for attachment in self._unread if self._overflow is Overflow.BLOCK else ():
+            attachment.show_life(now)
         taken = self.messages - length_hint(self._current)
         if self._buffered < BUFFER_BYTES or taken != self._progress[0]:
             self._progress = (taken, now)

@@ -26,7 +26,12 @@ from roq.wire.limits import (
 
 HEARTBEAT_INTERVAL_MS = 1_000  # ZMTP ping: a black-holed peer is noticed
 HEARTBEAT_TIMEOUT_MS = 10_000  # longer than any pause of a healthy program; then the connection is dropped
-SUBSCRIBER_TIMEOUT_MS = 3_600_000  # see subscriber_socket
+BLOCKING_INTERVAL_MS, BLOCKING_TIMEOUT_MS = 4_000, 6_000  # see exchange_back
+QUIET_SECONDS, PROBE_SECONDS, PROBES = (
+    10,
+    5,
+    4,
+)  # TCP's own keep-alive where ZMTP has none: a black-holed peer is noticed in 30 s
 HANDSHAKE_MS = 5_000  # a peer that connects and says nothing is dropped
 RECONNECT_MS = 20  # first wait between connection attempts
 RECONNECT_MAX_MS = 1_000
@@ -93,11 +98,23 @@ def exchange_front(max_frame_bytes: int) -> zmq.Socket[bytes]:
 
 
 def exchange_back(overflow: Overflow) -> zmq.Socket[bytes]:
-    """XPUB that feeds subscribers; BLOCK: waits for a full one, DROP: drops for it. Its ZMTP heartbeat ends the
-    connection of one that takes nothing at all for HEARTBEAT_TIMEOUT_MS, so that the others can go on."""
+    """XPUB that feeds subscribers; BLOCK: waits for a full one, DROP: drops for it.
+
+    Only with BLOCK it sends ZMTP heartbeats: they end the connection of one that shows no sign of life for 10 s, so that the
+    others can go on. With DROP nobody waits, and a PING is a risk for whoever is full, see subscriber_socket.
+    """
     socket = _data(zmq.XPUB, CONTROL_BYTES_MAX, DATA_FRAMES_QUEUED)
     socket.set(zmq.XPUB_NODROP, 1 if overflow is Overflow.BLOCK else 0)
+    socket.set(zmq.HEARTBEAT_IVL, BLOCKING_INTERVAL_MS if overflow is Overflow.BLOCK else 0)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, BLOCKING_TIMEOUT_MS)
+    _keep_alive(socket)
     return socket
+
+
+def _keep_alive(socket: zmq.Socket[bytes]) -> None:
+    socket.set(zmq.TCP_KEEPALIVE_IDLE, QUIET_SECONDS)
+    socket.set(zmq.TCP_KEEPALIVE_INTVL, PROBE_SECONDS)
+    socket.set(zmq.TCP_KEEPALIVE_CNT, PROBES)
 
 
 def publisher_socket() -> zmq.Socket[bytes]:
@@ -119,9 +136,10 @@ def probe_socket() -> zmq.Socket[bytes]:
 def subscriber_socket(max_frame_bytes: int) -> zmq.Socket[bytes]:
     """SUB that connects to one Exchange's back. Few frames are queued inside: the SDK's own buffer counts bytes."""
     socket = _data(zmq.SUB, max_frame_bytes, SUBSCRIBER_FRAMES_QUEUED)
-    # A full SUB reads nothing from the wire, PONGs included: with a short time-out it would cut its own good connection
-    # (and libzmq 4.3.5 can abort in the reconnect that follows). Its own PINGs keep the Exchange content meanwhile.
-    socket.set(zmq.HEARTBEAT_TIMEOUT, SUBSCRIBER_TIMEOUT_MS)
+    # libzmq 4.3.5 aborts the process ("!_io_error", stream_engine_base.cpp:310) when it writes a PING or PONG on a connection
+    # that ended while its input was stopped, as a full SUB's is. So a SUB sends no PING; `Attachment.show_life` stands in.
+    socket.set(zmq.HEARTBEAT_IVL, 0)
+    _keep_alive(socket)
     return socket
 
 

@@ -6,17 +6,17 @@ Done once, as well as it goes: a store that is away keeps its part.
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from gcm.cluster import Cluster, is_running
 from roq.errors import RoqError
 from roq.log.replicated.directory import PORT, StaticDirectory
 from roq.log.replicated.stores import Stores
+from roq.runtime.observe import logger
 from roq.wire import store as wire
 from roq.wire.assignment import ProcessKind
 
 LAST_EPOCH = 1 << 62  # after every writer there was, and every copy
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 async def erase(cluster: Cluster, log_id: str) -> int:

@@ -7,7 +7,6 @@ reign ends when the latch is lost (also while ZooKeeper is out of reach) or a wr
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +24,10 @@ from roq.coordination.multi import CreateEphemeral, Delete, Fence, Op, fenced, t
 from roq.coordination.session import Node, Session
 from roq.errors import NotLeader, RoqError, StaleEpoch
 from roq.runtime.backoff import delays
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.wire.gcm import LeaderAddress
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 @dataclass(frozen=True)

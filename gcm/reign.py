@@ -9,7 +9,6 @@ everything anew.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,11 +21,11 @@ from roq.coordination.errors import NoNode
 from roq.coordination.multi import Create, Delete, Fence, Op, SetData, fenced
 from roq.coordination.session import Node, Session, Watch
 from roq.errors import CallError, HostFull, NotLeader, RoqError
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
 from roq.wire.assignment import STORES, HostReport
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 CHANGES_AT_ONCE = 64  # requests written in one multi: enough to keep up, few enough to answer the first ones soon
 PROCESSES_AT_ONCE = 2_000  # assigned to the hosts of one write: 200 to 500 bytes each, and ZooKeeper takes 1 MB

@@ -7,7 +7,6 @@ do: the next leader finds both the record and what is still missing. What is to 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Iterable
@@ -18,9 +17,10 @@ from gcm.crash import crash_point
 from gcm.reconcile import lacking_stores
 from gcm.reign import Reign
 from roq.errors import NotLeader
+from roq.runtime.observe import logger
 from roq.wire.assignment import STORES
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 QUEUES_AT_ONCE = 256  # asked for at the same time; the reign writes as many of them together as fit
 LOOK_SECONDS = 1.0  # between two looks for what nobody is waiting for: a slot that was freed, a backup that was given up

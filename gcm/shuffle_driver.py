@@ -4,7 +4,6 @@ after the other. Not covered: who asks for what (shuffle_leader.py), how a recor
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from gcm.reign import Reign
 from gcm.shuffle_inquirer import Inquirer
 from gcm.shuffle_store import ShuffleStore
 from roq.errors import DataLost, NotLeader, RoqError, ShuffleNotFound, StaleEpoch
+from roq.runtime.observe import logger
 from roq.shuffle import events
 from roq.shuffle.events import Event, Instruction
 from roq.shuffle.plan import Plan
@@ -26,7 +26,7 @@ from roq.shuffle.record import Record, recut
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import State
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 PAUSE_SECONDS = (0.1, 5.0)  # between two tries of one request to a follower
 ASKS_AT_ONCE = 8  # of one host, of all shuffles
 LATE_SECONDS = 0.01  # some loops' timers run 1 ms early

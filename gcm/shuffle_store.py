@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import zlib
 from typing import Any, NamedTuple
 
@@ -22,11 +21,12 @@ from roq.coordination.errors import NoNode
 from roq.coordination.multi import Create, Delete, SetData
 from roq.coordination.session import Session
 from roq.errors import DataLost, FrameError
+from roq.runtime.observe import logger
 from roq.shuffle.record import Record, Table
 from roq.wire.assignment import from_json, to_json
 from roq.wire.shuffle import Receipt, Spec
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 CHUNK_BYTES = 512 * 1024  # ZooKeeper takes 1 MB
 READ_AT_ONCE = 32  # shuffles, when a reign begins: their reads share the round trips
 PARTS: dict[str, tuple[Any, Any]] = {  # type, and the value that is not written

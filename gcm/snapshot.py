@@ -6,7 +6,6 @@ A znode that can't be read is logged. It never stops a leader: see Snapshot for 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -18,6 +17,7 @@ from roq.coordination import paths
 from roq.coordination.registration import parse_instance
 from roq.coordination.session import Node, Session
 from roq.errors import FrameError
+from roq.runtime.observe import logger
 from roq.wire.assignment import Assignment, HostReport, QueueRecord, from_json
 from roq.wire.hcm import HostPayload
 from roq.wire.policy import Policy
@@ -27,7 +27,7 @@ READS_AT_ONCE = 100
 
 T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import os
 import signal
 import socket
@@ -30,10 +29,10 @@ from hcm.template import Died, Hello, NotForked, Report
 from hcm.template import Forked as TemplateForked
 from roq.errors import ProcessFailed
 from roq.runtime.backoff import delays
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.wire.child import ChildSpec
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 TEMPLATE_START_SECONDS = 60.0  # imports, on a machine that has no time; nothing but new processes waits for them
 TEMPLATE_SILENT_SECONDS = 10.0  # with orders under way; then it hangs and is killed

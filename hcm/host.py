@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -24,14 +23,14 @@ from hcm.supervisor import Child, Phase
 from roq.config import HcmConfig
 from roq.errors import PortTaken, RoqError
 from roq.runtime.liveness import HeartbeatBoard
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
 from roq.runtime.shutdown import ask
 from roq.wire import process as process_wire
 from roq.wire.assignment import Assignment, MonitorAddress, ProcessKind, ProcessSpec, ProcessState, RunningProcess
 from roq.wire.child import ChildSpec
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 PING_SECONDS = 5.0  # a process that is not written down answers within this, on a busy machine too, or it hangs
 ASK_SECONDS = 2.0

@@ -15,7 +15,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,9 +23,10 @@ import msgspec
 
 from roq.errors import CallError, InvalidConfiguration
 from roq.runtime.liveness import SLOTS
+from roq.runtime.observe import logger
 from roq.wire.assignment import ProcessSpec
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 FULL_RETRY_SECONDS = 1.0  # on a full disk
 LAST_SAVE_SECONDS = 5.0  # of an HCM that leaves

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import resource
 import sys
@@ -36,14 +35,14 @@ from roq.ids import new_token
 from roq.runtime import notify
 from roq.runtime.backoff import delays
 from roq.runtime.liveness import BEAT_SECONDS, HostLoad, lease_left_seconds, lease_seconds
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import Tasks
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import hcm as wire
 from roq.wire.assignment import Assignment, HostReport, from_json, to_json
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 PAYLOAD_SECONDS = 5.0  # the registration's load figures are renewed at most this often
 REPORT_WAIT_SECONDS = 0.03  # a report is held back this long while a process is just starting, to save a write

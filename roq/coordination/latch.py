@@ -11,7 +11,6 @@ Safety never rests on the latch alone: see multi.py for the fence.
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Callable
 
@@ -21,8 +20,9 @@ from roq.coordination.session import Session, SessionState
 from roq.coordination.watch import Watch
 from roq.errors import Closed, ZooKeeperUnavailable
 from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 LOCK_NAME = "latch-"
 RETRY_SECONDS_MAX = 1.0

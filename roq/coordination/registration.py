@@ -8,7 +8,6 @@ dead predecessor's); then it is a HostConflict.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
@@ -20,8 +19,9 @@ from roq.coordination.session import Session
 from roq.coordination.watch import Watch
 from roq.errors import Closed, FrameError, HostConflict, ZooKeeperUnavailable
 from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 T = TypeVar("T")
 

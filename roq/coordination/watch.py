@@ -7,15 +7,15 @@ start, when its hint fires, after every reconnection, and every so often in any 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from roq.coordination.errors import CoordinationError
 from roq.errors import ZooKeeperUnavailable
+from roq.runtime.observe import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 T = TypeVar("T")
 Hint = Callable[[object], None]  # what kazoo calls, on its own thread

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import logging
 import os
 import secrets
 import signal
@@ -27,10 +26,11 @@ from roq.local.leftovers import Leftover
 from roq.local.loopback import LoopbackSubnet, port_free
 from roq.local.zookeeper import LocalZooKeeper
 from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
 from roq.wire import hcm as hcm_wire
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 GCM_PORT, GCM_BROADCAST_PORT, HCM_PORT, HCM_PORT_BASE = 5500, 5501, 5510, 7000  # every daemon has an address of its own
 FIRST_GCM, FIRST_HOST, HOSTS_MAX, GCMS_MAX = 1, 11, 240, 9  # last byte of the loopback addresses

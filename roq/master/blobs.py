@@ -13,7 +13,6 @@ removed. Nothing is deleted for being an orphan before the log has confirmed tha
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from roq.log.replicated.stores import Stores
 from roq.master.places import Places
 from roq.master.requests import check_stored
 from roq.master.service import Service
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
 from roq.wire import master as wire
 from roq.wire import store as store_wire
@@ -41,7 +40,7 @@ PENDING_MAX = 1_000
 COPY_SECONDS = 10.0  # a store that says nothing for so long is as good as dead …
 ROUNDS = 3  # of copies, until a put is given back to its client
 COPY_BYTES_PER_SECOND = 10 * 1024 * 1024  # … and a large copy may take longer
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from roq.errors import FrameError
-from roq.runtime.observe import Counters, Refusals
+from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import Router
 from roq.wire import master as wire
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Door:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import mmap
 import os
 import signal
 import warnings
 
 from roq.errors import StorageFailed
+from roq.runtime.observe import logger
 from roq.workqueue.state import State
 
 DIRECT_MAX = 200  # tasks and keys whose dump takes no longer than a fork, however large they are
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Dump:

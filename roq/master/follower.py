@@ -6,17 +6,17 @@ A take-over is hot because of this: the standby has applied all that was acknowl
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 
 from roq.errors import LogTrimmed, TemporaryError, UnknownFormat
 from roq.log.replicated.reader import LogReader
 from roq.master.recent import Recent
 from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
 from roq.workqueue.records import decode
 from roq.workqueue.state import State
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 APPLY_AT_ONCE = 50  # entries applied before other work of the loop gets a turn
 
 

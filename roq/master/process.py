@@ -11,7 +11,6 @@ fences every other. Sockets: `clients` (door.py), `control` (Shutdown Monitor). 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -34,7 +33,7 @@ from roq.master.service import Service
 from roq.master.snapshots import snapshots
 from roq.runtime.backoff import delays
 from roq.runtime.child import announce_ready, beat, open_board
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import master as wire
@@ -49,7 +48,7 @@ BLOB_BYTES = 64 * 1024  # payloads from here on do not pass the master
 LOST_RETRY_SECONDS = 5.0  # between two looks for what no store has any more
 GRACE_MS = 2_000  # after a take-over no lease ends: those who hold one must find the new master first
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Master:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from roq.errors import LogFenced, TemporaryError
 from roq.log.replicated.writer import LogWriter
 from roq.master.reign import Reign
 from roq.runtime.backoff import delays
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 
 SNAPSHOT_BYTES_MIN = 32 * 1024 * 1024  # of the log since the last snapshot
 SNAPSHOT_RATIO = 3  # … and this many times the last snapshot's size, so that making them stays a small part of the work
 SNAPSHOT_SEGMENTS = 100  # of the log are too many, however small: one without a snapshot ends at SEGMENTS_MAX
 SNAPSHOT_LOOK_SECONDS = 2.0
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 async def snapshots(reign: Reign, writer: LogWriter, counters: Counters, lost: asyncio.Event) -> None:

@@ -7,7 +7,6 @@ Exchange (watch.py). Nothing is decided here.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from typing import Any
@@ -28,7 +27,7 @@ from roq.runtime import sockets
 from roq.runtime.backoff import delays
 from roq.runtime.child import Lease, announce_ready, open_board
 from roq.runtime.liveness import BEAT_SECONDS
-from roq.runtime.observe import Counters, Refusals
+from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
@@ -40,7 +39,7 @@ from roq.wire.child import ChildSpec
 from roq.wire.frame import Header, Kind
 from roq.wire.limits import DECISIONS_KEPT
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 MONITOR_ID = 1  # publisher id on probes; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
 PROBE_FIRST_SECONDS = 0.004  # after a change, until every proof is in: first wait between probes
 PROBE_MAX_SECONDS = 0.5

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -18,14 +17,14 @@ import zmq
 from roq.errors import Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError, Unavailable
 from roq.runtime import sockets
 from roq.runtime.dealer import Dealer
-from roq.runtime.observe import Counters, Refusals
+from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import Router
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal, seal_error
 from roq.wire.limits import REQUESTS_IN_FLIGHT
 
 T = TypeVar("T", bound=msgspec.Struct)
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class RpcServer:

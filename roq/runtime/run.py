@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import uvloop
 
 from roq.errors import RoqError
+from roq.runtime.observe import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 PR_SET_NAME = 15
 
 

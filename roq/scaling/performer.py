@@ -6,7 +6,6 @@ Each decision is recorded at the Monitor twice, when it is begun and with its ou
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -15,13 +14,13 @@ from msgspec.structs import replace
 
 from roq.errors import HostFull, NoHosts, RoqError
 from roq.ids import new_token
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.scaling.plan import NEW
 from roq.wire import gcm, monitor
 from roq.wire.kpi import Decision
 
 T = TypeVar("T", bound=msgspec.Struct)
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 CREATE_SECONDS = 15.0  # GCM fail-over included
 ACTIVE_SECONDS = 15.0  # until every ready subscriber has proved the new Exchange

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import zmq
 
 from roq.client.locate import GcmClient
 from roq.errors import CallError, FrameError
 from roq.runtime import child, sockets
-from roq.runtime.observe import Counters, Refusals
+from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcClient
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
@@ -22,7 +21,7 @@ from roq.wire.assignment import MonitorAddress, ProcessSpec
 from roq.wire.child import ChildSpec
 from roq.wire.policy import Policy
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Scaling:

@@ -20,7 +20,6 @@ Not covered: what records mean (shelf.py), who syncs in which thread (process.py
 from __future__ import annotations
 
 import errno
-import logging
 import struct
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -30,9 +29,10 @@ from typing import NamedTuple
 from zlib import crc32
 
 from roq.errors import StorageFailed, UnknownFormat
+from roq.runtime.observe import logger
 from roq.store.disk import TEMPORARY, Disk
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 FILE_BYTES = 32 * 1024 * 1024
 HEADER_BYTES = 64

@@ -7,14 +7,13 @@ the log's owner has it copied again from another store.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.store.blobs import Blobs
 from roq.store.storage import Storage
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 FIRST_SECONDS = 60.0  # after the start
 PAUSE_SECONDS = 3600.0  # between two rounds
 BYTES_PER_SECOND = 8 * 1024 * 1024

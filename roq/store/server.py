@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import threading
 import time
@@ -22,7 +21,7 @@ import msgspec
 
 from roq.errors import CallError, LogFenced, RoqError, StorageFailed, StorageFull
 from roq.ids import new_token
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcClient, RpcServer
 from roq.store.blobs import Blobs
 from roq.store.copying import copy_blob, copy_segment
@@ -34,7 +33,7 @@ from roq.store.waiting import Waiting
 from roq.wire import store as wire
 from roq.wire.store import Add, Refusal
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 QUICK_SECONDS = 0.002  # a sync that takes no longer on the average is not worth a thread
 QUICK_WEIGHT = 0.125  # of the newest sync in that average
 MARKER_SECONDS = 0.02  # idle for so long: prove that the last batch was durable

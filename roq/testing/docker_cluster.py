@@ -7,7 +7,6 @@ must run on this Linux machine, not in a virtual machine beside it).
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Iterable
@@ -16,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from roq.errors import CallError, DeadlineExceeded, ProcessFailed, RoqError
+from roq.runtime.observe import logger
 from roq.testing.cluster import CLIENT, GCM, HCM, TEMPLATE, Cut, HostProcess, NotPossible, TestedCluster, names
 from roq.testing.engine import STOP_SECONDS, Engine
 from roq.testing.links import DELAY_QUEUE, Links
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 IMAGE = "roq:latest"
 CHROOT = "/RoQ"

@@ -9,7 +9,6 @@ An upload that breaks is begun again elsewhere; what it left is removed by the m
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from typing import TypeVar
 from zlib import crc32
@@ -27,6 +26,7 @@ from roq.errors import (
     Unavailable,
 )
 from roq.runtime.line import Line
+from roq.runtime.observe import logger
 from roq.wire import master as wire
 from roq.wire import store as store_wire
 from roq.wire.decoding import UNDECODABLE
@@ -39,7 +39,7 @@ COPY_SECONDS = 30.0  # the stores among themselves
 UPLOADS_MAX = 5  # of one payload, each to another store
 DAMAGE = (DataLost, StorageFailed, TaskNotFound)  # a store that says so has no copy that is of use
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 _decode_reply = msgspec.msgpack.Decoder(store_wire.Reply).decode
 
 

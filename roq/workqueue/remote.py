@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ import msgspec
 
 from roq.errors import CallError, Closed, DataLost, InvalidConfiguration, TemporaryError
 from roq.ids import new_id
+from roq.runtime.observe import logger
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.big_payloads import BigPayloads
@@ -41,7 +41,7 @@ from roq.workqueue.desk import check_delay, check_lease, check_task, cut_error, 
 from roq.workqueue.master_link import PATIENCE_SECONDS, MasterLink
 
 UNREAD_SECONDS = 1.0  # until a task whose payload could not be had is leased again
-log = logging.getLogger(__name__)
+log = logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 PUT_BYTES_AT_ONCE = 2 * 1024 * 1024  # of one request; longer lists travel as several
 IDS_AT_ONCE = 10_000  # dead letters named in one request

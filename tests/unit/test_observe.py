@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import gcm
+import hcm
+import roq
 from roq.client.message import log_lost
 from roq.errors import MessagesLost
 from roq.runtime.observe import Counters, JsonFormatter, Refusals, logger
 
+FOLDERS = [Path(package.__file__ or "").parent for package in (roq, gcm, hcm)]
 LOST = MessagesLost(0xAB, "eu.paris", 7, 12, 3)
 
 
@@ -47,3 +53,23 @@ def test_in_json_the_words_stay_and_the_facts_are_fields(caplog: pytest.LogCaptu
 def test_a_line_without_fields_stays_as_it_is(written: io.StringIO) -> None:
     logger("roq.test").error("%s of %s", 1, 2)
     assert written.getvalue() == "ERROR:roq.test:1 of 2\n"
+
+
+def _logs_fields(tree: ast.Module) -> bool:
+    """Whether a warning or an error of the module has fields, or its logger is given away to somebody who logs some."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = ("warning", "error", "exception", "critical")
+    warnings = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in names]
+    given = [argument for call in calls for argument in call.args if isinstance(argument, ast.Name)]
+    return any(one.id == "log" for one in given) or any(key.arg == "extra" for call in warnings for key in call.keywords)
+
+
+def test_every_module_whose_warnings_have_fields_shows_them_as_text() -> None:
+    paths = [path for folder in FOLDERS for path in folder.rglob("*.py")]
+    sources = {path: path.read_text() for path in paths}
+    plain = [
+        str(path)
+        for path, source in sources.items()
+        if "log = logging.getLogger(" in source and _logs_fields(ast.parse(source))
+    ]
+    assert plain == []

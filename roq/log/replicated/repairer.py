@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 
@@ -14,11 +13,11 @@ from roq.log.replicated import metadata
 from roq.log.replicated.comparing import compare, under_replicated
 from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan
 from roq.log.replicated.writer import LogWriter
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.wire import store as wire
 from roq.wire.master import Shortage
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 CHECK_SECONDS = 120.0  # a store reads a whole fragment
 REFUSING_SECONDS = 60.0  # a node that could not be filled is not the first choice for so long
 

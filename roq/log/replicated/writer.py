@@ -8,7 +8,6 @@ was not acknowledged then is *unknown*: it may be in the log.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -31,9 +30,10 @@ from roq.log.replicated.repair import Holding, OpenPart, open_parts
 from roq.log.replicated.settings import LogSettings
 from roq.log.replicated.stores import Stores
 from roq.log.replicated.takeover import TakeOver, open_nodes, segment_id
+from roq.runtime.observe import logger
 from roq.wire import store as wire
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class LogWriter:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import time
 from collections import OrderedDict
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from roq.errors import AttemptConflict, AttemptLost, Overloaded, StorageFull
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.store.follower.attempt import Attempt
 from roq.store.follower.committer import FREE_BYTES_MIN
 from roq.store.follower.cutter import Cutter
@@ -31,7 +30,7 @@ from roq.store.follower.surroundings import Surroundings
 from roq.wire import shuffle as wire
 from roq.wire.gcm import ReportRuns, TableInfo
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 T = TypeVar("T")
 CUT_THREADS = 2
 SPILL_BYTES = 8 * 1024 * 1024  # written at once

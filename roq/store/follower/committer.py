@@ -8,7 +8,6 @@ appended to it (datafile.py). Whatever a job fails with, it is told so, and the 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from roq.errors import FrameError, RoqError, StorageFailed, StorageFull
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.store.follower.cutter import Cutter
 from roq.store.follower.datafile import DataFile, encode, storage_error
 from roq.store.follower.runindex import Entry
@@ -25,7 +24,7 @@ from roq.store.follower.stored import FILE_BYTES, RunKey, Stored
 from roq.store.journal import FILE_BYTES as JOURNAL_FILE_BYTES
 from roq.wire.shuffle import Block
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 T = TypeVar("T")
 FREE_BYTES_MIN = 2 * JOURNAL_FILE_BYTES  # left to the logs of work queues, which share the disk
 BATCH_BYTES = 32 * 1024 * 1024  # written with one sync

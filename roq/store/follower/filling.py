@@ -13,11 +13,11 @@ While the leader changes the table (TableChanged) nothing is sent, until it tell
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from bisect import bisect_right
 
 from roq.errors import AttemptLost, CallError, DataLost, FrameError, RoqError, ShuffleNotFound, ShuffleSealed, StorageFull
+from roq.runtime.observe import logger
 from roq.shuffle.ranges import borders_of
 from roq.store.follower.attempt import Attempt, sample_bytes
 from roq.store.follower.held import Held, Portion
@@ -25,7 +25,7 @@ from roq.store.follower.surroundings import Surroundings
 from roq.wire.gcm import ReportRuns, TableInfo
 from roq.wire.shuffle import Block, Piece, Position, Range, RunSample, Spec
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 PORTION_BYTES = 512 * 1024  # several fit one message
 REPORT_SECONDS = 0.05  # between two reports while an attempt waits for one
 ASK_SECONDS = 0.25  # between two others

@@ -9,7 +9,6 @@ disk was full or the file is damaged) is told again by whoever asks. Not covered
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections import OrderedDict
 from pathlib import Path
@@ -19,12 +18,13 @@ from zlib import crc32
 import msgspec
 
 from roq.errors import FrameError, WinnersUnknown
+from roq.runtime.observe import logger
 from roq.shuffle.winners import Winners, joined
 from roq.store.follower.stored import Stored, write_durably
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.shuffle import PARTITIONS_MAX, WINNERS_AT_ONCE, NameWinners
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 TELLING_MAX = 8  # digests that are being told at a time
 KNOWN_MAX = 300_000  # names in memory, or a single shuffle's: some 45 MiB
 PARTS_MAX = -(-PARTITIONS_MAX // WINNERS_AT_ONCE)

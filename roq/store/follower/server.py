@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -15,7 +14,7 @@ from roq.client.locate import GcmClient
 from roq.config import FollowerConfig, load
 from roq.errors import Closed, DeadlineExceeded, Overloaded, RoqError, StorageFailed
 from roq.runtime.loop_thread import LoopThread
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcServer
 from roq.shuffle.winners import Winners
 from roq.store.follower.buffer import Buffer
@@ -34,7 +33,7 @@ from roq.wire import shuffle as wire
 from roq.wire.child import ChildSpec
 from roq.wire.gcm import ListShuffles, ReportRuns, Shuffles, TableInfo
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 PORT = "shuffle"  # of a store
 REPORT_SECONDS = 5.0  # one report, with all tries
 STOP_SECONDS = 5.0

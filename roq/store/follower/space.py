@@ -5,15 +5,13 @@ On the follower's loop; nothing is deleted that something in the index lies in.
 
 from __future__ import annotations
 
-import logging
-
 from roq.errors import RoqError
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.store.follower.committer import Committer
 from roq.store.follower.datafile import DataFile
 from roq.store.follower.stored import Stored, mostly_dead
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 async def give_back(stored: Stored, committer: Committer, counters: Counters) -> None:

@@ -8,7 +8,6 @@ file: what it held is missing here from then on, is told so, and can be fetched 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from roq.errors import DataLost, Overloaded, ShuffleNotFound, StaleEpoch, StorageFailed
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.store.follower.committer import FREE_BYTES_MIN, Committer, Wanted
 from roq.store.follower.cutter import Cutter
 from roq.store.follower.datafile import storage_error
@@ -28,7 +27,7 @@ from roq.store.follower.stored import EpochFile, RunKey, Stored, check_id, load_
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Block, Piece, RunSlice, Spec
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 T = TypeVar("T")
 READ_THREADS = 3
 READS_WAITING_MAX = 64  # then readers are sent to another replica

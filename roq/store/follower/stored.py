@@ -9,7 +9,6 @@ The index belongs to the follower's loop; files are read and written in threads.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from zlib import crc32
 import msgspec
 
 from roq.errors import CallError, StorageFailed
+from roq.runtime.observe import logger
 from roq.shuffle.winners import Winners
 from roq.store.disk import TEMPORARY, sync_directory
 from roq.store.follower.datafile import UNREADABLE, DataFile
@@ -30,7 +30,7 @@ from roq.store.follower.runindex import Entry, RunIndex
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.shuffle import BEGIN, Cursor, Spec
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 FILE_BYTES = 128 * 1024 * 1024  # a file is closed when it has so many: what is forgotten is given back file by file
 EPOCH_DIGITS = 20
 GONE, BAD = ".gone", ".bad"  # suffixes of folders: being removed; unreadable, kept for people

@@ -17,8 +17,9 @@ from gcm.crash import crash_point
 from gcm.erase import erase
 from gcm.reign import Decide, Reign
 from roq.errors import ExchangeNotFound, NotLeader, NotReady, ProcessFailed, QueueNotFound, RoqError, WorkQueueNotFound
+from roq.runtime.observe import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Finisher:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,6 +34,7 @@ from roq.errors import (
     ShuffleSealed,
 )
 from roq.ids import check_name
+from roq.runtime.observe import logger
 from roq.shuffle import events
 from roq.shuffle.plan import Plan
 from roq.shuffle.record import Record, Stage
@@ -45,7 +45,7 @@ from roq.wire.assignment import STORES, ProcessState
 from roq.wire.gcm import ShuffleInfo, TableInfo
 from roq.wire.shuffle import RANGES_MAX, REPLICAS_MAX, Spec, State
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 KEYS_MAX = 100
 KEY_NAME_BYTES_MAX = 64 * 1024  # of all keys: they are in the record's node, of which ZooKeeper takes 1 MB
 SCHEMA_BYTES_MAX = 1024 * 1024

@@ -9,7 +9,6 @@ Not here: batches and topics (publisher.py).
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +17,12 @@ from roq.client.link import BACKLOG_BYTES, ExchangeLink
 from roq.client.path import CloseLink, Connect, Finished, Instruction, PathMachine, Replay, Reuse, SendFin, SendOpen
 from roq.client.ring import HOLD_BYTES, Ring
 from roq.errors import Closed, DeadlineExceeded, NotConfirmed
+from roq.runtime.observe import logger
 from roq.wire.frame import Kind, PathOpening, encode_bundle, encode_control, parse
 from roq.wire.limits import BATCH_BYTES
 from roq.wire.monitor import ExchangeAddress
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 FIN_SECONDS = 10.0  # a FIN that is not confirmed by then: the old link counts as lost, and what went over it is sent again
 PORTION_FRAMES = 8  # of a replay, before its MARK: a quarter of what an Exchange queues for each subscriber
 PORTION_SECONDS = 0.25  # a portion that nobody confirms (the Monitor is away): the next one leaves all the same

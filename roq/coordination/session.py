@@ -19,6 +19,7 @@ from roq.coordination.kazoo_link import KazooLink, LinkState
 from roq.coordination.operations import ANY_VERSION, Check, Create, CreateEphemeral, Delete, Node, Op, SetData
 from roq.coordination.watch import Hint, Watch
 from roq.errors import CallError, Closed, ZooKeeperUnavailable
+from roq.runtime.observe import logger
 
 __all__ = [
     "ANY_VERSION",
@@ -39,7 +40,7 @@ __all__ = [
     "Watch",
 ]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 T = TypeVar("T")
 

@@ -7,7 +7,6 @@ proxy is stopped through its context. Not here: reports, heartbeats (process.py)
 
 from __future__ import annotations
 
-import logging
 import struct
 import threading
 from typing import NamedTuple
@@ -15,11 +14,12 @@ from typing import NamedTuple
 import zmq
 
 from roq.runtime import sockets
+from roq.runtime.observe import logger
 from roq.wire.assignment import QueueSettings
 from roq.wire.frame import welcome
 from roq.wire.limits import FRAME_OVERHEAD_BYTES
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 CONTROL = "inproc://proxy-control"
 SUBSCRIBE_ALL = b"\x01"
 

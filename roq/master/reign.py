@@ -8,7 +8,6 @@ for the next one to find out. What is answered is decided in service.py.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -19,7 +18,7 @@ from roq.errors import LogFenced, NotLeader, Overloaded, RoqError
 from roq.master.batch import Batch, Body
 from roq.master.dump import Dump
 from roq.master.service import Service
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.wire import master as wire
 from roq.wire.envelope import seal_error
 from roq.workqueue.records import BlobRef, encode
@@ -28,7 +27,7 @@ APPENDS_AT_ONCE = 2
 TIMER_SECONDS_MAX = 5.0
 SKEW_MS = 5_000  # between a master's clock and ZooKeeper's: more is logged
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Writer(Protocol):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from roq.errors import CallError, RoqError
 from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
 from roq.runtime.shutdown import ask
 from roq.wire import process as wire
 from roq.wire.assignment import FormerProcess
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 CONNECT_SECONDS = 1.0  # one try; a host that is off does not even refuse
 ASK_SECONDS = 1.0
 FIRST_SECONDS, LAST_SECONDS = 0.05, 1.0  # between tries

@@ -7,13 +7,13 @@ about WAITING_BYTES_MAX bytes; what was on its way when a connection ended is lo
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from roq.errors import FrameError
 from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
 from roq.runtime.router import WAITING_BYTES_MAX, tune
 from roq.wire import zmtp
 from roq.wire.limits import CONTROL_MESSAGES_QUEUED
@@ -22,7 +22,7 @@ CONNECT_SECONDS = 5.0
 RECONNECT_SECONDS, RECONNECT_MAX_SECONDS = 0.02, 1.0
 _HELLO = zmtp.hello(b"DEALER")
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Dealer(asyncio.Protocol):

@@ -9,13 +9,13 @@ that does not use its turn is dropped (intake.py). Not covered: identities, secu
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from roq.errors import FrameError, PortTaken
 from roq.runtime.intake import READ_BYTES_MAX, Intake
+from roq.runtime.observe import logger
 from roq.wire import zmtp
 from roq.wire.limits import CONTROL_BYTES_MAX, LISTEN_BACKLOG
 
@@ -25,7 +25,7 @@ WAITING_BYTES_MAX = 8 * CONTROL_BYTES_MAX  # for one peer
 TURN_LOOK_SECONDS = 0.5  # between two looks whether a peer uses its turn
 _HELLO = zmtp.hello(b"ROUTER")
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 def tune(connection: socket.socket) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable
 
 import msgspec
 
 from roq.errors import CallError
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcClient, RpcServer
 from roq.wire import process as wire
 from roq.wire.assignment import ProcessSpec
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class ShutdownMonitor:

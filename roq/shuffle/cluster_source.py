@@ -7,7 +7,6 @@ leader is asked who holds the range now. Rows have numbers, so another holder go
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
@@ -16,6 +15,7 @@ from zlib import crc32
 from roq.errors import Closed, DataLost, FrameError, RoqError, TemporaryError, Unavailable, WinnersUnknown
 from roq.ids import new_token
 from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
 from roq.shuffle.contract import Opened
 from roq.shuffle.follower_link import FollowerLink
 from roq.shuffle.placement import replica_order
@@ -25,7 +25,7 @@ from roq.wire import shuffle as wire
 from roq.wire.gcm import ShuffleInfo
 from roq.wire.shuffle import BLOCKS_BYTES_MAX, Block, Cursor, Range, RunSlice
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 T = TypeVar("T")
 TRY_SECONDS = 10.0  # one request to one holder
 PATIENCE_SECONDS = 120.0  # without a single answer

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,11 +22,12 @@ from roq.coordination import paths
 from roq.coordination.errors import NoNode, VersionConflict
 from roq.coordination.session import Session
 from roq.errors import StorageFailed, ZooKeeperUnavailable
+from roq.runtime.observe import logger
 from roq.store.cookie import Cookie, register
 from roq.store.storage import Storage
 from roq.wire.assignment import to_json
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 TELL_SECONDS = 10.0
 RETRY_SECONDS = 1.0  # while ZooKeeper can't be reached, or somebody else changed the node
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

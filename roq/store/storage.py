@@ -7,12 +7,12 @@ most one Write is on its way, so everything in it, and all before it, is durable
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from roq.runtime.observe import logger
 from roq.store.compaction import Apply, Compaction
 from roq.store.disk import Disk
 from roq.store.journal import FILE_BYTES, Journal, Write
@@ -20,7 +20,7 @@ from roq.store.records import HEADER_BYTES, Kind, encode_entry, encode_mark
 from roq.store.shelf import BAD, Segment, Shelf, place_entry, state_setter
 from roq.wire.store import FRAME_BYTES, Add, Found, Refusal, SegmentView, entry_crc
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 RESERVE_BYTES = 256 * 1024  # of the last file on a full disk, kept for fences and deletes
 BATCH_BYTES = 4 * 1024 * 1024  # written and synced at once, unless a single frame is larger
 PENDING_BYTES_MAX = 64 * 1024 * 1024  # waiting for the disk: what one writer may have on its way, sixteen batches

@@ -152,6 +152,11 @@ def test_zeromq_contexts_and_sockets_are_made_in_one_place() -> None:
     assert makers == ["roq/runtime/sockets.py"], "every limit and, later, every key is set there"
 
 
+def test_lines_with_fields_show_them_in_their_text() -> None:
+    mute = [path for path in PRODUCT if '"fields"' in (text := (ROOT / path).read_text()) and "= logging.getLogger(" in text]
+    assert mute in ([], ["roq/runtime/observe.py"]), "a logger of roq.runtime.observe puts the facts into the text"
+
+
 def test_only_the_command_line_prints() -> None:
     printing = {path: lines for path in PRODUCT if (lines := calls(tree(path), "print")) and not lives_in(path, PRINTERS)}
     assert not printing, "a process logs; only roq/cli talks to people"

@@ -7,17 +7,17 @@ that was found is no longer held. The disk's identity comes with the answer: on 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from roq.errors import RoqError
 from roq.log.replicated.repair import Holding, OpenPart
 from roq.log.replicated.stores import Stores
+from roq.runtime.observe import logger
 from roq.wire import store as wire
 from roq.wire.master import Shortage
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 @dataclass

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from roq.errors import DataLost, LogFenced, LogUnavailable, NoHosts, RoqError, TemporaryError
 from roq.log.replicated.metadata import LogMeta, State
 from roq.log.replicated.placement import choose
 from roq.log.replicated.recovery import Recovery
 from roq.log.replicated.stores import Stores
+from roq.runtime.observe import logger
 from roq.wire import store as wire
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 RETRY_SECONDS = 0.1
 SECURE_SECONDS = 2.0  # for writing a recovered entry again, before another node is taken
 REQUEST_SECONDS = 2.0

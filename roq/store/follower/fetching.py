@@ -8,7 +8,6 @@ also before it failed. Not covered: who fetches what (gcm).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from itertools import islice
@@ -18,6 +17,7 @@ import msgspec
 
 from roq.errors import DataLost, Overloaded, RoqError, StorageFailed, StorageFull, TemporaryError, Unavailable, WinnersUnknown
 from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
 from roq.shuffle.winners import Winners, parts
 from roq.store.follower.memory import Budget
 from roq.store.follower.orders import Orders
@@ -26,7 +26,7 @@ from roq.store.follower.storage import Storage
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Piece, RunSlice
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 ROUNDS = 8  # tries at all sources before a fetch fails; the leader asks again
 AT_ONCE = 8  # requests of one follower's fetches under way at a time

@@ -8,17 +8,17 @@ Not covered: shuffles that are still filled or sealed; the leader counts those, 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from roq.errors import RoqError, ShuffleNotFound, ShuffleSealed
+from roq.runtime.observe import logger
 from roq.shuffle.winners import Winners
 from roq.store.follower.fetching import Fetcher
 from roq.store.follower.storage import Storage
 from roq.wire.gcm import ReportRuns, Shuffles, TableInfo
 from roq.wire.shuffle import FetchInterval, State
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 MEND_SECONDS = 2.0  # between two looks
 Report = Callable[[ReportRuns], Awaitable[TableInfo]]
 List = Callable[[], Awaitable[Shuffles]]

@@ -76,7 +76,7 @@ class Subscriber:
         self._max_frame_bytes = 0  # not welcomed yet
         self._buffer: deque[Batch | MessagesLost] = deque()
         self._buffered = 0
-        self._unread: dict[Attachment, None] = {}  # not read to the end, longest first: there is no room, or others have a turn
+        self._unread: dict[Attachment, None] = {}  # not read to the end for want of room, longest first
         self._current: Iterator[Message] = iter(())
         self._waiters: list[asyncio.Future[None]] = []
         self._ready = asyncio.Event()
@@ -168,6 +168,7 @@ class Subscriber:
                 if (self._buffered >= BUFFER_BYTES or order.held_bytes >= HELD_BYTES) and not self._has_room(attachment):
                     if turn:
                         self._unread.pop(attachment, None)  # it had its turn: the others go first
+                    self._unread.setdefault(attachment)
                     break
                 self._take_frame(attachment, receive(zmq.NOBLOCK))
                 if attachment.closed:
@@ -177,8 +178,6 @@ class Subscriber:
                     break
             else:
                 attachment.look_soon()
-            if not attachment.closed:
-                self._unread.setdefault(attachment)
         except zmq.Again:
             if attachment in self._unread:
                 del self._unread[attachment]
@@ -198,7 +197,7 @@ class Subscriber:
     def _unread_at(self, exchange: str) -> float:
         """When frames that had come from this Exchange (or "": from any) last lay unread."""
         those = [one for one in self._attachments.values() if exchange in ("", one.exchange.id)]
-        if any(one in self._unread for one in those):
+        if any(one in self._unread or one.looking for one in those):
             return time.monotonic()
         return max((one.unread_at for one in those), default=0.0)
 

@@ -281,7 +281,7 @@ class Subscriber:
         self._retired &= self._listed.keys()
         self._leave_unlisted(time.monotonic())
         for token, exchange in self._listed.items():
-            if token not in self._attachments and token not in self._retired and self._failure is None:
+            if token not in (*self._attachments, *self._retired) and self._failure is None and not self._closed:
                 prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX]
                 self._attachments[token] = Attachment(exchange, prefixes, self._max_frame_bytes, self._read)
         self._membership.report_now()

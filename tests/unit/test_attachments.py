@@ -78,3 +78,9 @@ async def test_a_monitor_that_has_just_begun_need_not_know_them_all(subscriber: 
 async def test_another_life_of_an_exchange_ends_the_old_one_at_once(subscriber: Subscriber) -> None:
     subscriber.take(welcome("A/2"))
     assert set(subscriber._attachments) == {exchange.token for exchange in exchanges("A/2", "B/1")}
+
+
+async def test_what_the_monitor_tells_during_the_close_attaches_to_nothing(subscriber: Subscriber) -> None:
+    await subscriber.close(0)
+    subscriber.take(welcome("A/1", "C/1"))
+    assert subscriber._attachments == {}

@@ -73,6 +73,10 @@ class Segment:
         """Remember where the entry is."""
         if not self.places:
             self.base = position
+        if position == self.base + len(self.places):  # nearly always
+            self.places.append(place)
+            self.gaps += place <= BAD
+            return
         if position < self.base:
             self.gaps += self.base - position
             self.places = array("Q", bytes(8 * (self.base - position))) + self.places

@@ -6,7 +6,8 @@ breach of a promise ends the search with the shortest way to it. Publishing, mov
 happen; all else must, so a state in which nothing must happen any more is an end, at which everything has to be accounted for.
 
 Not covered: batching, time (a hold may expire at any moment), and the publisher's fail-over, whose part `_fail_over` plays
-until that code exists: path k+1 on another Exchange, OPEN without the promise of a FIN, all earlier messages again.
+until that code exists: path k+1 on another Exchange, OPEN without the promise of a FIN, all earlier messages again. A frozen
+subscriber is told what it missed of publishers that it knows (`met`); of others nobody tells it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tests.model.state import (
 )
 
 SUBSCRIPTIONS: tuple[tuple[bytes, ...], ...] = (TOPICS, TOPICS[1:])
+LATE = 1  # the subscriber that may join late, or freeze
 PROBE, RETIRE = Frame(Kind.PROBE), Frame(Kind.RETIRE)
 Step = tuple[bool, str, State]  # whether it must happen, what it is, what comes of it
 
@@ -71,6 +73,7 @@ class Model:
             placed=(1, 0, NOWHERE),
             offered=frozenset(),
             seen=1,
+            frozen=False,
             replayed=0,
             readers=tuple(Reader(proved=tokens, since=0) if ready else Reader() for ready in there),
             budget=Budget(*(getattr(config, name) for name in Budget._fields)),
@@ -166,7 +169,7 @@ class Model:
         for x, phase in enumerate(state.phases):
             for s, pipe in enumerate(state.pipes[x]):
                 reader = state.readers[s]
-                if phase > ACTIVE or reader.since == ABSENT:
+                if phase > ACTIVE or reader.since == ABSENT or (state.frozen and s == LATE):
                     continue
                 if pipe is None:
                     yield True, f"s{s} subscribes at {NAMES[x]}", self._fill(state, x, s, ())
@@ -199,17 +202,25 @@ class Model:
     def _subscriber(self, state: State) -> Iterator[Step]:
         for x in self._exchanges:
             for s, pipe in enumerate(state.pipes[x]):
-                if pipe:
+                if pipe and not (state.frozen and s == LATE):
                     rest = self._fill(state, x, s, pipe[1:])
                     yield True, f"s{s} reads {pipe[0]} from {NAMES[x]}", self._read(rest, x, s, pipe[0])
+        if state.budget.freezes or state.frozen:
+            budget = state.budget._replace(freezes=0)
+            yield False, "s1 goes on" if state.frozen else "s1 freezes", state._replace(frozen=not state.frozen, budget=budget)
         for s, reader in enumerate(state.readers):
-            if reader.order is not None and reader.order.waiting and (self.config.drops or self.config.delays):
+            if state.frozen and s == LATE:
+                continue
+            if reader.order is not None and reader.order.waiting and self._may_expire():
                 yield from self._expire(state, s, reader.order)
             for x in self._exchanges:
                 # fail-over code to come: the list without the dead Exchange may not overtake the replay
                 replaying = reader.order is None or reader.order.path < state.replayed or not state.replayed
                 if state.phases[x] == GONE and reader.proved & bit(x) and not replaying:
                     yield True, f"s{s} leaves dead {NAMES[x]}", self._detach(state, x, s)
+
+    def _may_expire(self) -> bool:
+        return bool(self.config.drops or self.config.delays or self.config.freezes)
 
     def _expire(self, state: State, s: int, machine: Order) -> Iterator[Step]:
         on_the_way = [frame for pipes in state.pipes for frame in pipes[s] or ()]
@@ -354,7 +365,11 @@ class Model:
                     yield True, f"publisher fails over to {NAMES[y]} and replays", self._fail_over(state, dead[0], y)
 
     def _proved(self, state: State, y: int) -> bool:
-        return all(one.proved & bit(y) for one in state.readers if one.since > JOINING)
+        readers = [one for s, one in enumerate(state.readers) if one.since > JOINING and self._waited_for(state, s)]
+        return all(one.proved & bit(y) for one in readers)
+
+    def _waited_for(self, state: State, s: int) -> bool:
+        return not (state.frozen and s == LATE and self.config.rules.excuse_silent)
 
     def _fail_over(self, state: State, x: int, y: int) -> State:
         machine = state.path
@@ -374,13 +389,15 @@ class Model:
 
     def end(self, state: State) -> None:
         """Nothing must happen any more: is everything accounted for?"""
+        if self.config.freezes and GONE in state.phases and not state.replayed and state.opened:
+            raise Breach("the publisher waits for the dead")
         for s, reader in enumerate(state.readers):
-            if reader.since == ABSENT:
+            if reader.since == ABSENT or (state.frozen and s == LATE):
                 continue
             if reader.since == JOINING:
                 raise Breach(f"s{s} never gets ready")
             wanted = numbers(SUBSCRIPTIONS[s], reader.since + 1, state.sent)
-            faults = self.config.drops + self.config.delays
+            faults = self.config.drops + self.config.delays + (self.config.freezes if s == LATE else 0)
             if faults and reader.order is not None:
                 reader = self._heard(reader, s, "beacon", state.sent)
             missing = wanted & ~(reader.delivered | (reader.lost if faults else 0))

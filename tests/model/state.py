@@ -24,6 +24,7 @@ class Rules(NamedTuple):
     stop_after_detach: bool = True
     join_apart: bool = True  # no move while a subscriber joins, and the other way round
     await_open: bool = True  # a subscriber joins only when the OPEN of the last move was seen as well
+    excuse_silent: bool = True  # an Exchange is proved without a subscriber that is frozen
     remember_offers: bool = True  # no RETIRE through an Exchange that a publisher was sent to and may yet come to
 
 
@@ -33,6 +34,7 @@ class Config(NamedTuple):
     retires: Exchanges that are emptied and stopped; retargets: moves that the Monitor gives up on for another Exchange;
     drops: frames that an Exchange drops for one subscriber; delays: holds that expire although the FIN would have come;
     deaths: Exchanges killed, and the publisher fails over; kills: the publisher is killed while it moves;
+    freezes: the second subscriber stands still, for a while or for ever;
     late: the second subscriber joins whenever it likes, if ever; met: the subscribers know of the publisher at the start;
     proved: this many Exchanges are proved by those subscribers at the start.
     """
@@ -47,6 +49,7 @@ class Config(NamedTuple):
     retargets: int = 0
     kills: int = 0
     closes: int = 0
+    freezes: int = 0
     late: bool = False
     met: bool = False
     proved: int = 1
@@ -66,6 +69,7 @@ class Budget(NamedTuple):
     retargets: int
     kills: int
     closes: int
+    freezes: int
 
 
 class Reader(NamedTuple):
@@ -108,6 +112,7 @@ class State(NamedTuple):
     placed: tuple[int, int, int]  # the Monitor's knowledge: path, Exchange, target
     offered: frozenset[tuple[int, int]]  # (path, Exchange) of notices, until the Monitor knows where the publisher went
     seen: int  # newest path whose OPEN the Monitor saw (told only where it makes a difference)
+    frozen: bool  # the second subscriber does nothing
     replayed: int  # path of the fail-over, 0 before
     readers: tuple[Reader, ...]
     budget: Budget

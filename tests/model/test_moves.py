@@ -30,6 +30,7 @@ HEALTHY = {
     "a hold expires": Config(messages=3, moves=1, delays=1, proved=2),
     "a frame is dropped and a hold expires": Config(messages=2, moves=1, drops=1, delays=1, proved=2, met=True),
     "an Exchange dies": Config(messages=1, moves=1, deaths=1, proved=2),
+    "a subscriber freezes and an Exchange dies": Config(messages=2, deaths=1, freezes=1, met=True),
     "the publisher closes": Config(messages=2, moves=1, closes=1, proved=2),
     "the publisher is killed": Config(messages=2, moves=1, kills=1, proved=2),
 }
@@ -63,6 +64,10 @@ HARMFUL = {
     "stop_after_detach": (STOP._replace(rules=Rules(stop_after_detach=False)), "was never given m1|holds frames for ever"),
     "join_apart": (Config(messages=0, moves=1, late=True, proved=2, rules=Rules(join_apart=False)), "holds frames for ever"),
     "await_open": (Config(messages=0, moves=1, late=True, proved=2, rules=Rules(await_open=False)), "holds frames for ever"),
+    "excuse_silent": (
+        Config(messages=1, deaths=1, freezes=1, met=True, rules=Rules(excuse_silent=False)),
+        "waits for the dead",
+    ),
     "remember_offers": (
         Config(messages=1, moves=1, retires=1, retargets=1, exchanges=3, proved=3, rules=Rules(remember_offers=False)),
         "was never given m1",

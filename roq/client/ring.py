@@ -32,7 +32,7 @@ from roq.wire.frame import HEADER, parse
 RING_SECONDS = 5.0  # confirmed frames are kept for so long: subscribers may not have read them when their Exchange dies
 RING_BYTES = 64 * 1024 * 1024
 HOLD_BYTES = RING_BYTES * 3 // 4  # unconfirmed: from here on a publisher that may wait does; the rest takes its open batch
-MARK_BYTES = 8 * 1024 * 1024  # a confirmation is asked for after so many, 125 times a second at 1 GB/s: far below HOLD_BYTES
+MARK_BYTES = 16 * 1024 * 1024  # a confirmation is asked for after so many, 60 times a second at 1 GB/s: far below HOLD_BYTES
 MARKS_KEPT = 64  # questions that nobody has answered; a later one covers the earlier ones of its path
 PATH_OFFSET = 10  # of the path number within the header
 _path = struct.Struct("<I")

@@ -115,8 +115,13 @@ class LogQueue:
             self._append(pushes)
 
     def _append(self, pushes: Sequence[Push]) -> None:
-        entry = encode(pushes)
-        self._log.sync(self._with_room(lambda: self._log.append([entry], keep_bytes=KEEP_BYTES), pushes))
+        entry = [encode(pushes)]
+        try:  # not `_with_room`: every put passes here
+            position = self._log.append(entry, keep_bytes=KEEP_BYTES)
+        except StorageFull:
+            self._look_for_room(pushes)
+            position = self._log.append(entry, keep_bytes=KEEP_BYTES)
+        self._log.sync(position)
 
     def lease(
         self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
@@ -156,6 +161,9 @@ class LogQueue:
         if count < 0:
             raise InvalidConfiguration(f"count is at least 0, got {count}")
         self._check_open()
+        return self._with_room(lambda: self._peek(state, count))
+
+    def _peek(self, state: TaskState, count: int) -> list[TaskView]:
         with self._lock:
             replica = self._current_replica()
             return [desk.view(task, state, _payload(task.payload)) for task in replica.state.first(state, count)]
@@ -163,6 +171,9 @@ class LogQueue:
     def status(self) -> Status:
         """Counts, as of now."""
         self._check_open()
+        return self._with_room(self._status)
+
+    def _status(self) -> Status:
         with self._lock:
             replica = self._current_replica()
             return replica.state.status(replica.now())
@@ -300,10 +311,13 @@ class LogQueue:
         try:
             return write()
         except StorageFull:
-            with self._lock:
-                self._clerk.replica()
-            self._replica.relieve(len(encode(puts)))
+            self._look_for_room(puts)
             return write()
+
+    def _look_for_room(self, puts: Sequence[Push]) -> None:
+        with self._lock:
+            self._clerk.replica()
+        self._replica.relieve(len(encode(puts)))
 
 
 _everywhere: weakref.WeakSet[LogQueue] = weakref.WeakSet()

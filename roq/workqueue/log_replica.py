@@ -188,8 +188,7 @@ class Replica:
 
     def _look_at_length(self) -> None:
         """Begin a snapshot if the log has grown long, or its disk is full."""
-        tight = self.log.is_tight
-        if (tight or self.position >= self._snapshot_due) and time.monotonic() >= self._snapshot_after:
+        if ((tight := self.log.is_tight) or self.position >= self._snapshot_due) and time.monotonic() >= self._snapshot_after:
             if self.chore is not None and self.chore.is_alive():
                 return
             self._snapshot_after = time.monotonic() + (TIGHT_SECONDS if tight else RETRY_SECONDS)

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from roq.log.local.header import Header, Word
 from roq.log.local.mapped import boot_number
 
 NANOS = 1_000_000
+_BOOTTIME = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 
 
 class Clock:
@@ -27,7 +29,7 @@ class Clock:
         self,
         header: Header,
         wall: Callable[[], int] = time.time_ns,
-        boottime: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+        boottime: Callable[[], int] = _BOOTTIME,
         boot: int | None = None,
     ) -> None:
         self._words, self._boottime = header.words, boottime

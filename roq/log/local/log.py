@@ -197,9 +197,10 @@ class LocalLog:
             self._mend()
         segment = self._segments.open(words[Word.ACTIVE])
         room = segment.end_max - words[Word.WRITTEN]
-        spared = room - total < min(keep_bytes, self._segments.segment_bytes // 2) and not self._segments.has_spare()
-        if keep_bytes and (spared or room < total or words[Word.TIGHT]):
-            self._leave_room(total)
+        if keep_bytes:
+            short = room - total < min(keep_bytes, self._segments.segment_bytes // 2)
+            if room < total or words[Word.TIGHT] or (short and not self._segments.has_spare()):
+                self._leave_room(total)
         if room < total:
             empty = words[Word.WRITTEN] == segment.base
             return self._widen(segment, total) if empty else self._roll(total, take_kept=not keep_bytes)

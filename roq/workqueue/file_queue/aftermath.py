@@ -1,4 +1,5 @@
 """What an ack leaves to do when the task is gone for everybody: free its blocks and, if asked for late syncs, sync and count.
+And what any count leaves to do: sync the counters.
 
 Freeing the blocks of two removed files takes longer than the lease and the ack together, and the kernel does it when the last
 descriptor is closed: so removed files are held open and closed here, in a thread. Not on network file systems, which rename a
@@ -7,16 +8,21 @@ file removed while open to a name that python-task-queue stumbles over.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+import time
+import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 
+from roq.workqueue.file_queue.counters import COMPLETED, Counters
 from roq.workqueue.file_queue.storage import sync_folder
 
 logger = logging.getLogger(__name__)
 HELD_MAX = 256  # removed files kept open; beyond, the ack frees them itself
+COUNTERS_SYNC_SECONDS = 1.0  # after a change, at the latest; what a loss of power may take back of the counters
 GATHER_SECONDS = 0.005  # acks are counted, and their blocks freed, together
 _LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 
@@ -34,10 +40,11 @@ def is_local(path: str) -> bool:
 
 
 class Aftermath:
-    """Of one open queue. count: adds to the completed. seconds: how long to gather."""
+    """Of one open queue. seconds: how long to gather."""
 
-    def __init__(self, count: Callable[[int], None], seconds: float) -> None:
-        self._count = count
+    def __init__(self, counters: Counters, seconds: float) -> None:
+        self._counters = counters
+        self._counters_due = float("inf")  # monotonic, when they are synced
         self._seconds = max(GATHER_SECONDS, seconds)
         self._lock = threading.Lock()
         self._held: list[int] = []
@@ -45,6 +52,7 @@ class Aftermath:
         self._acked = 0
         self._work, self._closed = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        _open.add(self)
 
     def hold(self, path: str) -> None:
         """Keep a file open that is about to be removed."""
@@ -60,7 +68,16 @@ class Aftermath:
         with self._lock:
             self._acked += acked
             self._dirty.update(dirty)
-            if self._thread is None:
+        self._wake()
+
+    def sync_counters_soon(self) -> None:
+        """A counter changed."""
+        self._counters_due = time.monotonic() + COUNTERS_SYNC_SECONDS
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="roq-file-queue", daemon=True)
                 self._thread.start()
         if not self._work.is_set():
@@ -79,8 +96,8 @@ class Aftermath:
                 sync_folder(folder)
         except OSError as error:
             logger.error("acks could not be synced: a power loss may bring their tasks back: %s", error)
-        if acked:
-            self._count(acked)
+        if acked and self._counters.add(COMPLETED, acked):
+            self.sync_counters_soon()
 
     def close(self) -> None:
         """Do what is left and end the thread."""
@@ -88,11 +105,37 @@ class Aftermath:
         self._work.set()
         if self._thread is not None:
             self._thread.join()
+        self._finish()
+
+    def forsaken(self) -> None:
+        """The queue is gone without `close`. This may run in the middle of another queue's verb, which holds locks that are to
+        be taken here: so the thread does what is left, and nobody waits for it."""
+        self._closed.set()
+        self._work.set()
+
+    def _finish(self) -> None:
         self.flush()
+        self._counters.settle()
+        self._counters.sync()
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._work.wait()
+            left = self._counters_due - time.monotonic()
+            self._work.wait(None if left == float("inf") else max(0.0, left))
             self._closed.wait(self._seconds)
             self._work.clear()
             self.flush()
+            if time.monotonic() >= self._counters_due:
+                self._counters_due = float("inf")  # before: what is counted meanwhile asks again
+                self._counters.sync()
+        self._finish()
+
+
+_open: weakref.WeakSet[Aftermath] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The program ends without `close`."""
+    for aftermath in list(_open):
+        aftermath.close()

@@ -5,6 +5,7 @@ data/queue/, data/movement/                     the same for payloads that progr
 dead/{id}.json, dead/{id}.data                  dead letters; why they died is in meta/
 meta/                                           who leases what, errors (notes.py)
 dedup/                                          keys put lately (dedup.py)
+counting/                                       calls under way that will be counted (counting.py)
 tmp/                                            files being written
 roq.json                                        the version and the settings
 """

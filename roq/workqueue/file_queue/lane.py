@@ -77,13 +77,15 @@ class Lane:
         for path in (self.queue, self.movement):
             os.makedirs(path, exist_ok=True)
 
-    def insert(self, files: Sequence[NewFile]) -> None:
-        """All of them durably, or none and an OSError (but those a worker has already leased)."""
+    def insert(self, files: Sequence[NewFile], begun: Callable[[list[str]], None]) -> None:
+        """All of them durably, or none and an OSError (but those a worker has already leased). begun: called with the files
+        that are gone when their tasks are in the queue."""
         temporary = [f"{self._temporary}/{file.name.id}" for file in files]
         movements = [f"{self.movement}/{file.name.id}" for file in files]
         targets = [f"{self.queue}/{file.name}" for file in files]
         try:
             create_durable([(path, file.content) for path, file in zip(temporary, files, strict=True)])
+            begun(temporary)
             for path, file in zip(movements, files, strict=True):
                 create(path, f"{file.name}\n".encode())
             for path, target in zip(temporary, targets, strict=True):

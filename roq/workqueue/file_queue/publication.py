@@ -21,7 +21,7 @@ from contextlib import suppress
 from roq.workqueue import desk
 from roq.workqueue.contract import NewTask
 from roq.workqueue.file_queue import content, names
-from roq.workqueue.file_queue.counters import Counters
+from roq.workqueue.file_queue.counters import INSERTED, Counters
 from roq.workqueue.file_queue.dedup import Dedup
 from roq.workqueue.file_queue.folder import Folder
 from roq.workqueue.file_queue.lane import Lane
@@ -129,7 +129,8 @@ class FilePublication:
         for lane in self._lanes.values():
             sync_folder(lane.movement)
             sync_folder(lane.queue)
-        self._counters.add_inserted(count)
+        self._counters.add(INSERTED, count)
+        self._counters.sync()
 
     def _exists(self, id: str) -> bool:
         return any(os.path.exists(f"{self._place.dead}/{id}{lane.suffix}") or lane.find(id) for lane in self._lanes.values())

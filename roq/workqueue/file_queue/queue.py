@@ -6,7 +6,7 @@ name. Payloads that program can run lie where it finds them, all others beside (
 
 Times are whole seconds on disk: leases and delays end up to a second late, never early. All hosts' clocks should agree; if
 not, leases end early or late by the difference, and an old token is still refused. Not synced: leases (after a power loss there
-is no holder), the counters, and the number of attempts.
+is no holder) and the number of attempts; late: the counters.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from roq.errors import CallError, InvalidConfiguration
+from roq.errors import CallError, InvalidConfiguration, RoqError
 from roq.workqueue import desk
 from roq.workqueue.contract import (
     LEASE_COUNT_MAX,
@@ -39,7 +39,8 @@ from roq.workqueue.contract import (
 from roq.workqueue.file_queue import content, names
 from roq.workqueue.file_queue.aftermath import Aftermath, is_local
 from roq.workqueue.file_queue.candidates import Candidates
-from roq.workqueue.file_queue.counters import Counters
+from roq.workqueue.file_queue.counters import COMPLETED, INSERTED, Counters
+from roq.workqueue.file_queue.counting import Call, Calls
 from roq.workqueue.file_queue.dead import DeadLetters
 from roq.workqueue.file_queue.dedup import Dedup
 from roq.workqueue.file_queue.folder import Folder
@@ -81,19 +82,22 @@ class FileQueue:
                 JSON: Lane(place.path, place.temporary, JSON, mutexes.tasks, limit),
                 DATA: Lane(place.data, place.temporary, DATA, mutexes.tasks, limit),
             }
+            self._counters = Counters(place.path, mutexes.counters)
+            self._calls = Calls(place.path, self._lanes, self._counters)
+            self._calls.recover()  # before what tells of killed calls is swept
             place.sweep()
             for lane in self._lanes.values():
                 place.sweep_movement(lane.queue, lane.movement)
         self._clock = clock
         self._ids = names.IdMaker()
         self._candidates = Candidates([lane.queue for lane in self._lanes.values()], clock)
-        self._counters = Counters(place.path, mutexes.counters)
         self._notes = Notes(place.meta, place.temporary)
         self._dead = DeadLetters(place.dead, self._lanes, self._notes)
         self._dedup = Dedup(place.dedup, place.temporary, mutexes.keys, clock, self._exists)
         self._picture = Picture(self._lanes, self._dead, self._notes, clock)
-        self._aftermath = Aftermath(self._counters.add_completed, ack_sync_seconds)
-        weakref.finalize(self, self._aftermath.close)  # also when the program ends without `close`
+        self._aftermath = Aftermath(self._counters, ack_sync_seconds)
+        weakref.finalize(self, self._calls.close)  # also when the program ends without `close`
+        weakref.finalize(self, self._aftermath.forsaken).atexit = False
         self._hold = self._aftermath.hold if is_local(self.path) else None
         self._late_sync = ack_sync_seconds > 0
         self._news = threading.Condition()  # something became leasable here, or this queue was closed
@@ -145,16 +149,28 @@ class FileQueue:
             why, due = (Why.WAITING, math.ceil(now + task.delay_seconds)) if task.delay_seconds else (Why.LEASED, 0)
             data = content.encode(task.payload, suffix, id, self.path)
             files[suffix].append(NewFile(Name(why, due, id, suffix), data))
+        call = self._calls.begin()
+        try:
+            self._insert_files(files, call)
+            if self._counters.add(INSERTED, len(tasks), call):
+                self._aftermath.sync_counters_soon()
+        finally:
+            self._calls.end(call)
+        self._tell(str(file.name) for part in files.values() for file in part if file.name.due == 0)
+
+    def _insert_files(self, files: Mapping[str, Sequence[NewFile]], call: Call | None) -> None:
+        def begun(paths: Sequence[str]) -> None:
+            if call is not None:
+                call.write("put", [path.removeprefix(f"{self.path}/") for path in paths])
+
         if files[JSON]:
-            self._lanes[JSON].insert(files[JSON])
+            self._lanes[JSON].insert(files[JSON], begun)
         if files[DATA]:
             try:
-                self._lanes[DATA].insert(files[DATA])
+                self._lanes[DATA].insert(files[DATA], begun)
             except OSError:
                 self._lanes[JSON].withdraw(files[JSON])
                 raise
-        self._counters.add_inserted(len(tasks))
-        self._tell(str(file.name) for part in files.values() for file in part if file.name.due == 0)
 
     # --- lease --------------------------------------------------------------------------------------------------------
 
@@ -246,7 +262,21 @@ class FileQueue:
         """Per settlement: the token from now on, "" when the lease is over, None when it was lost before. Durable."""
         check_open(closed=self._closed)
         pairs = [(_checked(one), one) for one in settlements]
+        acks = [name for name, one in pairs if type(one) is Ack]
+        call = self._calls.begin() if acks and not self._late_sync else None
+        try:
+            answers = self._settle_all(pairs, acks, call)
+        except RoqError:
+            if call is not None:
+                call.abandon()
+            raise
+        self._calls.end(call)
+        return answers
+
+    def _settle_all(self, pairs: list[tuple[Name, Settlement]], acks: list[Name], call: Call | None) -> list[str | None]:
         answers: list[str | None] = []
+        if call is not None:
+            call.write("ack", acks)
         with storage(self.path):
             for name, one in pairs:
                 answers.append(self._settle(name, one) if name.is_lease else None)
@@ -261,7 +291,8 @@ class FileQueue:
         if late:
             self._aftermath.add(len(acked), folders)
         elif acked:
-            self._counters.add_completed(len(acked))
+            if self._counters.add(COMPLETED, len(acked), call):
+                self._aftermath.sync_counters_soon()
             self._aftermath.add()
         return answers
 
@@ -345,6 +376,8 @@ class FileQueue:
         check_open(closed=self._closed)
         with storage(self.path):
             self._aftermath.flush()
+            self._counters.settle()
+            self._calls.recover()
             return self._picture.status(self._look(), self._counters.inserted, self._counters.completed)
 
     def purge(self) -> int:
@@ -378,6 +411,7 @@ class FileQueue:
             self._closed = True
             self._news.notify_all()
         self._aftermath.close()
+        self._calls.close()
         self._notes.close()
 
     def _look(self) -> Look:

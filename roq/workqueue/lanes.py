@@ -262,6 +262,8 @@ class LeaseLane:
                 want.future.set_result((mine, got, asked))
             else:
                 self._patient.append(want)
+                if self._waiting:  # a call that goes on after this one's time: it is not waited for
+                    self._threads.loop.call_later(want.deadline - now, self._time_is_over, want)
         for queue in (self._patient, self._new):
             for want in queue:
                 if tasks and not want.wishes and not want.future.done():
@@ -269,6 +271,9 @@ class LeaseLane:
                     want.future.set_result(([], got, asked))
         if tasks:
             self._give_back(tasks)
+
+    def _time_is_over(self, want: _Want) -> None:
+        answer(want.future, ([], [], want.deadline))
 
 
 def _taken(queue: deque[_Want]) -> list[_Want]:

@@ -29,6 +29,23 @@ async def queue() -> AsyncIterator[roq.WorkQueue]:
         yield opened
 
 
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_short_wait_does_not_sit_behind_a_long_one(queue: roq.WorkQueue) -> None:
+    long = asyncio.create_task(queue.lease(60, wait_seconds=30))
+    while not (lane := queue._lane(60))._waiting:
+        await asyncio.sleep(0)
+    for wait_seconds in (0.0, 0.05, 0.1):
+        begun = time.monotonic()
+        assert await queue.lease(60, wait_seconds=wait_seconds) == []
+        assert wait_seconds <= time.monotonic() - begun < wait_seconds + 0.6, "less than the call that waits takes"
+        assert lane._waiting
+    await queue.put(b"x")
+    [task] = await long
+    assert task.payload == b"x"
+
+
 # --- loops over leases ------------------------------------------------------------------------------------------------
 
 

@@ -356,6 +356,16 @@ class Membership:
         self._forget_carrying(now)
         return out + self._settle(now) + self._tell_ready(now) + self.probes()
 
+    def stood_still(self, seconds: float, now: float) -> None:
+        """This Monitor was not running for so long: what nobody heard was no silence, and no move was late."""
+        members: list[Exchange | Publisher | Subscriber] = [*self.exchanges.values(), *self.publishers.values()]
+        for one in (*members, *self.subscribers.values()):
+            one.last_report = min(now, one.last_report + seconds)
+        for publisher in self.publishers.values():
+            publisher.deadline += seconds
+        if self._begun is not None:
+            self._begun = min(now, self._begun + seconds)
+
     def probes(self) -> list[Instruction]:
         """What has to be sent through Exchanges again and again, until every proof is in and everybody has left."""
         return missing_proofs(self.exchanges.values(), self.subscribers.values())

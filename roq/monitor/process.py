@@ -43,6 +43,7 @@ log = logger(__name__)
 MONITOR_ID = 1  # publisher id on probes; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
 PROBE_FIRST_SECONDS = 0.004  # after a change, until every proof is in: first wait between probes
 PROBE_MAX_SECONDS = 0.5
+STILL_SECONDS = 2 * BEAT_SECONDS  # between two looks at the clock, of which there is one a beat at least
 
 
 class Monitor:
@@ -60,6 +61,7 @@ class Monitor:
         self._beacons = Beacons()
         self._decisions: deque[kpi_wire.Decision] = deque(maxlen=DECISIONS_KEPT)
         self._kpi: kpi_wire.QueueKpi | None = None
+        self._looked = time.monotonic()
         self._probe_wanted = asyncio.Event()
         self._tasks = Tasks(lambda error: stop.set())
         self._control = ShutdownMonitor(
@@ -137,7 +139,7 @@ class Monitor:
     # --- requests and notices -----------------------------------------------------------------------------------------
 
     async def _handle(self, peer: bytes, request: Any) -> msgspec.Struct:
-        now = time.monotonic()
+        now = self._now()
         if self._process.role is MonitorRole.BACKUP and not isinstance(request, wire.Describe):
             raise NotReady("this is a backup Monitor: ask the active one")
         match request:
@@ -177,7 +179,7 @@ class Monitor:
             self._membership.forget(waiter)
 
     def _notice(self, peer: bytes, notice: Any) -> None:
-        now = time.monotonic()
+        now = self._now()
         if self._process.role is MonitorRole.BACKUP:
             if not isinstance(notice, wire.ExchangeReport):
                 self._server.notify(peer, wire.Standby(self._process.term))
@@ -199,7 +201,7 @@ class Monitor:
 
     def _control_frame(self, exchange: str, header: Header, body: memoryview, frame: bytes) -> None:
         """A publisher's control frame came out of an Exchange."""
-        now = time.monotonic()
+        now = self._now()
         if header.kind == Kind.FIN:
             self._perform(self._membership.fin_seen(header.publisher, header.path, exchange, now))
         elif header.kind == Kind.OPEN:
@@ -285,13 +287,23 @@ class Monitor:
                             self._send(exchange, Kind.RETIRE)
                 await asyncio.sleep(wait)
 
+    def _now(self) -> float:
+        """Monotonic seconds. If this process stood still since it looked last, the membership is told: it was deaf then."""
+        now = time.monotonic()
+        still = now - self._looked
+        if still > STILL_SECONDS:
+            log.warning("this process stood still", extra={"fields": {"seconds": round(still, 1)}})
+            self._membership.stood_still(still, now)
+        self._looked = now
+        return now
+
     def _look(self) -> None:
         """Time has passed for which something waited."""
         if self._process.role is MonitorRole.ACTIVE and not self._stop.is_set():
-            self._perform(self._membership.tick(time.monotonic()))
+            self._perform(self._membership.tick(self._now()))
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        now = self._now()
         if self._process.role is MonitorRole.BACKUP:
             self._roll.forget(now)
             return

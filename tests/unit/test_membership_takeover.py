@@ -8,7 +8,7 @@ import pytest
 
 from roq.errors import DeadlineExceeded, NotReady
 from roq.monitor.former import FormerLives
-from roq.monitor.membership import NEWCOMER_SECONDS, NOBODY_SECONDS, REJOIN_SECONDS, Membership
+from roq.monitor.membership import EXCHANGE_SILENT_SECONDS, NEWCOMER_SECONDS, NOBODY_SECONDS, REJOIN_SECONDS, Membership
 from roq.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS
 from roq.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS
 from roq.monitor.records import ExchangeState
@@ -150,6 +150,22 @@ def test_an_exchange_that_nobody_claims_to_be_on_is_no_reason_to_wait() -> None:
 
 
 # --- who is not waited for --------------------------------------------------------------------------------------------
+
+
+def test_a_monitor_that_stood_still_calls_nobody_silent_for_it() -> None:
+    queue = Queue("A")
+    queue.subscribe()
+    queue.proves("A/1")
+    queue.join()
+    queue.opened(1, "A")
+    queue.now += 60.0
+    queue.machine.stood_still(60.0, queue.now)
+    queue.tick(0.0)
+    assert [one.state for one in queue.machine.exchanges.values()] == [ExchangeState.ACTIVE]
+    assert notices(queue.at(1, "A"), wire.Heard) == [wire.Heard(3, True)], "its Exchange is not lost"
+    assert S in queue.machine.subscribers
+    queue.tick(EXCHANGE_SILENT_SECONDS + 0.1)
+    assert notices(queue.at(1, "A"), wire.Heard)[0].gone == "A/1", "from then on silence counts"
 
 
 def test_a_dead_subscriber_holds_up_nobody_and_is_not_ready_when_it_comes_back() -> None:

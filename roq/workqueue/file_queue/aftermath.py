@@ -47,6 +47,7 @@ class Aftermath:
         self._counters_due = float("inf")  # monotonic, when they are synced
         self._seconds = max(GATHER_SECONDS, seconds)
         self._lock = threading.Lock()
+        self._freeing = threading.Lock()  # while files that were held are closed
         self._held: list[int] = []
         self._dirty: set[str] = set()
         self._acked = 0
@@ -84,13 +85,14 @@ class Aftermath:
             self._work.set()
 
     def flush(self) -> None:
-        """Do now what is left."""
-        with self._lock:
-            held, self._held = self._held, []
-            dirty, self._dirty = self._dirty, set()
-            acked, self._acked = self._acked, 0
-        for fd in held:
-            os.close(fd)
+        """Do now what is left. When it returns, nothing is held that was before."""
+        with self._freeing:
+            with self._lock:
+                held, self._held = self._held, []
+                dirty, self._dirty = self._dirty, set()
+                acked, self._acked = self._acked, 0
+            for fd in held:
+                os.close(fd)
         try:
             for folder in dirty:
                 sync_folder(folder)

@@ -48,7 +48,7 @@ from roq.workqueue.file_queue.lane import Busy, Lane, NewFile, Spent
 from roq.workqueue.file_queue.names import DATA, JSON, Name, Why
 from roq.workqueue.file_queue.notes import Note, Notes
 from roq.workqueue.file_queue.picture import Look, Picture, damaged
-from roq.workqueue.file_queue.storage import Unreadable, check_open, read, storage, sync_folder
+from roq.workqueue.file_queue.storage import Unreadable, check_open, is_full, read, storage, sync_folder
 
 logger = logging.getLogger(__name__)
 LISTINGS = 2  # per lease that does not wait: what stays locked by others must not make it list for ever
@@ -141,6 +141,15 @@ class FileQueue:
     def _insert(self, tasks: Sequence[NewTask], ids: Sequence[str]) -> None:
         if not tasks:
             return
+        try:
+            self._insert_once(tasks, ids)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._aftermath.flush()  # what was acked may lie on the disk still
+            self._insert_once(tasks, ids)
+
+    def _insert_once(self, tasks: Sequence[NewTask], ids: Sequence[str]) -> None:
         self._place.seal()
         now = self._clock()
         files: dict[str, list[NewFile]] = {JSON: [], DATA: []}

@@ -25,9 +25,14 @@ class Unreadable(OSError):
     """The medium does not give back what was written to this file; other files may be well."""
 
 
+def is_full(error: OSError) -> bool:
+    """Whether there was no room."""
+    return error.errno in _FULL
+
+
 def storage_error(error: OSError, folder: str) -> RoqError:
     """What an OSError means to the caller."""
-    if error.errno in _FULL:
+    if is_full(error):
         return StorageFull(f"the disk under {folder} is full: {error}")
     if error.errno in _DENIED:
         return StorageDenied(f"{folder} can't be used by this user: {error}")

@@ -199,13 +199,15 @@ class Service:
         before = self.state.producers.known.get(producer)
         if before is not None and sequence <= before.highest and self.waiting.join(peer, id, request):
             return  # it was sent before, and is on its way to the log
-        known: list[tuple[int, str]] = []
+        known, repeated = list[tuple[int, str]](), list[int]()
         for place, task in enumerate(tasks):
             push = Push(now, producer, sequence + place, task.payload, task.priority, task.delay_ms, task.dedup_key)
             effects = self.apply(push, len(task.payload) + 4 * len(task.dedup_key))
             if effects and (other := self._known(push, effects)):
                 known.append((place, other))
-        self.waiting.tell(peer, id, (producer, sequence), len(tasks), wire.Added(known))
+            if effects and _is_repeated(push, effects):
+                repeated.append(place)
+        self.waiting.tell(peer, id, (producer, sequence), len(tasks), wire.Added(known, repeated))
         if self._parked and self.state.ready.count:
             self._serve_parked(now)
 
@@ -237,7 +239,8 @@ class Service:
         for peer, id in waiting:
             try:
                 other = self._known(push, effects)
-                self.waiting.tell(peer, id, (push.producer, push.sequence), 1, wire.Added([(0, other)] if other else []))
+                added = wire.Added([(0, other)] if other else [], [0] if _is_repeated(push, effects) else [])
+                self.waiting.tell(peer, id, (push.producer, push.sequence), 1, added)
             except RoqError as error:
                 self.refuse(peer, id, error)
         self._serve_parked(push.now)
@@ -391,3 +394,8 @@ class Service:
 
 def _dropped(effects: Iterable[Effect], blob: BlobRef) -> bool:
     return any(type(effect) is Dropped and effect.blob == blob for effect in effects)
+
+
+def _is_repeated(push: Push, effects: Iterable[Effect]) -> bool:
+    """Whether this number was used before."""
+    return any(type(effect) is Known and effect.task == (push.producer, push.sequence) for effect in effects)

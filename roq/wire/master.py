@@ -186,9 +186,11 @@ class Welcome(msgspec.Struct, frozen=True, tag=1, array_like=True, gc=False):
 
 
 class Added(msgspec.Struct, frozen=True, tag=2, array_like=True, gc=False):
-    """The tasks are in the log. known: (place in the request, id) of those that are another, earlier task, by their key."""
+    """The tasks are in the log. known: (place in the request, id) of those that are another, earlier task, by their key.
+    repeated: places of those whose numbers were used before, so that this request changed nothing."""
 
     known: list[tuple[int, str]] = []
+    repeated: list[int] = []
 
 
 class Leases(msgspec.Struct, frozen=True, tag=3, array_like=True, gc=False):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import TypeVar
 from zlib import crc32
 
@@ -51,17 +52,28 @@ class BigPayloads:
         self._ids = itertools.count(1)
 
     def put(self, producer: int, sequence: int, task: wire.Task) -> wire.Added:
-        """Store the payload and add the task."""
+        """Store the payload and add the task. What is told as repeated was used by somebody else."""
         payload, crc = task.payload, crc32(task.payload)
         bare = msgspec.structs.replace(task, payload=b"")
         avoid: list[str] = []
+        sent_again = False
+
+        def make(request: wire.Request) -> Callable[[int], wire.Request]:
+            def made(again: int) -> wire.Request:
+                nonlocal sent_again
+                sent_again = sent_again or again > 0
+                return request
+
+            return made
+
         for attempt in range(1, UPLOADS_MAX + 1):
             request = wire.Reserve(producer, sequence, len(payload), crc, list(avoid))
-            reserved = self._link.ask(lambda again, request=request: request, wire.Reserved)  # type: ignore[misc]
+            reserved = self._link.ask(make(request), wire.Reserved)
             try:
                 self._upload(reserved, payload, crc)
                 done = wire.Stored(producer, sequence, reserved.blob, bare)
-                return self._link.ask(lambda again, done=done: done, wire.Added, COPY_SECONDS)  # type: ignore[misc]
+                added = self._link.ask(make(done), wire.Added, COPY_SECONDS)
+                return wire.Added(added.known) if sent_again or attempt > 1 else added
             except (TemporaryError, TaskNotFound) as error:  # TaskNotFound: the reservation is gone with its master
                 if attempt == UPLOADS_MAX:
                     if isinstance(error, TemporaryError):

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -43,6 +43,7 @@ from roq.workqueue.master_link import PATIENCE_SECONDS, MasterLink
 UNREAD_SECONDS = 1.0  # until a task whose payload could not be had is leased again
 log = logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
+PutElsewhere = Callable[[int, Sequence[wire.Task]], list[str]]  # their ids; of tasks whose numbers were not ours alone
 PUT_BYTES_AT_ONCE = 2 * 1024 * 1024  # of one request; longer lists travel as several
 IDS_AT_ONCE = 10_000  # dead letters named in one request
 WAIT_SLICE_SECONDS = 2.0  # longest wait asked of the master at once: a lost request costs no more than this
@@ -86,16 +87,35 @@ class RemoteQueue:
         """See Backend. Longer lists travel as several requests, big payloads one by one, all in the order of the list."""
         self._check_open()
         self._check_put(tasks)
+        return self._put(*self._numbers(len(tasks)), tasks, self._put_elsewhere)
+
+    def _numbers(self, count: int, taken: int = 0) -> tuple[int, int]:
+        """Our producer and the first of `count` numbers that are used once. taken: a producer that somebody else is, too."""
         with self._lock:
+            if self._producer == taken:
+                self._producer, self._sequence = new_id(), 0
             first = self._sequence + 1
-            self._sequence += len(tasks)
-        return self._put(self._producer, first, tasks)
+            self._sequence += count
+            return self._producer, first
+
+    def _put_elsewhere(self, producer: int, tasks: Sequence[wire.Task]) -> list[str]:
+        """Put these under other numbers: those they had were used before, and not by us. A program that was forked with its
+        queue open does so, or one that means harm; taken for repeats, these tasks would be lost."""
+        log.warning(
+            "somebody else puts under this producer's id: going on under a new one", extra={"fields": {"old": producer}}
+        )
+        ids: list[str] = []
+        for task in tasks:
+            other, number = self._numbers(1, taken=producer)
+            big = len(task.payload) >= self._blob_bytes
+            ids += [self._put_big(other, number, task)] if big else self._put_small(other, number, [task])
+        return ids
 
     def put_numbered(self, producer: int, first: int, tasks: Sequence[NewTask]) -> None:
         """Store tasks under the caller's numbers, first, first + 1, … of this producer; what it has put before, not again."""
         self._check_open()
         self._check_put(tasks)
-        self._put(producer, first, tasks)
+        self._put(producer, first, tasks, None)
 
     def _check_put(self, tasks: Sequence[NewTask]) -> None:
         if len(tasks) > PUT_COUNT_MAX:
@@ -103,33 +123,47 @@ class RemoteQueue:
         for task in tasks:
             check_task(task, self.settings)
 
-    def _put(self, producer: int, first: int, tasks: Sequence[NewTask]) -> list[str]:
+    def _put(self, producer: int, first: int, tasks: Sequence[NewTask], elsewhere: PutElsewhere | None) -> list[str]:
         made = [_task(task) for task in tasks]
         size = sum(len(task.payload) for task in tasks)
         largest = max((len(task.payload) for task in tasks), default=0)
         if largest < self._blob_bytes and size <= PUT_BYTES_AT_ONCE:
-            return self._put_small(producer, first, made) if made else []
+            return self._put_small(producer, first, made, elsewhere) if made else []
         ids: list[str] = []
         for part in _parts(made, self._blob_bytes):
             number, small = first + len(ids), len(part[0].payload) < self._blob_bytes
             try:
-                ids += self._put_small(producer, number, part) if small else [self._put_big(producer, number, part[0])]
+                if small:
+                    ids += self._put_small(producer, number, part, elsewhere)
+                else:
+                    ids.append(self._put_big(producer, number, part[0], elsewhere))
             except CallError as error:
                 if not ids:
                     raise
                 raise TemporaryError(f"{len(ids)} of {len(made)} tasks were put, then one was refused: {error}") from error
         return ids
 
-    def _put_small(self, producer: int, first: int, tasks: list[wire.Task]) -> list[str]:
-        request = wire.Put(producer, first, tasks)
-        added = self._link.ask(lambda again: request, wire.Added)
+    def _put_small(self, producer: int, first: int, tasks: list[wire.Task], elsewhere: PutElsewhere | None = None) -> list[str]:
+        request, sent_again = wire.Put(producer, first, tasks), False
+
+        def make(again: int) -> wire.Put:
+            nonlocal sent_again
+            sent_again = again > 0
+            return request
+
+        added = self._link.ask(make, wire.Added)
         ids = [f"{producer:016x}-{first + place}" for place in range(len(tasks))]
         for place, id in added.known:
             ids[place] = id
+        if added.repeated and elsewhere is not None and not sent_again:
+            for place, id in zip(added.repeated, elsewhere(producer, [tasks[place] for place in added.repeated]), strict=True):
+                ids[place] = id
         return ids
 
-    def _put_big(self, producer: int, sequence: int, task: wire.Task) -> str:
+    def _put_big(self, producer: int, sequence: int, task: wire.Task, elsewhere: PutElsewhere | None = None) -> str:
         added = self._big.put(producer, sequence, task)
+        if added.repeated and elsewhere is not None:
+            return elsewhere(producer, [task])[0]
         return added.known[0][1] if added.known else f"{producer:016x}-{sequence}"
 
     # --- lease and settle -----------------------------------------------------------------------------------------------

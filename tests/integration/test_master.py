@@ -159,6 +159,37 @@ async def test_what_is_sent_again_takes_effect_once(cluster: RunningCluster, tas
         link.close()
 
 
+async def test_what_is_put_under_an_id_that_somebody_else_uses_too_does_not_vanish(
+    cluster: RunningCluster, tasks: RemoteQueue, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a fork: the same producer, the same numbers, other tasks."""
+    link = MasterLink(cluster.zookeeper, name)
+
+    def story() -> None:
+        link.open(None)
+        tasks.put([NewTask(b"mine")])
+        theirs = wire.Put(tasks._producer, 3, [wire.Task(b"theirs, %d" % number) for number in range(3)])
+        assert link.ask(lambda again: theirs, wire.Added).repeated == []
+        assert link.ask(lambda again: theirs, wire.Added).repeated == [0, 1, 2]
+        big = b"x" * BIG
+        ids = tasks.put([NewTask(b"2"), NewTask(b"3"), NewTask(b"4")])
+        ids += tasks.put([NewTask(big)])  # number 1 of a new producer
+        before = tasks._producer
+        taken = wire.Put(before, tasks._sequence + 1, [wire.Task(b"theirs, again")])
+        link.ask(lambda again: taken, wire.Added)
+        ids += tasks.put([NewTask(big[1:])])
+        assert tasks._producer != before
+        found = {view.id: view.payload for view in tasks.peek(TaskState.READY, 100)}
+        assert [found[id] for id in ids] == [b"2", b"3", b"4", big, big[1:]]
+        assert tasks.status().inserted == 1 + 3 + 3 + 1 + 1 + 1
+
+    try:
+        await asyncio.to_thread(story)
+    finally:
+        link.close()
+    assert "somebody else puts under this producer's id" in caplog.text
+
+
 async def test_a_put_of_which_a_part_was_refused_is_not_put_again(
     cluster: RunningCluster, tasks: RemoteQueue, name: str
 ) -> None:

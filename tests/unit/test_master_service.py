@@ -373,7 +373,7 @@ def test_a_second_copy_of_a_task_is_dropped(rig: Rig) -> None:
     rig.service.add_big([(PEER, 50)], Push(rig.now, 7, 1, blob("a")))
     rig.service.add_big([(PEER, 51), (PEER, 52)], Push(rig.now, 7, 1, blob("b")))
     answers = rig.commit()
-    assert [answers[id] for id in (50, 51, 52)] == [wire.Added([])] * 3
+    assert [answers[id] for id in (50, 51, 52)] == [wire.Added(), wire.Added([], [0]), wire.Added([], [0])]
     assert rig.dropped == [blob("b")]
     rig.service.add_big([(PEER, 53)], Push(rig.now, 7, 1, blob("a")))
     rig.commit()

@@ -139,7 +139,7 @@ class Subscriber:
             self._membership.stop()
 
     def _check_opened(self) -> None:
-        if not self._opened:
+        if not self._opened and not self._max_frame_bytes:
             raise Closed("open this subscriber first: async with …")
 
     def _drop_attachments(self) -> None:

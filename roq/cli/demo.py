@@ -20,6 +20,8 @@ from typing import IO
 import typer
 import uvloop
 
+from roq.cli.address import TERMINATED
+from roq.cli.up import stop_signals
 from roq.client.cluster import Cluster, connect
 from roq.errors import ProcessFailed, RoqError
 from roq.local import leftovers
@@ -54,6 +56,8 @@ def demo() -> None:
     passed = False
     try:
         passed = uvloop.run(_demo(directory, narrator))
+    except asyncio.CancelledError:
+        raise typer.Exit(TERMINATED) from None
     finally:
         if passed:
             shutil.rmtree(directory, ignore_errors=True)
@@ -64,6 +68,10 @@ def demo() -> None:
 
 
 async def _demo(directory: Path, narrator: _Narrator) -> bool:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in stop_signals():  # a cancelled demo stops its cluster, too
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     narrator.say("starting ZooKeeper, 2 GCMs and 2 hosts, each on a loopback address of its own")
     cluster = LocalCluster(directory, gcms=2, hosts=2)
     async with cluster:

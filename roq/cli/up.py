@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import tempfile
@@ -15,6 +16,7 @@ import uvloop
 from roq.cli.address import JsonOption
 from roq.cli.output import print_json, say, working
 from roq.errors import ProcessFailed, RoqError
+from roq.local import leftovers
 from roq.local.cluster import LocalCluster
 from roq.local.daemon import Daemon
 
@@ -48,11 +50,17 @@ def up(
             shutil.rmtree(place, ignore_errors=True)
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Those that stop what runs in the foreground: Ctrl-C, `kill`, and a closed terminal, unless `nohup` says otherwise."""
+    kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if kept else [signal.SIGHUP])]
+
+
 async def _stay(cluster: LocalCluster, json_line: bool) -> None:
-    """Start, wait for SIGINT or SIGTERM, stop. A signal while starting stops what has started."""
+    """Start, wait for a signal, stop. A signal while starting stops what has started."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     stopping = asyncio.ensure_future(stop.wait())
     starting = asyncio.ensure_future(cluster.start())
@@ -71,7 +79,8 @@ async def _stay(cluster: LocalCluster, json_line: bool) -> None:
         with working("stopping the cluster"):
             left = await cluster.stop()
         killed = ", ".join(one.command for one in left)
-        say(f"stopped; had to kill {killed}" if left else "stopped, no process left")
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            say(f"stopped; had to kill {killed}" if left else "stopped, no process left")
 
 
 def _announce(cluster: LocalCluster, json_line: bool) -> None:
@@ -81,6 +90,10 @@ def _announce(cluster: LocalCluster, json_line: bool) -> None:
         print_json({**told, "zookeeper_pid": cluster.zookeeper_pid})
         return
     at_default = cluster.zookeeper == f"127.0.0.1:{ZOOKEEPER_PORT}/RoQ"
+    if cluster.zookeeper_pid and not at_default:
+        other = leftovers.cluster_at(ZOOKEEPER_PORT)
+        who = f"the cluster in {other}" if other else "another program"
+        say(f"port {ZOOKEEPER_PORT} is taken by {who}: programs that look there don't find this cluster")
     flag = "" if at_default else f" -c {cluster.zookeeper}"
     say(f"cluster is up: {cluster.zookeeper}   hosts: {', '.join(cluster.hosts)}   logs: {cluster.directory}")
     say("now, in other terminals:")
@@ -95,11 +108,17 @@ async def _until_stopped(cluster: LocalCluster, stop: asyncio.Event) -> None:
     async with asyncio.TaskGroup() as group:
         daemons = [*cluster.gcms.values(), *cluster.hosts.values()]
         watching = [group.create_task(_watch(cluster, daemon, stop)) for daemon in daemons]
+        watching.append(group.create_task(_watch_zookeeper(cluster)))
         await stop.wait()
         for task in watching:
             task.cancel()
     if not any(gcm.running for gcm in cluster.gcms.values()):
         raise ProcessFailed("no GCM is left")
+
+
+async def _watch_zookeeper(cluster: LocalCluster) -> None:
+    ended = await cluster.zookeeper_ended()
+    say(f"{ended}\nmessages go on flowing, but nothing can be created or recovered: Ctrl-C, then start the cluster again")
 
 
 async def _watch(cluster: LocalCluster, daemon: Daemon, stop: asyncio.Event) -> None:

@@ -92,6 +92,13 @@ class LocalCluster:
         """Process id of the ZooKeeper started here, 0 if one was given."""
         return self._own_zookeeper.pid or 0 if self._own_zookeeper else 0
 
+    async def zookeeper_ended(self) -> str:
+        """Return when the ZooKeeper that was started here has ended by itself: how. Never, if one was given."""
+        if self._own_zookeeper is None:
+            await asyncio.get_running_loop().create_future()
+        assert self._own_zookeeper is not None
+        return await self._own_zookeeper.wait()
+
     # --- start ---------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> LocalCluster:

@@ -40,6 +40,21 @@ def find_running(argument: str) -> list[int]:
     return [pid for pid in _pids() if argument.encode() in _arguments(pid)]
 
 
+def cluster_at(port: int) -> Path | None:
+    """The directory of the local cluster, of this user, whose ZooKeeper has this port; None if there is none."""
+    for pid in _pids():
+        for argument in _arguments(pid):
+            if argument.endswith(b"/zoo.cfg"):
+                configuration = Path(os.fsdecode(argument))
+                try:
+                    lines = configuration.read_text().splitlines()
+                except OSError:
+                    continue
+                if f"clientPort={port}" in lines:
+                    return configuration.parent.parent
+    return None
+
+
 def alive(pid: int) -> bool:
     """Whether there is a process with this id, zombies included."""
     return Path(f"/proc/{pid}").exists()

@@ -167,8 +167,15 @@ class LocalZooKeeper:
                 await _ended(process.pid)
         process.wait()
 
+    async def wait(self) -> str:
+        """Return when it has ended: how, and its last log lines."""
+        process = self._process
+        assert process is not None, "it was started"
+        await _ended(process.pid)
+        return f"ZooKeeper ended with code {process.wait()}; {_tail(self._data_dir)}"
+
     def _launch(self, data_dir: Path) -> None:
-        data_dir = data_dir.resolve()
+        data_dir = self._data_dir = data_dir.resolve()
         data_dir.mkdir(parents=True, exist_ok=True)
         configuration, logging = data_dir / "zoo.cfg", data_dir / "log4j2.properties"
         configuration.write_text(CONFIGURATION.format(data=data_dir, port=self._port, address=self._address))

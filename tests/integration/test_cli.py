@@ -36,6 +36,60 @@ def hears_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def in_a_terminal(*arguments: str) -> subprocess.Popen[bytes]:
+    """`roq …` as a terminal starts it: neither SIGINT nor SIGHUP is ignored."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "roq.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        preexec_fn=hears_hang_up,  # noqa: PLW1509
+    )
+
+
+def hears_hang_up() -> None:
+    hears_ctrl_c()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_a_closed_terminal_stops_the_cluster_and_the_death_of_its_zookeeper_is_told(tmp_path: Path) -> None:
+    up, other = in_a_terminal("up", "--dir", str(tmp_path / "one"), "--json"), None
+    try:
+        told = json.loads(line_of(up.stdout))
+        pids = (*told["pids"].values(), told["zookeeper_pid"])
+        assert all(map(leftovers.alive, pids))
+        port = int(told["cluster"].partition("/")[0].rpartition(":")[2])
+        assert leftovers.cluster_at(port) == tmp_path / "one"
+        up.send_signal(signal.SIGHUP)
+        _, said = end(up)
+        assert said.endswith(b"stopped, no process left\n")
+        assert not any(map(leftovers.alive, pids))
+        other = in_a_terminal("up", "--dir", str(tmp_path / "other"), "--json")
+        os.kill(json.loads(line_of(other.stdout))["zookeeper_pid"], signal.SIGKILL)
+        assert b"ZooKeeper ended with code -9" in line_of(other.stderr)
+    finally:
+        for process in (up, other):
+            if process is not None:
+                process.terminate()
+                end(process)
+
+
+def test_a_demo_that_is_told_to_stop_leaves_nothing() -> None:
+    demo = in_a_terminal("demo")
+    try:
+        while (line := line_of(demo.stdout).decode()) and "daemons " not in line:
+            pass
+        pids = [int(number) for number in line.partition("daemons ")[2].split(", ")]
+        assert all(map(leftovers.alive, pids))
+        demo.send_signal(signal.SIGHUP)
+        end(demo)
+        assert demo.returncode == 143
+        assert not any(map(leftovers.alive, pids))
+    finally:
+        demo.kill()
+        demo.wait()
+
+
 def test_a_wrong_address_is_told_in_one_line_within_five_seconds() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         refused, silent = "127.0.0.1:1", f"127.0.0.1:{server.getsockname()[1]}"

@@ -164,8 +164,9 @@ class HostManager:
             except ZooKeeperUnavailable as error:
                 log.warning("waiting for ZooKeeper", extra={"fields": {"reason": str(error)}})
                 if attempt == 0:
-                    await self._host.adopted()
                     self._without_zookeeper = True
+                    self._renew_lease()  # before anything that takes time: what runs here goes on
+                    await self._host.adopted()
                     self._host.start_remembered()
             await asyncio.sleep(delay)
         raise AssertionError("delays() never ends")
@@ -263,7 +264,7 @@ class HostManager:
     def _report(self) -> HostReport:
         state, config = self._host.state, self._config
         here = (config.host, config.address, self._incarnation, state.epoch, state.revision, self._host.processes())
-        return HostReport(*here, lease_left_seconds(config.session_seconds))
+        return HostReport(*here, lease_left_seconds(self._session_seconds()))
 
     async def _write_report(self, session: Session) -> None:
         if self._name_held_by != session.session_id:
@@ -300,7 +301,11 @@ class HostManager:
             lease_over=board.lease_is_over(now),
             unanswered=self._without_zookeeper,
         ):
-            board.renew_lease(now + lease_seconds(self._config.session_seconds))
+            board.renew_lease(now + lease_seconds(self._session_seconds()))
+
+    def _session_seconds(self) -> float:
+        """As negotiated, which may be less than what is configured: a host is found lost that much earlier."""
+        return self._session.session_seconds if self._session is not None else self._config.session_seconds
 
     def _payload(self) -> wire.HostPayload:
         cpu, memory = self._load

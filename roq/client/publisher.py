@@ -45,6 +45,7 @@ class Publisher:
         self.messages = 0
         self.bytes = 0
         self.blocked_seconds = 0.0
+        self._asked = 0.0  # monotonic: when a confirmation was asked for because there was no room
         self._loop = asyncio.get_running_loop()
         self._membership = Membership(gcm, queue, self)
         self._lane = Lane(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
@@ -273,6 +274,9 @@ class Publisher:
             async with asyncio.timeout(ASK_SECONDS):
                 await self._lane.has_room.wait()
         except TimeoutError:
+            if time.monotonic() - self._asked < ASK_SECONDS:
+                return  # another of those who wait has
+            self._asked = time.monotonic()
             self._lane.ask(self._membership.monitor_silent_seconds())
             self._membership.report_now()
 

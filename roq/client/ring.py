@@ -189,7 +189,8 @@ class Ring:
         self._marked_total = self._sent_total
         self._marks.append(_Mark(self.mark_number, path, self.sent_to, self._sent_total, fin))
         if len(self._marks) > MARKS_KEPT:
-            superseded = next((one for one in self._marks if not one.fin and not one.done), None)
+            # never the oldest, whose answer comes next: with many under way nothing would ever be confirmed
+            superseded = next((one for one in list(self._marks)[-2::-1] if not one.fin and not one.done), None)
             if superseded is not None:
                 self._marks.remove(superseded)
         return self.mark_number

@@ -40,15 +40,16 @@ class Batch:
 
 
 def name_of(request: wire.Request) -> tuple[Name, Any] | None:
-    """What a request that is sent again has in common with the first one; None: it may as well be done again."""
+    """What a request that is sent again has in common with the first one, and with nobody else's; None: it may as well be done
+    again. Tasks are part of it: the records hold the same objects, so that costs nothing."""
     if isinstance(request, wire.Put):
-        return (request.producer, request.sequence), len(request.tasks)
+        return (request.producer, request.sequence), request.tasks
     if isinstance(request, wire.Lease):
         return (request.instance, -request.nonce), 0
     if isinstance(request, wire.SettleAll):
         return ((request.instance, request.settle[0].token), request.settle) if request.settle else None
     if isinstance(request, wire.Stored):
-        return (request.producer, request.sequence), 1
+        return (request.producer, request.sequence), request.blob
     return None
 
 

@@ -207,7 +207,10 @@ class Service:
                 known.append((place, other))
             if effects and _is_repeated(push, effects):
                 repeated.append(place)
-        self.waiting.tell(peer, id, (producer, sequence), len(tasks), wire.Added(known, repeated))
+        if repeated:  # the answer to the first one stays what it was
+            self.waiting.answer(peer, id, wire.Added(known, repeated))
+        else:
+            self.waiting.tell(peer, id, (producer, sequence), tasks, wire.Added(known))
         if self._parked and self.state.ready.count:
             self._serve_parked(now)
 
@@ -239,8 +242,11 @@ class Service:
         for peer, id in waiting:
             try:
                 other = self._known(push, effects)
-                added = wire.Added([(0, other)] if other else [], [0] if _is_repeated(push, effects) else [])
-                self.waiting.tell(peer, id, (push.producer, push.sequence), 1, added)
+                known = [(0, other)] if other else []
+                if _is_repeated(push, effects) or not isinstance(blob, BlobRef):
+                    self.waiting.answer(peer, id, wire.Added(known, [0]))
+                else:
+                    self.waiting.tell(peer, id, (push.producer, push.sequence), blob.blob, wire.Added(known))
             except RoqError as error:
                 self.refuse(peer, id, error)
         self._serve_parked(push.now)

@@ -24,8 +24,8 @@ class Roll:
             del self._last[subscriber]
 
     def expected(self, now: float) -> frozenset[int] | None:
-        """Who will come back to this Monitor if it is activated now; None while this backup is too young to know."""
+        """Who will come back to this Monitor if it is activated now; None if this backup can't know."""
         if not self._first or now - self._first < KNOWN_SECONDS:
             return None
         self.forget(now)
-        return frozenset(self._last)
+        return frozenset(self._last) or None  # nobody at all: more likely this process stood still than that all have left

@@ -363,6 +363,11 @@ class Membership:
             one.last_report = min(now, one.last_report + seconds)
         for publisher in self.publishers.values():
             publisher.deadline += seconds
+            publisher.lost_at = min(now, publisher.lost_at + seconds)
+        for exchange in self.exchanges.values():
+            exchange.proving_since = min(now, exchange.proving_since + seconds)
+        for subscriber in self.subscribers.values():
+            subscriber.joined = min(now, subscriber.joined + seconds)
         if self._begun is not None:
             self._begun = min(now, self._begun + seconds)
 

@@ -43,7 +43,7 @@ log = logger(__name__)
 MONITOR_ID = 1  # publisher id on probes; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
 PROBE_FIRST_SECONDS = 0.004  # after a change, until every proof is in: first wait between probes
 PROBE_MAX_SECONDS = 0.5
-STILL_SECONDS = 2 * BEAT_SECONDS  # between two looks at the clock, of which there is one a beat at least
+STILL_SECONDS = 1.5 * BEAT_SECONDS  # between two looks at the clock, of which there is one a beat at least
 
 
 class Monitor:
@@ -94,7 +94,7 @@ class Monitor:
         if not takes_over:
             return Membership(self._process.term, use)
         for seconds in (REJOIN_SECONDS, NEWCOMER_SECONDS):  # what had to wait goes on then, not only at the next tick
-            asyncio.get_running_loop().call_later(seconds, self._look)
+            asyncio.get_running_loop().call_later(seconds + 0.01, self._look)  # a loop's clock may be early
         now = time.monotonic()
         lives = [life for life in self._process.former if life.exchange]
         return Membership(self._process.term, use, expected, now, FormerLives(lives, now))

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from roq.errors import CallError, LogFenced, RoqError, StorageFailed, StorageFull
+from roq.errors import CallError, LogFenced, LogUnavailable, RoqError, StorageFailed, StorageFull
 from roq.ids import new_token
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcClient, RpcServer
@@ -31,7 +31,7 @@ from roq.store.scrub import scrub
 from roq.store.storage import COPY_EPOCH, Storage
 from roq.store.waiting import Waiting
 from roq.wire import store as wire
-from roq.wire.store import Add, Refusal
+from roq.wire.store import Add, Found, Refusal
 
 log = logger(__name__)
 QUICK_SECONDS = 0.002  # a sync that takes no longer on the average is not worth a thread
@@ -319,10 +319,15 @@ class StoreServer:
     def _recovered(self, segment: str, first: int, count: int) -> wire.Recovered:
         answers, size = [], 0
         for position in range(first, first + count):
-            answers.append(self.storage.look(segment, position))
+            answer = self.storage.look(segment, position)
+            if answer[0] == Found.UNKNOWN and not self.storage.proved:
+                break  # it will be known soon: whoever counts who knows nothing must not count us
+            answers.append(answer)
             size += len(answers[-1][2])
             if size > wire.FRAME_BYTES:
                 break
+        if not answers:
+            raise LogUnavailable(f"segment {segment}: it is not known yet whether this disk is as new as it was")
         return wire.Recovered(first, answers)
 
     async def _read(self, request: wire.Read) -> wire.Entries:

@@ -262,8 +262,8 @@ class LeaseLane:
                 want.future.set_result((mine, got, asked))
             else:
                 self._patient.append(want)
-                if self._waiting:  # a call that goes on after this one's time: it is not waited for
-                    self._threads.loop.call_later(want.deadline - now, self._time_is_over, want)
+                if self._waiting and want.deadline < now + WAIT_SLICE_SECONDS:
+                    self._answer_in_time(want, now)
         for queue in (self._patient, self._new):
             for want in queue:
                 if tasks and not want.wishes and not want.future.done():
@@ -272,8 +272,10 @@ class LeaseLane:
         if tasks:
             self._give_back(tasks)
 
-    def _time_is_over(self, want: _Want) -> None:
-        answer(want.future, ([], [], want.deadline))
+    def _answer_in_time(self, want: _Want, now: float) -> None:
+        """The call that waits goes on after this one's time: it is not waited for."""
+        timer = self._threads.loop.call_later(want.deadline - now, answer, want.future, ([], [], want.deadline))
+        want.future.add_done_callback(lambda _: timer.cancel())  # what it was answered must not live as long as the timer
 
 
 def _taken(queue: deque[_Want]) -> list[_Want]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -195,12 +196,13 @@ async def test_messages_flow_while_the_monitor_stands_still(client: roq.Cluster)
             longest, payload = 0.0, bytes(64 * 1024)
             os.kill(monitor, signal.SIGSTOP)
             try:
-                for _ in range(3 * RING_BYTES // len(payload)):
+                for _ in range(3 * RING_BYTES // (2 * len(payload))):
                     began = time.monotonic()
                     await publisher.publish("t", payload)
                     longest = max(longest, time.monotonic() - began)
             finally:
-                os.kill(monitor, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # its host takes one that stands still for 3 s for hung
+                    os.kill(monitor, signal.SIGCONT)
             assert longest < HELD_SECONDS / 2
             async with asyncio.timeout(20):
                 await publisher.flush(20)

@@ -12,7 +12,7 @@ import pytest
 
 from roq.coordination import paths
 from roq.coordination.session import Session
-from roq.errors import LogFenced, RoqError, StorageFailed
+from roq.errors import LogFenced, LogUnavailable, RoqError, StorageFailed
 from roq.log.replicated.directory import StoreDirectory
 from roq.runtime.rpc import RpcClient
 from roq.store.disk import TEMPORARY
@@ -61,6 +61,28 @@ async def test_a_store_whose_disk_fails_answers_nothing_more(tmp_path: Path, fai
         await asyncio.sleep(0.2)
         assert peer.answers.empty()
         assert failed.empty()
+    finally:
+        peer.client.close()
+        await server.close()
+
+
+async def test_a_store_that_does_not_know_its_disk_yet_is_asked_again_and_counts_for_no_loss(tmp_path: Path) -> None:
+    """As after a power cut, before ZooKeeper answers it: a take-over that counted its doubt would call the entries lost."""
+    server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None, disk=LossyDisk())
+    peer = Peer(server.port)
+    recover = wire.Recover("s", 2, 1, 10)
+    try:
+        await peer.ask(wire.OpenSegment("s", 1))
+        assert await peer.send(add(1, b"one")) == Added("s", 1, 1)
+        server.storage.doubt(takes_entries=True)
+        found = await peer.client.request(recover, wire.Recovered, 5.0)
+        assert [(answer[0], answer[2]) for answer in found.answers] == [(wire.Found.ENTRY, b"one")], "what it has it gives"
+        behind = wire.Recover("s", 2, 2, 10)
+        with pytest.raises(LogUnavailable, match="not known yet"):
+            await peer.client.request(behind, wire.Recovered, 5.0)
+        assert server.storage.prove(0)
+        found = await peer.client.request(behind, wire.Recovered, 5.0)
+        assert found.answers[0][0] == wire.Found.NO_SUCH
     finally:
         peer.client.close()
         await server.close()

@@ -369,6 +369,13 @@ def test_a_big_payload_told_of_again_on_its_way_to_the_log_is_known(rig: Rig) ->
     assert rig.durable(batch) == {50: wire.Added([]), 51: wire.Added([])}
 
 
+def test_another_task_under_the_same_number_is_no_repeat_of_one_on_its_way(rig: Rig) -> None:
+    """As after a fork: both are at the same number."""
+    mine, theirs, again = (rig.ask(wire.Put(7, 1, [wire.Task(payload)])) for payload in (b"mine", b"theirs", b"mine"))
+    answers = rig.commit()
+    assert [answers[id] for id in (mine, theirs, again)] == [wire.Added(), wire.Added([], [0]), wire.Added()]
+
+
 def test_a_second_copy_of_a_task_is_dropped(rig: Rig) -> None:
     rig.service.add_big([(PEER, 50)], Push(rig.now, 7, 1, blob("a")))
     rig.service.add_big([(PEER, 51), (PEER, 52)], Push(rig.now, 7, 1, blob("b")))

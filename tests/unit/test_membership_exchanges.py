@@ -239,6 +239,7 @@ def test_a_backup_knows_the_subscribers_once_all_had_time_to_report() -> None:
     roll.heard(T, 101.0)
     assert roll.expected(100.0 + KNOWN_SECONDS) == frozenset({S, T})
     assert roll.expected(100.0 + HEARD_SECONDS + 0.5) == frozenset({T}), "the other has left, or is not heard by us"
+    assert roll.expected(200.0) is None, "nobody at all: it stood still itself"
 
 
 def test_a_silent_subscriber_is_evicted_and_stops_nobody() -> None:

@@ -200,3 +200,16 @@ def test_an_empty_buffer() -> None:
     ring = Ring()
     assert again(ring) == []
     assert (ring.gone, ring.sent_to, ring.kept_bytes, ring.unknown) == (0, 0, 0, None)
+
+
+def test_confirmations_that_come_late_still_confirm() -> None:
+    """Many MARKs are under way: the oldest, whose answer comes next, is never given up for a newer one."""
+    ring, asked, confirmed = Ring(), list[int](), 0
+    for number in range(1, 40 * MARKS_KEPT):
+        send(ring, number)
+        asked.append(ring.mark(1))
+        if number > 10 * MARKS_KEPT:
+            ring.forwarded(1, asked[number - 1 - 10 * MARKS_KEPT])
+            assert number - ring.confirmed <= 22 * MARKS_KEPT
+            confirmed = ring.confirmed
+    assert confirmed > 17 * MARKS_KEPT

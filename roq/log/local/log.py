@@ -263,6 +263,7 @@ class LocalLog:
         """Make an empty segment large enough. Others may go on seeing it small: then they start the next one early."""
         with self._failures(f"{self.folder}: can't widen a segment"):
             self._disk.allocate(segment.descriptor, segment.offset(segment.base + room))
+            self._disk.sync(segment.descriptor)  # its size, before anything is written: a shorter file counts as cut off
         segment.end_max = segment.base + room
         return segment
 

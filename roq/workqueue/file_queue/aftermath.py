@@ -53,7 +53,13 @@ class Aftermath:
         self._acked = 0
         self._work, self._closed = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
         _open.add(self)
+
+    @property
+    def is_ours(self) -> bool:
+        """Not of a parent this process was forked from, whose threads hold its locks, and who does what is left itself."""
+        return self._process == os.getpid()
 
     def hold(self, path: str) -> None:
         """Keep a file open that is about to be removed."""
@@ -140,4 +146,5 @@ _open: weakref.WeakSet[Aftermath] = weakref.WeakSet()
 def _close_all() -> None:
     """The program ends without `close`."""
     for aftermath in list(_open):
-        aftermath.close()
+        if aftermath.is_ours:
+            aftermath.close()

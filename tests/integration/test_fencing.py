@@ -96,7 +96,7 @@ async def test_an_exchange_ends_with_its_hosts_lease(tmp_path: Path) -> None:
 
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[RunningCluster]:
-    running = RunningCluster(tmp_path, gcms=1, hosts=2, session_seconds=2.0)
+    running = RunningCluster(tmp_path, gcms=1, hosts=2, session_seconds=4.0)
     yield running
     running.stop()
 

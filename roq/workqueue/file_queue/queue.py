@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from roq.errors import CallError, InvalidConfiguration, RoqError
+from roq.errors import CallError, InvalidConfiguration
 from roq.workqueue import desk
 from roq.workqueue.contract import (
     LEASE_COUNT_MAX,
@@ -275,7 +275,7 @@ class FileQueue:
         call = self._calls.begin() if acks and not self._late_sync else None
         try:
             answers = self._settle_all(pairs, acks, call)
-        except RoqError:
+        except BaseException:  # a signal's handler may raise, too
             if call is not None:
                 call.abandon()
             raise

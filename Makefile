@@ -7,7 +7,7 @@ SHELL := /bin/bash
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: java ## a whole cluster on this machine, a file through it, a planned move in the middle
+demo: venv ## a whole cluster on this machine, a file through it, a planned move in the middle
 	.venv/bin/roq demo
 
 test: java spin ## checks, then unit, model, integration, Spark, interop and failure tests
@@ -17,23 +17,24 @@ check: venv ## format, lint, types, import arrows
 	tools/check.sh
 
 unit: venv spin ## unit and model tests only
-	.venv/bin/python -m pytest -n 2 --dist worksteal tests/unit tests/model
+	@tools/pytest.sh unit
 
 integration: java ## integration tests only
-	.venv/bin/python -m pytest tests/integration
+	@tools/pytest.sh integration
 
 spark: java ## tests of Spark's sources and sinks only, with a real PySpark
-	.venv/bin/python -m pytest tests/spark
+	@tools/pytest.sh spark
 
-interop: venv ## tests beside other people's programs only: python-task-queue on one folder with the file queue
+interop: java ## tests in environments of their own only: python-task-queue on our folder; the wheel with each extra
 	@tools/setup.sh interop
-	.venv/bin/python -m pytest tests/interop
+	@tools/pytest.sh interop
 
 failure: java ## failure tests only: clusters of containers (Docker is installed and started when missing and root)
 	tools/failure.sh
 
 image: java docker ## the container image roq:latest, for docker/compose.yaml and roq.testing
 	@.venv/bin/python tools/image.py
+	@tools/docker.sh compose
 
 bench: java ## RoQ and its peers side by side
 	.venv/bin/python -m benchmarks

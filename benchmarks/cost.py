@@ -15,7 +15,7 @@ import msgspec
 from benchmarks.machine import proportional_bytes, quiet
 from roq.bench.cpu import CpuMeter, queue_pids
 from roq.client.cluster import Cluster, connect
-from roq.local.cluster import LocalCluster
+from roq.local.cluster import JAVA, LocalCluster
 
 EXCHANGES_MAX = 400  # slots of the one host: room for every queue of this benchmark
 IDLE_WATCH_SECONDS = 20.0
@@ -52,7 +52,8 @@ class Cost(msgspec.Struct, frozen=True):
 @contextlib.asynccontextmanager
 async def _cluster() -> AsyncIterator[tuple[LocalCluster, Cluster]]:
     with tempfile.TemporaryDirectory(prefix="roq-cost-") as directory:
-        async with LocalCluster(Path(directory), exchanges_max=EXCHANGES_MAX) as local, connect(local.zookeeper) as cluster:
+        started = LocalCluster(Path(directory), exchanges_max=EXCHANGES_MAX, zookeeper=JAVA)
+        async with started as local, connect(local.zookeeper) as cluster:
             yield local, cluster
 
 

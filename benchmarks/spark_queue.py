@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import roq.blocking
 import roq.spark
-from roq.local.cluster import LocalCluster
+from roq.local.cluster import JAVA, LocalCluster
 from roq.workqueue.contract import NewTask
 
 PAYLOAD = "repeat('v', 92) || lpad(cast(id as string), 8, '0')"
@@ -162,7 +162,7 @@ async def main() -> None:
         if options.only and not any(name.startswith("cluster") for name in options.only):
             found = await asyncio.to_thread(measure, "", Path(folder), options)
         else:
-            async with LocalCluster(Path(folder) / "cluster", hosts=HOSTS) as cluster:
+            async with LocalCluster(Path(folder) / "cluster", hosts=HOSTS, zookeeper=JAVA) as cluster:
                 await cluster.settled(60)
                 found = await asyncio.to_thread(measure, cluster.zookeeper, Path(folder), options)
     print(json.dumps(found))

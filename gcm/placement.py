@@ -82,7 +82,7 @@ def _named(cluster: Cluster, name: str) -> Host:
     if host is None or not host.alive:
         raise HostNotFound(f"no live host is named {name!r}")
     if host.draining:
-        raise HostFull(f"host {name!r} is draining: nothing new is placed there")
+        raise HostFull(f"host {name!r} is cordoned: nothing new is placed there")
     if not has_room(host):
         raise HostFull(f"host {name!r} has all its {host.exchanges_max} Exchange slots in use")
     return host
@@ -94,7 +94,7 @@ def _with_room(cluster: Cluster) -> list[Host]:
         raise NoHosts
     free = [host for host in alive if has_room(host)]
     if not free:
-        raise HostFull(f"all {len(alive)} hosts are full or draining")
+        raise HostFull(f"all {len(alive)} hosts are full or cordoned")
     return free
 
 

@@ -82,7 +82,8 @@ def fail_over(cluster: Cluster, subject: str, chance: random.Random) -> Cluster:
 
 def _former(cluster: Cluster, before: QueueRecord, after: QueueRecord) -> tuple[FormerProcess, ...]:
     """What may live on at lost hosts: it was replaced, and nobody there could be told."""
-    places = {exchange_name(before.name, id): (host, id) for id, host in before.exchanges.items() if id not in after.exchanges}
+    replaced = {id: host for id, host in before.exchanges.items() if after.exchanges.get(id) != host}
+    places = {exchange_name(before.name, id): (host, id) for id, host in replaced.items()}
     if after.monitor_host != before.monitor_host:
         places[monitor_name(before.name)] = (before.monitor_host, "")
     known = tuple(one for one in before.former if not cluster.host(one.host).alive)
@@ -91,13 +92,15 @@ def _former(cluster: Cluster, before: QueueRecord, after: QueueRecord) -> tuple[
 
 
 def _former_process(cluster: Cluster, name: str, host: str, exchange: str) -> FormerProcess | None:
-    report = cluster.host(host).last_report
+    at = cluster.host(host)
+    report = at.last_report
     if report is None:
         return FormerProcess(name, host, exchange)
+    lease = report.lease_seconds or LEASE_UNKNOWN_SECONDS
     process = next((one for one in report.processes if one.name == name), None)
     if process is None:
-        return None  # it never ran there
-    lease = report.lease_seconds or LEASE_UNKNOWN_SECONDS
+        told = report.revision >= at.revision  # of everything that it took in
+        return None if told else FormerProcess(name, host, exchange, lease_seconds=lease)
     return FormerProcess(name, host, exchange, report.address, process.ports.get("control", 0), lease)
 
 
@@ -117,8 +120,9 @@ def _with_live_monitors(cluster: Cluster, record: QueueRecord, chance: random.Ra
 
 
 def _with_live_exchanges(cluster: Cluster, record: QueueRecord, chance: random.Random) -> tuple[Cluster, QueueRecord]:
-    """Each lost Exchange is replaced by a new one. One that is just being created is created elsewhere, so that its request
-    is answered with what it asked for."""
+    """Each lost Exchange is replaced by a new one. One that is just being created, and is not known to have run, is created
+    elsewhere, so that its request is answered with what it asked for. Of one that ran, a Monitor would take the new process
+    for another life."""
     exchanges: dict[str, str] = {}
     added: Counter[str] = Counter()
     for id, host in record.exchanges.items():
@@ -128,13 +132,18 @@ def _with_live_exchanges(cluster: Cluster, record: QueueRecord, chance: random.R
             continue
         added[new] += 1
         creating = _creation(cluster, record.name, id)
-        if creating is None:
+        if creating is None or _has_run(cluster, host, exchange_name(record.name, id)):
             exchanges[exchange_id(record.name, f"replaces {id}")] = new
             continue
         exchanges[id] = new
         entry = msgspec.structs.replace(creating, hosts=(new,))
         cluster = replace(cluster, transactions={**cluster.transactions, entry.id: entry})
     return cluster, msgspec.structs.replace(record, exchanges=exchanges)
+
+
+def _has_run(cluster: Cluster, host: str, process: str) -> bool:
+    report = cluster.host(host).last_report
+    return report is not None and any(one.name == process for one in report.processes)
 
 
 def _creation(cluster: Cluster, queue: str, exchange: str) -> Transaction | None:

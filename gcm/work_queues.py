@@ -18,12 +18,18 @@ from roq.errors import InvalidConfiguration, NoHosts, NotReady, ProcessFailed, W
 from roq.wire.assignment import ProcessKind, work_subject
 from roq.wire.gcm import CreateWorkQueue, RemoveWorkQueue
 from roq.wire.limits import CONTROL_BYTES_MAX
-from roq.wire.work_queue import TaskSettings, WorkQueueRecord, WorkQueueSpec
+from roq.wire.work_queue import (
+    INLINE_BYTES,
+    INLINE_BYTES_MAX,
+    QUORUM_MAX,
+    STANDBYS_MAX,
+    TaskSettings,
+    WorkQueueRecord,
+    WorkQueueSpec,
+)
 
 WRITE_QUORUM_DEFAULT = 3
-WRITE_QUORUM_MAX = 9
 STANDBYS_DEFAULT = 1
-STANDBYS_MAX = 15
 
 
 def record_of(cluster: Cluster, name: str) -> WorkQueueRecord:
@@ -42,10 +48,12 @@ def log_id(name: str, transaction: str) -> str:
 def check(request: CreateWorkQueue) -> None:
     """Raises InvalidConfiguration."""
     write, ack, standbys, settings = request.write_quorum, request.ack_quorum, request.standbys, request.settings
-    if not 0 <= write <= WRITE_QUORUM_MAX or not 0 <= ack <= (write or WRITE_QUORUM_MAX):
-        raise InvalidConfiguration(f"a write quorum is 1 to {WRITE_QUORUM_MAX}, an ack quorum not above it; got {write}, {ack}")
+    if not 0 <= write <= QUORUM_MAX or not 0 <= ack <= (write or QUORUM_MAX):
+        raise InvalidConfiguration(f"write_quorum is 1 to {QUORUM_MAX}, ack_quorum not above it; got {write}, {ack}")
     if standbys is not None and not 0 <= standbys <= STANDBYS_MAX:
         raise InvalidConfiguration(f"standbys are 0 to {STANDBYS_MAX}, got {standbys}")
+    if not 0 <= request.inline_bytes <= INLINE_BYTES_MAX:
+        raise InvalidConfiguration(f"inline_bytes is 1 to {INLINE_BYTES_MAX}, got {request.inline_bytes}")
     if settings is not None and (
         settings.max_attempts < 0 or settings.dedup_seconds < 0 or not 0 < settings.payload_bytes_max <= CONTROL_BYTES_MAX // 2
     ):
@@ -56,8 +64,8 @@ def create(cluster: Cluster, request: CreateWorkQueue, now: float, chance: rando
     """The work queue with its master, and standbys on as many other hosts as there are."""
     existing = cluster.work_queues.get(request.name)
     if existing is not None:
-        if not _fits(existing, request):
-            raise WorkQueueConflict(f"work queue {request.name!r} exists with other settings: {existing.spec}")
+        if differences := _differences(existing, request):
+            raise WorkQueueConflict(f"work queue {request.name!r} exists with {', '.join(differences)}")
         return cluster
     if transactions.leftovers(cluster, work_subject(request.name)):
         raise NotReady(f"processes of a removed work queue {request.name!r} are still stopping")
@@ -68,20 +76,24 @@ def create(cluster: Cluster, request: CreateWorkQueue, now: float, chance: rando
         hosts += (another.name,)
     if not hosts:
         raise NoHosts
-    spec = WorkQueueSpec(log_id(request.name, request.transaction), write, ack, request.settings or TaskSettings())
+    settings, inline = request.settings or TaskSettings(), request.inline_bytes or INLINE_BYTES
+    spec = WorkQueueSpec(log_id(request.name, request.transaction), write, ack, settings, inline)
     grows = not (request.write_quorum or request.ack_quorum)
     record = WorkQueueRecord(request.name, spec, standbys, hosts[0], 1, hosts[1:], now, request.transaction, grows)
     entry = Transaction(request.transaction, Action.CREATE_WORK_QUEUE, request.name, hosts, now)
     return transactions.begin(_with_record(cluster, record), entry)
 
 
-def _fits(record: WorkQueueRecord, request: CreateWorkQueue) -> bool:
-    return (
-        request.settings in (None, record.spec.settings)
-        and request.write_quorum in (0, record.spec.write_quorum)
-        and request.ack_quorum in (0, record.spec.ack_quorum)
-        and request.standbys in (None, record.standbys)
-    )
+def _differences(record: WorkQueueRecord, request: CreateWorkQueue) -> list[str]:
+    """What is asked for and the work queue does not have, each as it is and as it should be."""
+    spec, settings = record.spec, record.spec.settings
+    asked = msgspec.structs.asdict(request.settings or settings)
+    asked["write_quorum"] = request.write_quorum or spec.write_quorum
+    asked["ack_quorum"] = request.ack_quorum or spec.ack_quorum
+    asked["standbys"] = request.standbys if request.standbys is not None else record.standbys
+    asked["inline_bytes"] = request.inline_bytes or spec.inline_bytes
+    has = {**msgspec.structs.asdict(settings), **msgspec.structs.asdict(spec), "standbys": record.standbys}
+    return [f"{name} {has[name]}, not {value}" for name, value in asked.items() if has[name] != value]
 
 
 def _quorums(cluster: Cluster, request: CreateWorkQueue) -> tuple[int, int]:

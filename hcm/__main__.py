@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from hcm.process import serve
 from roq.config import HcmConfig, load
 from roq.errors import InvalidConfiguration, InvalidName
 from roq.ids import check_name
+from roq.runtime.notify import EXIT_FOR_GOOD, managed
 from roq.runtime.observe import set_up_logging
 from roq.runtime.run import run, set_process_name
 
@@ -34,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         "--keep-children",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="leave the processes running when only the HCM is stopped",
+        help="leave the processes running when only the HCM is stopped, by a signal (`roq host stop` ends them too)",
     )
     parser.add_argument("--process-module", help=argparse.SUPPRESS)
     parser.add_argument("--log-path", type=Path, help="log file (standard error if not given)")
@@ -43,7 +45,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Entry of the console script. Exit codes: 0 stopped, 1 gave up (the log says why), 2 wrong configuration."""
+    """Entry of the console script. Exit codes: 0 stopped, 1 gave up (the log says why), 2 wrong configuration, 90 stopped for
+    good by `roq host stop` under a service manager."""
     flags = vars(_parser().parse_args())
     path = flags.pop("config")
     try:
@@ -54,7 +57,14 @@ def main() -> None:
         sys.exit(USAGE_ERROR)
     set_process_name("roq-hcm")
     set_up_logging(f"hcm/{config.host}", config.log_level, config.log_path)
-    sys.exit(run(lambda stop: serve(config, stop)))
+    for_good = False
+
+    async def body(stop: asyncio.Event) -> None:
+        nonlocal for_good
+        for_good = await serve(config, stop)
+
+    code = run(body)
+    sys.exit(EXIT_FOR_GOOD if for_good and managed() else code)
 
 
 if __name__ == "__main__":

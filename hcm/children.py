@@ -23,12 +23,12 @@ from pathlib import Path
 import msgspec
 
 from hcm.last_words import epitaph
-from hcm.local_state import start_time
 from hcm.supervisor import Event, Exited, Forked, ForkFailed, Ready
 from hcm.template import Died, Hello, NotForked, Report
 from hcm.template import Forked as TemplateForked
 from roq.errors import ProcessFailed
 from roq.runtime.backoff import delays
+from roq.runtime.lives import start_time
 from roq.runtime.observe import Counters, logger
 from roq.wire.child import ChildSpec
 

@@ -18,11 +18,12 @@ import msgspec
 from hcm import ports, supervisor
 from hcm.assignment import Keep, Reconfigure, Replace, Start, Stop, admit, plan
 from hcm.children import Children
-from hcm.local_state import ChildRecord, LocalState, StateDirectory, start_time
+from hcm.local_state import ChildRecord, LocalState, StateDirectory
 from hcm.supervisor import Child, Phase
 from roq.config import HcmConfig
 from roq.errors import PortTaken, RoqError
 from roq.runtime.liveness import HeartbeatBoard
+from roq.runtime.lives import start_time
 from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
 from roq.runtime.shutdown import ask

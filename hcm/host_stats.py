@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
 
 NOTICEABLE = 0.05  # a change of load by less is not worth a ZooKeeper write
@@ -21,6 +23,14 @@ class HostStats:
 def memory_bytes() -> int:
     """Memory this host has."""
     return int(psutil.virtual_memory().total)
+
+
+def disk_free_bytes(directory: Path) -> int:
+    """Room on the file system of `directory`, -1 if it does not tell."""
+    try:
+        return int(psutil.disk_usage(str(directory)).free)
+    except OSError:
+        return -1
 
 
 def noticeably_different(left: tuple[float, float], right: tuple[float, float]) -> bool:

@@ -33,7 +33,6 @@ LAST_SAVE_SECONDS = 5.0  # of an HCM that leaves
 FILE_NAME_BYTES_MAX = 200  # file systems allow 255; a suffix must still fit
 LOGS_KEPT = 200  # of processes that are no more
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-START_TIME_FIELD = 22  # of /proc/<pid>/stat, counted from 1 as proc(5) does
 
 
 class ChildRecord(msgspec.Struct):
@@ -185,15 +184,3 @@ class StateDirectory:
     def close(self) -> None:
         """Release the lock."""
         os.close(self._lock)
-
-
-def start_time(pid: int) -> int | None:
-    """Clock ticks since boot at which process `pid` started; None if there is no such process or only its zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()  # the name before may hold anything; field 3 (state) comes next
-    if fields[0] in (b"Z", b"X"):
-        return None
-    return int(fields[START_TIME_FIELD - 3])

@@ -20,7 +20,7 @@ import time
 import msgspec
 
 from hcm.host import Host
-from hcm.host_stats import HostStats, memory_bytes, noticeably_different
+from hcm.host_stats import HostStats, disk_free_bytes, memory_bytes, noticeably_different
 from hcm.lease import may_go_on
 from hcm.local_state import StateDirectory
 from roq.config import HcmConfig
@@ -39,6 +39,7 @@ from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import Tasks
 from roq.runtime.shutdown import ShutdownMonitor
+from roq.runtime.version import installed_version
 from roq.wire import hcm as wire
 from roq.wire.assignment import Assignment, HostReport, from_json, to_json
 
@@ -49,14 +50,16 @@ REPORT_WAIT_SECONDS = 0.03  # a report is held back this long while a process is
 SESSIONS_KEPT = 5
 
 
-async def serve(config: HcmConfig, stop: asyncio.Event) -> None:
-    """Run until `stop`. Raises RoqError when the HCM can't go on, e.g. HostConflict."""
+async def serve(config: HcmConfig, stop: asyncio.Event) -> bool:
+    """Run until `stop`. True if ShutdownHost has stopped the host for good. Raises RoqError when the HCM can't go on, e.g.
+    HostConflict."""
     _raise_descriptor_limit()
     manager = HostManager(config, stop)
     try:
         await manager.run()
     finally:
         manager.release()
+    return manager.shut_down
 
 
 class HostManager:
@@ -69,6 +72,8 @@ class HostManager:
         self._failure: BaseException | None = None
         self._tasks = Tasks(self._failed)
         self._incarnation = new_token()
+        self._version = installed_version()
+        self.shut_down = False  # by ShutdownHost
         self._stop_children = not config.keep_children
         self._report_due, self._assignment_due = asyncio.Event(), asyncio.Event()
         self._assigned: Node | None = None
@@ -341,7 +346,9 @@ class HostManager:
                 await self._host.adopted()
                 return wire.Processes(self._report(), self._host.state.draining)
             case wire.GetCapacity():
-                return wire.Capacity(self._host.exchanges(), self._config.exchanges_max, *self._load, memory_bytes())
+                room = self._host.exchanges(), self._config.exchanges_max
+                free = disk_free_bytes(self._directory.path)
+                return wire.Capacity(*room, *self._load, memory_bytes(), time.time(), self._version, free)
             case wire.SetDraining(draining):
                 self._host.set_draining(draining)
                 if self._registration is not None:
@@ -350,12 +357,14 @@ class HostManager:
                 return wire.Done()
             case wire.ShutdownHost(reason):
                 log.info("host shutdown requested", extra={"fields": {"reason": reason}})
-                self._stop_children = True
+                self._stop_children = self.shut_down = True
                 asyncio.get_running_loop().call_soon(self._stop.set)
                 return wire.Done()
 
     async def _leave(self) -> None:
         if not self._stop_children:
+            fields = {"processes": len(self._host.processes())}
+            log.info("leaving the processes to the next HCM; `roq host stop` ends a host with them", extra={"fields": fields})
             return  # the session is left to its time-out: a successor takes the registration over
         await self._host.adopted()
         await self._host.stop_children()

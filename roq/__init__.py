@@ -18,6 +18,7 @@ from roq.client.cluster import Cluster, connect
 from roq.client.message import Message, log_lost, raise_lost
 from roq.client.publisher import Publisher
 from roq.client.subscriber import Subscriber
+from roq.client.topology import Change, TopologyEvent
 from roq.errors import LeaseLost, MessagesLost, RoqError, SlowSubscriber
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule, policy_from_toml
 from roq.workqueue.contract import NewTask, Status, TaskState, TaskView
@@ -28,6 +29,7 @@ from roq.workqueue.queue import WorkQueue, open_queue
 __version__ = "0.1.0"
 __all__ = [
     "Bounds",
+    "Change",
     "Cluster",
     "ExchangeRule",
     "HostRule",
@@ -45,6 +47,7 @@ __all__ = [
     "Task",
     "TaskState",
     "TaskView",
+    "TopologyEvent",
     "Work",
     "WorkQueue",
     "blocking",

@@ -14,9 +14,10 @@ Objects may be used from any thread. The thread is a daemon: a program that forg
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from roq.client.locate import ZOOKEEPER_SECONDS
 from roq.client.message import Message, log_lost
 from roq.client.publisher import Publisher as AsyncPublisher
 from roq.client.subscriber import Subscriber as AsyncSubscriber
+from roq.client.topology import TopologyEvent
 from roq.errors import Closed, MessagesLost, RoqError
 from roq.wire import gcm
 from roq.wire import monitor as wire
@@ -246,6 +248,7 @@ class Cluster:
             return asynchronous.Cluster(zookeeper, **seconds)
 
         self._cluster = self._loop.call(make())
+        self._iterating: set[AsyncGenerator[Any, None]] = set()
 
     def __enter__(self) -> Cluster:
         try:
@@ -260,6 +263,8 @@ class Cluster:
 
     def close(self) -> None:
         """Close the connection and end its thread."""
+        for values in list(self._iterating):
+            self._end(values)
         self._loop.call(self._cluster.close())
         self._loop.stop()
 
@@ -335,6 +340,10 @@ class Cluster:
         """See roq.Cluster.view."""
         return self._loop.call(self._cluster.view())
 
+    def topology(self) -> Iterator[TopologyEvent]:
+        """See roq.Cluster.topology."""
+        return self._each(self._cluster.topology())
+
     def inspect(self, queue: str) -> wire.QueueView:
         """See roq.Cluster.inspect."""
         return self._loop.call(self._cluster.inspect(queue))
@@ -345,13 +354,25 @@ class Cluster:
 
     def kpis(self, queue: str) -> Iterator[QueueKpi]:
         """See roq.Cluster.kpis."""
-        records = self._cluster.kpis(queue)
+        return self._each(self._cluster.kpis(queue))
 
-        async def next_record() -> Any:
-            return await anext(records, END)
+    def _each(self, values: AsyncGenerator[T, None]) -> Iterator[T]:
+        async def next_value() -> Any:
+            return await anext(values, END)
 
-        while (record := self._loop.call(next_record())) is not END:
-            yield record
+        self._iterating.add(values)
+        try:
+            while (value := self._loop.call(next_value())) is not END:
+                yield value
+        finally:
+            self._end(values)
+
+    def _end(self, values: AsyncGenerator[Any, None]) -> None:
+        """Unless `close` has, or another thread waits for the next one just now."""
+        if values in self._iterating:
+            self._iterating.discard(values)
+            with contextlib.suppress(Closed, RuntimeError):
+                self._loop.call(values.aclose())
 
     def publisher(self, queue: str) -> Publisher:
         """A publisher; use it as a context manager."""

@@ -71,6 +71,32 @@ class HcmConfig(Config):
         return self
 
 
+class CoordinatorConfig(Config):
+    """The coordinator of one machine: what clients take for a ZooKeeper. Its journal is in `data_dir`."""
+
+    data_dir: Path = Path("/var/lib/roq-coordinator")
+    address: str = "127.0.0.1"  # to bind
+    port: int = Field(default=2181, ge=0, le=PORT_MAX)  # 0: any free one
+    tick_seconds: float = Field(default=0.5, ge=0.01, le=60.0)  # how often it is looked which sessions are over
+    force_sync: bool = True  # False: what was answered outlives kill -9, but a power cut may cost the last of it
+    session_seconds_min: float | None = Field(default=None, gt=0)  # a client gets no shorter session; None: 2 ticks
+    session_seconds_max: float | None = Field(default=None, gt=0)  # nor a longer one; None: 20 ticks
+    log_path: Path | None = None  # standard error if not given
+    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
+
+    @model_validator(mode="after")
+    def _sessions_have_a_range(self) -> CoordinatorConfig:
+        least, most = self.session_range
+        if least > most:
+            raise ValueError(f"sessions of at least {least:g} s and at most {most:g} s")
+        return self
+
+    @property
+    def session_range(self) -> tuple[float, float]:
+        """The shortest and the longest time-out of a session, in seconds."""
+        return self.session_seconds_min or 2 * self.tick_seconds, self.session_seconds_max or 20 * self.tick_seconds
+
+
 class FollowerConfig(Config):
     """A store's part in shuffles. It is read from the environment of the HCM that started the store."""
 

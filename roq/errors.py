@@ -247,10 +247,11 @@ class SlowSubscriber(RoqError):
 
 class MessagesLost(RoqError):
     """Messages of one publisher on one topic did not arrive and can't be had any more. count 0: it is not known whether any
-    are missing, because what was known of the topic had to be forgotten (bounded memory)."""
+    are missing: what was known of the topic had to be forgotten (bounded memory), or the publisher was heard of first after the
+    subscriber had stood still while an Exchange was replaced."""
 
     def __init__(self, publisher: int, topic: str, first: int, last: int, count: int) -> None:
-        what = f"lost {count} messages" if count else "may have lost messages (their topic's state was evicted)"
+        what = f"lost {count} messages" if count else "may have lost messages (nobody knows)"
         super().__init__(f"{what} within {first}..{last} of publisher {publisher:016x} on topic {topic!r}")
         self.publisher, self.topic, self.count = publisher, topic, count
         self.first, self.last = first, last  # sequence numbers; other topics' messages may lie between them

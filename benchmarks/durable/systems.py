@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmarks import servers
 from benchmarks.durable.clients import beanstalk, jetstream, rabbitmq, redis_streams, roq_queue
 from benchmarks.durable.clients.client import Client
-from roq.local.cluster import LocalCluster
+from roq.local.cluster import JAVA, LocalCluster
 
 Started = Callable[[], AbstractAsyncContextManager[str]]
 
@@ -47,7 +47,7 @@ def _cluster(hosts: int) -> Started:
     @contextlib.asynccontextmanager
     async def start() -> AsyncIterator[str]:
         with tempfile.TemporaryDirectory(prefix="roq-bench-cluster-") as directory:
-            async with LocalCluster(Path(directory), hosts=hosts) as cluster:
+            async with LocalCluster(Path(directory), hosts=hosts, zookeeper=JAVA) as cluster:
                 yield f"roq://{cluster.zookeeper}"
 
     return start

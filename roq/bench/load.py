@@ -37,7 +37,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             ("size", self.size, 0, 1 << 30),
             ("messages", self.messages, 0, 1 << 60),
             ("rate", self.rate, 0, 1e9),
-            ("duration", self.duration, 0, 1e6),
+            ("seconds", self.duration, 0, 1e6),
             ("batch", self.batch, 0, 1_000_000),
         ):
             if not low <= value <= high:
@@ -45,7 +45,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         if self.pairs and self.publishers != self.subscribers:
             raise CallError(f"--pairs needs as many publishers as subscribers, got {self.publishers} and {self.subscribers}")
         if not self.messages and not self.duration:
-            raise CallError("the load needs an end: give --messages or --duration")
+            raise CallError("the load needs an end: give --messages or --seconds")
         return self
 
     @property

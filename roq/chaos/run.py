@@ -35,8 +35,8 @@ FLUSH_LAST_SECONDS = 30.0
 
 
 def local_cluster() -> TestedCluster:
-    """Three hosts and two GCMs on loopback addresses."""
-    return LoopbackCluster(gcms=GCMS, hcms=HOSTS, session_seconds=SESSION_SECONDS)
+    """Three hosts and two GCMs on loopback addresses, with a real ZooKeeper: what is proved is what clusters run on."""
+    return LoopbackCluster(zookeeper="java", gcms=GCMS, hcms=HOSTS, session_seconds=SESSION_SECONDS)
 
 
 def docker_cluster(image: str) -> TestedCluster:

@@ -37,6 +37,9 @@ ClusterOption = Annotated[
         show_default=False,
     ),
 ]
+OldPlaceArgument = Annotated[  # what 0.1 took by its position
+    str | None, typer.Argument(metavar="[CLUSTER]", hidden=True, show_default=False)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs on standard output.")]
 
 
@@ -44,6 +47,13 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the command line can be configured with. No pydantic here: it would cost every command 50 ms."""
 
     cluster: str | None = None
+
+
+def either(option: T | None, old: T | None) -> T | None:
+    """What was given under the name of today or that of 0.1. Raises BadParameter for both."""
+    if option is not None and old is not None:
+        raise typer.BadParameter(f"{option} and {old}: only one of them")
+    return option if option is not None else old
 
 
 def given_address(flag: str | None, environment: Mapping[str, str] = os.environ, files: tuple[Path, ...] = FILES) -> str | None:

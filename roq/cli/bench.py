@@ -13,7 +13,7 @@ from roq.bench.harness import IDLE_SECONDS
 from roq.bench.load import Load
 from roq.bench.pubsub import run
 from roq.bench.result import PubSubResult
-from roq.cli.address import FILES, ClusterOption, JsonOption, cluster_address
+from roq.cli.address import FILES, ClusterOption, JsonOption, cluster_address, either
 from roq.cli.output import console, print_json, rate, say, seconds, table, working
 from roq.wire.assignment import Overflow
 
@@ -34,11 +34,12 @@ def pubsub(  # noqa: PLR0913, PLR0917  one parameter per flag
     subscribers: Annotated[int, typer.Option("--subscribers", "-s", help="Subscribers, a process each.")] = 1,
     size: Annotated[int, typer.Option(help="Bytes of one payload.")] = 100,
     messages: Annotated[
-        int | None, typer.Option(help=f"Messages per publisher. {MESSAGES}, or without bound if there is a --duration.")
+        int | None, typer.Option(help=f"Messages per publisher. {MESSAGES}, or without bound if there are --seconds.")
     ] = None,
     topics: Annotated[int, typer.Option(help="Topics each publisher goes through in turn.")] = 1,
     pace: Annotated[float, typer.Option("--rate", help="Messages per second and publisher; 0: flat out.")] = 0.0,
-    duration: Annotated[float, typer.Option(help="Seconds after which publishers stop; 0: after --messages.")] = 0.0,
+    seconds: Annotated[float | None, typer.Option(help="Publishers stop after so many; else after --messages.")] = None,
+    old_seconds: Annotated[float | None, typer.Option("--duration", hidden=True)] = None,  # the name it had in 0.1
     overflow: Annotated[
         Overflow, typer.Option(help="What a slow subscriber causes: publishers wait, or it loses.")
     ] = Overflow.BLOCK,
@@ -51,6 +52,7 @@ def pubsub(  # noqa: PLR0913, PLR0917  one parameter per flag
 
     Without --cluster, ROQ_CLUSTER or a configuration file it brings a cluster of its own up and down.
     """
+    duration = either(seconds, old_seconds) or 0.0
     count = messages if messages is not None else (0 if duration else MESSAGES)
     load = Load(
         publishers=publishers,

@@ -15,7 +15,7 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 import typer
 import uvloop
@@ -25,7 +25,7 @@ from roq.cli.up import stop_signals
 from roq.client.cluster import Cluster, connect
 from roq.errors import ProcessFailed, RoqError
 from roq.local import leftovers
-from roq.local.cluster import LocalCluster
+from roq.local.cluster import JAVA, LocalCluster
 
 LINES = 120_000
 SUBSCRIBERS = 2
@@ -49,13 +49,19 @@ class _Narrator:
         print(f"[{self.elapsed():6.2f} s] {text}", flush=True)
 
 
-def demo() -> None:
+def demo(
+    zookeeper: Annotated[
+        str | None, typer.Option(help='"java": on a real ZooKeeper in place of RoQ\'s coordinator.', show_default=False)
+    ] = None,
+) -> None:
     """See RoQ work on this machine: about 10 seconds, nothing is left behind."""
+    if zookeeper not in (None, JAVA):
+        raise typer.BadParameter(f'"{JAVA}" is all it takes: the demo starts a cluster of its own', param_hint="--zookeeper")
     directory = Path(tempfile.mkdtemp(prefix="roq-demo-"))
     narrator = _Narrator()
     passed = False
     try:
-        passed = uvloop.run(_demo(directory, narrator))
+        passed = uvloop.run(_demo(directory, narrator, zookeeper))
     except asyncio.CancelledError:
         raise typer.Exit(TERMINATED) from None
     finally:
@@ -67,22 +73,21 @@ def demo() -> None:
     raise typer.Exit(0 if passed else 1)
 
 
-async def _demo(directory: Path, narrator: _Narrator) -> bool:
+async def _demo(directory: Path, narrator: _Narrator, zookeeper: str | None) -> bool:
     task = asyncio.current_task()
     assert task is not None
     for number in stop_signals():  # a cancelled demo stops its cluster, too
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    narrator.say("starting ZooKeeper, 2 GCMs and 2 hosts, each on a loopback address of its own")
-    cluster = LocalCluster(directory, gcms=2, hosts=2)
+    cluster = LocalCluster(directory, gcms=2, hosts=2, zookeeper=zookeeper, command="roq demo")
+    keeper = cluster.zookeeper_name
+    narrator.say(f"starting a {keeper}, 2 GCMs and 2 hosts, each on a loopback address of its own")
     async with cluster:
         pids = [daemon.pid for daemon in (*cluster.gcms.values(), *cluster.hosts.values())]
         zookeeper_pid = cluster.zookeeper_pid
-        narrator.say(
-            f"cluster {cluster.zookeeper} is whole: ZooKeeper pid {zookeeper_pid}, daemons {', '.join(map(str, pids))}"
-        )
+        narrator.say(f"cluster {cluster.zookeeper} is whole: {keeper} pid {zookeeper_pid}, daemons {', '.join(map(str, pids))}")
         async with connect(cluster.zookeeper) as connected:
             arrived = await _messages_flow(directory, narrator, connected, cluster)
-        narrator.say("stopping hosts, GCMs and ZooKeeper")
+        narrator.say(f"stopping hosts, GCMs and the {keeper}")
     for process in cluster.leftovers:
         narrator.say(f"had to kill {process.command}, pid {process.pid}, of {process.owner}")
     left = [pid for pid in (*pids, zookeeper_pid) if leftovers.alive(pid)]
@@ -103,12 +108,13 @@ async def _messages_flow(directory: Path, narrator: _Narrator, connected: Cluste
         for output in outputs:
             file = stack.enter_context(output.open("wb"))
             arguments = ("sub", "-c", cluster.zookeeper, QUEUE, "--count", str(len(lines)))
-            subscribers.append(await stack.enter_async_context(_roq(*arguments, stdin=DEVNULL, stdout=file)))
+            environment = cluster.environment(output.stem)
+            subscribers.append(await stack.enter_async_context(_roq(environment, *arguments, stdin=DEVNULL, stdout=file)))
         for process in subscribers:
             await _line_on_stderr(process, READY_LINE)
         narrator.say(f"{SUBSCRIBERS} `roq sub {QUEUE}` processes are ready")
         publisher = await stack.enter_async_context(
-            _roq("pub", "-c", cluster.zookeeper, QUEUE, TOPIC, stdin=PIPE, stdout=DEVNULL)
+            _roq(cluster.environment("pub"), "pub", "-c", cluster.zookeeper, QUEUE, TOPIC, stdin=PIPE, stdout=DEVNULL)
         )
         narrator.say(
             f"piping {len(lines):,} lines ({len(source) / 1e6:.1f} MB of Python source) through `roq pub {QUEUE} {TOPIC}`"
@@ -156,10 +162,12 @@ async def _feed(publisher: Process, lines: list[bytes]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _roq(*arguments: str, stdin: int, stdout: int | IO[bytes]) -> AsyncIterator[Process]:
+async def _roq(environment: dict[str, str], *arguments: str, stdin: int, stdout: int | IO[bytes]) -> AsyncIterator[Process]:
     """A real `roq` process; killed if it still runs at the end."""
     command = (sys.executable, "-m", "roq.cli", *arguments)
-    process = await asyncio.create_subprocess_exec(*command, stdin=stdin, stdout=stdout, stderr=PIPE, start_new_session=True)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=stdin, stdout=stdout, stderr=PIPE, env=environment, start_new_session=True
+    )
     try:
         yield process
     finally:

@@ -7,18 +7,19 @@ import re
 import time
 
 from roq.cli.doctor_copies import check_copies, read_copies
+from roq.cli.doctor_hosts import check_clock, check_hosts, clock_skew_seconds, hosts_seconds, read_hosts
 from roq.cli.finding import Finding, good, warning, wrong
-from roq.client.cluster import connect
+from roq.client.cluster import Cluster, connect
 from roq.client.overview import Overview, read_overview
 from roq.coordination.address import parse_address
-from roq.coordination.leader import read_leader
+from roq.coordination.leader import read_election, read_leader
 from roq.errors import ClusterNotFound, InvalidConfiguration, RoqError, Unavailable
+from roq.wire.zookeeper import COORDINATOR_VERSION
 
 ZOOKEEPER_MIN = (3, 9, 4)
 ANSWER_SECONDS = 3.0
 COPIES_SECONDS = 60.0  # every master asks all stores
 ANSWER_BYTES_MAX = 64 * 1024
-CLOCK_SKEW_SECONDS = 1.0  # latencies between hosts are wrong by this much
 FREE_SLOTS_MIN = 1
 
 
@@ -34,21 +35,53 @@ async def check_cluster(address: str) -> list[Finding]:
     except ClusterNotFound as error:
         return [*findings, wrong("Cluster", str(error), "check the chroot in the address; the first GCM makes it")]
     except Unavailable as error:
-        return [*findings, wrong("Leader", str(error), "start `roq-gcm`, or read the GCMs' logs")]
+        return [*findings, await _no_leader(address, str(error))]
     except RoqError as error:
         return [*findings, wrong("Leader", str(error), "read the GCMs' logs")]
     findings.append(good("Leader", f"{leader.host}:{leader.port}, epoch {leader.epoch}"))
     try:
         async with connect(address) as cluster:
             async with asyncio.timeout(2 * ANSWER_SECONDS):
+                begun = time.time()
                 overview = await read_overview(cluster)
-            async with asyncio.timeout(COPIES_SECONDS):
-                copies = await read_copies(cluster, address)
+                skew = clock_skew_seconds(overview.time, begun, time.time())
+            findings += [*check_clock(skew), *check_overview(overview)]
+            findings += await _host_answers(cluster, address, len(overview.hosts), skew)
+            return findings + await _copies(cluster, address)
     except (RoqError, TimeoutError) as error:
         told = str(error) or "it did not answer in time"
         advice = f"is port {leader.port} of {leader.host} reachable from here? Read the GCM's log"
         return [*findings, wrong("Leader's answer", told, advice)]
-    return findings + check_overview(overview, time.time()) + check_copies(copies)
+
+
+async def _host_answers(cluster: Cluster, address: str, hosts: int, leader_skew_seconds: float) -> list[Finding]:
+    try:
+        async with asyncio.timeout(hosts_seconds(hosts)):
+            return check_hosts(await read_hosts(cluster, address), leader_skew_seconds)
+    except (RoqError, TimeoutError) as error:
+        return [wrong("Hosts' answers", str(error) or "they were not all asked in time", "read the leading GCM's log")]
+
+
+async def _copies(cluster: Cluster, address: str) -> list[Finding]:
+    try:
+        async with asyncio.timeout(COPIES_SECONDS):
+            return check_copies(await read_copies(cluster, address))
+    except (RoqError, TimeoutError) as error:
+        told = str(error) or "the masters and stores were not all asked in time"
+        return [wrong("Copies", told, "read the leading GCM's log")]
+
+
+async def _no_leader(address: str, error: str) -> Finding:
+    """Who is first in the election, and does not serve as a leader?"""
+    try:
+        named = await read_election(address, ANSWER_SECONDS)
+    except RoqError:
+        named = []
+    if not named:
+        return wrong("Leader", f"{error}: nobody takes part in the election", "start `roq-gcm`, or read the GCMs' logs")
+    told = f"{error}: {named[0]!r} is first in the election, of {len(named)}, and serves nobody"
+    advice = "a GCM of that name hangs or has just begun, read its log; else end that program, which is none of RoQ's"
+    return wrong("Leader", told, advice)
 
 
 async def _zookeeper(server: str) -> Finding:
@@ -71,30 +104,25 @@ async def _zookeeper(server: str) -> Finding:
 
 def judge_srvr(subject: str, answer: str) -> Finding:
     """What ZooKeeper's answer to `srvr` tells."""
+    if "not currently serving" in answer:
+        return wrong(subject, "does not serve: its ensemble has no quorum", "start more of its servers: a majority must run")
+    if COORDINATOR_VERSION in answer:
+        return good(subject, "RoQ's coordinator: for one machine, no replica")
     version = re.search(r"Zookeeper version: (\d+)\.(\d+)\.(\d+)", answer)
     mode = re.search(r"Mode: (\w+)", answer)
     if not version:
         told = answer.strip().splitlines()[0] if answer.strip() else "nothing"
         return warning(subject, f"does not tell its version: {told}", "allow srvr: 4lw.commands.whitelist=srvr in zoo.cfg")
     number = tuple(int(part) for part in version.groups())
-    found = f"{'.'.join(version.groups())}, {mode.group(1) if mode else 'not serving'}"
+    found = f"{'.'.join(version.groups())}, {mode.group(1) if mode else 'mode unknown'}"
     if number < ZOOKEEPER_MIN:
         return wrong(subject, found, "RoQ needs ZooKeeper 3.9.4 or newer: earlier ones have bugs that lose ephemeral nodes")
-    if not mode:
-        return wrong(subject, found, "the ensemble has no quorum: start the other servers")
     return good(subject, found)
 
 
-def check_overview(overview: Overview, now: float) -> list[Finding]:
+def check_overview(overview: Overview) -> list[Finding]:
     """What the leader's view of the cluster tells. Pure."""
-    return [*_clock(overview, now), *_hosts(overview), *_processes(overview), *_queues(overview)]
-
-
-def _clock(overview: Overview, now: float) -> list[Finding]:
-    skew = now - overview.time
-    if abs(skew) > CLOCK_SKEW_SECONDS:
-        return [warning("Clock", f"differs from the leader's by {skew:.1f} s", "run an NTP client on every machine")]
-    return []
+    return [*_hosts(overview), *_processes(overview), *_queues(overview)]
 
 
 def _hosts(overview: Overview) -> list[Finding]:
@@ -107,7 +135,8 @@ def _hosts(overview: Overview) -> list[Finding]:
                 wrong(f"Host {host.host}", "is away", f"is {host.address} up? Start its `roq-hcm`, or read its log")
             )
         elif host.draining:
-            findings.append(warning(f"Host {host.host}", "is draining", f"`roq host drain --undo {host.host}` ends that"))
+            advice = f"`roq host uncordon {host.host}` ends that"
+            findings.append(warning(f"Host {host.host}", "is cordoned: nothing new is placed there", advice))
     usable = [host for host in overview.hosts if host.alive and not host.draining]
     free = sum(max(0, host.exchanges_max - host.exchanges) for host in usable)
     found = f"{len(usable)} of {len(overview.hosts)} usable, {free} free Exchange slots"

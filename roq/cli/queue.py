@@ -19,7 +19,9 @@ from roq.cli.status import queue_table
 from roq.client.cluster import Cluster
 from roq.client.overview import read_overview, read_queue
 from roq.wire.assignment import Overflow
+from roq.wire.gcm import QueueInfo
 from roq.wire.limits import FRAME_BYTES_MAX
+from roq.wire.policy import Policy
 
 app = typer.Typer(
     help="Queues: create, list, show, remove, start, stop; move publishers between Exchanges.", no_args_is_help=True
@@ -39,7 +41,9 @@ def create(
     ] = Overflow.DROP,
     replication: Annotated[int, typer.Option(min=1, help="Monitors, each on a host of its own.")] = 1,
     host: Annotated[str | None, typer.Option(help="Host to run it; else the least loaded one.", show_default=False)] = None,
-    policy: Annotated[Path | None, typer.Option(help="Scaling policy, a TOML file.", show_default=False)] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Scaling policy, as `roq policy init` writes it.", show_default=False)
+    ] = None,
     max_frame_bytes: Annotated[
         int, typer.Option(min=1024, help="Largest frame, and so about the largest payload.")
     ] = FRAME_BYTES_MAX,
@@ -51,15 +55,26 @@ def create(
     async def work(connected: Cluster) -> None:
         for name in names:
             with working(f"creating {name}"):
+                existed = await connected.queue_exists(name)
                 info = await connected.create_queue(
                     name, replication=replication, overflow=overflow, host=host, policy=rules, max_frame_bytes=max_frame_bytes
                 )
             if json:
                 print_json(info.record)
             else:
-                say(f"created {name} on {info.record.monitor_host}: {', '.join(info.record.exchanges)}")
+                _tell_created(info, existed, rules)
 
     with_cluster(cluster, work)
+
+
+def _tell_created(info: QueueInfo, existed: bool, rules: Policy | None) -> None:
+    record = info.record
+    where = f"on {record.monitor_host}: {', '.join(record.exchanges)}"
+    say(f"{record.name} exists already {where}" if existed else f"created {record.name} {where}")
+    if existed and rules is not None and rules != info.policy:
+        say(f"{record.name} keeps its policy: `roq policy set` changes it")
+    elif not existed and info.policy == Policy():
+        say("it has no policy and never scales by itself: see `roq policy init` and `roq policy set`")
 
 
 @app.command("ls")
@@ -116,7 +131,7 @@ def _each(
 def kpis(
     name: QueueArgument,
     cluster: ClusterOption = None,
-    count: Annotated[int, typer.Option(min=0, help="Stop after so many seconds' records; 0: never.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after so many seconds' records; 0: never.")] = 0,
 ) -> None:
     """Print the queue's KPIs, one JSON line a second, as `roq policy replay` reads them."""
 

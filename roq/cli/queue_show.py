@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
-from roq.cli.output import console, percent, rate, seconds, size, table, yes
+from roq.cli.output import console, moment, percent, rate, seconds, size, table, yes
 from roq.cli.status import exchange_table, queue_state
 from roq.client.overview import MemberRow, QueueDetail
 from roq.wire.kpi import Decision
@@ -15,7 +13,7 @@ def print_detail(detail: QueueDetail) -> None:
     out, row = console(), detail.summary
     out.print(
         f"{row.queue}: {queue_state(row)}, overflow {row.overflow}, replication {row.replication}, "
-        f"frames up to {size(detail.max_frame_bytes)}, created {_when(detail.created)}",
+        f"frames up to {size(detail.max_frame_bytes)}, created {moment(detail.created)}",
     )
     out.print(f"Monitors (term {detail.term}): {', '.join(detail.monitors) or 'none'}")
     out.print(
@@ -56,7 +54,7 @@ def _member_table(members: tuple[MemberRow, ...]) -> object:
 def _decision_table(decisions: tuple[Decision, ...]) -> object:
     rows = [
         (
-            _when(one.time),
+            moment(one.time),
             one.action,
             one.cause,
             one.exchange,
@@ -67,7 +65,3 @@ def _decision_table(decisions: tuple[Decision, ...]) -> object:
         for one in decisions
     ]
     return table("Scaling decisions", ("WHEN", "ACTION", "CAUSE", "EXCHANGE", "HOST", "MOVES", "OUTCOME"), rows)
-
-
-def _when(moment: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

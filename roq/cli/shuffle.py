@@ -11,21 +11,23 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from roq.cli.address import JsonOption, cluster_address
+from roq.cli.address import JsonOption, OldPlaceArgument, cluster_address, either
 from roq.cli.output import console, print_json, say, size, table, working
 from roq.cli.task_address import age
 from roq.errors import InvalidConfiguration
+from roq.runtime.extras import brought_by
 from roq.shuffle.ranges import imbalance
 from roq.wire.shuffle import RANGES_MAX, Description, Position, Range, State
 
 app = typer.Typer(help="Shuffles: list, show how far they are, rebalance, remove.", no_args_is_help=True)
 KEY_SHOWN_BYTES = 12
 
-PlaceArgument = Annotated[
+PlaceOption = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[ADDRESS]",
-        help="A folder, or file:///dir, roq://zk1:2181,zk2:2181; else the cluster of ROQ_CLUSTER, the configuration file.",
+    typer.Option(
+        "--cluster",
+        "-c",
+        help="ZooKeeper addresses, h1:2181,h2:2181, or a folder; else ROQ_CLUSTER, the configuration file.",
         show_default=False,
     ),
 ]
@@ -94,24 +96,27 @@ def _lower(part: Range) -> bytes:
 def _address(given: str | None) -> str:
     if given is None:
         return f"roq://{cluster_address(None)}"
-    if "://" in given or not (given.startswith(("/", ".", "~")) or os.path.isdir(given)):
+    if "://" in given:
         return given
-    return f"file://{os.path.abspath(os.path.expanduser(given))}"
+    if given.startswith(("/", ".", "~")) or os.path.isdir(given):
+        return f"file://{os.path.abspath(os.path.expanduser(given))}"
+    return f"roq://{given}"
 
 
-def _opened(given: str | None) -> Any:
+def _opened(cluster: str | None, old_place: str | None) -> Any:
     """A roq.shuffle.Shuffles, which is a Service and more. Raises InvalidAddress, InvalidConfiguration."""
     try:
-        module = import_module("roq.shuffle.address")
+        with brought_by("shuffle", "`roq shuffle`"):
+            module = import_module("roq.shuffle.address")
     except ModuleNotFoundError as error:
-        raise InvalidConfiguration(f"shuffles need {error.name}: pip install roq-messaging[shuffle]") from None
-    return module.open(_address(given))
+        raise InvalidConfiguration(str(error)) from None
+    return module.open(_address(either(cluster, old_place)))
 
 
 @app.command("ls")
-def list_shuffles(address: PlaceArgument = None, json: JsonOption = False) -> None:
+def list_shuffles(cluster: PlaceOption = None, old_place: OldPlaceArgument = None, json: JsonOption = False) -> None:
     """List shuffles and how far they are."""
-    with working("asking"), _opened(address) as shuffles:
+    with working("asking"), _opened(cluster, old_place) as shuffles:
         found: list[Description] = shuffles.list()
     if json:
         print_json([_row(msgspec.structs.replace(each, ranges=(), former=())) for each in found])
@@ -133,11 +138,11 @@ def list_shuffles(address: PlaceArgument = None, json: JsonOption = False) -> No
 
 
 @app.command("show")
-def show(name: NameArgument, address: PlaceArgument = None, json: JsonOption = False) -> None:
+def show(name: NameArgument, cluster: PlaceOption = None, old_place: OldPlaceArgument = None, json: JsonOption = False) -> None:
     """Show one shuffle: state, progress, ranges and who holds them."""
-    with working("asking"), _opened(address) as shuffles:
+    with working("asking"), _opened(cluster, old_place) as shuffles:
         row = _row(shuffles.describe(name))
-    _show(row, address, json)
+    _show(row, either(cluster, old_place), json)
 
 
 def _show(row: ShuffleRow, address: str | None, json: bool) -> None:
@@ -169,16 +174,22 @@ def _counts(each: RangeRow) -> tuple[str, str]:
 
 
 @app.command("rm")
-def remove(name: NameArgument, address: PlaceArgument = None) -> None:
+def remove(name: NameArgument, cluster: PlaceOption = None, old_place: OldPlaceArgument = None) -> None:
     """Remove a shuffle and its data."""
-    with working("removing"), _opened(address) as shuffles:
+    with working("removing"), _opened(cluster, old_place) as shuffles:
         shuffles.remove(name)
     say(f"roq shuffle: removed {name}")
 
 
 @app.command("rebalance")
-def rebalance(name: NameArgument, address: PlaceArgument = None, ranges: RangesOption = 0, json: JsonOption = False) -> None:
+def rebalance(
+    name: NameArgument,
+    cluster: PlaceOption = None,
+    old_place: OldPlaceArgument = None,
+    ranges: RangesOption = 0,
+    json: JsonOption = False,
+) -> None:
     """Cut a sealed shuffle anew; returns when its data has moved."""
-    with working("moving data"), _opened(address) as shuffles:
+    with working("moving data"), _opened(cluster, old_place) as shuffles:
         row = _row(shuffles.rebalance(name, ranges))
-    _show(row, address, json)
+    _show(row, either(cluster, old_place), json)

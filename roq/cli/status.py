@@ -1,22 +1,86 @@
-"""`roq status`: the cluster at one moment. Also the tables that `roq top` keeps fresh."""
+"""`roq status`: the cluster at one moment, or with --watch what changes. Also the tables that `roq top` keeps fresh."""
 
 from __future__ import annotations
 
+import time
+from typing import Annotated
+
+import msgspec
+import typer
 from rich.console import Group
 from rich.text import Text
 
 from roq.cli.address import ClusterOption, JsonOption, with_cluster
-from roq.cli.output import console, percent, print_json, rate, seconds, size, table
+from roq.cli.output import console, percent, print_json, rate, seconds, size, table, visible
+from roq.client.cluster import Cluster
 from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow, read_overview
+from roq.client.topology import Change, TopologyEvent
 
 
-def status(cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Tell leader, hosts, queues and Exchanges of the cluster."""
+class EventRow(msgspec.Struct, omit_defaults=True):
+    """One change of the topology for JSON, see TopologyEvent. leader, hosts, queues, work_queues: of a snapshot; hosts that are
+    alive."""
+
+    change: Change
+    time: float
+    epoch: int
+    host: str = ""
+    queue: str = ""
+    exchange: str = ""
+    work_queue: str = ""
+    leader: str = ""
+    hosts: list[str] | None = None
+    queues: list[str] | None = None
+    work_queues: list[str] | None = None
+
+
+def status(
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Then a line per change, until Ctrl-C.")] = False,
+) -> None:
+    """Tell leader, hosts, queues and Exchanges of the cluster; or, with --watch, hosts, queues and Exchanges that come, go and
+    move, as they do."""
+    if watch:
+        with_cluster(cluster, print_json_events if json else print_events)
+        return
     found = with_cluster(cluster, read_overview)
     if json:
         print_json(found)
     else:
         console().print(overview_tables(found))
+
+
+async def print_json_events(connected: Cluster) -> None:
+    """A JSON line per change."""
+    async for event in connected.topology():
+        print_json(_event_row(event))
+
+
+async def print_events(connected: Cluster) -> None:
+    """A line per change."""
+    async for event in connected.topology():
+        row = _event_row(event)
+        subject = "  ".join(part for part in (row.queue or row.work_queue, row.exchange) if part)
+        if event.view is not None:
+            subject = f"leader {row.leader} epoch {row.epoch}: {len(row.hosts or ())} hosts, "
+            subject += f"{len(row.queues or ())} queues, {len(row.work_queues or ())} work queues"
+        host = f"  {row.host}" if row.host else ""
+        print(
+            f"{time.strftime('%H:%M:%S', time.localtime(row.time))}  {row.change:<20}{host}  {visible(subject)}".rstrip(),
+            flush=True,
+        )
+
+
+def _event_row(event: TopologyEvent) -> EventRow:
+    names = event.host, event.queue, event.exchange, event.work_queue
+    row = EventRow(event.change, event.time, event.epoch, *names)
+    if (view := event.view) is not None:
+        row.leader = view.leader
+        row.hosts = [host.host for host in view.hosts if host.alive]
+        row.queues = [queue.record.name for queue in view.queues]
+        row.work_queues = [queue.record.name for queue in view.work_queues]
+    return row
 
 
 def overview_tables(found: Overview) -> Group:
@@ -38,7 +102,7 @@ def host_table(hosts: tuple[HostRow, ...]) -> object:
         (
             row.host,
             row.address,
-            "draining" if row.draining and row.alive else "alive" if row.alive else "away",
+            "cordoned" if row.draining and row.alive else "alive" if row.alive else "away",
             f"{row.exchanges}/{row.exchanges_max}",
             str(row.monitors),
             str(row.processes),

@@ -32,7 +32,7 @@ def sub(
         ),
     ] = None,
     cluster: ClusterOption = None,
-    count: Annotated[int, typer.Option(min=0, help="End after so many messages; 0: never.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many messages; 0: never.")] = 0,
     until_idle: Annotated[
         float | None, typer.Option(min=0.01, help="End when nothing came for so many seconds.", show_default=False)
     ] = None,
@@ -62,7 +62,7 @@ class _Tally:
 
     def lost(self, loss: MessagesLost) -> None:
         """A gap that can't be closed."""
-        self.missing += loss.last - loss.first + 1
+        self.missing += loss.count
         say(f"roq sub: MessagesLost: {loss}")
 
 

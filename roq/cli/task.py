@@ -19,7 +19,18 @@ from roq.blocking import WorkQueue, open_queue
 from roq.cli import task_dead, task_move, task_queues, task_watch
 from roq.cli.address import JsonOption
 from roq.cli.output import console, print_json, say, table
-from roq.cli.task_address import AddressArgument, CountOption, PayloadRow, age, full_address, opened, payload_row, shown
+from roq.cli.task_address import (
+    AddressArgument,
+    CountOption,
+    PayloadRow,
+    age,
+    exists,
+    full_address,
+    opened,
+    payload_row,
+    settings_text,
+    shown,
+)
 from roq.errors import CallError, LeaseLost, PayloadTooLarge
 from roq.workqueue.contract import NewTask, Settings, Status, TaskState, TaskView
 
@@ -33,7 +44,8 @@ app.command("rm")(task_queues.remove)
 BLOCK_BYTES = 1024 * 1024  # read from standard input at once
 STANDARD_INPUT = 0
 TokensArgument = Annotated[list[str], typer.Argument(metavar="TOKEN…", help="As `roq task lease` told.", show_default=False)]
-SecondsOption = Annotated[float, typer.Option("--seconds", "-s", help="How long the lease lasts.")]
+SecondsOption = Annotated[float, typer.Option("--seconds", help="How long the lease lasts.")]
+OldSecondsOption = Annotated[float | None, typer.Option("-s", hidden=True)]  # elsewhere this letter means --subscribers
 
 
 class LeasedRow(msgspec.Struct):
@@ -82,18 +94,25 @@ def create(
     max_attempts: Annotated[int | None, typer.Option(min=0, help="Leases until a task is dead; 0: never.")] = None,
     dedup_seconds: Annotated[float | None, typer.Option(min=0, help="How long a dedup key is remembered.")] = None,
     payload_bytes_max: Annotated[int | None, typer.Option(min=1, help="Limit of one payload.")] = None,
+    write_quorum: Annotated[int | None, typer.Option(help="Stores that keep each task (roq: only).")] = None,
+    ack_quorum: Annotated[int | None, typer.Option(help="Of them, that have it before a put returns (roq: only).")] = None,
+    standbys: Annotated[int | None, typer.Option(help="Masters in waiting, on other hosts (roq: only).")] = None,
+    inline_bytes: Annotated[int | None, typer.Option(help="Payloads from here on go straight to a store (roq: only).")] = None,
 ) -> None:
     """Make a queue with settings of its own; again with the same ones, nothing happens. `put` makes one with the defaults."""
     where = full_address(address)
+    done = "exists already" if exists(where) else "created"
     with open_queue(
-        where, max_attempts=max_attempts, dedup_seconds=dedup_seconds, payload_bytes_max=payload_bytes_max
+        where,
+        max_attempts=max_attempts,
+        dedup_seconds=dedup_seconds,
+        payload_bytes_max=payload_bytes_max,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        standbys=standbys,
+        inline_bytes=inline_bytes,
     ) as queue:
-        say(f"{where}: {_settings_text(queue.settings)}")
-
-
-def _settings_text(settings: Settings) -> str:
-    attempts = f"dead after {settings.max_attempts} attempts" if settings.max_attempts else "tried for ever"
-    return f"{attempts}, dedup keys kept {age(settings.dedup_seconds)}, payloads up to {settings.payload_bytes_max} bytes"
+        say(f"{done} {where}: {settings_text(queue.settings)}")
 
 
 @app.command("put")
@@ -141,14 +160,16 @@ def _lines(queue: WorkQueue) -> Iterator[list[bytes]]:
 def lease(
     address: AddressArgument,
     seconds: SecondsOption = 60.0,
+    old_seconds: OldSecondsOption = None,
     count: CountOption = 1,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the first task.")] = 0.0,
     json: JsonOption = False,
 ) -> None:
     """Lease tasks and tell their tokens, for `ack`, `extend`, `release` and `reject`. Nothing to lease: exit code 1."""
+    lasting = seconds if old_seconds is None else old_seconds
     with opened(address) as queue:
         deadline = time.monotonic() + wait
-        while not (tasks := queue.lease(seconds, count, min(1.0, max(0.0, deadline - time.monotonic())))):
+        while not (tasks := queue.lease(lasting, count, min(1.0, max(0.0, deadline - time.monotonic())))):
             if time.monotonic() >= deadline:
                 break
     rows = [
@@ -180,13 +201,15 @@ def ack(address: AddressArgument, tokens: TokensArgument) -> None:
 
 
 @app.command("extend")
-def extend(address: AddressArgument, tokens: TokensArgument, seconds: SecondsOption = 60.0) -> None:
+def extend(
+    address: AddressArgument, tokens: TokensArgument, seconds: SecondsOption = 60.0, old_seconds: OldSecondsOption = None
+) -> None:
     """Keep these leases from now on. Prints the tokens that are valid from now on."""
-    lost = []
+    lasting, lost = seconds if old_seconds is None else old_seconds, []
     with opened(address) as queue:
         for token in tokens:
             try:
-                print(queue.extend(token, seconds), flush=True)
+                print(queue.extend(token, lasting), flush=True)
             except LeaseLost:
                 lost.append(token)
     _tell_lost(lost, len(tokens), "extended")
@@ -233,7 +256,7 @@ def status(address: AddressArgument, json: JsonOption = False) -> None:
         ("completed", f"{found.completed:,}"),
         ("inserted", f"{found.inserted:,}{share}"),
         ("oldest ready", age(found.oldest_seconds)),
-        ("settings", _settings_text(settings)),
+        ("settings", settings_text(settings)),
     ]
     console().print(table(full_address(address), ("TASKS", ""), rows))
 

@@ -16,6 +16,7 @@ from roq.cli.output import visible
 from roq.client.cluster import connect
 from roq.errors import InvalidAddress, WorkQueueNotFound
 from roq.workqueue.address import SCHEMES, Place, folder_address, parse
+from roq.workqueue.contract import ClusterSettings, Settings
 
 SHOWN_CHARACTERS = 60  # of a payload or an error in a table
 
@@ -23,7 +24,7 @@ AddressArgument = Annotated[
     str,
     typer.Argument(
         metavar="ADDRESS",
-        help="A folder, or file:///dir, log:///dir, roq://zk1:2181,zk2:2181/name.",
+        help="A folder, or file:///dir, log:///dir, roq://zk1:2181,zk2:2181/name, which may end in ?OPTION=VALUE&….",
         show_default=False,
     ),
 ]
@@ -45,13 +46,26 @@ def full_address(given: str) -> str:
 def opened(given: str) -> WorkQueue:
     """A queue that exists. Raises WorkQueueNotFound: a mistyped path shall not become a queue."""
     address = full_address(given)
-    place = parse(address)
+    _check_exists(parse(address))
+    return open_queue(address)
+
+
+def exists(address: str) -> bool:
+    """Whether there is a work queue at this full address."""
+    try:
+        _check_exists(parse(address))
+    except WorkQueueNotFound:
+        return False
+    return True
+
+
+def _check_exists(place: Place) -> None:
+    """Raises WorkQueueNotFound."""
     needed = {"file": os.path.join(place.path, "queue"), "log": place.path}.get(place.scheme)
-    if needed is not None and not os.path.isdir(needed):
+    if needed is not None and not (os.path.isdir(needed) and (place.scheme == "file" or os.listdir(needed))):
         raise WorkQueueNotFound(f"there is no work queue in {place.path}")
     if place.scheme == "roq":
         asyncio.run(_known(place))
-    return open_queue(address)
 
 
 async def _known(place: Place) -> None:
@@ -91,3 +105,13 @@ def age(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 48 * 3600 else f"{whole // 86400} d"
+
+
+def settings_text(settings: Settings) -> str:
+    """On one line, for people."""
+    attempts = f"dead after {settings.max_attempts} attempts" if settings.max_attempts else "tried for ever"
+    text = f"{attempts}, dedup keys kept {age(settings.dedup_seconds)}, payloads up to {settings.payload_bytes_max} bytes"
+    if isinstance(settings, ClusterSettings):
+        text += f", write quorum {settings.write_quorum}, ack quorum {settings.ack_quorum}, {settings.standbys} standbys"
+        text += f", payloads from {settings.inline_bytes} bytes on go straight to a store"
+    return text

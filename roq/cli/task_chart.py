@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from html import escape
 from itertools import pairwise
 
@@ -17,6 +18,8 @@ UPPER, LOWER = (60, 260), (310, 430)  # from, to: the two panels
 HEIGHT = 470
 GRID_LINES = 4
 POINTS_MAX = 450  # of one line; one per two pixels
+MEASURED_SECONDS = 2.0  # a rate over less time is no ground for an estimate
+STILL_SECONDS = 5.0  # nothing leased and nothing changed for so long: nobody works
 LINES: tuple[tuple[str, str, Callable[[Status], int]], ...] = (
     ("completed", "#2a9d4a", lambda status: status.completed),
     ("ready", "#2f6fde", lambda status: status.ready + status.delayed),
@@ -32,13 +35,27 @@ class Sample(msgspec.Struct, frozen=True):
     status: Status
 
 
+class Progress(StrEnum):
+    """What becomes of the tasks that are left."""
+
+    EMPTY = "empty"  # there are none
+    MEASURING = "measuring"  # not known yet
+    NO_WORKER = "no worker"  # some are ready and nobody takes them
+    DELAYED = "delayed"  # all wait for their time
+    STALLED = "stalled"  # some are taken, none is completed
+    GROWING = "growing"  # at least as many are put as are completed
+    SHRINKING = "shrinking"
+
+
 class Pace(msgspec.Struct, frozen=True):
-    """What samples tell. left: tasks not done. eta_seconds: None if nothing gets done."""
+    """What samples tell. left: tasks not done. eta_seconds: from the measured rates; None unless the queue is empty or
+    shrinks."""
 
     completed_per_second: float
     inserted_per_second: float
     left: int
     eta_seconds: float | None
+    progress: Progress
 
 
 def pace(samples: Sequence[Sample]) -> Pace:
@@ -48,9 +65,29 @@ def pace(samples: Sequence[Sample]) -> Pace:
     done = max(0, last.status.completed - first.status.completed) / seconds if seconds > 0 else 0.0
     put = max(0, last.status.inserted - first.status.inserted) / seconds if seconds > 0 else 0.0
     left = last.status.ready + last.status.delayed + last.status.leased
-    # What counts is how fast the queue shrinks; while it grows there is no end in sight.
-    shrinks = done - put
-    return Pace(done, put, left, 0.0 if left == 0 else left / shrinks if shrinks > 1e-9 else None)
+    found = Progress.EMPTY if left == 0 else Progress.MEASURING if seconds < MEASURED_SECONDS else _progress(samples, done, put)
+    eta = {Progress.EMPTY: 0.0, Progress.SHRINKING: left / (done - put) if done > put else None}.get(found)
+    return Pace(done, put, left, eta, found)
+
+
+def _progress(samples: Sequence[Sample], done: float, put: float) -> Progress:
+    """With tasks left, and rates that were measured."""
+    last = samples[-1]
+    recent = [one for one in samples[:-2] if last.at - one.at <= STILL_SECONDS]
+    if _is_still([*recent, *samples[-2:]]):
+        return Progress.NO_WORKER if last.status.ready else Progress.DELAYED
+    if done <= 0:
+        return Progress.STALLED
+    return Progress.SHRINKING if done > put else Progress.GROWING
+
+
+def _is_still(samples: Sequence[Sample]) -> bool:
+    """Nobody leased anything: a failed task would be dead, or delayed without having been put."""
+    return not any(one.status.leased for one in samples) and all(
+        (before.status.completed, before.status.dead) == (after.status.completed, after.status.dead)
+        and after.status.delayed - before.status.delayed <= after.status.inserted - before.status.inserted
+        for before, after in pairwise(samples)
+    )
 
 
 def rates(samples: Sequence[Sample]) -> list[float]:

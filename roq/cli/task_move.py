@@ -3,6 +3,7 @@
 A batch is leased from FROM, put to TO, then acked at FROM, so nothing is lost whenever this process dies; what it had put and
 not acked is put again by the next move, under the same dedup key (the task's id in FROM), and so is the same task in TO while
 TO remembers the key. Priorities and the order go along; a delayed task is carried when its delay is over. Dead letters stay.
+A new TO is made with FROM's settings; one that exists keeps its own, and that is said.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Annotated
 
 import msgspec
@@ -19,9 +20,11 @@ import typer
 from roq.blocking import WorkQueue, open_queue
 from roq.cli.address import JsonOption
 from roq.cli.output import print_json, say
-from roq.cli.task_address import AddressArgument, full_address, opened
-from roq.errors import CallError
-from roq.workqueue.contract import LEASE_COUNT_MAX, NewTask
+from roq.cli.task_address import full_address, opened, settings_text
+from roq.errors import CallError, WorkQueueConflict
+from roq.wire.store import ENTRY_BYTES_MAX
+from roq.workqueue.address import parse, same_queue
+from roq.workqueue.contract import LEASE_COUNT_MAX, NewTask, Settings
 
 LEASE_SECONDS = 60.0  # of a batch; shorter than any sensible dedup window
 FIRST_COUNT = 10  # tasks of the first batch, which tells how big they are
@@ -41,16 +44,18 @@ class Moved(msgspec.Struct):
 
 
 def move(
-    source: AddressArgument,
-    target: Annotated[str, typer.Argument(metavar="TO", help="Where to; made if it is new.", show_default=False)],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="An address, as of other commands.", show_default=False)],
+    target: Annotated[
+        str, typer.Argument(metavar="TO", help="Where to; made with the settings of FROM if it is new.", show_default=False)
+    ],
     follow: Annotated[bool, typer.Option("--follow", help="Go on when it is empty, until Ctrl-C.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Carry all tasks of a queue to another one, at least once each, while workers go on. Ends when FROM is empty."""
-    if full_address(source) == full_address(target):
+    if same_queue(full_address(source), full_address(target)):
         raise CallError("FROM and TO are the same queue")
     done = Moved()
-    with opened(source) as giver, open_queue(full_address(target)) as taker, _stop_asked() as stop:
+    with opened(source) as giver, closing(_taker(full_address(target), giver.settings)) as taker, _stop_asked() as stop:
         try:
             _carry(giver, taker, done, stop, follow=follow)
             done.dead_left = giver.status().dead
@@ -62,6 +67,23 @@ def move(
                 print_json(done)
     if done.stopped and not follow:
         raise typer.Exit(TERMINATED)
+
+
+def _taker(address: str, settings: Settings) -> WorkQueue:
+    """TO, open. What its address asks for counts more than FROM's settings; stores and standbys are its cluster's matter."""
+    place = parse(address)
+    asked = place.options.given()
+    kept = {name: getattr(settings, name) for name in Settings.__struct_fields__ if name not in asked}
+    if place.scheme == "roq" and "payload_bytes_max" in kept:
+        kept["payload_bytes_max"] = min(kept["payload_bytes_max"], ENTRY_BYTES_MAX)  # no cluster takes more
+    queue = open_queue(address, **kept)
+    try:
+        queue.open()
+    except WorkQueueConflict:
+        queue = open_queue(address)
+        queue.open()
+        say(f"roq task move: TO keeps its settings: {settings_text(queue.settings)}; FROM has: {settings_text(settings)}")
+    return queue
 
 
 @contextmanager

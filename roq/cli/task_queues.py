@@ -7,31 +7,24 @@ from typing import Annotated
 import msgspec
 import typer
 
-from roq.cli.address import JsonOption, cluster_address, with_cluster
+from roq.cli.address import ClusterOption, JsonOption, OldPlaceArgument, cluster_address, either, with_cluster
 from roq.cli.output import console, print_json, say, table, working, yes
 from roq.cli.task_address import full_address
 from roq.client.cluster import Cluster
 from roq.errors import InvalidAddress
 from roq.wire.gcm import WorkQueueInfo
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import Place, parse
+from roq.workqueue.address import Place, parse, queue_address
 
-ClusterArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[CLUSTER]",
-        help="ZooKeeper addresses, h1:2181,h2:2181/CHROOT (/RoQ if left out); else ROQ_CLUSTER, the configuration file.",
-        show_default=False,
-    ),
-]
 AddressesArgument = Annotated[
     list[str], typer.Argument(metavar="ADDRESS…", help="roq://zk1:2181,zk2:2181/name.", show_default=False)
 ]
 
 
 class WorkQueueRow(msgspec.Struct):
-    """A work queue for JSON. ready: its master serves; copies: stores that keep each task; needed: that must have it before a
-    put returns."""
+    """A work queue for JSON. ready: its master serves; standbys: their hosts, standbys_wanted of them; copies: stores that keep
+    each task; needed: that must have it before a put returns; inline_bytes: payloads from this size on go straight
+    to a store."""
 
     name: str
     address: str
@@ -43,13 +36,15 @@ class WorkQueueRow(msgspec.Struct):
     needed: int
     settings: TaskSettings
     created: float
+    standbys_wanted: int
+    inline_bytes: int
 
 
 def _row(info: WorkQueueInfo, zookeeper: str) -> WorkQueueRow:
     record, spec = info.record, info.record.spec
     return WorkQueueRow(
         record.name,
-        f"roq://{zookeeper}/{record.name}",
+        queue_address(zookeeper, record.name),
         info.ready,
         record.master_host,
         record.term,
@@ -58,11 +53,14 @@ def _row(info: WorkQueueInfo, zookeeper: str) -> WorkQueueRow:
         spec.ack_quorum,
         spec.settings,
         record.created,
+        record.standbys,
+        spec.inline_bytes,
     )
 
 
-def list_queues(cluster: ClusterArgument = None, json: JsonOption = False) -> None:
+def list_queues(cluster: ClusterOption = None, old_cluster: OldPlaceArgument = None, json: JsonOption = False) -> None:
     """List the work queues of a cluster. What is in one: `roq task status`."""
+    cluster = either(cluster, old_cluster)
 
     async def work(connected: Cluster) -> list[WorkQueueRow]:
         return [_row(info, cluster_address(cluster)) for info in await connected.work_queues()]

@@ -21,7 +21,7 @@ from roq.blocking import WorkQueue
 from roq.cli.address import JsonOption
 from roq.cli.output import console, print_json, rate, table
 from roq.cli.task_address import AddressArgument, age, opened
-from roq.cli.task_chart import Pace, Sample, pace, rates, sparkline, svg
+from roq.cli.task_chart import Pace, Progress, Sample, pace, rates, sparkline, svg
 from roq.errors import TemporaryError
 from roq.workqueue.contract import Status
 
@@ -29,6 +29,14 @@ FOR_EVER = 0
 SAMPLES_MAX = 20_000  # kept for the picture; then every second one is forgotten
 PACE_SECONDS = 30.0  # the rates shown are those of the last half minute
 BAR_WIDTH = 60
+IN_WORDS = {
+    Progress.EMPTY: "nothing is left to do",
+    Progress.MEASURING: "measuring",
+    Progress.NO_WORKER: "none: no worker takes tasks",
+    Progress.DELAYED: "none: all tasks are delayed",
+    Progress.STALLED: f"none: no task was completed in the last {PACE_SECONDS:.0f} s",
+    Progress.GROWING: "no end in sight: as many tasks are put as completed, or more",
+}
 
 
 class WatchLine(msgspec.Struct):
@@ -72,7 +80,6 @@ class _Watch:
         done = status.completed + speed.left
         share = status.completed / done if done else 1.0
         filled = int(share * BAR_WIDTH)
-        eta = age(speed.eta_seconds) if speed.eta_seconds is not None else "nothing gets done, or it grows"
         rows = [
             ("done", f"{'█' * filled}{'·' * (BAR_WIDTH - filled)} {share:.1%}"),
             ("ready / delayed / leased", f"{status.ready:,} / {status.delayed:,} / {status.leased:,}"),
@@ -81,21 +88,29 @@ class _Watch:
             ("oldest ready", age(status.oldest_seconds)),
             ("completed per second", rate(speed.completed_per_second)),
             ("inserted per second", rate(speed.inserted_per_second)),
-            ("ends in", eta),
+            ("progress", progress(speed)),
             ("pace", sparkline(rates(self.samples[-BAR_WIDTH - 1 :]), BAR_WIDTH)),
         ]
         return table(self._queue.address, ("TASKS", ""), rows)
+
+
+def progress(speed: Pace) -> str:
+    """When it ends, or why that can't be told."""
+    seconds = speed.eta_seconds
+    if speed.progress is not Progress.SHRINKING or seconds is None:
+        return IN_WORDS[speed.progress]
+    return f"ends in {age(seconds) if seconds >= 1 else 'less than 1 s'} at this rate"
 
 
 def watch(
     address: AddressArgument,
     json: JsonOption = False,
     every: Annotated[float, typer.Option(min=0.1, max=3600.0, help="Seconds between looks.")] = 1.0,
-    count: Annotated[int, typer.Option(min=0, help="Stop after so many looks; 0: never.")] = FOR_EVER,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after so many looks; 0: never.")] = FOR_EVER,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when no task is left.")] = False,
     picture: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Keep a picture of it.")] = None,
 ) -> None:
-    """Watch a queue's progress: counts, rates, when it will be empty. Ctrl-C ends it."""
+    """Watch a queue's progress: counts, rates, when it will be empty or why it won't be. Ctrl-C ends it."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with opened(address) as queue:

@@ -24,7 +24,7 @@ def top(
     cluster: ClusterOption = None,
     json: JsonOption = False,
     every: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between refreshes.")] = 1.0,
-    count: Annotated[int, typer.Option(min=0, help="Stop after so many refreshes; 0: never.")] = FOR_EVER,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after so many refreshes; 0: never.")] = FOR_EVER,
 ) -> None:
     """Watch queues, Exchanges, rates, lag, losses and hosts. Ctrl-C ends it."""
 

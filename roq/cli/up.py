@@ -14,9 +14,10 @@ import typer
 import uvloop
 
 from roq.cli.address import JsonOption
+from roq.cli.down import COMMAND
 from roq.cli.output import print_json, say, working
 from roq.errors import ProcessFailed, RoqError
-from roq.local import leftovers
+from roq.local import starter
 from roq.local.cluster import LocalCluster
 from roq.local.daemon import Daemon
 
@@ -30,15 +31,25 @@ def up(
         Path | None, typer.Option("--dir", help="Where logs and state stay; else a temporary directory.", show_default=False)
     ] = None,
     zookeeper: Annotated[
-        str | None, typer.Option(help="Addresses of a running ZooKeeper; else one is started.", show_default=False)
+        str | None,
+        typer.Option(
+            help='"java" starts a real ZooKeeper, addresses name one that runs; else RoQ\'s coordinator is started.',
+            show_default=False,
+        ),
     ] = None,
     exchanges_max: Annotated[int, typer.Option(min=1, help="Exchanges a host runs at most.")] = 8,
     json: JsonOption = False,
 ) -> None:
-    """Start a whole cluster on this machine; Ctrl-C stops it."""
+    """Start a whole cluster on this machine; Ctrl-C, or `roq down` in another terminal, stops it."""
     place = directory or Path(tempfile.mkdtemp(prefix="roq-up-"))
     cluster = LocalCluster(
-        place, gcms=gcms, hosts=hosts, zookeeper=zookeeper, zookeeper_port=ZOOKEEPER_PORT, exchanges_max=exchanges_max
+        place,
+        gcms=gcms,
+        hosts=hosts,
+        zookeeper=zookeeper,
+        zookeeper_port=ZOOKEEPER_PORT,
+        exchanges_max=exchanges_max,
+        command=COMMAND,
     )
     try:
         uvloop.run(_stay(cluster, json_line=json))
@@ -84,23 +95,25 @@ async def _stay(cluster: LocalCluster, json_line: bool) -> None:
 
 
 def _announce(cluster: LocalCluster, json_line: bool) -> None:
+    at_default = cluster.zookeeper == f"127.0.0.1:{ZOOKEEPER_PORT}/RoQ"
+    if cluster.zookeeper_pid and not at_default:
+        holder = starter.with_zookeeper_at(f"127.0.0.1:{ZOOKEEPER_PORT}")
+        other = holder.origin.directory if holder else ""
+        who = f"the cluster in {other} (`roq down --dir {other}` ends it)" if other else "another program"
+        say(f"port {ZOOKEEPER_PORT} is taken by {who}: programs that look there don't find this cluster")
     if json_line:
         pids = {name: daemon.pid for name, daemon in {**cluster.gcms, **cluster.hosts}.items()}
         told = {"ready": True, "cluster": cluster.zookeeper, "directory": str(cluster.directory), "pids": pids}
-        print_json({**told, "zookeeper_pid": cluster.zookeeper_pid})
+        print_json({**told, "zookeeper": cluster.zookeeper_name, "zookeeper_pid": cluster.zookeeper_pid})
         return
-    at_default = cluster.zookeeper == f"127.0.0.1:{ZOOKEEPER_PORT}/RoQ"
-    if cluster.zookeeper_pid and not at_default:
-        other = leftovers.cluster_at(ZOOKEEPER_PORT)
-        who = f"the cluster in {other}" if other else "another program"
-        say(f"port {ZOOKEEPER_PORT} is taken by {who}: programs that look there don't find this cluster")
     flag = "" if at_default else f" -c {cluster.zookeeper}"
-    say(f"cluster is up: {cluster.zookeeper}   hosts: {', '.join(cluster.hosts)}   logs: {cluster.directory}")
+    hosts = ", ".join(cluster.hosts)
+    say(f"cluster is up: {cluster.zookeeper} ({cluster.zookeeper_name})   hosts: {hosts}   logs: {cluster.directory}")
     say("now, in other terminals:")
     say(f"    roq queue create{flag} hello")
     say(f"    roq sub{flag} hello")
     say(f"    echo 'good morning' | roq pub{flag} hello greetings")
-    say("Ctrl-C here stops the cluster")
+    say("Ctrl-C here, or `roq down`, stops the cluster")
 
 
 async def _until_stopped(cluster: LocalCluster, stop: asyncio.Event) -> None:

@@ -1,23 +1,22 @@
-"""`roq version`."""
+"""`roq version`, `roq --version`."""
 
 from __future__ import annotations
 
 import platform
-from importlib import metadata
+
+import typer
 
 from roq.cli.address import JsonOption
 from roq.cli.output import print_json
 from roq.runtime.sockets import zeromq_versions
+from roq.runtime.version import installed_version
 
-DISTRIBUTION = "roq-messaging"
 
-
-def installed_version() -> str:
-    """The installed distribution's version, `source` when run from a source tree."""
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "source"
+def print_version(asked: bool) -> None:
+    """`roq --version`: the number alone."""
+    if asked:
+        print(installed_version())
+        raise typer.Exit
 
 
 def version(json: JsonOption = False) -> None:

@@ -32,6 +32,7 @@ class Attachment:
         self.proved = False
         self.closed = False
         self.unread_at = 0.0  # when frames that had come were last left unread (time.monotonic)
+        self.read_at = 0.0  # when nothing more had come at last
         self._shown, self._shown_at = False, 0.0
         self.looking = False  # `look_soon` was called and has not been served yet
         self.socket = subscriber_socket(max_frame_bytes)

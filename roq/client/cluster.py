@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from roq.client.locate import ZOOKEEPER_SECONDS, GcmClient
 from roq.client.message import log_lost
 from roq.client.publisher import Publisher
 from roq.client.subscriber import Subscriber
+from roq.client.topology import TopologyEvent, topology_events
 from roq.errors import InvalidConfiguration, MessagesLost, NotReady, QueueStopped
 from roq.ids import check_name, new_token
 from roq.runtime.rpc import RpcClient
@@ -135,16 +137,18 @@ class Cluster:
         write_quorum: int | None = None,
         ack_quorum: int | None = None,
         standbys: int | None = None,
+        inline_bytes: int | None = None,
         timeout_seconds: float = ADMIN_SECONDS,
     ) -> gcm.WorkQueueInfo:
         """Create a work queue and wait until its master runs. What is None may be any in an existing one.
 
         write_quorum: stores that keep each entry (3, or as many as there are hosts); ack_quorum: that must have it before it
-        counts (the majority); standbys: masters in waiting, on other hosts (1). Raises InvalidName, WorkQueueConflict, NoHosts,
-        InvalidConfiguration, Unavailable.
+        counts (the majority); standbys: masters in waiting, on other hosts (1); inline_bytes: payloads from this size on go
+        straight to a store (65,536). Raises InvalidName, WorkQueueConflict, NoHosts, InvalidConfiguration, Unavailable.
         """
         check_name(name, "work queue")
-        request = gcm.CreateWorkQueue(name, new_token(), settings, write_quorum or 0, ack_quorum or 0, standbys)
+        quorums = write_quorum or 0, ack_quorum or 0
+        request = gcm.CreateWorkQueue(name, new_token(), settings, *quorums, standbys, inline_bytes or 0)
         return await self._ask(request, gcm.WorkQueueInfo, timeout_seconds)
 
     async def remove_work_queue(self, name: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
@@ -166,7 +170,7 @@ class Cluster:
         return sorted((await self._ask(gcm.ListHosts(), gcm.Hosts, ADMIN_SECONDS)).hosts, key=lambda info: info.host)
 
     async def drain_host(self, host: str, draining: bool = True) -> None:
-        """Place nothing new on a host (or, with False, again). Raises HostNotFound."""
+        """Place nothing new on a host (or, with False, again); what runs there goes on. Raises HostNotFound."""
         await self._ask(gcm.DrainHost(host, draining, new_token()), gcm.Done, ADMIN_SECONDS)
 
     async def set_policy(self, queue: str, policy: Policy | None) -> None:
@@ -180,6 +184,14 @@ class Cluster:
     async def view(self) -> gcm.ClusterView:
         """The whole cluster at this moment."""
         return await self._ask(gcm.GetCluster(), gcm.ClusterView, ADMIN_SECONDS)
+
+    async def topology(self) -> AsyncGenerator[TopologyEvent, None]:
+        """Hosts, queues, Exchanges and work queues as they come, go and move, until one stops: first the whole cluster, then
+        each change; after a change of the leading GCM the whole again, with whatever happened meanwhile. A slow reader misses
+        steps between two looks, never their outcome. While no GCM leads, nothing is told. Raises Closed."""
+        async with contextlib.aclosing(topology_events(self._gcm)) as events:
+            async for event in events:
+                yield event
 
     async def _ask(self, request: msgspec.Struct, expect: type[T], timeout_seconds: float) -> T:
         return await self._gcm.request(request, expect, timeout_seconds)
@@ -217,7 +229,7 @@ class Cluster:
             raise NotReady(f"queue {queue!r} has no serving Monitor")
         return info.monitors[0]
 
-    async def kpis(self, queue: str) -> AsyncIterator[QueueKpi]:
+    async def kpis(self, queue: str) -> AsyncGenerator[QueueKpi, None]:
         """The queue's KPIs, one record a second, until one stops. Raises QueueNotFound, QueueStopped, NotReady."""
         address = await self._monitor(queue)
         async for kpi in kpi_stream(address, queue):

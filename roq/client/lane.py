@@ -24,7 +24,7 @@ from roq.wire.monitor import ExchangeAddress
 
 log = logger(__name__)
 FIN_SECONDS = 10.0  # a FIN that is not confirmed by then: the old link counts as lost, and what went over it is sent again
-PORTION_FRAMES = 8  # of a replay, before its MARK: a quarter of what an Exchange queues for each subscriber
+PORTION_FRAMES = 8  # of a replay, before its MARK: a small part of what an Exchange queues for each subscriber
 PORTION_SECONDS = 0.25  # a portion that nobody confirms (the Monitor is away): the next one leaves all the same
 REPLAY_SECONDS = 10.0  # from here on a replay no longer waits for confirmations: only for room, as live messages do
 ASK_SECONDS = 0.1  # while the buffer is full of unconfirmed frames: how often a confirmation is asked for
@@ -59,7 +59,7 @@ class Lane:
         self._portion = 0  # MARK behind the part of a replay that is under way, 0 if none is
         self._portion_timer: asyncio.TimerHandle | None = None
         self._replay_until = 0.0
-        self._fin_waits = False  # the FIN follows what waits
+        self._fin_waits = 0  # path whose FIN follows what waits, 0 if none does
         self._held_since: float | None = None  # the buffer is full of unconfirmed frames
         self._unheard = False  # nobody confirms: not held back until somebody does
         self._finished = asyncio.Event()
@@ -285,7 +285,7 @@ class Lane:
                     self._links[path] = ExchangeLink(exchange, path, self._welcomed, self._lost, self._room)
                 case SendFin(path):
                     if self._machine.closing and self._ring.waiting:
-                        self._fin_waits = True
+                        self._fin_waits = path
                     else:
                         self._fin(path)
                 case SendOpen(path, left, finished):
@@ -307,7 +307,7 @@ class Lane:
 
     def _fin(self, path: int) -> None:
         """The last frame of this path: behind what was sent on it. What waits goes on with the next one."""
-        self._fin_waits = False
+        self._fin_waits = 0
         if self._machine.closing:
             self._on_change()  # for the last beacons
         self._ring.mark(path, fin=True)
@@ -323,6 +323,8 @@ class Lane:
         if not opening.finished:
             self._break()  # a replay follows: subscribers are told where it begins
             last = self._ring.opens_after()
+            unfinished, self._fin_waits = self._fin_waits, 0
+            self._perform(self._machine.forwarded(unfinished))  # all of it is sent again: nobody is to wait for its FIN
         self._control(self._link, Kind.OPEN, path, opening, last)
         self.lost_token = ""
         self.opened.set()
@@ -370,7 +372,7 @@ class Lane:
         """Nothing waits any more."""
         self.has_room.set()
         if self._fin_waits:
-            self._fin(self._machine.path)
+            self._fin(self._fin_waits)
         self._loop.call_soon(self._on_change)
 
     def _room(self) -> None:
@@ -393,7 +395,7 @@ class Lane:
         self._before_change()
         if self._link is link:
             self._link = None
-            self._fin_waits = False
+            self._fin_waits = 0
             self._break()
         self._perform(self._machine.lost(link.path))
         self._on_change()

@@ -39,6 +39,11 @@ class GcmClient:
         self._lock = asyncio.Lock()
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = 15.0) -> T:
         """The leader's answer. Raises the leader's refusal, Unavailable or its subclasses, or DeadlineExceeded."""
         begun = time.monotonic()

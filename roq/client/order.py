@@ -17,6 +17,13 @@ own buffers is no missing FIN.
 
 A publisher first met in the middle of a path is taken from there: its earlier messages were before the subscription.
 
+That is not so after a time in which messages may have passed this subscriber by, though it was ready (it stood still while an
+Exchange died, or stopped reading from one that drops; `doubt`). Earlier messages of a publisher first met since then may be
+from before our time or from within that time: nobody knows, so they are reported as MessagesLost of 0 messages, topic by
+topic, when the topic or a beacon that names it comes. A beacon of a publisher never met says so, too. It ends when the last
+beacon that could tell of that time has come (`sweep`). The subscriber learns of such a time late, so `doubt` also covers what
+was met since it was last known to be well.
+
 Memory is bounded: of publishers that have ended, and of those unheard for longest when there are too many, the topics are
 forgotten (`sweep`, `_make_room`), and beyond a number of publishers the oldest altogether. Of forgotten topics remains the
 highest number among them: a gap that begins above it is reported as ever; where there may have been one below it, that is
@@ -56,6 +63,7 @@ Output = Deliver | MessagesLost
 PUBLISHERS_KEPT = 50_000  # about 500 bytes each without their topics
 KNOWN_BYTES_MAX = 128 * 1024 * 1024  # of what is known of topics: more than 400,000 of them, over all publishers
 TOPIC_BYTES = 250  # what one topic of one publisher costs besides its name, about
+DOUBTS_KEPT = 100_000  # topics of which it was reported that messages may be missing; beyond, one may be told of twice
 HELD_FRAME_BYTES = 512  # what a held frame costs besides its bytes: decoded header and payloads, about
 
 
@@ -66,6 +74,7 @@ class Safeguards(NamedTuple):
     drop_repeats: bool = True
     report_gaps: bool = True
     order_topics: bool = True  # after a change of path no older message of another topic follows a newer one
+    doubt_strangers: bool = True  # whom we first meet after messages may have passed us by may have sent some of them
 
 
 class Publisher:
@@ -74,10 +83,12 @@ class Publisher:
     __slots__ = (
         "baseline",
         "delivered",
+        "doubtful",
         "finished",
         "forgotten",
         "heard",
         "held",
+        "met",
         "openings",
         "path",
         "replays",
@@ -94,6 +105,8 @@ class Publisher:
         self.topics: dict[bytes, list[int]] = {}
         self.forgotten = 0  # highest number known of topics that were forgotten; 0: none was
         self.heard = 0.0  # about when it was heard last
+        self.met = 0.0  # when it was heard first
+        self.doubtful = False  # messages up to the baseline may have been for us
         self.swept = 0  # `delivered` at the last sweep
         self.replays = False  # `path` repeats what came before it
         self.held: dict[int, list[Event]] = {}
@@ -130,6 +143,8 @@ class OrderMachine:
         self.forgotten_topics = 0  # for want of room; likewise publishers
         self.forgotten_publishers = 0
         self.waiting: set[int] = set()  # publishers with held frames
+        self._doubts: dict[tuple[int, str], int] | None = None  # reported up to this number; None: nothing passed us by
+        self._doubted = 0.0  # when that was last learnt
         self.held_bytes = 0  # of all held frames, HELD_FRAME_BYTES for each included
 
     def accept(self, topic: bytes, header: Header) -> bool:
@@ -149,14 +164,20 @@ class OrderMachine:
         """Any frame of a publisher. What to deliver and to tell, in order."""
         header = event.header
         publisher = self.publishers.get(header.publisher)
+        out: list[Output] = []
         if header.kind == Kind.BEACON and (publisher is None or publisher.path == 0):
-            return []  # the Monitor repeats old ones: it tells nothing of where to begin
+            # the Monitor repeats old ones: it tells nothing of where to begin
+            if self._doubts is not None and (publisher is None or publisher.doubtful):
+                for name, (last, _) in event.extra.items():
+                    if self._wants(name.encode()):
+                        self._may_be_missing(header.publisher, name, last, out)
+            return out
         if publisher is None:
             if len(self.publishers) >= PUBLISHERS_KEPT:
                 self._forget_publishers()
             publisher = self.publishers[header.publisher] = Publisher()
+            publisher.met, publisher.doubtful = now, self._doubts is not None
         publisher.heard = now
-        out: list[Output] = []
         self._take(publisher, event, out)
         self._settle(publisher, header.publisher, now, out)
         if self.known_bytes > KNOWN_BYTES_MAX:
@@ -218,10 +239,15 @@ class OrderMachine:
     def _meet(self, publisher: Publisher, event: Event, baseline: int, out: list[Output]) -> list[int]:
         """The topic is new to us, or was forgotten: what came before our time on it is no gap."""
         header, forgotten = event.header, publisher.forgotten
+        if publisher.doubtful:
+            last = header.previous if header.sequence > baseline else header.sequence + header.count - 1
+            self._may_be_missing(header.publisher, event.topic.decode(), min(last, baseline), out)
         if forgotten <= baseline or header.previous <= baseline < forgotten < header.sequence:
             known = [baseline, header.index if header.previous <= baseline else 0]
         elif header.previous > forgotten:
             known = [forgotten, 0]
+            if header.index > 1:  # besides the one that is missing, there may have been others up to here
+                out.append(MessagesLost(header.publisher, event.topic.decode(), baseline + 1, forgotten, 0))
         else:  # up to here it may have been delivered, or not
             last = header.sequence + header.count - 1
             sent = header.index + max(0, min(forgotten, last) + 1 - header.sequence)
@@ -240,19 +266,53 @@ class OrderMachine:
         if publisher.baseline is None:
             publisher.baseline = event.header.sequence
         for name, (last, sent) in event.extra.items():
+            news = publisher.baseline < last <= up_to
+            if not news and not publisher.doubtful:
+                continue
             topic = name.encode()
-            if last <= publisher.baseline or last > up_to or not self._wants(topic):
+            if not self._wants(topic):
                 continue
             known = publisher.topics.get(topic)
+            if publisher.doubtful and known is None:
+                self._may_be_missing(id, name, min(last, publisher.baseline), out)
+            if not news:
+                continue
             if known is None:
                 known = self._learn(publisher, topic, [max(publisher.baseline, publisher.forgotten), 0])
-                if last <= publisher.forgotten:  # it may have been delivered, or not
-                    out.append(MessagesLost(id, name, publisher.baseline + 1, last, 0))
+                doubted = min(last, publisher.forgotten)  # up to here it may have been delivered, or not
+                if doubted > publisher.baseline and (last == doubted or sent > 1):
+                    out.append(MessagesLost(id, name, publisher.baseline + 1, doubted, 0))
+                if last == doubted:
                     known[0], known[1] = last, sent
             if last > known[0]:
                 if self._safe.report_gaps:
                     out.append(_lost(id, name, known, last, sent))
                 known[0], known[1] = last, sent
+
+    def doubt(self, well_at: float, now: float) -> list[Output]:
+        """Messages may have passed this subscriber by, though it was ready; not so at `well_at`. Of those that it knew then
+        their numbers tell what is missing."""
+        out: list[Output] = []
+        if not self._safe.doubt_strangers:
+            return out
+        self._doubts, self._doubted = self._doubts or {}, now
+        for id, publisher in reversed(self.publishers.items()):  # in the order in which they were met
+            if publisher.met <= well_at:
+                break
+            if not publisher.doubtful:
+                publisher.doubtful = True
+                for topic in publisher.topics:
+                    self._may_be_missing(id, topic.decode(), publisher.baseline or 0, out)
+        return out
+
+    def _may_be_missing(self, id: int, topic: str, last: int, out: list[Output]) -> None:
+        """Messages of a doubtful publisher, or of one never met, on a topic first heard of now; unless it was said before."""
+        if self._doubts is None or last <= (told := self._doubts.get((id, topic), 0)):
+            return
+        if len(self._doubts) >= DOUBTS_KEPT:
+            self._doubts.clear()
+        self._doubts[id, topic] = last
+        out.append(MessagesLost(id, topic, told + 1, last, 0))
 
     def _settle(self, publisher: Publisher, id: int, now: float, out: list[Output]) -> None:
         """Go on to the next path while nothing holds us back."""
@@ -349,7 +409,11 @@ class OrderMachine:
 
     def sweep(self, now: float, forget_seconds: float, unread_at: float) -> None:
         """Forget the topics of publishers that have ended and of which nothing was heard for `forget_seconds`, in which
-        every beacon of theirs has come. unread_at: when anything last lay unread though it had come."""
+        every beacon of theirs has come; likewise a doubt. unread_at: when anything last lay unread though it had come."""
+        if self._doubts is not None and now - max(self._doubted, unread_at) >= forget_seconds:
+            self._doubts = None
+            for publisher in self.publishers.values():
+                publisher.doubtful = False
         for id, publisher in self.publishers.items():
             if publisher.finished and id not in self.waiting:
                 if now - max(publisher.heard, unread_at) >= forget_seconds:
@@ -394,6 +458,7 @@ class OrderMachine:
         for id, publisher in self.publishers.items():
             assert publisher.path >= 1 or publisher.held, f"publisher {id}: nothing is known of it"
             assert all(path > publisher.path for path in publisher.held), f"publisher {id}: holds a path it has passed"
+            assert self._doubts is not None or not publisher.doubtful, f"publisher {id}: is doubted though nothing is"
             assert bool(publisher.held) == (id in self.waiting), f"publisher {id}: waiting set is wrong"
         held = [event for one in self.publishers.values() for events in one.held.values() for event in events]
         assert self.held_bytes == sum(event.size + HELD_FRAME_BYTES for event in held), "held bytes are counted wrong"

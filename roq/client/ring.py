@@ -13,10 +13,10 @@ follow. Positions within this one sequence say everything:
                     └──── broken ────┘   the path is lost: all that is kept is to be sent again, in order
 
 Only what is confirmed is forgotten by age, and not at once: what has left its Exchange may still lie unread in an Exchange
-that dies. Bytes are bounded, whatever is confirmed: the oldest go first. As long as the path holds that is no loss, for the
-next confirmation covers them. If the path breaks before it, or if they had not been sent yet, it is not known whether they
-arrived: `unknown`, of which `flush` and `close` must speak. A MARK confirms what was sent before it on its path, but only
-when the paths before that are confirmed to their FIN.
+that dies. Bytes are bounded (ENTRY_BYTES counted for each frame), whatever is confirmed: the oldest go first. As long as the
+path holds that is no loss, for the next confirmation covers them. If the path breaks before it, or if they had not been sent
+yet, it is not known whether they arrived: `unknown`, of which `flush` and `close` must speak. A MARK confirms what was sent
+before it on its path, but only when the paths before that are confirmed to their FIN.
 
 Invariants (`check`): gone ≤ sent_to ≤ last; confirmed ≤ last; what is kept is in order, and waits behind what is sent.
 """
@@ -31,6 +31,9 @@ from roq.wire.frame import HEADER, parse
 
 RING_SECONDS = 5.0  # confirmed frames are kept for so long: subscribers may not have read them when their Exchange dies
 RING_BYTES = 64 * 1024 * 1024
+ENTRY_BYTES = (
+    208  # what keeping a frame costs besides its bytes (tuple, numbers, heads), measured: most of it when frames are tiny
+)
 HOLD_BYTES = RING_BYTES * 3 // 4  # unconfirmed: from here on a publisher that may wait does; the rest takes its open batch
 MARK_BYTES = 16 * 1024 * 1024  # a confirmation is asked for after so many, 60 times a second at 1 GB/s: far below HOLD_BYTES
 MARKS_KEPT = 64  # questions that nobody has answered; a later one covers the earlier ones of its path
@@ -71,7 +74,7 @@ class Ring:
         self, seconds: float = RING_SECONDS, max_bytes: int = RING_BYTES, safeguards: Safeguards = Safeguards()
     ) -> None:
         self._seconds, self._max_bytes, self._safe = seconds, max_bytes, safeguards
-        # (when, last, total, frame); total: bytes of all frames ever appended, this one included
+        # (when, last, total, frame); total: bytes of all frames ever appended, this one and ENTRY_BYTES each included
         self._sent: deque[tuple[float, int, int, bytes]] = deque()
         self.waiting: deque[tuple[float, int, int, bytes]] = deque()
         self._marks: deque[_Mark] = deque()
@@ -87,7 +90,7 @@ class Ring:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes kept."""
+        """Bytes kept, ENTRY_BYTES for each frame included; likewise wherever bytes are counted here."""
         return self._total - self._gone_total
 
     @property
@@ -107,7 +110,7 @@ class Ring:
 
     def sent(self, frame: bytes, last: int, now: float) -> None:
         """A frame that was handed to the current link, behind everything else."""
-        total = self._total = self._sent_total = self._total + len(frame)
+        total = self._total = self._sent_total = self._total + len(frame) + ENTRY_BYTES
         self.last = self.sent_to = self._ever_sent = last
         self._sent.append((now, last, total, frame))
         if total - self._gone_total > self._max_bytes or self._sent[0][0] < now - self._seconds:
@@ -116,7 +119,7 @@ class Ring:
     def keep(self, frame: bytes, last: int, now: float) -> int:
         """A frame that waits: there is no link, or others wait before it. How many payloads that no link was ever given had to
         be given up for it (0 while there is room)."""
-        self._total += len(frame)
+        self._total += len(frame) + ENTRY_BYTES
         self.last = last
         self.waiting.append((now, last, self._total, frame))
         lost = 0
@@ -217,7 +220,8 @@ class Ring:
         assert numbers == sorted(numbers), "not in order"
         assert all(entry[1] <= self.sent_to for entry in self._sent), "sent, but not counted as sent"
         assert all(entry[1] > self.sent_to for entry in self.waiting), "waits, but counts as sent"
-        assert self.kept_bytes == sum(len(entry[3]) for entry in (*self._sent, *self.waiting)), "bytes are not what is kept"
+        kept = sum(len(entry[3]) + ENTRY_BYTES for entry in (*self._sent, *self.waiting))
+        assert self.kept_bytes == kept, "bytes are not what is kept"
 
 
 assert HEADER.format == "<BBQIQQQIQ", "PATH_OFFSET belongs to this layout"

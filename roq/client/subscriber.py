@@ -59,9 +59,7 @@ class Subscriber:
     def __init__(self, gcm: GcmClient, queue: str, topics: tuple[str, ...], on_lost: Callable[[MessagesLost], None]) -> None:
         self.id = new_id()
         self.queue = queue
-        self.lost = 0
-        self.messages = 0
-        self.bytes = 0
+        self.lost = self.messages = self.bytes = 0
         self.counters = Counters()
         self._filter = TopicFilter(topics or (">",))
         self._on_lost = on_lost
@@ -80,8 +78,10 @@ class Subscriber:
         self._current: Iterator[Message] = iter(())
         self._waiters: list[asyncio.Future[None]] = []
         self._ready = asyncio.Event()
-        self._started = False  # ready for the first time: what comes earlier is not ours, and is not kept
+        self._started = 0.0  # when it was ready for the first time: what comes earlier is not ours, and is not kept
         self._failure: RoqError | None = None
+        self._passed_by = 0  # see wire.Heard
+        self._well_at = 0.0  # when the last report was sent after which that had not grown
         self._waits: tuple[str, ...] = ()  # what the Monitor waits for before it says that we are ready
         self._opened = self._closed = False
         self._breath = 0
@@ -166,6 +166,7 @@ class Subscriber:
         try:
             for turn in range(FRAMES_AT_ONCE):
                 if (self._buffered >= BUFFER_BYTES or order.held_bytes >= HELD_BYTES) and not self._has_room(attachment):
+                    self._overrun(attachment)
                     if turn:
                         self._unread.pop(attachment, None)  # it had its turn: the others go first
                     self._unread.setdefault(attachment)
@@ -179,9 +180,10 @@ class Subscriber:
             else:
                 attachment.look_soon()
         except zmq.Again:
+            attachment.read_at = time.monotonic()
             if attachment in self._unread:
                 del self._unread[attachment]
-                attachment.unread_at = time.monotonic()
+                attachment.unread_at = attachment.read_at
         if self._buffer:
             self._wake()
 
@@ -193,6 +195,12 @@ class Subscriber:
             return True
         awaited = self._order.awaits()
         return "" in awaited or attachment.exchange.id in awaited
+
+    def _overrun(self, attachment: Attachment) -> None:
+        """Reading stops: an Exchange that drops may drop the beginning of a publisher, or has since all was read."""
+        if attachment not in self._unread and self._started and self._overflow is Overflow.DROP:
+            read_at = min((one.read_at for one in self._attachments.values() if one.proved), default=0.0)
+            self._give(self._order.doubt(max(read_at, self._started), time.monotonic()))
 
     def _unread_at(self, exchange: str) -> float:
         """When frames that had come from this Exchange (or "": from any) last lay unread."""
@@ -394,7 +402,7 @@ class Subscriber:
 
     def join_request(self) -> wire.JoinSubscriber:
         """See membership.Member."""
-        return wire.JoinSubscriber(self.id, self._filter.patterns, self._started and self._failure is None)
+        return wire.JoinSubscriber(self.id, self._filter.patterns, self._started > 0 and self._failure is None)
 
     def report(self) -> wire.SubscriberReport:
         """See membership.Member. Also the moment to look after time limits."""
@@ -418,7 +426,7 @@ class Subscriber:
         most = ordered[int(len(ordered) * 0.99)] if ordered else 0.0
         attached = tuple(token for token, one in self._attachments.items() if one.proved)
         totals = (self.messages, self.bytes, self.lost, self.duplicated)
-        return wire.SubscriberReport(self.id, self._version, attached, *totals, self._lag_seconds, half, most)
+        return wire.SubscriberReport(self.id, self._version, attached, *totals, self._lag_seconds, half, most, now)
 
     def _note_limits(self) -> None:
         """Say aloud what was given up to stay within the bounds of time and memory."""
@@ -430,9 +438,8 @@ class Subscriber:
         }
         if any(total != self.counters[name] for name, total in totals.items()):
             self.counters.update({name: total - self.counters[name] for name, total in totals.items()})
-            log.warning(
-                "the limits of ordering were reached, gaps are reported", extra={"fields": {"queue": self.queue, **totals}}
-            )
+            fields = {"queue": self.queue, **totals}
+            log.warning("the limits of ordering were reached, gaps are reported", extra={"fields": fields})
 
     def _end_holds(self, now: float) -> None:
         """Go on where the end of a path was awaited for too long, after a look at what has come while the loop was busy."""
@@ -446,6 +453,7 @@ class Subscriber:
         match notice:
             case wire.SubscriberWelcome():
                 self._overflow, self._max_frame_bytes = notice.overflow, notice.max_frame_bytes
+                self._passed_by = 0
                 self._retired.clear()  # a Monitor that lists it again did not know of its end, and may use it again
                 self._listing_until = time.monotonic() + LISTING_SECONDS if self._attachments else 0.0
                 self._attach(notice.version, notice.exchanges)
@@ -453,11 +461,21 @@ class Subscriber:
             case wire.Exchanges() if self._max_frame_bytes and notice.version >= self._version:
                 self._attach(notice.version, notice.exchanges)
             case wire.Heard(ready=ready):
-                self._started = self._started or ready
+                if notice.answers:
+                    self._look_back(notice)
+                self._started = self._started or (time.monotonic() if ready else 0.0)
                 self._waits = notice.waits
                 (self._ready.set if ready else self._ready.clear)()
             case wire.Evicted():
                 self._fail(SlowSubscriber(f"silent for {notice.silent_seconds:.0f} s: disconnected so that others could go on"))
+
+    def _look_back(self, heard: wire.Heard) -> None:
+        """Messages may have passed us by since we were last known to be well, though we were ready."""
+        if heard.passed_by > self._passed_by and self._started:
+            self._give(self._order.doubt(self._well_at, time.monotonic()))
+        else:
+            self._well_at = heard.answers
+        self._passed_by = heard.passed_by
 
     def health(self) -> SubscriberHealth:
         """What is well and what is not."""

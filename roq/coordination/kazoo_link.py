@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from kazoo import exceptions as kz  # type: ignore[import-untyped]
@@ -55,7 +55,7 @@ _REFUSALS: dict[type[BaseException], type[CoordinationError]] = {
 }
 
 
-class LinkState(Enum):
+class LinkState(StrEnum):
     """What kazoo last said about its connection."""
 
     CONNECTED = "connected"

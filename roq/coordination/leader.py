@@ -1,14 +1,19 @@
-"""How a client finds the leading GCM: one short session, one read, nothing kept."""
+"""How a client finds the leading GCM, or who else leads: one short session, one read, nothing kept."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from roq.coordination import paths
+from roq.coordination.latch import participants
 from roq.coordination.session import SESSION_SECONDS, Session
 from roq.errors import ClusterNotFound, FrameError, Unavailable, ZooKeeperUnavailable
 from roq.wire.assignment import from_json
 from roq.wire.gcm import LeaderAddress
+
+T = TypeVar("T")
 
 
 async def read_leader(zookeeper: str, timeout_seconds: float = 5.0) -> LeaderAddress:
@@ -16,11 +21,23 @@ async def read_leader(zookeeper: str, timeout_seconds: float = 5.0) -> LeaderAdd
 
     Raises InvalidConfiguration, ZooKeeperUnavailable, ClusterNotFound (no such chroot), Unavailable (no leader just now).
     """
+    return await _with_session(zookeeper, timeout_seconds, _read)
+
+
+async def read_election(zookeeper: str, timeout_seconds: float = 5.0) -> list[str]:
+    """What the participants of the election call themselves, the leader first: GCMs, and whoever else takes part.
+
+    Raises InvalidConfiguration, ZooKeeperUnavailable.
+    """
+    return await _with_session(zookeeper, timeout_seconds, lambda session: participants(session, paths.LATCH))
+
+
+async def _with_session(zookeeper: str, timeout_seconds: float, work: Callable[[Session], Awaitable[T]]) -> T:
     try:
         async with asyncio.timeout(timeout_seconds):
             session = await Session.connect(zookeeper, SESSION_SECONDS, connect_seconds=timeout_seconds)
             try:
-                return await _read(session)
+                return await work(session)
             finally:
                 await session.close()
     except TimeoutError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from roq.coordination.address import ZooKeeperAddress, parse_address
@@ -55,7 +55,7 @@ SILENT_FRACTION = 2 / 3  # of the session: kazoo pings every third; silence beyo
 LOST_CHECK_SECONDS = 0.5  # the loop's own timers stand still while the machine sleeps
 
 
-class SessionState(Enum):
+class SessionState(StrEnum):
     """How the session is. SUSPENDED: stop acting on what ephemeral nodes granted. LOST: they are gone or will be."""
 
     CONNECTED = "connected"
@@ -340,7 +340,7 @@ class Session:
         if state is SessionState.CLOSED:
             raise Closed("the ZooKeeper session was closed")
         if state is not SessionState.CONNECTED:
-            raise ZooKeeperUnavailable(f"the ZooKeeper session is {state.value}")
+            raise ZooKeeperUnavailable(f"the ZooKeeper session is {state}")
 
     # --- watches ------------------------------------------------------------------------------------------------------
 

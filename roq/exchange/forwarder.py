@@ -38,8 +38,8 @@ class Forwarder:
 
     def __init__(self, address: str, front_port: int, back_port: int, settings: QueueSettings) -> None:
         # one frame is at most the queue's limit; what is larger ends the sender's connection
-        self._front = sockets.exchange_front(settings.max_frame_bytes + FRAME_OVERHEAD_BYTES)
-        self._back = sockets.exchange_back(settings.overflow)
+        self._front = sockets.exchange_front(settings.max_frame_bytes + FRAME_OVERHEAD_BYTES, settings.overflow)
+        self._back = sockets.exchange_back(settings.max_frame_bytes, settings.overflow)
         try:
             self.front_port = sockets.bind(self._front, address, front_port)
             self.back_port = sockets.bind(self._back, address, back_port)

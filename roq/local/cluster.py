@@ -1,30 +1,31 @@
-"""A whole cluster on this machine: ZooKeeper (unless given), GCMs, and hosts on loopback addresses of their own.
+"""A whole cluster on this machine: a coordinator or ZooKeeper (unless given), GCMs, and hosts on loopback addresses of
+their own.
 
 For `roq up`, the demo, tests and the benchmark. Daemons are separate processes; every one is marked, so that stop() can
-prove that nothing is left, forked children of a killed daemon included. Nothing here is meant for production.
+prove that nothing is left, forked children of a killed daemon included. A keeper ends them all if the starter dies without
+stopping them. Nothing here is meant for production.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import secrets
-import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from roq.client.cluster import connect
 from roq.coordination.address import DEFAULT_CHROOT, parse_address
 from roq.errors import CallError, DeadlineExceeded, HostNotFound, ProcessFailed, RoqError, TemporaryError
-from roq.local import leftovers
+from roq.local import leftovers, starter
 from roq.local.daemon import Daemon
 from roq.local.leftovers import Leftover
 from roq.local.loopback import LoopbackSubnet, port_free
-from roq.local.zookeeper import LocalZooKeeper
+from roq.local.starter import ZOOKEEPER
+from roq.local.zookeeper import LocalCoordinator, LocalZooKeeper
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
@@ -36,7 +37,7 @@ GCM_PORT, GCM_BROADCAST_PORT, HCM_PORT, HCM_PORT_BASE = 5500, 5501, 5510, 7000  
 FIRST_GCM, FIRST_HOST, HOSTS_MAX, GCMS_MAX = 1, 11, 240, 9  # last byte of the loopback addresses
 HOST_STOP_SECONDS = 8.0  # a host stops its children cleanly
 GCM_STOP_SECONDS = 4.0
-ZOOKEEPER = "zookeeper"
+JAVA = "java"
 PASSED_ON = (
     "ROQ_LOG_LEVEL",
     "ROQ_SHUFFLE_MEMORY_BYTES",
@@ -46,9 +47,10 @@ PASSED_ON = (
 class LocalCluster:
     """`async with LocalCluster(directory, gcms=2, hosts=2) as cluster: roq.connect(cluster.zookeeper)`.
 
-    zookeeper: address of a running ensemble ("h:p,h:p[/chroot]"), None: start one of our own. Logs and state go to `directory`;
-    what an earlier cluster in the same directory left running is ended first. `leftovers` tells, after the stop, what had
-    to be killed.
+    zookeeper: None: start RoQ's coordinator; "java": start a real ZooKeeper; else the address of a running ensemble
+    ("h:p,h:p[/chroot]"). Logs and state go to `directory`, and the next cluster there goes on with it; what an earlier one
+    left running is ended first. `leftovers` tells, after the stop, what had to be killed. command: what people would
+    call the program that starts it. If this process dies, the cluster ends.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class LocalCluster:
         exchanges_max: int = 8,
         session_seconds: float = 6.0,
         start_seconds: float = 30.0,
+        command: str = "a program",
     ) -> None:
         if not 1 <= gcms <= GCMS_MAX or not 0 <= hosts <= HOSTS_MAX:
             raise CallError(f"a local cluster has 1 to {GCMS_MAX} GCMs and up to {HOSTS_MAX} hosts, not {gcms} and {hosts}")
@@ -71,16 +74,19 @@ class LocalCluster:
         self.hosts: dict[str, Daemon] = {}
         self.leftovers: list[Leftover] = []
         self._wanted_gcms, self._wanted_hosts = gcms, hosts
-        self._given = parse_address(zookeeper) if zookeeper is not None else None
+        self._given = parse_address(zookeeper) if zookeeper not in (None, JAVA) else None
+        self._kind = LocalZooKeeper if zookeeper == JAVA else LocalCoordinator
         self._zookeeper_port = zookeeper_port
         self._chroot = chroot or (self._given.chroot if self._given else "") or DEFAULT_CHROOT
         self._exchanges_max, self._session_seconds = exchanges_max, session_seconds
         self._start_seconds = start_seconds
         self._token = secrets.token_hex(8)
+        self._origin = starter.origin(directory, command)
         self._own_zookeeper: LocalZooKeeper | None = None
         self._ensemble = self._given.hosts if self._given else ""
         self._subnet: LoopbackSubnet | None = None
-        self._lock: IO[str] | None = None
+        self._claim: starter.Claim | None = None
+        self._keeper: subprocess.Popen[bytes] | None = None
 
     @property
     def zookeeper(self) -> str:
@@ -89,11 +95,16 @@ class LocalCluster:
 
     @property
     def zookeeper_pid(self) -> int:
-        """Process id of the ZooKeeper started here, 0 if one was given."""
+        """Process id of the ZooKeeper or coordinator started here, 0 if one was given."""
         return self._own_zookeeper.pid or 0 if self._own_zookeeper else 0
 
+    @property
+    def zookeeper_name(self) -> str:
+        """What has the cluster's tree: "coordinator" or "ZooKeeper" started here, "given ZooKeeper"."""
+        return self._kind.name if self._given is None else "given ZooKeeper"
+
     async def zookeeper_ended(self) -> str:
-        """Return when the ZooKeeper that was started here has ended by itself: how. Never, if one was given."""
+        """Return when the ZooKeeper or coordinator that was started here has ended by itself: how. Never, if one was given."""
         if self._own_zookeeper is None:
             await asyncio.get_running_loop().create_future()
         assert self._own_zookeeper is not None
@@ -128,32 +139,39 @@ class LocalCluster:
             raise
 
     def _take_directory(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.directory / "cluster.lock").open("a+")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CallError(f"another local cluster runs in {self.directory}: stop it or take another directory") from None
-        self._lock.seek(0)
-        earlier = self._lock.read().strip()
-        for process in leftovers.find(earlier) if earlier else []:
-            log.warning("ending what an earlier cluster left", extra={"fields": process._asdict()})
-            leftovers.kill(process, earlier)
-        for pid in leftovers.find_running(str((self.directory / ZOOKEEPER / "zoo.cfg").resolve())):
-            log.warning("ending the ZooKeeper an earlier cluster left", extra={"fields": {"pid": pid}})
-            os.kill(pid, signal.SIGKILL)
-        self._lock.truncate(0)
-        self._lock.write(self._token)
-        self._lock.flush()
+        earlier = starter.read(self.directory)
+        self._claim = starter.Claim(self.directory)
+        for process in leftovers.end(earlier.token) if earlier else []:
+            log.warning("ended what an earlier cluster left", extra={"fields": process._asdict()})
+        self._claim.write(starter.Record(self._token))
+        with (self.directory / "keeper.log").open("ab") as output:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", leftovers.__file__, self._token, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                start_new_session=True,  # what kills the starter's process group shall not kill its keeper
+            )
 
     async def _start_zookeeper(self) -> None:
-        if self._given is not None:
-            return
-        self._own_zookeeper = LocalZooKeeper()
-        port = self._zookeeper_port
-        port = port if port and port_free("127.0.0.1", port) else 0
-        await self._own_zookeeper.start(self.directory / ZOOKEEPER, port=port)
-        self._ensemble = self._own_zookeeper.connect_string
+        if self._given is None:
+            self._refuse_other_tree()
+            self._own_zookeeper = self._kind(self.environment(ZOOKEEPER))
+            port = self._zookeeper_port
+            port = port if port and port_free("127.0.0.1", port) else 0
+            await self._own_zookeeper.start(self.directory / self._kind.folder, port=port)
+            self._ensemble = self._own_zookeeper.connect_string
+        assert self._claim is not None
+        self._claim.write(starter.Record(self._token, self.zookeeper))
+
+    def _refuse_other_tree(self) -> None:
+        """A cluster that had its tree elsewhere would find none of its queues."""
+        other, how = (LocalCoordinator, "without") if self._kind is LocalZooKeeper else (LocalZooKeeper, "with")
+        if (self.directory / other.tree).exists():
+            raise CallError(
+                f"{self.directory} has an earlier cluster's tree in {other.folder}/: start it {how} --zookeeper {JAVA}, "
+                "or take another directory"
+            )
 
     @staticmethod
     async def _start_all_of(daemons: list[Daemon], timeout_seconds: float) -> None:
@@ -168,13 +186,14 @@ class LocalCluster:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    def _environment(self, daemon: str) -> dict[str, str]:
+    def environment(self, process: str) -> dict[str, str]:
+        """Of a process that belongs to this cluster and ends with it."""
         source = str(Path(__file__).resolve().parents[2])
         path = os.environ.get("PYTHONPATH", "")
         kept = {key: value for key, value in os.environ.items() if not key.startswith("ROQ_") or key in PASSED_ON}
         return {
             **kept,
-            **leftovers.mark(self._token, daemon),
+            **leftovers.mark(self._token, process, self._origin),
             "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source,
             "PYTHONUNBUFFERED": "1",
         }
@@ -211,7 +230,7 @@ class LocalCluster:
     def _daemon(self, module: str, name: str, flags: dict[str, object]) -> Daemon:
         arguments = [str(part) for pair in flags.items() for part in pair]
         command = [sys.executable, "-m", module, *arguments]
-        return Daemon(name, command, self.directory / f"{name}.log", self._environment(name))
+        return Daemon(name, command, self.directory / f"{name}.log", self.environment(name))
 
     async def settled(self, timeout_seconds: float) -> None:
         """Returns when a leader answers and sees every running host alive; raises DeadlineExceeded."""
@@ -279,8 +298,8 @@ class LocalCluster:
         return daemon.name
 
     def processes(self) -> list[Leftover]:
-        """Every live process of this cluster except ZooKeeper."""
-        return leftovers.find(self._token)
+        """Every live process of this cluster except ZooKeeper or the coordinator."""
+        return [process for process in leftovers.find(self._token) if process.owner != ZOOKEEPER]
 
     @staticmethod
     def _named(daemons: dict[str, Daemon], name: str) -> Daemon:
@@ -303,7 +322,7 @@ class LocalCluster:
     async def _stop(self) -> list[Leftover]:
         await asyncio.gather(*(self._stop_host(daemon) for daemon in self.hosts.values()))
         await asyncio.gather(*(daemon.terminate(GCM_STOP_SECONDS) for daemon in self.gcms.values()))
-        self.leftovers = leftovers.find(self._token)
+        self.leftovers = self.processes()
         for process in self.leftovers:
             log.warning("killing what did not stop by itself", extra={"fields": process._asdict()})
             leftovers.kill(process, self._token)
@@ -315,9 +334,13 @@ class LocalCluster:
         if self._subnet is not None:
             self._subnet.close()
             self._subnet = None
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self._keeper is not None:
+            self._keeper.kill()
+            self._keeper.wait()
+            self._keeper = None
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
         return self.leftovers
 
     async def _stop_host(self, daemon: Daemon) -> None:

@@ -37,6 +37,11 @@ class Daemon:
         return self._process.pid if self._process else 0
 
     @property
+    def command(self) -> tuple[str, ...]:
+        """Program and arguments."""
+        return tuple(self._command)
+
+    @property
     def running(self) -> bool:
         """Started, and its end was not seen yet."""
         return self._process is not None and self._process.returncode is None

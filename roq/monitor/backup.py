@@ -23,9 +23,9 @@ class Roll:
         for subscriber in [one for one, last in self._last.items() if now - last > HEARD_SECONDS]:
             del self._last[subscriber]
 
-    def expected(self, now: float) -> frozenset[int] | None:
-        """Who will come back to this Monitor if it is activated now; None if this backup can't know."""
+    def expected(self, now: float) -> dict[int, float] | None:
+        """Who will come back if this Monitor is activated now, and when each was heard last. None if this backup can't know."""
         if not self._first or now - self._first < KNOWN_SECONDS:
             return None
         self.forget(now)
-        return frozenset(self._last) or None  # nobody at all: more likely this process stood still than that all have left
+        return dict(self._last) or None  # nobody at all: more likely this process stood still than that all have left

@@ -1,10 +1,12 @@
-"""Ending what lives on at a lost host: the process is told the higher term, and is known to have ended when nothing listens."""
+"""Ending what lives on at a lost host: the process is told the higher term, and is known to have ended when nothing listens. A
+Monitor names its subscribers before it ends: its successor knows nobody else who could."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from roq.errors import CallError, RoqError
+from roq.errors import CallError, ProcessFailed, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.shutdown import ask
@@ -13,37 +15,46 @@ from roq.wire.assignment import FormerProcess
 
 log = logger(__name__)
 CONNECT_SECONDS = 1.0  # one try; a host that is off does not even refuse
-ASK_SECONDS = 1.0
+ASK_SECONDS = 3.0  # it answers once, before it ends: what it says then is worth a wait
 FIRST_SECONDS, LAST_SECONDS = 0.05, 1.0  # between tries
 
 
-async def fence(former: FormerProcess, term: int) -> None:
-    """Return when the process is known to have ended, or its lease must have."""
+async def fence(former: FormerProcess, term: int, on_named: Callable[[wire.Named], None]) -> None:
+    """Return when the process is known to have ended, or its lease must have. on_named: called once with what a Monitor says
+    that obeys."""
     fields = {"process": former.name, "host": former.host, "term": term}
+    obeyed = False
     try:
         async with asyncio.timeout(former.lease_seconds):
             for wait in delays(FIRST_SECONDS, LAST_SECONDS):
-                if former.port and await _has_ended(former, term):
+                try:
+                    named = await _order(former, term) if former.port else None
+                except ProcessFailed:
                     log.info("process of a lost host has ended", extra={"fields": fields})
                     return
+                if named is not None and not obeyed:
+                    obeyed = True
+                    on_named(named)
                 await asyncio.sleep(wait)
     except TimeoutError:
         log.warning("process of a lost host can't be reached; its lease is over", extra={"fields": fields})
 
 
-async def _has_ended(former: FormerProcess, term: int) -> bool:
+async def _order(former: FormerProcess, term: int) -> wire.Named | None:
+    """What it answers if it obeys, None if it says nothing of use. Raises ProcessFailed when it has ended."""
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(former.address, former.port)
     except ConnectionRefusedError:
-        return True
+        raise ProcessFailed(f"nothing listens at {former.address}:{former.port} any more") from None
     except (OSError, TimeoutError):
-        return False
+        return None
     writer.close()
     try:
-        await ask(former.address, former.port, wire.Fence(former.name, term), ASK_SECONDS)
-    except CallError:
-        return True  # another process listens there by now
+        answer = await ask(former.address, former.port, wire.Fence(former.name, term), ASK_SECONDS)
+    except CallError as error:
+        raise ProcessFailed("another process listens there by now") from error
     except RoqError as error:
         log.info("process of a lost host does not obey yet", extra={"fields": {"process": former.name, "reason": str(error)}})
-    return False  # it has ended when nothing listens any more
+        return None
+    return answer.named if isinstance(answer, wire.Done) else None  # it has ended when nothing listens any more

@@ -16,20 +16,20 @@ class FormerLives:
     """The Exchanges `lives`, whose leases end at most their lease_seconds from `now` (monotonic seconds)."""
 
     def __init__(self, lives: Iterable[FormerProcess] = (), now: float = 0.0) -> None:
-        self._lives = {life.exchange: (life.host, now + life.lease_seconds) for life in lives}
+        self._ends = {(life.exchange, life.host): now + life.lease_seconds for life in lives}
 
-    def gone(self, exchange: str) -> None:
+    def gone(self, exchange: str, host: str) -> None:
         """It has ended, or obeys this Monitor."""
-        self._lives.pop(exchange, None)
+        self._ends.pop((exchange, host), None)
 
-    def keep(self, exchanges: Collection[str]) -> None:
-        """Only these are still meant: the hosts of the others are back, and stopped them before."""
-        self._lives = {exchange: life for exchange, life in self._lives.items() if exchange in exchanges}
+    def keep(self, lives: Collection[tuple[str, str]]) -> None:
+        """Only these (Exchange, host) are still meant: the hosts of the others are back, and stopped them before."""
+        self._ends = {life: until for life, until in self._ends.items() if life in lives}
 
     def left(self, now: float) -> tuple[str, ...]:
         """Those that may still carry messages, in words."""
         return tuple(
             f"Exchange {exchange} of the lost host {host}, which may go on for {until - now:.0f} s"
-            for exchange, (host, until) in self._lives.items()
+            for (exchange, host), until in self._ends.items()
             if now < until
         )

@@ -21,13 +21,22 @@ that carries messages is proved by every ready subscriber. While `_settled`, not
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 
 from roq.errors import ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
+from roq.monitor.expected import Expected
 from roq.monitor.former import FormerLives
 from roq.monitor.loss import all_back, lose, missed, replacement
 from roq.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS, answer
-from roq.monitor.proofs import JOINING_SECONDS, become_ready, carrying_tokens, missing_proofs, possible_tokens, proved
+from roq.monitor.proofs import (
+    JOINING_ALL_SECONDS,
+    JOINING_SECONDS,
+    become_ready,
+    carrying_tokens,
+    missing_proofs,
+    possible_tokens,
+    proved,
+)
 from roq.monitor.records import (
     CARRYING,
     Answer,
@@ -44,6 +53,7 @@ from roq.monitor.records import (
 )
 from roq.wire import monitor as wire
 from roq.wire.frame import PathOpening
+from roq.wire.process import Named
 
 EXCHANGE_SILENT_SECONDS = 3.5  # an Exchange that has not reported for this long is gone
 PUBLISHER_SILENT_SECONDS = 10.0  # a publisher that has not reported for this long has left without a good-bye
@@ -62,13 +72,13 @@ class Membership:
         self,
         term: int,
         terms_of_use: wire.PublisherWelcome,
-        expected: frozenset[int] | None = None,
+        expected: Mapping[int, float] | None = None,
         begun: float | None = None,
         former: FormerLives | None = None,
     ) -> None:
-        """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used. expected: see backup.Roll.
-        begun: when this Monitor took over from another one; None if it is the first of a new queue. former: what that one's
-        host may have left behind."""
+        """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used. expected: subscribers that will
+        come back, and when each was heard last; None if nobody can name them. begun: when this Monitor took over from another
+        one; None if it is the first of a new queue. former: what that one's host may have left behind."""
         self.former = former or FormerLives()
         self.term = term
         self.version = 1
@@ -79,9 +89,10 @@ class Membership:
         self._waiting: list[Waiting] = []
         self._settled = False  # nothing waits for a subscriber: what one reports changes nothing but itself
         self._joined = 0.0  # when a subscriber did last
+        self._held_since: float | None = None  # since when something has waited for subscribers that join
         self._started = begun or 0.0
         self._begun = begun
-        self._expected = expected
+        self._expected = Expected(expected, self._started)
 
     # --- Exchanges ----------------------------------------------------------------------------------------------------
 
@@ -103,8 +114,11 @@ class Membership:
             anew = {ExchangeState.ACTIVE: ExchangeState.STARTING, ExchangeState.DRAINING: ExchangeState.RETIRING}
             fresh.state = anew.get(known.state, known.state)
         self.exchanges[address.id] = fresh
-        self.former.gone(address.id)  # it obeys this Monitor, and is proved like any other
+        self.former.gone(address.id, report.host)  # it obeys this Monitor, and is proved like any other
         self.version += 1
+        fresh.listed = self.version
+        for one in self.subscribers.values():  # whoever kept it unlisted may be about to leave it
+            one.attached -= {address.token}
         out.append(Watch(address))
         out += self._tell_subscribers()
         return out + self._settle(now)
@@ -153,7 +167,8 @@ class Membership:
         """Its Exchange is gone, or is another life of it, and it may not know: it replays on the next path. Right after a start
         of this Monitor that may only mean that the Exchange, or subscribers, have not come back to it yet."""
         exchange = self._least_loaded()
-        if now - self._started < REJOIN_SECONDS and not all_back(self._expected, self.subscribers, exchange, request):
+        young = now - self._started < REJOIN_SECONDS or self._expected.awaited(self.subscribers, now)
+        if young and not all_back(self._expected.all, self.subscribers, exchange, request):
             raise NotReady("not everybody may have come back yet: it would replay to some subscribers only")
         if self._joining(now):
             raise NotReady("a subscriber is just joining: it would miss the beginning of the replay")
@@ -183,7 +198,7 @@ class Membership:
         publisher.peer, publisher.last_report = peer, now
         heard = wire.Heard(self.term, True, gone=publisher.lost, gone_path=publisher.lost_path)
         out: list[Instruction] = [Notify(peer, heard)]
-        if report.lost and not report.exchange:
+        if report.lost and not report.exchange and not self._dealt_with(report, publisher):
             publisher.lose(report.lost, report.path, now)
         if report.path >= publisher.path and not report.leaving and report.exchange in self.exchanges:
             # no FIN is under way, so it knows best: it never used its last path, took another one, or gave up on the FIN
@@ -192,6 +207,13 @@ class Membership:
         if publisher.relocated and report.path <= publisher.path:
             out.append(self._relocate(publisher))  # it may have missed the notice; a repetition changes nothing
         return out + self._settle(now)
+
+    def _dealt_with(self, report: wire.PublisherReport, publisher: Publisher) -> bool:
+        """Whether it reports a loss for which it has been given its next path already, not one of that path's own link."""
+        if report.path >= publisher.path:
+            return False
+        here = self.exchanges.get(publisher.exchange)
+        return report.path < publisher.opened or (here is not None and report.lost != here.address.token)
 
     def _send_to(self, publisher: Publisher, exchange: str, now: float) -> None:
         publisher.target, publisher.relocated, publisher.deadline = exchange, True, now + MOVE_SECONDS
@@ -249,14 +271,21 @@ class Membership:
         """A subscriber lives, and says what it has proved."""
         subscriber = self.subscribers.get(report.subscriber)
         if subscriber is None:
+            if self._begun is not None:
+                self._expected.reported(report.subscriber, now)
             return [Notify(peer, wire.Rejoin(self.term))]
         subscriber.peer, subscriber.last_report = peer, now
         subscriber.attached = frozenset(report.attached)
+        if subscriber.returning and not subscriber.reported:
+            subscriber.may_miss(possible_tokens(self.exchanges))  # an earlier Monitor may have let them carry without it
+        subscriber.reported = True
+        subscriber.attached -= {one.address.token for one in self.exchanges.values() if one.listed > report.version}
         if carrying := carrying_tokens(self.exchanges):
             subscriber.ready = carrying <= subscriber.attached  # one that gave up detaches from all
         waits = () if subscriber.returning else self.waits(now)
-        subscriber.told = subscriber.ready and not waits and possible_tokens(self.exchanges) <= subscriber.attached
-        out: list[Instruction] = [Notify(peer, wire.Heard(self.term, subscriber.told, waits))]
+        subscriber.tell(subscriber.ready and not waits and possible_tokens(self.exchanges) <= subscriber.attached)
+        heard = wire.Heard(self.term, subscriber.told, waits, answers=report.sent, passed_by=subscriber.passed_by)
+        out: list[Instruction] = [Notify(peer, heard)]
         if report.version < self.version:
             out.append(Notify(peer, wire.Exchanges(self.term, self.version, self.visible())))
         return out if self._settled else out + self._settle(now)
@@ -265,6 +294,7 @@ class Membership:
         """A member said good-bye, or is taken for gone."""
         self.publishers.pop(member, None)
         self.subscribers.pop(member, None)
+        self._expected.left(member)
         return self._settle(now)
 
     # --- orders of the scaling process and of people ------------------------------------------------------------------
@@ -370,6 +400,9 @@ class Membership:
             subscriber.joined = min(now, subscriber.joined + seconds)
         if self._begun is not None:
             self._begun = min(now, self._begun + seconds)
+        self._expected.stood_still(seconds)
+        if self._held_since is not None:
+            self._held_since = min(now, self._held_since + seconds)
 
     def probes(self) -> list[Instruction]:
         """What has to be sent through Exchanges again and again, until every proof is in and everybody has left."""
@@ -387,12 +420,12 @@ class Membership:
         for exchange in starting:
             exchange.state = ExchangeState.ACTIVE
             for one in self.subscribers.values():  # those that were not waited for
-                one.ready = one.ready and exchange.address.token in one.attached
+                one.may_miss((exchange.address.token,))
         if starting and become_ready(self.exchanges, self.subscribers):  # had proved it before it carried anything
             out += self._tell_ready(now)
         for exchange in self.exchanges.values():
-            if exchange.state in (ExchangeState.DRAINING, ExchangeState.RETIRING):
-                self._empty(exchange)
+            if exchange.state in (ExchangeState.DRAINING, ExchangeState.RETIRING, ExchangeState.DRAINED):
+                self._empty(exchange)  # a publisher that was forgotten may have come back to it
             if exchange.state is ExchangeState.DRAINING and not self._used(exchange.address.id):
                 exchange.state = ExchangeState.RETIRING
                 out.append(Retire(exchange.address))
@@ -421,7 +454,7 @@ class Membership:
         untold = [one for one in self.subscribers.values() if one.ready and not one.told and (one.returning or not waits)]
         ready = [one for one in untold if possible <= one.attached]
         for subscriber in ready:
-            subscriber.told = True
+            subscriber.tell(True)
         return [Notify(subscriber.peer, wire.Heard(self.term, True)) for subscriber in ready]
 
     # --- what a Monitor that has taken over does not know yet -----------------------------------------------------------
@@ -433,20 +466,37 @@ class Membership:
 
     def _newcomers_served(self, now: float) -> bool:
         """Whether a new publisher may begin: nobody who subscribed before would miss it without knowing."""
-        return self._begun is None or self._all_returned() or now - self._begun >= NEWCOMER_SECONDS
+        if self._begun is None or self._expected.all_in(self.subscribers):
+            return True
+        return now - self._begun >= NEWCOMER_SECONDS and not self._expected.awaited(self.subscribers, now)
 
     def _members_known(self, now: float) -> bool:
         """Whether the subscribers that were there before this Monitor have had time to come back."""
-        if self._begun is None or self._all_returned():
+        if self._begun is None or self._expected.all_in(self.subscribers):
             return True
+        if self._expected.awaited(self.subscribers, now):
+            return False
         return now - self._begun >= (REJOIN_SECONDS if self.subscribers else NOBODY_SECONDS)
 
-    def _all_returned(self) -> bool:
-        return self._expected is not None and self._expected <= self.subscribers.keys()
+    def expect(self, named: Named, now: float) -> None:
+        """A Monitor before this one names the subscribers it had."""
+        heard = {subscriber: now - silent for subscriber, silent in named.subscribers.items()}
+        if named.all:
+            self._expected = Expected(heard, now)
+        else:
+            self._expected.add(heard, now)
+
+    def named(self, now: float) -> Named:
+        """For the Monitor that follows: the subscribers that had been told that they are ready. Not all that there may be, as
+        long as those of the Monitor before this one may still come back."""
+        ready = {id: one for id, one in self.subscribers.items() if one.ready or one.told or one.returning}
+        return Named({id: now - one.last_report for id, one in ready.items()}, self._newcomers_served(now))
 
     def _relocations(self, now: float) -> list[Instruction]:
-        """Tell those who are to move, unless a subscriber is just joining."""
-        if self._joining(now):
+        """Tell those who are to move, unless a subscriber is just joining, or is about to."""
+        if not any(self._due(one) for one in self.publishers.values()):
+            return []
+        if self._joining(now) or self._expected.awaited(self.subscribers, now):
             return []
         out: list[Instruction] = []
         for publisher in self.publishers.values():
@@ -457,9 +507,22 @@ class Membership:
                 out.append(self._relocate(publisher))
         return out
 
+    def _due(self, publisher: Publisher) -> bool:
+        """Whether this publisher is to be told where to go on."""
+        if publisher.lost and not publisher.target:
+            return bool(replacement(self.exchanges.values(), publisher, self.load))
+        return publisher.target in self.exchanges and not publisher.relocated
+
     def _joining(self, now: float) -> bool:
+        """Whether what is due waits for a subscriber that is just joining. When one has joined after the other for long enough
+        since the first wait, there is a time in which nobody is waited for, and all that is due goes on."""
         recently = now - self._joined < JOINING_SECONDS
-        return recently and any(not one.ready and now - one.joined < JOINING_SECONDS for one in self.subscribers.values())
+        if not recently or not any(not one.ready and now - one.joined < JOINING_SECONDS for one in self.subscribers.values()):
+            self._held_since = None
+            return False
+        if self._held_since is None or now - self._held_since >= JOINING_ALL_SECONDS + JOINING_SECONDS:
+            self._held_since = now
+        return now - self._held_since < JOINING_ALL_SECONDS
 
     def _proved(self, exchange: Exchange, now: float) -> bool:
         if now - exchange.last_report > EXCHANGE_SILENT_SECONDS or not self._members_known(now):

@@ -17,6 +17,7 @@ import zmq
 from roq.errors import FrameError, NotReady, RoqError
 from roq.monitor.backup import Roll
 from roq.monitor.beacons import Beacons
+from roq.monitor.expected import EXPECTED_SECONDS
 from roq.monitor.fencing import fence
 from roq.monitor.former import FormerLives
 from roq.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
@@ -38,6 +39,7 @@ from roq.wire.assignment import FormerProcess, MonitorRole, ProcessSpec
 from roq.wire.child import ChildSpec
 from roq.wire.frame import Header, Kind
 from roq.wire.limits import DECISIONS_KEPT
+from roq.wire.process import Named
 
 log = logger(__name__)
 MONITOR_ID = 1  # publisher id on probes; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
@@ -56,6 +58,7 @@ class Monitor:
         self._refusals = Refusals(log, self.counters)
         self._statistics = Statistics()
         self._roll = Roll()
+        self._restarted = spec.restarted  # in this term
         self._membership = self._fresh_membership(None, spec.restarted or process.term > 1)
         self._watches: dict[str, ExchangeWatch] = {}
         self._beacons = Beacons()
@@ -87,7 +90,7 @@ class Monitor:
             self.counters,
         )
 
-    def _fresh_membership(self, expected: frozenset[int] | None, takes_over: bool = True) -> Membership:
+    def _fresh_membership(self, expected: dict[int, float] | None, takes_over: bool = True) -> Membership:
         nowhere = wire.ExchangeAddress("", "", 0, 0)
         settings = self._process.settings
         use = wire.PublisherWelcome(self._process.term, 0, nowhere, settings.overflow, settings.max_frame_bytes)
@@ -99,16 +102,29 @@ class Monitor:
         lives = [life for life in self._process.former if life.exchange]
         return Membership(self._process.term, use, expected, now, FormerLives(lives, now))
 
-    def _fenced(self, term: int) -> None:
-        """The queue is led elsewhere: everybody shall look there at once."""
+    def _fenced(self, term: int) -> Named | None:
+        """The queue is led elsewhere: everybody shall look there at once. Whom the Monitor of that term has to wait for."""
         for peer in self._membership.peers():
             self._server.notify(peer, wire.Standby(term))
+        if self._process.role is MonitorRole.BACKUP:
+            return None
+        named = self._membership.named(self._now())
+        return msgspec.structs.replace(named, all=named.all and term == self._process.term + 1)
 
     async def _fence(self, former: FormerProcess, term: int) -> None:
         """What lives on at a lost host ends now if it can be reached, else with its lease."""
-        await fence(former, term)
+        await fence(former, term, lambda named: self._expect(named, term))
         if term == self._process.term:
-            self._membership.former.gone(former.exchange)
+            self._membership.former.gone(former.exchange, former.host)
+            self._look()
+
+    def _expect(self, named: Named, term: int) -> None:
+        """The Monitor that was fenced has named its subscribers. Others may have joined an earlier process of ours."""
+        if term == self._process.term:
+            fields = {"term": term, "subscribers": len(named.subscribers), "all": named.all}
+            log.info("the fenced Monitor named its subscribers", extra={"fields": fields})
+            self._membership.expect(msgspec.structs.replace(named, all=named.all and not self._restarted), self._now())
+            asyncio.get_running_loop().call_later(EXPECTED_SECONDS + 0.01, self._look)
             self._look()
 
     def _fence_all(self) -> None:
@@ -129,9 +145,10 @@ class Monitor:
             activated = (before.role, process.role) == (MonitorRole.BACKUP, MonitorRole.ACTIVE)
             self._membership = self._fresh_membership(self._roll.expected(time.monotonic()) if activated else None)
             self._roll = Roll()
+            self._restarted = False
             self._fence_all()
         elif process.former != before.former:
-            self._membership.former.keep({one.exchange for one in process.former})
+            self._membership.former.keep({(one.exchange, one.host) for one in process.former})
         if process.role is MonitorRole.ACTIVE and process.monitors != before.monitors:
             for peer in self._membership.peers():
                 self._server.notify(peer, wire.Monitors(process.term, process.monitors))

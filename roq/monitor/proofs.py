@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from roq.monitor.records import CARRYING, Exchange, ExchangeState, Instruction, Probe, Retire, Subscriber
 
 JOINING_SECONDS = 2.0  # moves and proofs wait at most this long for a subscriber to become ready
+JOINING_ALL_SECONDS = 5.0  # and this long while one joins after the other, as a consumer does that crashes at once
 PROVING_SILENT_SECONDS = 2.5  # two reports missed: with the report before its death, the living wait less than 3 s
 PROVING_SECONDS = 10.0  # whoever reports and has not proved an Exchange by then does not read
 
@@ -34,11 +35,12 @@ def possible_tokens(exchanges: Mapping[str, Exchange]) -> set[str]:
 
 def proved(exchange: Exchange, subscribers: Collection[Subscriber], now: float) -> bool:
     """Whether this Exchange may take publishers: nobody is waited for any more. One that is dead or frozen is not, nor for ever
-    one that reads nothing although others do: it is not ready then, and sees from the numbers what it missed."""
+    one that reads nothing although others do: it is not ready then, and sees from the numbers what it missed. Nor, for
+    ever, are those that join one after the other."""
     token = exchange.address.token
-    missing = any(token not in one.attached and _waited_for(one, now) for one in subscribers)
+    missing = [one for one in subscribers if token not in one.attached and _waited_for(one, now)]
     if missing and now - exchange.proving_since > PROVING_SECONDS:
-        return any(token in one.attached for one in subscribers)
+        return not any(one.ready or one.returning for one in missing) or any(token in one.attached for one in subscribers)
     return not missing
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -69,12 +69,13 @@ Instruction = Notify | Probe | Retire | Watch | Unwatch | Answer
 class Exchange:
     """One Exchange of the queue."""
 
-    __slots__ = ("address", "host", "last_report", "may_carry", "proving_since", "state")
+    __slots__ = ("address", "host", "last_report", "listed", "may_carry", "proving_since", "state")
 
     def __init__(self, address: wire.ExchangeAddress, host: str, now: float) -> None:
         self.address, self.host, self.last_report = address, host, now
         self.proving_since = now
         self.state = ExchangeState.STARTING
+        self.listed = 0  # version of the first list that names it
         self.may_carry = False  # STARTING, yet publishers of an earlier Monitor may be on it
 
 
@@ -134,14 +135,28 @@ class Publisher:
 class Subscriber:
     """One subscriber; `attached` has the tokens of the Exchanges that it proved."""
 
-    __slots__ = ("attached", "joined", "last_report", "peer", "ready", "returning", "told")
+    __slots__ = ("attached", "joined", "last_report", "passed_by", "peer", "ready", "reported", "returning", "told", "was_told")
 
     def __init__(self, peer: bytes, now: float, returning: bool = False) -> None:
         self.peer, self.joined, self.last_report = peer, now, now
         self.attached: frozenset[str] = frozenset()
         self.ready = False  # it proved everything that is known to carry messages
         self.told = False  # and has been told so
+        self.was_told = False  # once, and may have been told the contrary since
         self.returning = returning  # an earlier Monitor had told it: it knows whom it might miss
+        self.reported = False
+        self.passed_by = 0  # times that something carried messages without it, since it was ready first
+
+    def may_miss(self, tokens: Iterable[str]) -> None:
+        """These carry messages, whether or not it has proved them."""
+        if not self.attached.issuperset(tokens):
+            self.ready = False
+            self.passed_by += self.was_told or self.returning
+
+    def tell(self, ready: bool) -> None:
+        """It is being told whether it is ready."""
+        self.told = ready
+        self.was_told |= ready
 
 
 class Waiting(NamedTuple):

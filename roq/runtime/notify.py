@@ -9,6 +9,7 @@ from collections.abc import Mapping
 READY = "READY=1"
 WATCHDOG = "WATCHDOG=1"
 STOPPING = "STOPPING=1"
+EXIT_FOR_GOOD = 90  # of a daemon that was told to stop for good; RestartPreventExitStatus= of its unit
 
 
 def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
@@ -25,6 +26,11 @@ def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
         except OSError:
             return False  # the service manager is busy or restarting; the next call tells it again
     return True
+
+
+def managed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a service manager started this process and will start it again."""
+    return bool(environment.get("NOTIFY_SOCKET"))
 
 
 def watchdog_seconds(environment: Mapping[str, str] = os.environ) -> float | None:

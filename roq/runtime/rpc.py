@@ -21,18 +21,17 @@ from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import Router
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal, seal_error
-from roq.wire.limits import REQUESTS_IN_FLIGHT
+from roq.wire.limits import REQUESTS_IN_FLIGHT, UNFINISHED_BYTES_MAX
 
 T = TypeVar("T", bound=msgspec.Struct)
 log = logger(__name__)
 
 
 class RpcServer:
-    """A bound ROUTER. `handle(peer, request)` returns the reply or raises a RoqError; `notice(peer, body)` returns nothing.
+    """A bound Router. `handle(peer, request)` returns the reply or raises a RoqError; `notice(peer, body)` returns nothing.
 
     `requests` and `notices` are the unions of the conversation. `peer` is opaque bytes, valid for `notify`. `drained()` is
-    called after messages that came together; with it, the socket is one for many small requests (router.py), of which
-    unfinished_max bytes may be coming at a time (0: any number).
+    called after messages that came together. unfinished_max: bytes that may be coming at a time.
     """
 
     def __init__(
@@ -45,14 +44,10 @@ class RpcServer:
         notice: Callable[[bytes, Any], None] | None = None,
         counters: Counters | None = None,
         drained: Callable[[], None] | None = None,
-        unfinished_max: int = 0,
+        unfinished_max: int = UNFINISHED_BYTES_MAX,
     ) -> None:
-        self._link: Router | sockets.Link
-        if drained is None:
-            self._link, self.port = sockets.router_link(address, port, self._message)
-        else:
-            self._link = Router(address, port, self._message, drained, unfinished_max)
-            self.port = self._link.port
+        self._link = Router(address, port, self._message, drained, unfinished_max)
+        self.port = self._link.port
         self.counters = counters if counters is not None else Counters()
         self._refusals = Refusals(log, self.counters)
         self._decode_request = msgspec.msgpack.Decoder(requests).decode

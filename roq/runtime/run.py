@@ -1,4 +1,4 @@
-"""Running one process: uvloop, signals, exit codes. Nothing of RoQ's protocols here."""
+"""Running one process: uvloop, signals, exit codes, last words. Nothing of RoQ's protocols here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import uvloop
 
 from roq.errors import RoqError
 from roq.runtime.observe import logger
+from roq.runtime.router import send_rest
 
 log = logger(__name__)
 PR_SET_NAME = 15
@@ -30,6 +31,8 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
         except RoqError as error:
             log.error("process gave up", extra={"fields": {"error": type(error).__name__, "reason": str(error)}})
             return 1
+        finally:
+            await send_rest()  # whoever fenced a Monitor is told whom to wait for, its members to look elsewhere
         return 0
 
     return uvloop.run(body())

@@ -19,7 +19,7 @@ log = logger(__name__)
 
 class ShutdownMonitor:
     """Serves Shutdown, Ping, Configure and Fence on `address:port` (0: any free port, see `port`). term: of a process that a
-    higher one replaces; on_fenced(term): just before it stops for that."""
+    higher one replaces; on_fenced(term): just before it stops for that; returns what a Monitor answers."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class ShutdownMonitor:
         counters: Counters,
         configure: Callable[[ProcessSpec], None] | None = None,
         term: int | None = None,
-        on_fenced: Callable[[int], None] | None = None,
+        on_fenced: Callable[[int], wire.Named | None] | None = None,
     ) -> None:
         self._term, self._on_fenced = term, on_fenced
         self._name, self._stop, self._counters, self._configure = name, stop, counters, configure
@@ -59,10 +59,9 @@ class ShutdownMonitor:
         if name != self._name or self._term is None or term <= self._term:
             raise CallError(f"{self._name} of term {self._term} is not replaced by {name} of term {term}")
         log.warning("replaced under a higher term: stopping", extra={"fields": {"term": self._term, "higher": term}})
-        if self._on_fenced is not None:
-            self._on_fenced(term)
+        named = self._on_fenced(term) if self._on_fenced is not None else None
         asyncio.get_running_loop().call_soon(self._stop.set)
-        return wire.Done()
+        return wire.Done(named)
 
     def close(self) -> None:
         """Stop serving."""

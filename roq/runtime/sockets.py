@@ -17,11 +17,15 @@ import zmq
 from roq.errors import PortTaken
 from roq.wire.assignment import Overflow
 from roq.wire.limits import (
+    BACK_BYTES_QUEUED,
+    BACK_FRAMES_QUEUED,
     CONTROL_BYTES_MAX,
     CONTROL_MESSAGES_QUEUED,
     DATA_FRAMES_QUEUED,
+    FRONT_FRAMES_QUEUED,
     LISTEN_BACKLOG,
     SUBSCRIBER_FRAMES_QUEUED,
+    SUBSCRIPTION_BYTES_MAX,
 )
 
 HEARTBEAT_INTERVAL_MS = 1_000  # ZMTP ping: a black-holed peer is noticed
@@ -70,14 +74,12 @@ def _common(socket: zmq.Socket[bytes]) -> None:
 
 
 def control_socket(kind: int) -> zmq.Socket[bytes]:
-    """A socket of kind ROUTER, DEALER, PUB or SUB for control messages."""
+    """A socket of kind DEALER, PUB or SUB for control messages."""
     socket = context().socket(kind)
     _common(socket)
-    socket.set(zmq.MAXMSGSIZE, CONTROL_BYTES_MAX)
+    socket.set(zmq.MAXMSGSIZE, SUBSCRIPTION_BYTES_MAX if kind == zmq.PUB else CONTROL_BYTES_MAX)
     socket.set(zmq.SNDHWM, CONTROL_MESSAGES_QUEUED)
     socket.set(zmq.RCVHWM, CONTROL_MESSAGES_QUEUED)
-    if kind == zmq.ROUTER:
-        socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that left is an error we count, not a silent drop
     return socket
 
 
@@ -90,20 +92,29 @@ def _data(kind: int, max_frame_bytes: int, queued: int) -> zmq.Socket[bytes]:
     return socket
 
 
-def exchange_front(max_frame_bytes: int) -> zmq.Socket[bytes]:
-    """XSUB that takes publishers' frames. No ZMTP heartbeat: while a queue blocks, its silence is not death."""
-    socket = _data(zmq.XSUB, max_frame_bytes, DATA_FRAMES_QUEUED)
+def exchange_front(max_frame_bytes: int, overflow: Overflow) -> zmq.Socket[bytes]:
+    """XSUB that takes publishers' frames. No ZMTP heartbeat: while a queue blocks, its silence is not death.
+
+    DROP: few frames are queued inside. One thread of ZeroMQ reads them in and writes those at the back out, so what it can't
+    bring in leaves it time to write, and a burst of small frames does not overrun the back.
+    """
+    queued = DATA_FRAMES_QUEUED if overflow is Overflow.BLOCK else FRONT_FRAMES_QUEUED
+    socket = _data(zmq.XSUB, max_frame_bytes, queued)
     socket.set(zmq.HEARTBEAT_IVL, 0)
     return socket
 
 
-def exchange_back(overflow: Overflow) -> zmq.Socket[bytes]:
-    """XPUB that feeds subscribers; BLOCK: waits for a full one, DROP: drops for it.
+def exchange_back(max_frame_bytes: int, overflow: Overflow) -> zmq.Socket[bytes]:
+    """XPUB that feeds subscribers; BLOCK: waits for a full one, DROP: drops for it. max_frame_bytes: the queue's. DROP: the
+    larger its frames may be, the fewer are queued: the mark counts frames, and can't be changed while subscribers are here.
 
     Only with BLOCK it sends ZMTP heartbeats: they end the connection of one that shows no sign of life for 10 s, so that the
     others can go on. With DROP nobody waits, and a PING is a risk for whoever is full, see subscriber_socket.
     """
-    socket = _data(zmq.XPUB, CONTROL_BYTES_MAX, DATA_FRAMES_QUEUED)
+    queued = DATA_FRAMES_QUEUED
+    if overflow is Overflow.DROP:
+        queued = max(queued, min(BACK_FRAMES_QUEUED, BACK_BYTES_QUEUED // max_frame_bytes))
+    socket = _data(zmq.XPUB, SUBSCRIPTION_BYTES_MAX, queued)
     socket.set(zmq.XPUB_NODROP, 1 if overflow is Overflow.BLOCK else 0)
     socket.set(zmq.HEARTBEAT_IVL, BLOCKING_INTERVAL_MS if overflow is Overflow.BLOCK else 0)
     socket.set(zmq.HEARTBEAT_TIMEOUT, BLOCKING_TIMEOUT_MS)
@@ -199,17 +210,16 @@ class Link:
         self._loop.call_soon(self._ready)  # the descriptor only tells news; look once at what is there already
 
     def send(self, parts: Sequence[bytes]) -> bool:
-        """Send or queue one message; False if the peer is gone or the backlog full (the message is dropped)."""
+        """Send or queue one message; False if the backlog is full (the message is dropped)."""
         if self._closed:
             return False
-        sent = not self._backlog and self._try_send(parts)
-        if not sent and sent is not None:
+        if self._backlog or not self._try_send(parts):
             if len(self._backlog) >= CONTROL_MESSAGES_QUEUED:
                 return False
             self._backlog.append(parts)
         if not (self._looking or self._reading):
             self._look_again()
-        return sent is not None
+        return True
 
     def _look_again(self) -> None:
         """Sending and asking may have swallowed the descriptor's word of news."""
@@ -221,7 +231,7 @@ class Link:
     def _flush(self) -> bool:
         """Send what waits, as far as it can be; True if something could."""
         waiting, backlog = len(self._backlog), self._backlog
-        while backlog and self._try_send(backlog[0]) is not False:
+        while backlog and self._try_send(backlog[0]):
             backlog.popleft()
         return len(backlog) < waiting
 
@@ -229,17 +239,13 @@ class Link:
         self._looking = False
         self._ready()
 
-    def _try_send(self, parts: Sequence[bytes]) -> bool | None:
-        """True: sent; False: not now; None: never (unroutable)."""
+    def _try_send(self, parts: Sequence[bytes]) -> bool:
+        """False: not now."""
         try:
             self.socket.send_multipart(parts, zmq.NOBLOCK)
-            return True
         except zmq.Again:
             return False
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                return None
-            raise
+        return True
 
     def _ready(self) -> None:
         if self._closed:
@@ -272,16 +278,3 @@ class Link:
         self._closed = True
         self._loop.remove_reader(self._fd)
         self.socket.close()
-
-
-def router_link(
-    address: str, port: int, on_message: Callable[[list[bytes]], None], on_drained: Callable[[], None] | None = None
-) -> tuple[Link, int]:
-    """A bound ROUTER for control messages on the running loop, and the port bound (0: any free one). Raises PortTaken."""
-    socket = control_socket(zmq.ROUTER)
-    try:
-        bound = bind(socket, address, port)
-    except PortTaken:
-        socket.close()
-        raise
-    return Link(socket, on_message, on_drained), bound

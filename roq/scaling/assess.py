@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 from roq.wire.kpi import ExchangeKpi, QueueKpi
@@ -13,7 +13,7 @@ OWN_CPU_MIN = 0.1  # cores: below this the queue's own Exchanges are not what ke
 VIOLATIONS_NAMED = 3  # in a cause; the others are counted
 
 
-class Scope(Enum):
+class Scope(StrEnum):
     """Which kind of rule is broken; it says which remedies can help."""
 
     EXCHANGE = "exchange"

@@ -10,13 +10,15 @@
             for batch in shuffles.read("visits", range.number):
                 ...
 
-Needs pyarrow: `pip install roq-messaging[shuffle]`. Plain blocking code; Spark's `format("roq-shuffle")` stands on it.
+Needs pyarrow: `pip install "roq-messaging[shuffle]"`. Plain blocking code; Spark's `format("roq-shuffle")` stands on it.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
+
+from roq.runtime.extras import brought_by
 
 # Loaded when asked for: the leader in gcm plans shuffles without pyarrow. The types are in __init__.pyi.
 _HOMES = {"open": "address", "Shuffles": "service", "Writer": "writer"}
@@ -25,4 +27,5 @@ _HOMES = {"open": "address", "Shuffles": "service", "Writer": "writer"}
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    with brought_by("shuffle", __name__):
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

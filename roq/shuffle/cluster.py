@@ -24,6 +24,7 @@ from roq.errors import (
 )
 from roq.ids import new_token
 from roq.runtime.backoff import delays
+from roq.runtime.extras import install
 from roq.shuffle.cluster_sink import ROOM_SECONDS, Buffer, ClusterSink
 from roq.shuffle.cluster_source import ClusterSource
 from roq.shuffle.contract import AttemptSink, RangeSource
@@ -115,7 +116,7 @@ class ClusterService:
             if shuffle.state is not State.FILLING:
                 raise ShuffleSealed(f"shuffle {name!r} is {shuffle.state}: nothing can be written any more")
             hosts = set(info.followers) - passed or set(info.followers)
-            failure: RoqError = NoHosts("no host takes part in shuffles: pip install roq-messaging[shuffle] there")
+            failure: RoqError = NoHosts(f"no host takes part in shuffles: {install('shuffle')} there")
             if hosts:
                 host = buffer_of(shuffle.id, partition, attempt, hosts)
                 buffer = Buffer(host, info.followers[host])

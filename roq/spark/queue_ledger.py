@@ -32,7 +32,8 @@ from roq.spark.queue_crash import crash_point
 from roq.spark.queue_done import DoneTasks
 from roq.spark.queue_files import create_note, write_note
 from roq.spark.queue_manifest import Manifest
-from roq.spark.queue_options import lies_within, same_queue
+from roq.spark.queue_options import lies_within
+from roq.workqueue.address import same_queue
 from roq.workqueue.contract import Ack, Backend, Extend, Leased, Release, Settlement
 
 SETTLE_COUNT = 4000  # settlements in one trip, and one sync

@@ -16,10 +16,10 @@ from typing import TypeVar
 from urllib.parse import quote
 
 import roq.blocking
-from roq.errors import InvalidAddress, WorkQueueNotFound
+from roq.errors import InvalidAddress, InvalidConfiguration, WorkQueueNotFound
 from roq.spark.errors import option_error, spark_errors
 from roq.spark.options import address_of, name_of, refuse_unknown, whole_number
-from roq.workqueue.address import Place, open_backend, parse
+from roq.workqueue.address import Place, open_backend, parse, zookeepers
 from roq.workqueue.contract import TaskState
 
 EXAMPLE = '.option("address", "log:///data/tasks")'
@@ -64,7 +64,7 @@ class QueueOptions:
         place = self.place
         if place.scheme in FOLDERS:
             return f"{place.scheme}://{quote(os.path.normpath(place.path))}"
-        hosts, chroot = _zookeeper(place)
+        hosts, chroot = zookeepers(place)
         return f"{place.scheme}://{','.join(hosts)}{chroot}/{quote(place.path, safe='')}"
 
     def manifests_folder(self) -> Path:
@@ -77,7 +77,7 @@ class QueueOptions:
         folder = _folder(self.staging, "staging", "rows until they are published")
         queue = self.queue
         if self.place.scheme not in FOLDERS and not self.publication:
-            queue = f"{self.place.scheme}:{_zookeeper(self.place)[1]}/{self.place.path}"
+            queue = f"{self.place.scheme}:{zookeepers(self.place)[1]}/{self.place.path}"
         return folder / hashlib.sha256(f"{self.kind} {queue}".encode()).hexdigest()[:16]
 
     def check_exists(self) -> None:
@@ -98,18 +98,6 @@ class QueueOptions:
 
     def _has_folder(self) -> bool:
         return (Path(self.place.path) / FOLDERS[self.place.scheme]).exists()
-
-
-def same_queue(one: str, other: str) -> bool:
-    """Whether two addresses, as `QueueOptions.queue` gives them, are of the same queue. A folder may have several paths. A
-    cluster may get other ZooKeepers, one by one: one that both name will do."""
-    mine, its = parse(one), parse(other)
-    if mine.scheme != its.scheme:
-        return False
-    if mine.scheme in FOLDERS:
-        return os.path.realpath(mine.path) == os.path.realpath(its.path)
-    (hosts, chroot), (its_hosts, its_chroot) = _zookeeper(mine), _zookeeper(its)
-    return (mine.path, chroot) == (its.path, its_chroot) and not set(hosts).isdisjoint(its_hosts)
 
 
 def lies_within(folder: Path, queue: str) -> bool:
@@ -148,20 +136,13 @@ def _place(options: Mapping[str, str], kind: Kind) -> tuple[str, Place]:
         raise option_error("path", "address names the queue already; a name goes with cluster")
     try:
         place = parse(address)
-    except InvalidAddress as error:
+    except (InvalidAddress, InvalidConfiguration) as error:
         raise option_error("cluster" if "cluster" in options else "address", str(error)) from None
     if place.scheme == "memory":
         raise option_error("address", "memory: is a queue of one process, and Spark has many; take log:///folder")
     if kind is Kind.QUEUE and place.scheme != "roq":
         raise option_error("kind", f"publish/subscribe queues are in clusters only, not at {address}")
     return address, place
-
-
-def _zookeeper(place: Place) -> tuple[list[str], str]:
-    """A cluster's ZooKeepers, host:port, in order; its chroot, "" for none."""
-    hosts, slash, chroot = place.zookeeper.partition("/")
-    named = {host if ":" in host else f"{host}:2181" for host in hosts.lower().split(",")}
-    return sorted(named), f"{slash}{chroot}".rstrip("/")
 
 
 def _folder(path: str, option: str, what: str) -> Path:

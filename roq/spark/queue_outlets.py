@@ -81,7 +81,7 @@ class FileOutlet:
     """A file: work queue. decided: Unix milliseconds when the plan was made: the time of insertion in the tasks' ids."""
 
     def __init__(self, options: QueueOptions, job: str, decided: int, largest: int) -> None:
-        backend = open_backend(options.address, None)
+        backend = open_backend(options.address, None)  # which counts what a killed driver had put, before the rest of it is
         backend.close()
         _check_size(backend, largest)
         self._publication = FilePublication(options.place.path, f"{SPARK_FOLDER}/publishing/{job}", job, decided)
@@ -101,6 +101,7 @@ class FileOutlet:
 
     def close(self) -> None:
         """See Outlet."""
+        self._publication.close()
 
 
 class TopicOutlet:

@@ -7,8 +7,8 @@
             await cluster.create_queue("orders")
             await roq_cluster.kill(await roq_cluster.leader())
 
-See roq/testing/cluster.py for what can be done to a cluster. DockerCluster needs the extra `testing` and an image (`make
-image` in RoQ's sources builds it).
+`asyncio_mode = auto` in your pytest.ini makes such tests run. See roq/testing/cluster.py for what can be done to a cluster.
+All of it needs the extra `testing`; DockerCluster also needs an image (`make image` in RoQ's sources builds it).
 """
 
 from roq.testing.cluster import Cut, HostProcess, NotPossible, TestedCluster

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from roq.errors import ProcessFailed
+from roq.runtime.extras import install
 from roq.testing.cluster import NotPossible
 
 try:
@@ -63,7 +64,7 @@ class Engine:
 
     def __init__(self) -> None:
         if docker is None:
-            raise NotPossible("a DockerCluster needs the Docker SDK: pip install 'roq-messaging[testing]'")
+            raise NotPossible(f"a DockerCluster needs the Docker SDK: {install('testing')}")
         try:
             self._client = docker.from_env(timeout=CALL_SECONDS, max_pool_size=32)
             self._client.ping()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from roq.errors import CallError, ProcessFailed, RoqError
 from roq.local import leftovers
-from roq.local.cluster import HCM_PORT, LocalCluster
+from roq.local.cluster import HCM_PORT, JAVA, LocalCluster
 from roq.testing.cluster import CLIENT, GCM, HCM, HostProcess, NotPossible, TestedCluster
 
 T = TypeVar("T")
@@ -27,12 +27,17 @@ DAEMONS, CHILDREN = PROGRAMS[:3], PROGRAMS[3:]
 
 
 class LoopbackCluster(TestedCluster):
-    """`async with LoopbackCluster(gcms=2, hcms=2) as cluster`. directory: for logs and state; else a temporary one."""
+    """`async with LoopbackCluster(gcms=2, hcms=2) as cluster`. logs: directory for logs and state; else a temporary one.
+
+    zookeeper: None: on RoQ's coordinator; "java": on a real ZooKeeper of its own (`pip install "roq-messaging[local]"`). Either
+    is the machine "zookeeper-1".
+    """
 
     def __init__(
         self,
         *,
         zookeepers: int = 1,
+        zookeeper: str | None = None,
         gcms: int = 2,
         hcms: int = 2,
         session_seconds: float = 4.0,
@@ -42,8 +47,11 @@ class LoopbackCluster(TestedCluster):
     ) -> None:
         if zookeepers != 1:
             raise NotPossible("a LoopbackCluster has one ZooKeeper")
+        if zookeeper not in (None, JAVA):
+            raise NotPossible(f'a LoopbackCluster starts its own ZooKeeper: zookeeper is None or "{JAVA}"')
         self._directory, self._temporary = logs, logs is None
-        self._options: dict[str, Any] = {"gcms": gcms, "hosts": hcms, "session_seconds": session_seconds}
+        self._options: dict[str, Any] = {"gcms": gcms, "hosts": hcms, "zookeeper": zookeeper}
+        self._options["session_seconds"] = session_seconds
         self._options |= {"exchanges_max": exchanges_max, "start_seconds": start_seconds}
         self._local: LocalCluster | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

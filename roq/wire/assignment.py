@@ -16,6 +16,7 @@ import msgspec
 from roq.errors import FrameError
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.policy import Policy
+from roq.wire.words import in_words
 from roq.wire.work_queue import WorkQueueSpec
 
 T = TypeVar("T")
@@ -69,6 +70,9 @@ class QueueSettings(msgspec.Struct, frozen=True):
     replication: int = 1
     overflow: Overflow = Overflow.DROP
     max_frame_bytes: int = 1024 * 1024
+
+    def __str__(self) -> str:
+        return in_words(self)
 
 
 class MonitorAddress(msgspec.Struct, frozen=True, omit_defaults=True):

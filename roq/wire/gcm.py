@@ -118,7 +118,8 @@ class GetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class CreateWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Create a work queue, answered when its master runs. Where nothing is said, an existing one may be any, and a new one
-    gets the default. write_quorum 0: 3 stores, or as many as there are hosts; ack_quorum 0: the majority of them."""
+    gets the default. write_quorum 0: 3 stores, or as many as there are hosts; ack_quorum 0: the majority of them;
+    inline_bytes 0: INLINE_BYTES."""
 
     name: str
     transaction: str
@@ -126,6 +127,7 @@ class CreateWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     write_quorum: int = 0
     ack_quorum: int = 0
     standbys: int | None = None  # 1
+    inline_bytes: int = 0
 
 
 class RemoveWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):

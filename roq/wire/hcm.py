@@ -12,7 +12,7 @@ class GetProcesses(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GetCapacity(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """How many Exchanges run here, and how many may?"""
+    """How many Exchanges run here, and how many may? How are clock and disk?"""
 
 
 class SetDraining(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -35,13 +35,17 @@ class Processes(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to GetCapacity. Fractions 0..1."""
+    """Answer to GetCapacity. Fractions 0..1. time: the host's clock, seconds since 1970; version: of RoQ, as the HCM was
+    started; disk_free_bytes: where it keeps its state, for us to use. 0, "" and -1: an older HCM, which does not tell."""
 
     exchanges: int
     exchanges_max: int
     cpu_fraction: float
     memory_fraction: float
     memory_bytes: int
+    time: float = 0.0
+    version: str = ""
+    disk_free_bytes: int = -1
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):

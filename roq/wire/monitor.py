@@ -131,6 +131,7 @@ class SubscriberReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     lag_seconds: float
     latency_p50_seconds: float
     latency_p99_seconds: float
+    sent: float = 0.0  # by the subscriber's own clock
 
 
 class Exchanges(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -164,13 +165,16 @@ class Heard(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answer to every report: I live. ready (subscribers): every Exchange that carries messages has proved itself to you,
     and every one added later will before it carries any. waits: what keeps it from being ready beside its own proofs.
     gone (publishers): token of the Exchange you were on, with paths up to gone_path, which is lost; what you send there
-    arrives nowhere, even if your connection shows nothing."""
+    arrives nowhere, even if your connection shows nothing. answers (subscribers): when the report was sent, 0 if it is
+    no answer; passed_by: how often since you joined an Exchange may have carried messages though you had not proved it."""
 
     term: int
     ready: bool
     waits: tuple[str, ...] = ()
     gone: str = ""
     gone_path: int = 0
+    answers: float = 0.0
+    passed_by: int = 0
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -34,8 +34,18 @@ class Fence(msgspec.Struct, frozen=True, tag=True, array_like=True):
     term: int
 
 
+class Named(msgspec.Struct, frozen=True, array_like=True):
+    """The subscribers that a Monitor had told that they are ready, with the seconds since it heard each. all: there is nobody
+    else whom a Monitor up to the term of the order may have told that."""
+
+    subscribers: dict[int, float]
+    all: bool
+
+
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The order was taken."""
+    """The order was taken. named: by a Monitor that is fenced."""
+
+    named: Named | None = None
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True, array_like=True):

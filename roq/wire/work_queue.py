@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
+QUORUM_MAX = 9  # stores of one segment
+STANDBYS_MAX = 15
+INLINE_BYTES = 64 * 1024  # payloads from here on do not pass the master, unless its queue was made with another number
+INLINE_BYTES_MAX = 1024 * 1024  # a log's entry may hold one beside a full batch
+
 
 class TaskSettings(msgspec.Struct, frozen=True):
     """What `roq.workqueue.contract.Settings` says, field by field."""
@@ -18,12 +23,14 @@ class TaskSettings(msgspec.Struct, frozen=True):
 
 class WorkQueueSpec(msgspec.Struct, frozen=True):
     """What every master and standby of a work queue is told. `log`: id of its replicated log, which no other queue ever has,
-    not even one of the same name. Quorums: stores that keep each entry, and that must have it before it counts."""
+    not even one of the same name. Quorums: stores that keep each entry, and that must have it before it counts. inline_bytes:
+    payloads from this size on go straight to a store."""
 
     log: str
     write_quorum: int
     ack_quorum: int
     settings: TaskSettings = TaskSettings()
+    inline_bytes: int = INLINE_BYTES
 
 
 class WorkQueueRecord(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from roq.errors import FrameError
 from roq.wire.limits import CONTROL_BYTES_MAX
 
 GREETING_BYTES = 64
+CHUNK_BYTES_MIN = 4096  # of a message that comes in crumbs; each chunk costs some 50 bytes beside itself
 PARTS_MAX = 16  # of one message, which has CONTROL_BYTES_MAX in all of them together
 MORE, LONG, COMMAND = 1, 2, 4
 _GREETING = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -52,12 +53,14 @@ class Parser:
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """The messages that are whole now. Raises FrameError: the connection is of no use."""
-        self._chunks.append(data)
+        if self._chunks and len(self._chunks[-1]) < CHUNK_BYTES_MIN:
+            self._chunks[-1] += data
+        else:
+            self._chunks.append(data)
         self._size += len(data)
         if self._size < self._needed:
             return []
-        if len(self._chunks) > 1:
-            data = b"".join(self._chunks)
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         at, end, messages = 0, self._size, list[list[bytes]]()
         if not self._greeted:
             self._greet(data)

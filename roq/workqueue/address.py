@@ -5,20 +5,23 @@
     file:///data/tasks                     a folder: no server, also on a network file system, open to python-task-queue
     log:///data/tasks                      a folder of one machine: fast and strict, any number of its processes
     roq://zk1:2181,zk2:2181/name           a replicated queue of a RoQ cluster; before the name its chroot, if it has one
+    …?max_attempts=5&write_quorum=3        any of them with options (options.py)
 
 A path is percent-decoded; relative ones and host parts are refused: two programs would mean different folders by them.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote
 
 from roq.errors import InvalidAddress
 from roq.ids import check_name
 from roq.workqueue.contract import Backend, Settings
+from roq.workqueue.options import Options, from_query
 
 # Imported when one is opened: all four together would make `import roq` a third slower, for every program and command.
 BACKENDS = {
@@ -33,26 +36,30 @@ EXAMPLES = "memory: · file:///data/tasks · log:///data/tasks · roq://zk1:2181
 
 class Place(NamedTuple):
     """An address in parts. path: the folder (file, log) or the name (memory: "" for a private one; roq).
-    zookeeper: what `roq.connect` takes (roq)."""
+    zookeeper: what `roq.connect` takes (roq). options: behind the `?`."""
 
     scheme: str
     path: str
     zookeeper: str = ""
+    options: Options = Options()
 
 
 def parse(address: str) -> Place:
-    """The parts of an address. Raises InvalidAddress."""
+    """The parts of an address. Raises InvalidAddress, or InvalidConfiguration for an option."""
     if not isinstance(address, str):
         raise InvalidAddress(f"an address is a string, got {type(address).__name__}")
-    scheme, colon, rest = address.partition(":")
+    where, marked, query = address.partition("?")
+    scheme, colon, rest = where.partition(":")
     if not colon or scheme not in SCHEMES:
         guess = f"; is {folder_address(address)} meant?" if address.startswith(("/", "./", "../", "~")) else ""
         raise InvalidAddress(f"{address!r} is not the address of a work queue{guess} Addresses look like {EXAMPLES}")
     if scheme == "memory":
-        return _memory(address, rest)
-    if not rest.startswith("//"):
+        place = _memory(address, rest)
+    elif not rest.startswith("//"):
         raise InvalidAddress(f"{address!r}: after {scheme}: come two slashes. Addresses look like {EXAMPLES}")
-    return _cluster(address, rest[2:]) if scheme == "roq" else _folder(address, scheme, rest[2:])
+    else:
+        place = _cluster(address, rest[2:]) if scheme == "roq" else _folder(address, scheme, rest[2:])
+    return place._replace(options=from_query(query).of(scheme)) if marked else place
 
 
 def folder_address(path: str) -> str:
@@ -69,8 +76,8 @@ def _memory(address: str, name: str) -> Place:
 def _folder(address: str, scheme: str, path: str) -> Place:
     if not path.startswith("/"):
         raise InvalidAddress(f"{address!r}: the folder is written from the root, with three slashes: {scheme}:///data/tasks")
-    if "?" in path or "#" in path:
-        raise InvalidAddress(f"{address!r}: '?' and '#' in a folder's name are written %3F and %23")
+    if "#" in path:
+        raise InvalidAddress(f"{address!r}: '#' in a folder's name is written %23, and '?' %3F")
     folder = unquote(path)
     if "\0" in folder or not folder.strip("/"):
         raise InvalidAddress(f"{address!r} names no folder of its own")
@@ -89,16 +96,45 @@ def _cluster(address: str, rest: str) -> Place:
     return Place("roq", check_name(unquote(name), "work queue"), zookeeper)
 
 
-def open_backend(address: str, settings: Settings | None) -> Backend:
-    """Open a work queue; settings None: as it is, a new one with the defaults. Raises InvalidAddress, WorkQueueConflict."""
+def queue_address(zookeeper: str, name: str) -> str:
+    """Of a cluster's queue."""
+    return f"roq://{zookeeper}/{quote(name, safe='')}"
+
+
+def same_queue(one: str, other: str) -> bool:
+    """Whether two addresses, are of the same queue. A folder may have several paths. A
+    cluster may get other ZooKeepers, one by one: one that both name will do."""
+    mine, its = parse(one), parse(other)
+    if mine.scheme != its.scheme:
+        return False
+    if mine.scheme in ("file", "log"):
+        return os.path.realpath(mine.path) == os.path.realpath(its.path)
+    if mine.scheme == "memory":
+        return mine.path == its.path != ""
+    (hosts, chroot), (its_hosts, its_chroot) = zookeepers(mine), zookeepers(its)
+    return (mine.path, chroot) == (its.path, its_chroot) and not set(hosts).isdisjoint(its_hosts)
+
+
+def zookeepers(place: Place) -> tuple[list[str], str]:
+    """A cluster's ZooKeepers, host:port, in order; its chroot, "" for none."""
+    hosts, slash, chroot = place.zookeeper.partition("/")
+    named = {host if ":" in host else f"{host}:2181" for host in hosts.lower().split(",")}
+    return sorted(named), f"{slash}{chroot}".rstrip("/")
+
+
+def open_backend(address: str, asked: Options | None) -> Backend:
+    """Open a work queue with what is asked for, in the address or beside it; nothing: as it is, a new one with the defaults.
+    Raises InvalidAddress, InvalidConfiguration, WorkQueueConflict."""
     place = parse(address)
+    options = asked.of(place.scheme).joined(place.options) if asked is not None else place.options
     module, name = BACKENDS[place.scheme]
-    kind = getattr(import_module(module), name)
+    kind, settings = getattr(import_module(module), name), options.settings()
+    special: dict[str, Any] = {key: value for key, value in options.given().items() if key not in Settings.__struct_fields__}
     match place.scheme:
         case "log":
             backend = kind(Path(place.path), settings)
         case "roq":
-            backend = kind(place.zookeeper, place.path, settings)
+            backend = kind(place.zookeeper, place.path, settings, **special)
         case _:
-            backend = kind(place.path, settings)
+            backend = kind(place.path, settings, **special)
     return cast(Backend, backend)

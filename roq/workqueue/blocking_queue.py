@@ -37,7 +37,7 @@ from roq.workqueue.contract import (
     TaskView,
 )
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
-from roq.workqueue.inputs import check_lease, chosen_settings, new_task, put_parts
+from roq.workqueue.inputs import check_lease, new_task, put_parts
 from roq.workqueue.lease_keeper import (
     HeldTask,
     LeaseKeeper,
@@ -51,6 +51,7 @@ from roq.workqueue.lease_keeper import (
     rejected,
     released,
 )
+from roq.workqueue.options import Options
 
 logger = logging.getLogger(__name__)
 Held = TypeVar("Held", bound=HeldTask | str)  # a task, or its token
@@ -93,9 +94,9 @@ class Task(HeldTask):
 class WorkQueue:
     """See roq.WorkQueue; the same methods, without `await`. Use as a context manager."""
 
-    def __init__(self, address: str, settings: Settings | None = None) -> None:
+    def __init__(self, address: str, options: Options | None = None) -> None:
         self.address = address
-        self._asked = settings
+        self._asked = options.checked() if options is not None else None
         self._opened: Backend | None = None
         self._closed = False
 
@@ -185,7 +186,7 @@ class WorkQueue:
         ends goes on in its thread, but its task is given back; the program may exit."""
         self._backend  # noqa: B018  raises Closed
         rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
-        return work(lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
+        return work(self.address, lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
 
     def trip(
         self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()
@@ -371,6 +372,25 @@ def open_queue(
     max_attempts: int | None = None,
     dedup_seconds: float | None = None,
     payload_bytes_max: int | None = None,
+    write_quorum: int | None = None,
+    ack_quorum: int | None = None,
+    standbys: int | None = None,
+    inline_bytes: int | None = None,
+    patience_seconds: float | None = None,
+    ack_sync_seconds: float | None = None,
 ) -> WorkQueue:
     """See roq.open_queue."""
-    return WorkQueue(address, chosen_settings(max_attempts, dedup_seconds, payload_bytes_max))
+    return WorkQueue(
+        address,
+        Options(
+            max_attempts,
+            dedup_seconds,
+            payload_bytes_max,
+            write_quorum,
+            ack_quorum,
+            standbys,
+            inline_bytes,
+            patience_seconds,
+            ack_sync_seconds,
+        ),
+    )

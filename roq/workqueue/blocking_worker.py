@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from roq.errors import LeaseLost, TemporaryError
 from roq.runtime.backoff import delays
-from roq.workqueue.handling import Rules, Work, reason
+from roq.workqueue.handling import Rules, Work, log_failure
 from roq.workqueue.stop_signals import stopped_by_signals
 
 logger = logging.getLogger(__name__)
@@ -68,8 +68,8 @@ class _Signalled:
 
 
 class _Workers:
-    def __init__(self, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> None:
-        self._handler, self._rules = handler, rules
+    def __init__(self, queue: str, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> None:
+        self._queue, self._handler, self._rules = queue, handler, rules
         self._flows: list[Flow[Any]] = [flow() for _ in range(rules.concurrency)]
         self.work = Work()
         self._lock = threading.Lock()  # of `work` and `_current`
@@ -154,9 +154,9 @@ class _Workers:
         """The name of the count that grows."""
         try:
             self._handler(task)
-        except Exception as error:  # noqa: BLE001  a stranger's code: its error is told and kept with the task
-            logger.warning("task %s, attempt %d: handler failed: %s: %s", task.id, task.attempt, type(error).__name__, error)
-            delay, text = self._rules.retry_delay(task.attempt), reason(error)
+        except Exception as error:  # noqa: BLE001  a stranger's code: its error is logged and kept with the task
+            text = log_failure(self._queue, task.id, task.attempt, error)
+            delay = self._rules.retry_delay(task.attempt)
             return "failed" if self._settle(task, lambda: task.release(delay, text)) else "lost"
         return "done" if self._settle(task, task.ack) else "lost"
 
@@ -177,9 +177,9 @@ class _Workers:
         return True
 
 
-def work(flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> Work:
-    """Run a worker; see WorkQueue.run."""
-    workers = _Workers(flow, handler, rules)
+def work(queue: str, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> Work:
+    """Run a worker on this queue's address; see WorkQueue.run."""
+    workers = _Workers(queue, flow, handler, rules)
     if not rules.handle_signals:
         return workers.run()
     with stopped_by_signals(workers.signalled):

@@ -17,6 +17,8 @@ from typing import Protocol
 
 import msgspec
 
+from roq.wire.words import in_words
+
 LEASE_COUNT_MAX = 1000  # tasks handed out at once
 PUT_COUNT_MAX = 10_000  # tasks taken at once; `WorkQueue.put_many` cuts longer lists
 PAYLOAD_BYTES_MAX = 1024 * 1024  # default limit of one payload
@@ -44,6 +46,23 @@ class Settings(msgspec.Struct, frozen=True):
     max_attempts: int = 0
     dedup_seconds: float = 300.0
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
+
+    def __str__(self) -> str:
+        return in_words(self)
+
+
+class ClusterSettings(Settings, frozen=True):
+    """What a work queue of a cluster is created with.
+
+    write_quorum: stores that keep each task; ack_quorum: that must have synced it before it counts. Where nobody chose them
+    they grow as hosts join. standbys: masters in waiting that are wanted. inline_bytes: payloads from this size on go straight
+    to a store.
+    """
+
+    write_quorum: int = 0
+    ack_quorum: int = 0
+    standbys: int = 0
+    inline_bytes: int = 0
 
 
 class NewTask(msgspec.Struct, frozen=True):

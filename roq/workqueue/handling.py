@@ -9,12 +9,15 @@ import traceback
 import msgspec
 
 from roq.errors import InvalidConfiguration
+from roq.runtime import observe
 from roq.workqueue.contract import ERROR_BYTES_MAX
 from roq.workqueue.inputs import check_lease
 
+logger = observe.logger(__name__)
 RETRY_SECONDS_MAX = 300.0  # longest back-off of a task that fails again and again
 GRACE_SECONDS = 10.0  # default time a handler has to finish once the worker was told to stop
 CONCURRENCY_MAX = 10_000
+PART_CHARACTERS = 512  # of one frame or message of a traceback: a huge message must not push out the place
 
 
 class Work(msgspec.Struct):
@@ -59,5 +62,14 @@ class Rules(msgspec.Struct, frozen=True):
 def reason(error: BaseException) -> str:
     """The text kept with a failed task: one line that tells what, then where."""
     what = f"{type(error).__name__}: {error}".split("\n", 1)[0][: ERROR_BYTES_MAX // 4]
-    where = "".join(traceback.format_exception(error))
+    parts = traceback.format_exception(error)
+    where = "".join(part if len(part) <= PART_CHARACTERS else f"{part[:PART_CHARACTERS]}…\n" for part in parts)
     return f"{what}\n\n{where[-ERROR_BYTES_MAX // 2 :]}"
+
+
+def log_failure(queue: str, task: str, attempt: int, error: Exception) -> str:
+    """One log line with the traceback, cut to ERROR_BYTES_MAX characters; the text to keep with the task."""
+    text = reason(error)
+    fields = {"queue": queue, "task": task, "attempt": attempt, "error": text}
+    logger.warning("handler failed", extra={"fields": fields})
+    return text

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from roq.errors import InvalidConfiguration
-from roq.workqueue.contract import LEASE_COUNT_MAX, PUT_COUNT_MAX, NewTask, Settings
+from roq.workqueue.contract import LEASE_COUNT_MAX, PUT_COUNT_MAX, NewTask
 
 PUT_BYTES = 4 * 1024 * 1024  # payload bytes that travel together; more only for one payload larger than this
 
@@ -39,24 +39,6 @@ def put_parts(tasks: Iterable[NewTask | bytes]) -> Iterator[list[NewTask]]:
         size += len(task.payload)
     if part:
         yield part
-
-
-def chosen_settings(max_attempts: int | None, dedup_seconds: float | None, payload_bytes_max: int | None) -> Settings | None:
-    """The settings a program asks for; None if it takes the queue as it is (a new one: with the defaults)."""
-    if max_attempts is None and dedup_seconds is None and payload_bytes_max is None:
-        return None
-    default = Settings()
-    chosen = Settings(
-        default.max_attempts if max_attempts is None else max_attempts,
-        default.dedup_seconds if dedup_seconds is None else dedup_seconds,
-        default.payload_bytes_max if payload_bytes_max is None else payload_bytes_max,
-    )
-    if chosen.max_attempts < 0 or not 0 <= chosen.dedup_seconds < float("inf") or chosen.payload_bytes_max < 1:
-        raise InvalidConfiguration(
-            "max_attempts and dedup_seconds are at least 0, payload_bytes_max at least 1, got "
-            f"{chosen.max_attempts}, {chosen.dedup_seconds} and {chosen.payload_bytes_max}"
-        )
-    return chosen
 
 
 def check_lease(seconds: float, count: int = 1, wait_seconds: float | None = 0.0) -> None:

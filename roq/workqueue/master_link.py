@@ -34,7 +34,7 @@ from roq.wire import gcm
 from roq.wire import master as wire
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import error_of, open_envelope
-from roq.wire.work_queue import TaskSettings
+from roq.wire.work_queue import TaskSettings, WorkQueueRecord
 
 T = TypeVar("T", bound=msgspec.Struct)
 SILENCE_SECONDS = 0.3  # beyond the wait that was asked for, before a request is sent again; doubled each time
@@ -63,11 +63,18 @@ class MasterLink:
         self._unfound = "nobody was asked yet"
 
     def open(
-        self, settings: TaskSettings | None, write_quorum: int = 0, ack_quorum: int = 0, standbys: int | None = None
-    ) -> None:
+        self,
+        settings: TaskSettings | None,
+        write_quorum: int = 0,
+        ack_quorum: int = 0,
+        standbys: int | None = None,
+        inline_bytes: int = 0,
+    ) -> WorkQueueRecord:
         """Create the work queue unless it exists. Raises WorkQueueConflict, InvalidName, NoHosts, Unavailable."""
-        request = gcm.CreateWorkQueue(self.name, new_token(), settings, write_quorum, ack_quorum, standbys)
-        self._endpoint = _active(self._ask_gcm(request, self._patience_seconds))
+        request = gcm.CreateWorkQueue(self.name, new_token(), settings, write_quorum, ack_quorum, standbys, inline_bytes)
+        info = self._ask_gcm(request, self._patience_seconds)
+        self._endpoint = _active(info)
+        return info.record
 
     def ask(self, make: Callable[[int], wire.Request], expect: type[T], wait_seconds: float = 0.0) -> T:
         """The active master's answer to make(again), `again` being 0 for the first try and 1 for all others.

@@ -36,7 +36,7 @@ from roq.workqueue.contract import (
     TaskView,
 )
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
-from roq.workqueue.inputs import PUT_BYTES, check_lease, chosen_settings, new_task, put_parts
+from roq.workqueue.inputs import PUT_BYTES, check_lease, new_task, put_parts
 from roq.workqueue.lanes import Lane, LeaseLane, Threads, Trip
 from roq.workqueue.lease_keeper import (
     HeldTask,
@@ -52,6 +52,7 @@ from roq.workqueue.lease_keeper import (
     released,
 )
 from roq.workqueue.leasing import Flow, Task
+from roq.workqueue.options import Options
 from roq.workqueue.worker import work
 
 logger = logging.getLogger(__name__)
@@ -64,9 +65,9 @@ LEASE_LANES_MAX = 32  # lease times whose lanes are kept though idle
 class WorkQueue:
     """Use as an async context manager, in one event loop. Any number of coroutines may use it at the same time."""
 
-    def __init__(self, address: str, settings: Settings | None = None) -> None:
+    def __init__(self, address: str, options: Options | None = None) -> None:
         self.address = address
-        self._asked = settings
+        self._asked = options.checked() if options is not None else None
         self._opened: Backend | None = None
         self._closed = False
 
@@ -119,7 +120,7 @@ class WorkQueue:
 
     @property
     def settings(self) -> Settings:
-        """What the queue was created with."""
+        """What the queue has, whoever chose it; that of a cluster's queue (`roq:`) is a ClusterSettings, as of the opening."""
         return self._backend.settings
 
     async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
@@ -195,7 +196,7 @@ class WorkQueue:
         """
         self._backend  # noqa: B018
         rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
-        return await work(lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
+        return await work(self.address, lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
 
     async def trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
         """One lease, after these settlements. Cancelled, it holds nothing."""
@@ -333,11 +334,40 @@ def open_queue(
     max_attempts: int | None = None,
     dedup_seconds: float | None = None,
     payload_bytes_max: int | None = None,
+    write_quorum: int | None = None,
+    ack_quorum: int | None = None,
+    standbys: int | None = None,
+    inline_bytes: int | None = None,
+    patience_seconds: float | None = None,
+    ack_sync_seconds: float | None = None,
 ) -> WorkQueue:
     """The work queue at `memory:`, `file:///dir`, `log:///dir` or `roq://zk1:2181,zk2:2181/name`; made if it is new.
 
+    Each option may stand in the address too: `log:///dir?max_attempts=5`. Raises InvalidConfiguration for a wrong one.
+
+    Kept with the queue; what another program chose stays, and asking for other values raises WorkQueueConflict:
     max_attempts: a task leased this often and not acked becomes a dead letter (default 0: never). dedup_seconds: how long a
-    `dedup_key` is remembered (300). payload_bytes_max: of one task (1 MiB). They are kept with the queue: what another program
-    chose stays, and asking for other values raises WorkQueueConflict.
+    `dedup_key` is remembered (300). payload_bytes_max: of one task (1 MiB).
+
+    Kept with a queue of a cluster (`roq:`): write_quorum: stores that keep each task (3, or as many as there are hosts).
+    ack_quorum: that must have synced it before a put returns (the majority). standbys: masters in waiting, on other hosts (1).
+    inline_bytes: payloads from this size on go straight to a store, not through the master (64 KiB).
+
+    Of this opening: patience_seconds (`roq:`): a call that nobody answers for longer raises Unavailable (30). ack_sync_seconds
+    (`file:`): above 0, an ack returns before it is synced, and is synced so much later at most: acks are two to three times as
+    fast, but a loss of power may bring back tasks that were acked just before (0).
     """
-    return WorkQueue(address, chosen_settings(max_attempts, dedup_seconds, payload_bytes_max))
+    return WorkQueue(
+        address,
+        Options(
+            max_attempts,
+            dedup_seconds,
+            payload_bytes_max,
+            write_quorum,
+            ack_quorum,
+            standbys,
+            inline_bytes,
+            patience_seconds,
+            ack_sync_seconds,
+        ),
+    )

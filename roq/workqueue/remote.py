@@ -26,6 +26,7 @@ from roq.workqueue.contract import (
     LEASE_COUNT_MAX,
     PUT_COUNT_MAX,
     Ack,
+    ClusterSettings,
     Extend,
     Leased,
     NewTask,
@@ -51,7 +52,7 @@ WAIT_SLICE_SECONDS = 2.0  # longest wait asked of the master at once: a lost req
 
 class RemoteQueue:
     """A Backend (contract.py). `zookeeper`: "h1:p,h2:p[/chroot]". settings: None takes the queue as it is, and creates it with
-    the defaults if there is none."""
+    the defaults if there is none; so with the rest, where 0 says nothing (options.py has their meaning)."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class RemoteQueue:
         write_quorum: int = 0,
         ack_quorum: int = 0,
         standbys: int | None = None,
+        inline_bytes: int = 0,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._link = MasterLink(zookeeper, name, patience_seconds)
@@ -72,12 +74,18 @@ class RemoteQueue:
         self._closed = False
         try:
             wanted = TaskSettings(**msgspec.structs.asdict(settings)) if settings is not None else None
-            self._link.open(wanted, write_quorum, ack_quorum, standbys)
+            record = self._link.open(wanted, write_quorum, ack_quorum, standbys, inline_bytes)
             welcome = self._link.ask(lambda again: wire.Hello(), wire.Welcome)
         except BaseException:
             self._link.close()
             raise
-        self.settings = Settings(**msgspec.structs.asdict(welcome.settings))
+        self.settings: Settings = ClusterSettings(
+            **msgspec.structs.asdict(welcome.settings),
+            write_quorum=record.spec.write_quorum,
+            ack_quorum=record.spec.ack_quorum,
+            standbys=record.standbys,
+            inline_bytes=welcome.blob_bytes,
+        )
         self._blob_bytes = welcome.blob_bytes
         self._big = BigPayloads(self._link)
 

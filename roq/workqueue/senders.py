@@ -10,7 +10,7 @@ rest for weeks between two tries, is kept for LASTING_IDLE_MS.
 from __future__ import annotations
 
 from bisect import bisect_right
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
@@ -30,12 +30,12 @@ def _idle_ms(id: int) -> int:
     return LASTING_IDLE_MS if id >> 48 == LASTING else SENDER_IDLE_MS
 
 
-class Use(Enum):
+class Use(StrEnum):
     """What is known of a number."""
 
-    NEW = 1
-    KNOWN = 2
-    FORGOTTEN = 3
+    NEW = "new"
+    KNOWN = "known"
+    FORGOTTEN = "forgotten"
 
 
 class Sender(msgspec.Struct, array_like=True):

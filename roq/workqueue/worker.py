@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from roq.errors import LeaseLost, TemporaryError
 from roq.runtime.backoff import delays
-from roq.workqueue.handling import Rules, Work, reason
+from roq.workqueue.handling import Rules, Work, log_failure
 from roq.workqueue.stop_signals import stopped_by_signals
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,10 @@ class Flow(Protocol[TaskT_co]):
 
 
 class _Workers:
-    def __init__(self, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules) -> None:
-        self._flow, self._handler, self._rules = flow, handler, rules
+    def __init__(
+        self, queue: str, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules
+    ) -> None:
+        self._queue, self._flow, self._handler, self._rules = queue, flow, handler, rules
         self.work = Work()
         self._flows: list[Flow[Any]] = []
         self._busy: set[asyncio.Task[None]] = set()
@@ -131,10 +133,10 @@ class _Workers:
             self.work.returned += 1
             await self._settle(task, task.release)
             raise
-        except Exception as error:  # noqa: BLE001  a stranger's code: its error is told and kept with the task
-            logger.warning("task %s, attempt %d: handler failed: %s: %s", task.id, task.attempt, type(error).__name__, error)
+        except Exception as error:  # noqa: BLE001  a stranger's code: its error is logged and kept with the task
+            text = log_failure(self._queue, task.id, task.attempt, error)
             self.work.failed += 1
-            delay, text = self._rules.retry_delay(task.attempt), reason(error)
+            delay = self._rules.retry_delay(task.attempt)
             await self._settle(task, lambda: task.release(delay, text))
         else:
             if await self._settle(task, task.ack):
@@ -160,9 +162,11 @@ class _Workers:
         return True
 
 
-async def work(flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules) -> Work:
-    """Run a worker; see WorkQueue.run."""
-    workers = _Workers(flow, handler, rules)
+async def work(
+    queue: str, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules
+) -> Work:
+    """Run a worker on this queue's address; see WorkQueue.run."""
+    workers = _Workers(queue, flow, handler, rules)
     if not rules.handle_signals:
         return await workers.run()
     loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ import pytest
 import roq
 from roq.coordination.session import Session
 from roq.local.zookeeper import LocalZooKeeper
+from tests.integration.coordinator_rig import RunningCoordinator
 from tests.integration.faults import Wire, expire
 from tests.integration.running import RunningCluster
 from tests.integration.workqueue_rig import FACES, KINDS, Faces, new_address, removed_at_the_end
@@ -29,6 +30,15 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield server.connect_string
         finally:
             thread.submit(asyncio.run, server.stop()).result()
+
+
+@pytest.fixture(scope="session")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """ "address:port" of a coordinator that lives as long as the test run."""
+    running = RunningCoordinator(tmp_path_factory.mktemp("coordinator") / "data")
+    running.start()
+    yield running.address
+    assert running.stop() == 0, running.log()
 
 
 @pytest.fixture

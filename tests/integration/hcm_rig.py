@@ -56,6 +56,7 @@ class Rig:
         self.zookeeper, self.directory, self.session = zookeeper, directory, session
         self.token = secrets.token_hex(8)
         self.process: asyncio.subprocess.Process | None = None
+        self.program = "hcm"  # the module that is run
         self.ready: dict[str, int] = {}
         self.report: HostReport | None = None
         self._reported = asyncio.Event()
@@ -91,7 +92,7 @@ class Rig:
         with (self.directory.parent / "hcm.log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "hcm", *(part for pair in defaults.items() for part in pair), *flags),
+                *("-m", self.program, *(part for pair in defaults.items() for part in pair), *flags),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=environment,

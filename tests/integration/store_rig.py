@@ -24,7 +24,7 @@ from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
 from roq.wire.child import ChildSpec
-from tests.harness.ports import free_port
+from tests.harness.ports import free_port, own_address
 
 ROOT = Path(__file__).parents[2]
 START = """
@@ -43,12 +43,13 @@ class Store:
 
     def __init__(self, rig: StoreRig, host: str, directory: Path) -> None:
         self.rig, self.host, self.directory = rig, host, directory
-        self.port, self.control = free_port(), free_port()
+        self.address = own_address()
+        self.port, self.control = free_port(self.address), free_port(self.address)
         self.process: asyncio.subprocess.Process | None = None
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://127.0.0.1:{self.port}"
+        return f"tcp://{self.address}:{self.port}"
 
     async def start(self) -> None:
         """Returns when it serves."""
@@ -72,7 +73,7 @@ class Store:
         spec = ChildSpec(
             ProcessSpec(ProcessKind.STORE, ""),
             self.host,
-            "127.0.0.1",
+            self.address,
             {"clients": self.port, "control": self.control},
             MonitorAddress("", "", 0, 0),
             str(self.rig.directory / f"board-{self.host}"),

@@ -17,7 +17,7 @@ from roq.bench.load import Load
 from roq.bench.pubsub import run_on
 from roq.client.cluster import connect
 from roq.errors import CallError
-from roq.local.cluster import LocalCluster
+from roq.local.cluster import JAVA, LocalCluster
 from roq.wire.assignment import Overflow
 
 RUN_SECONDS = 50.0
@@ -26,7 +26,7 @@ PROCESS_KINDS = {"publisher", "subscriber", "exchange", "monitor", "scaling", "h
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(tmp_path) as found:
+    async with LocalCluster(tmp_path, zookeeper=JAVA) as found:
         yield found
 
 

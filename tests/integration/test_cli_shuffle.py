@@ -104,4 +104,4 @@ def test_what_is_missing_is_said() -> None:
         [sys.executable, "-c", code], capture_output=True, timeout=COMMAND_SECONDS, env=environment, check=False
     )
     assert done.returncode == 1
-    assert b"pip install roq-messaging[shuffle]" in done.stderr
+    assert b'pip install "roq-messaging[shuffle]"' in done.stderr

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -86,7 +88,10 @@ def test_tasks_go_through_the_shell(address: str) -> None:
 @pytest.mark.parametrize("work_address", ["roq"], indirect=True)
 def test_a_cluster_s_queue_works_from_the_shell(work_address: str) -> None:
     assert b"WorkQueueNotFound" in task("status", work_address, code=1).stderr
-    task("create", work_address, "--max-attempts", "7")
+    assert task("create", work_address, "--max-attempts", "7").stderr.startswith(b"created roq://")
+    refused = task("create", work_address, "--max-attempts", "8", code=1).stderr.decode()
+    assert "exists with max_attempts 7, not 8" in refused
+    assert task("create", work_address, "--max-attempts", "7").stderr.startswith(b"exists already roq://")
     task("put", work_address, stdin=b"one\ntwo")
     [row] = told("lease", work_address)
     task("ack", work_address, row["token"])
@@ -115,9 +120,12 @@ def test_a_folder_s_queue_is_removed_with_its_folder(address: str) -> None:
 
 
 def test_dead_letters_are_listed_requeued_and_removed(address: str) -> None:
-    task("create", address, "--max-attempts", "1")
+    assert task("create", address, "--max-attempts", "1").stderr.startswith(b"created ")
+    assert task("create", address, "--max-attempts", "1").stderr.startswith(b"exists already ")
     assert told("status", address)["settings"]["max_attempts"] == 1
-    assert b"WorkQueueConflict" in task("create", address, "--max-attempts", "2", code=1).stderr
+    refused = task("create", address, "--max-attempts", "2", code=1).stderr
+    assert b"WorkQueueConflict" in refused
+    assert b"max_attempts 1, dedup_seconds 300.0, payload_bytes_max 1048576" in refused
     ids = task("put", address, "a", "b").stdout.decode().split()
     for row in told("lease", address, "--count", "2"):
         task("release", address, row["token"], "--error", f"failed on {row['payload']['text']}\nTraceback")
@@ -173,6 +181,28 @@ def test_watch_tells_progress_and_keeps_a_picture(address: str, tmp_path: Path) 
     assert len(drawn.findall("{http://www.w3.org/2000/svg}polyline")) == 5
 
 
+def test_watch_tells_that_no_worker_takes_tasks(tmp_path: Path) -> None:
+    folder = str(tmp_path / "tasks")
+    task("put", folder, "one", "two")
+    looks = ("watch", folder, "--every", "0.5", "--count", "6")
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "roq.cli", "task", *looks]
+    shown = subprocess.Popen(command, stdout=theirs, env=environment)
+    os.close(theirs)
+    lines = [json.loads(line) for line in task(*looks, "--json").stdout.splitlines()]
+    picture = b""
+    with contextlib.suppress(OSError):  # EIO: it has ended
+        while part := os.read(ours, 65536):
+            picture += part
+    os.close(ours)
+    assert shown.wait(COMMAND_SECONDS) == 0
+    assert (lines[0]["pace"]["progress"], lines[0]["pace"]["eta_seconds"]) == ("measuring", None)
+    assert (lines[-1]["pace"]["progress"], lines[-1]["pace"]["eta_seconds"]) == ("no worker", None)
+    assert b"no worker takes tasks" in picture
+    assert b"ends in" not in picture
+
+
 @pytest.mark.parametrize("work_address", ["log", "file", "roq"], indirect=True)
 def test_a_move_carries_all_tasks_while_workers_run(tmp_path: Path, work_address: str) -> None:
     source, target = f"file://{tmp_path}/from", work_address
@@ -204,6 +234,31 @@ def test_a_move_carries_all_tasks_while_workers_run(tmp_path: Path, work_address
         assert moved["moved"] > 0
         assert sorted(done) == sorted([*(payload for payload in payloads if payload != poison.payload), b"soon"])
         assert (giver.status().ready, giver.status().leased) == (0, 0)
+
+
+@pytest.mark.parametrize("work_address", ["log", "file", "roq"], indirect=True)
+def test_a_move_takes_the_settings_along_and_says_when_it_can_t(tmp_path: Path, work_address: str) -> None:
+    source, target = str(tmp_path / "from"), work_address
+    chosen = ("--max-attempts", "3", "--dedup-seconds", "7200", "--payload-bytes-max", "4096")
+    task("create", source, *chosen)
+    task("put", source, "one")
+    assert task("move", source, target).stderr == b"roq task move: 1 tasks\n"
+    kept = {"max_attempts": 3, "dedup_seconds": 7200.0, "payload_bytes_max": 4096}.items()
+    assert told("status", target)["settings"].items() >= kept
+    other = str(tmp_path / "other")
+    task("put", other, "two")
+    said = task("move", other, target).stderr.decode().splitlines()
+    assert said[0].startswith("roq task move: TO keeps its settings: dead after 3 attempts, dedup keys kept 2 h 0 min")
+    assert "; FROM has: tried for ever, dedup keys kept 5 min 0 s" in said[0]
+    assert said[1:] == ["roq task move: 1 tasks"]
+    assert told("status", target)["settings"].items() >= kept
+
+
+def test_a_queue_is_not_moved_to_itself_however_it_is_written(tmp_path: Path) -> None:
+    task("put", f"{tmp_path}/one", "x")
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    for other in (f"file://{tmp_path}/one/", f"{tmp_path}/link", f"file://{tmp_path}/one?max_attempts=3"):
+        assert b"are the same queue" in task("move", f"{tmp_path}/one", other, code=1).stderr
 
 
 def test_a_killed_move_loses_nothing_and_the_next_one_repeats_nothing(tmp_path: Path) -> None:

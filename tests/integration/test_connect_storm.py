@@ -24,7 +24,7 @@ from roq.runtime import sockets
 from roq.runtime.router import Router
 
 async def main():
-    bound = sockets.control_socket(zmq.ROUTER)
+    bound = sockets.control_socket(zmq.PUB)
     router = Router("127.0.0.1", 0, lambda parts: None, lambda: None)
     print(sockets.bind(bound, "127.0.0.1", 0), router.port, flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -41,6 +41,7 @@ async def swap(rig: StoreRig, host: str) -> None:
     await store.start()
 
 
+@pytest.mark.timeout(180)
 async def test_three_disks_replaced_one_after_the_other_lose_nothing_of_an_idle_log(rig: StoreRig) -> None:
     """Snapshot, closed segments and the open one; nothing is appended meanwhile."""
     await rig.start("abc")

@@ -4,81 +4,106 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import roq
-from roq.errors import CallError, MessagesLost, ProcessFailed
+from roq.errors import CallError, MessagesLost, NotReady, ProcessFailed
 from roq.exchange.process import serve
 from roq.monitor.fencing import fence
+from roq.monitor.process import serve as serve_monitor
 from roq.runtime.liveness import HeartbeatBoard
 from roq.runtime.observe import Counters
+from roq.runtime.rpc import RpcClient
 from roq.runtime.shutdown import ShutdownMonitor, ask
+from roq.wire import monitor, zmtp
 from roq.wire import process as wire
 from roq.wire.assignment import FormerProcess, MonitorAddress, ProcessKind, ProcessSpec
 from roq.wire.child import ChildSpec
+from roq.wire.envelope import EnvelopeKind, open_envelope, seal
+from tests.harness.ports import free_port
+from tests.integration.follower_rig import until
 from tests.integration.running import RunningCluster
 
 ADDRESS = "127.0.0.1"
+EXCHANGE = monitor.ExchangeAddress("e1", ADDRESS, 9, 9, 1)  # nothing listens there
 NAME = "exchange/q/e1"
 BOUND_SECONDS = 20.0
+NAMED = wire.Named({21: 0.5}, True)
+
+
+def child(process: ProcessSpec, ports: dict[str, int], directory: Path) -> ChildSpec:
+    return ChildSpec(
+        process=process,
+        host="h",
+        address=ADDRESS,
+        ports=ports,
+        monitor=MonitorAddress("h", ADDRESS, 9, 9),
+        board=str(directory / "board"),
+        slot=3,
+        ready_socket=str(directory / "nobody"),
+        zookeeper="127.0.0.1:1",
+        log_path="",
+    )
 
 
 async def test_a_process_stops_for_a_higher_term_only_and_only_if_it_is_meant() -> None:
     stop = asyncio.Event()
     told: list[int] = []
-    monitor = ShutdownMonitor(NAME, ADDRESS, 0, stop, Counters(), lambda spec: None, 2, told.append)
+
+    def obey(term: int) -> wire.Named:
+        told.append(term)
+        return NAMED
+
+    control = ShutdownMonitor(NAME, ADDRESS, 0, stop, Counters(), lambda spec: None, 2, obey)
     try:
         for name, term in ((NAME, 2), (NAME, 1), ("exchange/q/e2", 3)):
             with pytest.raises(CallError, match="is not replaced"):
-                await ask(ADDRESS, monitor.port, wire.Fence(name, term))
-        await ask(ADDRESS, monitor.port, wire.Configure(ProcessSpec(ProcessKind.EXCHANGE, "q", "e1", term=3)))
+                await ask(ADDRESS, control.port, wire.Fence(name, term))
+        await ask(ADDRESS, control.port, wire.Configure(ProcessSpec(ProcessKind.EXCHANGE, "q", "e1", term=3)))
         with pytest.raises(CallError):
-            await ask(ADDRESS, monitor.port, wire.Fence(NAME, 3))
+            await ask(ADDRESS, control.port, wire.Fence(NAME, 3))
         assert not stop.is_set()
-        await ask(ADDRESS, monitor.port, wire.Fence(NAME, 4))
+        assert await ask(ADDRESS, control.port, wire.Fence(NAME, 4)) == wire.Done(NAMED)
         async with asyncio.timeout(BOUND_SECONDS):
             await stop.wait()
         assert told == [4]
     finally:
-        monitor.close()
+        control.close()
 
 
-async def test_what_is_replaced_is_known_to_have_ended_when_nothing_listens() -> None:
+async def test_what_is_replaced_names_its_subscribers_once_and_has_ended_when_nothing_listens() -> None:
     stop = asyncio.Event()
-    monitor = ShutdownMonitor(NAME, ADDRESS, 0, stop, Counters(), lambda spec: None, 1)
-    fencing = asyncio.create_task(fence(FormerProcess(NAME, "h", "e1", ADDRESS, monitor.port, BOUND_SECONDS), 2))
+    named: list[wire.Named] = []
+    control = ShutdownMonitor(NAME, ADDRESS, 0, stop, Counters(), lambda spec: None, 1, lambda term: NAMED)
+    fencing = asyncio.create_task(fence(FormerProcess(NAME, "h", "e1", ADDRESS, control.port, BOUND_SECONDS), 2, named.append))
     async with asyncio.timeout(BOUND_SECONDS):
         await stop.wait()
         assert not fencing.done(), "it has obeyed, and has not ended yet"
-        monitor.close()
+        while not named:
+            await asyncio.sleep(0.01)
+        control.close()
         await fencing
+    assert named == [NAMED]
 
 
 async def test_what_cannot_be_reached_is_waited_for_until_its_lease_is_over() -> None:
     started = time.monotonic()
-    await fence(FormerProcess(NAME, "h", "e1", lease_seconds=0.2), 2)
+    await fence(FormerProcess(NAME, "h", "e1", lease_seconds=0.2), 2, lambda silent: None)
     assert time.monotonic() - started >= 0.2
 
 
 async def test_an_exchange_ends_with_its_hosts_lease(tmp_path: Path) -> None:
     board = HeartbeatBoard(tmp_path / "board")
     board.renew_lease(time.monotonic() + 60)
-    spec = ChildSpec(
-        process=ProcessSpec(ProcessKind.EXCHANGE, "q", "e1"),
-        host="h",
-        address=ADDRESS,
-        ports={"front": 0, "back": 0, "control": 0},
-        monitor=MonitorAddress("h", ADDRESS, 9, 9),
-        board=str(tmp_path / "board"),
-        slot=3,
-        ready_socket=str(tmp_path / "nobody"),
-        zookeeper="127.0.0.1:1",
-        log_path="",
-    )
+    spec = child(ProcessSpec(ProcessKind.EXCHANGE, "q", "e1"), {"front": 0, "back": 0, "control": 0}, tmp_path)
     stop = asyncio.Event()
     running = asyncio.create_task(serve(spec, stop))
     try:
@@ -92,6 +117,127 @@ async def test_an_exchange_ends_with_its_hosts_lease(tmp_path: Path) -> None:
         stop.set()
         await asyncio.gather(running, return_exceptions=True)
         board.close()
+
+
+class Played:
+    """The clients of one Monitor, played by the test."""
+
+    def __init__(self, port: int) -> None:
+        self.notices: asyncio.Queue[msgspec.Struct] = asyncio.Queue()
+        self.rpc = RpcClient(f"tcp://{ADDRESS}:{port}", monitor.Reply, monitor.NoticeToMember, self.notices.put_nowait)
+
+    async def join_publisher(self) -> monitor.PublisherWelcome:
+        return await self.rpc.request(monitor.JoinPublisher(11), monitor.PublisherWelcome, BOUND_SECONDS)
+
+    async def get_ready(self, subscriber: int) -> None:
+        """It joins, and says that it is attached to the one Exchange, which has reported."""
+        self.rpc.notify(monitor.ExchangeReport(EXCHANGE, "h", 0, 0, 0, 0, 0.0, 0, 0.0, 0.0, 0, 0))
+        await self.rpc.request(monitor.JoinSubscriber(subscriber, (">",)), monitor.SubscriberWelcome, BOUND_SECONDS)
+        for _ in range(2):  # the second is answered when the Exchange has become active
+            self.rpc.notify(monitor.SubscriberReport(subscriber, 9, (EXCHANGE.token,), 0, 0, 0, 0, 0.0, 0.0, 0.0))
+            await self.heard(monitor.Heard)
+
+    async def heard(self, kind: type[msgspec.Struct]) -> None:
+        async with asyncio.timeout(BOUND_SECONDS):
+            while not isinstance(await self.notices.get(), kind):
+                pass
+
+
+async def test_a_fenced_monitor_names_its_subscribers_to_the_one_that_follows(tmp_path: Path) -> None:
+    """Nobody else is waited for then: with all of them back, a new publisher need not wait its 5 s."""
+    old, new = ({name: free_port(ADDRESS) for name in ("clients", "kpis", "control")} for _ in range(2))
+    former = FormerProcess("monitor/q", "h", "", ADDRESS, old["control"], BOUND_SECONDS)
+    stop, stops = asyncio.Event(), asyncio.Event()
+    first = child(ProcessSpec(ProcessKind.MONITOR, "q"), old, tmp_path)
+    replaced = asyncio.create_task(serve_monitor(first, stop))
+    spec = ProcessSpec(ProcessKind.MONITOR, "q", term=2, former=(former,))
+    before, after = Played(old["clients"]), Played(new["clients"])
+    running = [replaced]
+    try:
+        await before.get_ready(21)
+        running.append(asyncio.create_task(serve_monitor(child(spec, new, tmp_path), stops)))
+        await before.heard(monitor.Standby)
+        await asyncio.wait_for(replaced, BOUND_SECONDS)
+        with pytest.raises(NotReady, match="taken over"):
+            await after.join_publisher()
+        await after.get_ready(21)
+        assert (await after.join_publisher()).exchange == EXCHANGE
+    finally:
+        stop.set()
+        stops.set()
+        await asyncio.gather(*running)
+        before.rpc.close()
+        after.rpc.close()
+
+
+MEMBERS = 300
+AS_A_TEMPLATE_ENDS_IT = """
+import os, sys
+import msgspec
+from roq.monitor.process import main
+from roq.wire.child import ChildSpec
+os._exit(main(msgspec.json.decode(sys.argv[1], type=ChildSpec)))
+"""
+
+
+async def test_what_a_fenced_monitor_says_last_leaves_before_its_process_ends(tmp_path: Path) -> None:
+    ports = {name: free_port(ADDRESS) for name in ("clients", "kpis", "control")}
+    spec = msgspec.json.encode(child(ProcessSpec(ProcessKind.MONITOR, "q"), ports, tmp_path)).decode()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", AS_A_TEMPLATE_ENDS_IT, spec)
+    played = Played(ports["clients"])
+    try:
+        for subscriber in range(MEMBERS):
+            await played.rpc.request(monitor.JoinSubscriber(subscriber, (">",)), monitor.SubscriberWelcome, BOUND_SECONDS)
+        done = await ask(ADDRESS, ports["control"], wire.Fence("monitor/q", 2), BOUND_SECONDS)
+        assert done == wire.Done(wire.Named({}, True))
+        await asyncio.wait_for(process.wait(), BOUND_SECONDS)
+        for _ in range(MEMBERS):
+            await played.heard(monitor.Standby)
+    finally:
+        played.rpc.close()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+NAMED_MANY = 380_000  # 7 MB: more than the kernel takes before anything is read
+NAMES_MANY = """
+import os, sys
+from roq.runtime.observe import Counters
+from roq.runtime.run import run
+from roq.runtime.shutdown import ShutdownMonitor
+from roq.wire.process import Named
+
+async def serve(stop):
+    named = Named(dict.fromkeys(range(1 << 40, (1 << 40) + int(sys.argv[2])), 1.0), True)
+    control = ShutdownMonitor("monitor/q", "127.0.0.1", int(sys.argv[1]), stop, Counters(), None, 1, lambda term: named)
+    await stop.wait()
+    control.close()
+
+os._exit(run(serve))
+"""
+
+
+def test_a_long_answer_leaves_before_its_process_ends() -> None:
+    """As to a Monitor that is fenced with very many subscribers, from a reader that is not quick."""
+    port = free_port(ADDRESS)
+    with subprocess.Popen([sys.executable, "-c", NAMES_MANY, str(port), str(NAMED_MANY)]) as process, socket.socket() as peer:
+        try:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            peer.settimeout(BOUND_SECONDS)
+            until(lambda: peer.connect_ex((ADDRESS, port)) == 0)
+            fence = seal(EnvelopeKind.REQUEST, 1, wire.Fence("monitor/q", 2))
+            peer.sendall(zmtp.hello(b"DEALER") + zmtp.frame(fence))
+            parser, answers = zmtp.Parser(), list[list[bytes]]()
+            while not answers:
+                data = peer.recv(1 << 16)
+                assert data, "it ended before its answer had left"
+                answers += parser.feed(data)
+            envelope = open_envelope(answers[0][-1])
+            assert (envelope.kind, envelope.id) == (EnvelopeKind.REPLY, 1)
+            assert process.wait(BOUND_SECONDS) == 0
+        finally:
+            process.kill()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from roq.errors import StorageFailed
 from roq.workqueue.contract import Ack, NewTask, Release, Settings
 from roq.workqueue.file_queue import aftermath
 from roq.workqueue.file_queue.folder import LITTER_SECONDS
+from roq.workqueue.file_queue.publication import FilePublication
 from roq.workqueue.file_queue.queue import FileQueue
 from tests.harness.crash_points import crash_points, trace, unsynced
 
@@ -76,6 +77,29 @@ def test_an_ack_killed_anywhere_is_counted(folder: Path, acked: int) -> None:
     assert seen == set(range(acked + 1))
 
 
+def test_a_publication_killed_anywhere_is_counted_also_when_it_is_repeated(folder: Path) -> None:
+    """As a Spark stream's driver puts; the next one puts the same again."""
+    job = "save of a day"  # a name with blanks, as people give them
+
+    def publish() -> None:
+        publication = FilePublication(str(folder), f".spark/publishing/{job}", job, 1_790_000_000_000)
+        publication.put(1, BOTH)
+        publication.close()
+
+    def prepare() -> Callable[[], object]:
+        new(folder)
+        return publish
+
+    seen = set()
+    for point, _ in crash_points(prepare):
+        inserted, completed, there = counts(FileQueue(folder))
+        assert (inserted, completed) == (there, 0), point
+        seen.add(there)
+        publish()
+        assert counts(FileQueue(folder)) == (3, 0, 3), point
+    assert seen == {0, 1, 2, 3}
+
+
 def test_who_counts_for_a_killed_process_may_be_killed_too(folder: Path) -> None:
     """Killed in an ack right before it is counted; then so is whoever looks."""
 
@@ -127,6 +151,28 @@ def test_calls_under_way_in_living_processes_are_left_to_them(folder: Path) -> N
         queue.put([NewTask(b"x")])
     assert seen == [(0, 0, 1)]
     assert counts(queue) == (1, 0, 1)
+
+
+def test_a_forked_child_counts_for_its_killed_parent(folder: Path) -> None:
+    told, tell = os.pipe()
+    maker = os.fork()
+    if maker == 0:
+        queue, (alive, live) = FileQueue(folder), os.pipe()
+
+        def dies(*_: object) -> None:
+            if os.fork() == 0:
+                os.close(live)
+                os.read(alive, 1)  # until the parent is gone
+                os.write(tell, b"%d %d %d" % counts(FileQueue(folder)))
+            os._exit(0)
+
+        with mock.patch.object(queue._counters, "add", dies):
+            queue.put([NewTask(b"x")])
+        os._exit(1)
+    os.close(tell)
+    assert os.waitstatus_to_exitcode(os.waitpid(maker, 0)[1]) == 0
+    with os.fdopen(told) as answer:
+        assert answer.read() == "1 0 1"
 
 
 def test_a_queue_forsaken_in_the_middle_of_another_one_s_verb_holds_nothing_up(folder: Path) -> None:

@@ -19,6 +19,7 @@ from roq.errors import StorageDenied, StorageFull
 from roq.workqueue.contract import Ack, Extend, NewTask, Release
 from roq.workqueue.file_queue import aftermath
 from roq.workqueue.file_queue.queue import FileQueue
+from tests.harness.other_users import let_others_in
 
 NOBODY = 65_534
 RUNNABLE = json.dumps({"txt": "x", "class": "PrintTask"}).encode()
@@ -109,8 +110,7 @@ def as_nobody(act: Callable[[], object]) -> str:
 def test_a_folder_without_permission(folder: Path) -> None:
     queue = FileQueue(folder)
     queue.put([NewTask(RUNNABLE)])
-    for path in (folder, *folder.parents[:3]):
-        path.chmod(0o755)
+    let_others_in(folder)
     assert as_nobody(lambda: FileQueue(folder / "new")) == StorageDenied.__name__
     assert as_nobody(lambda: queue.put([NewTask(b"x")])) == StorageDenied.__name__
     assert as_nobody(lambda: queue.lease(60, 1, 0)) == StorageDenied.__name__

@@ -80,6 +80,31 @@ def test_more_than_memory_without_a_table(make: Make) -> None:
     followers.judge(dict.fromkeys(range(3), "a"), dict.fromkeys(range(3), 60_000))
 
 
+def test_what_is_cut_again_fits_into_memory_too(make: Make) -> None:
+    """The table comes late, and to a disk that takes nothing more: what lies in files is cut only as there is room for it."""
+    budget = 32 << 20
+    followers = make(memory=budget)
+    followers.leader.silent = True
+    follower = followers.follower("a")
+    writers = write_all(followers, 3, 60_000, "a", pad=600)
+    until(lambda: follower.counters["bytes_spilled"] > 2 * budget, 60)
+    follower.buffer._free_bytes_min = 1 << 60
+    followers.leader.silent = False
+    most = 0
+
+    def look() -> bool:
+        nonlocal most
+        most = max(most, follower.budget.used)
+        return follower.counters["blocks_cut"] > 0 and not any(one.running for one in writers)
+
+    until(look, 60)
+    for one in writers:
+        one.join()
+    assert follower.counters["spills_failed"]
+    assert most <= budget
+    followers.judge(dict.fromkeys(range(3), "a"), dict.fromkeys(range(3), 60_000))
+
+
 def test_a_paused_buffer_says_so_and_goes_on(make: Make) -> None:
     followers = make()
     budget = followers.follower("a").budget

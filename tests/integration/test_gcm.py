@@ -232,7 +232,7 @@ async def test_exchange_on_another_host_follows_the_monitor(served: Bench, bench
 async def test_draining_host_takes_nothing_new(served: Bench) -> None:
     await served.ask(wire.DrainHost("left", True, "d"), wire.Done)
     assert {(await served.create(f"q{number}")).record.monitor_host for number in range(4)} == {"right"}
-    with pytest.raises(HostFull, match="draining"):
+    with pytest.raises(HostFull, match="cordoned"):
         await served.ask(wire.CreateQueue("q", "t", host="left"), wire.QueueInfo)
     await served.ask(wire.DrainHost("left", False, "d"), wire.Done)
     assert (await served.create("another")).record.monitor_host == "left"

@@ -16,12 +16,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hcm.local_state import start_time
 from roq.coordination import paths
 from roq.coordination.registration import parse_instance
 from roq.coordination.session import Session
 from roq.local import leftovers
 from roq.runtime.backoff import delays
+from roq.runtime.lives import start_time
+from roq.runtime.notify import EXIT_FOR_GOOD
 from roq.runtime.shutdown import ask
 from roq.wire import hcm as wire
 from roq.wire.assignment import (
@@ -206,6 +207,21 @@ async def test_shutdown_host_leaves_nothing(rig: Rig) -> None:
     await rig.start()
     after = await rig.until(lambda found: {process.state for process in found.values()} == {ProcessState.RUNNING})
     assert {name: process.ports for name, process in after.items()} == {name: process.ports for name, process in before.items()}
+
+
+async def test_a_service_manager_does_not_start_again_what_was_stopped_for_good(rig: Rig) -> None:
+    for _ in range(2):
+        await rig.spawn(NOTIFY_SOCKET=str(rig.directory / "nobody"))
+        await rig.until_ready()
+        if rig.report is None:
+            await rig.running()
+            assert await rig.call(wire.ShutdownHost("test")) == wire.Done()
+            assert await rig.ended() == EXIT_FOR_GOOD, rig.log()
+        else:
+            assert rig.process is not None
+            rig.process.terminate()
+            assert await rig.ended() == 0, rig.log()
+            assert "leaving the processes to the next HCM" in rig.log()
 
 
 async def test_a_host_that_was_empty_meanwhile_stops_too(rig: Rig) -> None:

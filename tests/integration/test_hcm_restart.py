@@ -108,6 +108,7 @@ async def test_its_last_report_stays_until_all_are_adopted(rig: Rig) -> None:
     watch = rig.session.watch_data(paths.running(HOST), reported)
     busy = before["exchange/orders/e1"]
     unwritten(rig, busy.name)
+    rig.program = "patient_hcm"
     os.kill(busy.pid, signal.SIGSTOP)
     try:
         await rig.spawn(*SESSION)

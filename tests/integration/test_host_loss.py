@@ -18,7 +18,7 @@ from pathlib import Path
 from roq.client.locate import GcmClient
 from roq.coordination import paths
 from roq.coordination.session import Node, Session
-from roq.local.cluster import LocalCluster
+from roq.local.cluster import JAVA, LocalCluster
 from roq.wire import gcm as wire
 from roq.wire.assignment import (
     Assignment,
@@ -165,7 +165,14 @@ async def running(
     directory: Path, hosts: int, gcms: int = 1, exchanges_max: int = 8, session_seconds: float = SESSION_SECONDS
 ) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
-        cluster = LocalCluster(directory, hosts=hosts, gcms=gcms, exchanges_max=exchanges_max, session_seconds=session_seconds)
+        cluster = LocalCluster(
+            directory,
+            hosts=hosts,
+            gcms=gcms,
+            exchanges_max=exchanges_max,
+            session_seconds=session_seconds,
+            zookeeper=JAVA,
+        )
         await stack.enter_async_context(cluster)
         session = await Session.connect(cluster.zookeeper, WATCHER_SECONDS)
         stack.push_async_callback(session.close)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,11 @@ import pytest
 from roq.client.cluster import connect
 from roq.errors import CallError, DeadlineExceeded, HostNotFound, ProcessFailed
 from roq.local import leftovers
-from roq.local.cluster import LocalCluster
+from roq.local.cluster import JAVA, LocalCluster
 from roq.local.daemon import Daemon, tail
 from roq.local.loopback import LoopbackSubnet
+from roq.local.zookeeper import LocalCoordinator
+from tests.harness.lives import running
 
 WAIT_SECONDS = 20.0
 
@@ -44,6 +45,20 @@ async def test_a_cluster_serves_and_leaves_nothing_behind(tmp_path: Path) -> Non
     assert cluster.leftovers == []
     assert cluster.processes() == []
     assert not leftovers.alive(zookeeper)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("kind", "other", "way"), [(None, JAVA, "without"), (JAVA, None, "with")])
+async def test_the_next_cluster_of_a_directory_goes_on_with_its_tree(
+    tmp_path: Path, kind: str | None, other: str | None, way: str
+) -> None:
+    async with LocalCluster(tmp_path, zookeeper=kind) as cluster, connect(cluster.zookeeper) as connected:
+        await connected.create_queue("kept")
+    with pytest.raises(CallError, match=f"start it {way} --zookeeper java"):
+        async with LocalCluster(tmp_path, zookeeper=other):
+            pass
+    async with LocalCluster(tmp_path, zookeeper=kind) as cluster, connect(cluster.zookeeper) as connected:
+        assert [queue.record.name for queue in await connected.queues()] == ["kept"]
 
 
 async def test_two_clusters_share_a_machine(tmp_path: Path) -> None:
@@ -121,7 +136,7 @@ async def test_a_daemon_that_dies_at_start_is_told_with_its_log(tmp_path: Path) 
         async with LocalCluster(tmp_path, session_seconds=0.001):
             pass
     assert "session_seconds" in str(told.value)
-    assert leftovers.find_running(str(tmp_path / "zookeeper" / "zoo.cfg")) == []
+    assert running(LocalCoordinator.argument(tmp_path / "coordinator")) == []
 
 
 async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
@@ -132,7 +147,7 @@ async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert cluster.processes() == []
-    assert leftovers.find_running(str(tmp_path / "zookeeper" / "zoo.cfg")) == []
+    assert running(LocalCoordinator.argument(tmp_path / "coordinator")) == []
 
 
 async def test_a_directory_serves_one_cluster_at_a_time(tmp_path: Path) -> None:
@@ -149,6 +164,7 @@ async def test_what_a_killed_run_left_is_ended_by_the_next_one(tmp_path: Path) -
         "async def main():\n"
         "    cluster = LocalCluster(pathlib.Path(sys.argv[1]))\n"
         "    await cluster.start()\n"
+        "    cluster._keeper.kill()\n"
         "    print([process.pid for process in cluster.processes()] + [cluster.zookeeper_pid], flush=True)\n"
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
@@ -157,9 +173,11 @@ async def test_what_a_killed_run_left_is_ended_by_the_next_one(tmp_path: Path) -
         sys.executable, "-c", code, str(tmp_path), stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()}
     )
     assert run.stdout is not None
-    async with asyncio.timeout(WAIT_SECONDS):
-        pids = [int(pid) for pid in (await run.stdout.readline()).decode().strip("[]\n").split(",")]
-    run.send_signal(signal.SIGKILL)
+    try:
+        async with asyncio.timeout(2 * WAIT_SECONDS):
+            pids = [int(pid) for pid in (await run.stdout.readline()).decode().strip("[]\n").split(",")]
+    finally:
+        run.kill()
     await run.wait()
     assert all(leftovers.alive(pid) for pid in pids)
     async with LocalCluster(tmp_path) as cluster, connect(cluster.zookeeper):

@@ -18,6 +18,7 @@ import pytest
 
 from roq.errors import Closed, InvalidAddress, StorageFull
 from roq.log.local import LocalLog
+from tests.harness.other_users import let_others_in
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
@@ -226,10 +227,7 @@ except InvalidAddress as error:
     print(error)
 """
     (tmp_path / "closed").mkdir(0o500)
-    if os.geteuid() == 0:
-        for parent in [tmp_path, *tmp_path.parents]:
-            if parent.stat().st_uid == 0 and parent != Path("/") and "pytest" in parent.name:
-                parent.chmod(0o755)
+    let_others_in(tmp_path)
     answer = start(script, tmp_path / "closed" / "log").communicate(timeout=20)[0]
     assert "Permission denied" in answer
     with pytest.raises(InvalidAddress):

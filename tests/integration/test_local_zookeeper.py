@@ -1,4 +1,4 @@
-"""The local ZooKeeper: starting, dying, standing still, coming back on the same port and data."""
+"""The local ZooKeeper and coordinator: starting, dying, standing still, coming back on the same port and data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import pytest
 from roq.coordination.operations import ANY_VERSION, Node
 from roq.coordination.session import Session, SessionState
 from roq.errors import PortTaken, ProcessFailed, ZooKeeperUnavailable
-from roq.local.zookeeper import LocalZooKeeper
+from roq.local.zookeeper import LocalCoordinator, LocalZooKeeper
+
+BOTH = pytest.mark.parametrize("kind", [LocalZooKeeper, LocalCoordinator])
 
 
 async def reaches(session: Session, state: SessionState, seconds: float) -> None:
@@ -27,9 +29,10 @@ async def reaches(session: Session, state: SessionState, seconds: float) -> None
     stop()
 
 
-async def test_a_killed_zookeeper_comes_back_on_the_same_port_and_data(tmp_path: Path) -> None:
-    server = LocalZooKeeper()
-    await server.start(tmp_path)
+@BOTH
+async def test_a_killed_zookeeper_comes_back_on_the_same_port_and_data(kind: type[LocalZooKeeper], tmp_path: Path) -> None:
+    server = kind()
+    await server.start(tmp_path / "data")
     session = await Session.connect(server.connect_string, 2.0)
     try:
         await session.ensure_path("n")
@@ -49,7 +52,7 @@ async def test_a_killed_zookeeper_comes_back_on_the_same_port_and_data(tmp_path:
         await reaches(session, SessionState.LOST, 4)  # nobody else could tell us
         await server.stop()
         port = server.port
-        await server.start(tmp_path, port=port)
+        await server.start(tmp_path / "data", port=port)
         assert server.port == port
         began = time.monotonic()
         await reaches(session, SessionState.CONNECTED, 3)
@@ -89,16 +92,17 @@ async def test_a_zookeeper_that_stands_still_suspends_and_is_found_again(tmp_pat
         await server.stop()
 
 
-async def test_it_starts_quickly_and_stops_in_order(tmp_path: Path) -> None:
-    server = LocalZooKeeper()
+@BOTH
+async def test_it_starts_quickly_and_stops_in_order(kind: type[LocalZooKeeper], tmp_path: Path) -> None:
+    server = kind()
     assert server.pid == 0
     times = []
     for _ in range(2):
         began = time.monotonic()
-        await server.start(tmp_path)
+        await server.start(tmp_path / "data")
         times.append(time.monotonic() - began)
         with pytest.raises(ProcessFailed):
-            await server.start(tmp_path)
+            await server.start(tmp_path / "data")
         assert os.getpgid(server.pid) == server.pid
         await server.stop()
         assert server.pid == 0
@@ -106,18 +110,31 @@ async def test_it_starts_quickly_and_stops_in_order(tmp_path: Path) -> None:
     assert min(times) < 3.0  # 0.4 s on an idle machine
 
 
-async def test_a_taken_port_is_told(tmp_path: Path) -> None:
+@BOTH
+async def test_a_taken_port_is_told(kind: type[LocalZooKeeper], tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(PortTaken):
-            await LocalZooKeeper().start(tmp_path, port=other.getsockname()[1])
+            await kind().start(tmp_path / "data", port=other.getsockname()[1])
 
 
 async def test_a_zookeeper_that_cant_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "version-2").write_text("a file where a folder belongs")
     with pytest.raises(ProcessFailed, match="version-2"):
         await LocalZooKeeper().start(tmp_path)
+
+
+async def test_a_coordinator_that_cant_start_says_why(tmp_path: Path) -> None:
+    first = LocalCoordinator()
+    await first.start(tmp_path / "data")
+    try:
+        second = LocalCoordinator()
+        with pytest.raises(ProcessFailed, match=rf"coordinator ended at once: log: .*/data\.log\n(.*\n)*.*{first.pid}"):
+            await second.start(tmp_path / "data")
+        assert second.pid == 0
+    finally:
+        await first.stop()
 
 
 async def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

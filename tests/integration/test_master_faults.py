@@ -25,7 +25,7 @@ from roq.errors import (
     NotLeader,
     RoqError,
 )
-from roq.local.cluster import LocalCluster
+from roq.local.cluster import JAVA, LocalCluster
 from roq.log.replicated.metadata import LogMeta
 from roq.runtime.line import Bell, Line
 from roq.wire import gcm
@@ -42,7 +42,7 @@ BIG = 200_000
 
 @asynccontextmanager
 async def local_cluster(path: Path, hosts: int = 3) -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(path, hosts=hosts, session_seconds=SESSION_SECONDS) as cluster:
+    async with LocalCluster(path, hosts=hosts, session_seconds=SESSION_SECONDS, zookeeper=JAVA) as cluster:
         yield cluster
     assert cluster.leftovers == []
 

@@ -59,7 +59,7 @@ class Tally:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("overflow", ["drop", "block"])
 async def test_a_stuck_subscriber_fills_nobodys_memory(overflow: str) -> None:
-    async with LoopbackCluster(gcms=1, hcms=1) as cluster, cluster.connect() as client:
+    async with LoopbackCluster(gcms=1, hcms=1, zookeeper="java") as cluster, cluster.connect() as client:
         await client.create_queue("q", overflow=overflow)
         await cluster.wait_queue_ready("q")
         pids = {one.name.partition("/")[0]: one.pid for one in await cluster.system_processes("host-1")} | {

@@ -49,7 +49,7 @@ async def publish(publisher: roq.Publisher, stop: asyncio.Event) -> None:
 @pytest.mark.parametrize("monitor", MONITORS)
 async def test_nothing_is_lost_with_a_host_that_vanishes_without_a_word(tmp_path: Path, monitor: str) -> None:
     reader, confirmed, stop = Reader(), [0], asyncio.Event()
-    running = LoopbackCluster(gcms=1, hcms=2, session_seconds=POWER_SECONDS, logs=tmp_path)
+    running = LoopbackCluster(gcms=1, hcms=2, session_seconds=POWER_SECONDS, logs=tmp_path, zookeeper="java")
     async with running as cluster, cluster.connect() as client:
         await client.create_queue("q", overflow="block", host="host-1")
         await cluster.wait_queue_ready("q")

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import signal
+import sys
 import time
 import weakref
 
@@ -23,6 +25,7 @@ from tests.integration.running import RunningCluster
 SMALL_BATCHES = 1_500  # of 20 KB: far more than a publisher keeps; and an Exchange must not stand still for 3 s
 
 SMALL_FRAMES = 3_000  # published while there is no Exchange
+BURSTS, BURST_FRAMES = 60, 300
 
 
 async def pids(client: roq.Cluster, queue: str) -> dict[str, int]:
@@ -141,7 +144,7 @@ async def test_small_batches_do_not_pile_up_before_an_exchange_that_stands(
 
 @pytest.mark.parametrize("kills", [1, 2])
 async def test_a_replay_overruns_no_queue(client: roq.Cluster, kills: int) -> None:
-    """Thousands of small frames wait for the Exchange that comes back; it queues 32 for a subscriber, and drops the rest."""
+    """Thousands of small frames wait for the Exchange that comes back; it queues few for a subscriber, and drops the rest."""
     name = f"replayed {kills}"
     await client.create_queue(name, overflow="drop")
     told: list[MessagesLost] = []
@@ -174,6 +177,37 @@ async def test_a_replay_overruns_no_queue(client: roq.Cluster, kills: int) -> No
             await reading
         assert told == []
         assert received == list(range(1, 2 + kills * SMALL_FRAMES))
+    finally:
+        await client.remove_queue(name)
+
+
+async def test_bursts_of_small_frames_overrun_no_queue(client: roq.Cluster) -> None:
+    """A frame per message, hundreds at once: more than an Exchange queues for a subscriber that keeps up."""
+    name = "bursts"
+    await client.create_queue(name, overflow="drop")
+    told: list[MessagesLost] = []
+    try:
+        async with client.subscriber(name, on_lost=told.append) as subscriber, client.publisher(name) as publisher:
+            received = 0
+
+            async def read() -> None:
+                nonlocal received
+                async for batch in subscriber.batches():
+                    received += len(batch)
+
+            reading = asyncio.create_task(read())
+            async with asyncio.timeout(30):
+                for _ in range(BURSTS):
+                    for number in range(BURST_FRAMES):
+                        await publisher.publish(f"t{number % 3}", b"x" * 60)
+                    while received + sum(gap.count for gap in told) < publisher.messages - BURST_FRAMES:
+                        await asyncio.sleep(0.005)
+                await publisher.flush()
+                while received + sum(gap.count for gap in told) < publisher.messages:
+                    await asyncio.sleep(0.005)
+            await subscriber.close()
+            await reading
+        assert told == []
     finally:
         await client.remove_queue(name)
 
@@ -212,6 +246,47 @@ async def test_messages_flow_while_the_monitor_stands_still(client: roq.Cluster)
             await subscriber.close()
             await reading
     finally:
+        await client.remove_queue(name)
+
+
+async def test_one_that_stood_still_while_an_exchange_died_is_told_that_it_may_have_missed_a_new_publisher(
+    client: roq.Cluster, cluster: RunningCluster
+) -> None:
+    name = "passed by"
+    await client.create_queue(name, overflow="block")
+    command = [sys.executable, "-m", "roq.cli", "sub", name, "--cluster", cluster.zookeeper]
+    frozen = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    assert frozen.stdout is not None
+    assert frozen.stderr is not None
+    try:
+        async with asyncio.timeout(40), client.publisher(name) as known:
+            assert b"ready" in await frozen.stderr.readline()
+            await known.publish("t", b"known")
+            assert await frozen.stdout.readline() == b"known\n"
+            frozen.send_signal(signal.SIGSTOP)
+            os.kill((await pids(client, name))["exchange"], signal.SIGKILL)
+            while not known.replays:
+                await asyncio.sleep(0.05)
+            async with client.publisher(name) as new:
+                for _ in range(5):
+                    await new.publish("t", b"missed")
+                await new.flush()
+                frozen.send_signal(signal.SIGCONT)
+                heard = asyncio.ensure_future(frozen.stdout.readline())
+                while not heard.done():  # the first of these may be missed, too
+                    await new.publish("t", b"next")
+                    await asyncio.wait({heard}, timeout=0.2)
+                assert heard.result() == b"next\n"
+                told = (await frozen.stderr.readline()).decode()  # the Monitor's word may come after the message
+            found = re.search(rf"may have lost messages \(nobody knows\) within 1\.\.(\d+) of publisher {new.id:016x}", told)
+            assert found is not None, told
+            assert int(found[1]) >= 5
+            frozen.send_signal(signal.SIGINT)
+            assert f"{known.id:016x}" not in (await frozen.stderr.read()).decode()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            frozen.kill()
+        await frozen.wait()
         await client.remove_queue(name)
 
 

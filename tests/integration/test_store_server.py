@@ -140,7 +140,12 @@ async def test_entries_fences_and_followers_on_the_wire(tmp_path: Path) -> None:
         await server.close()
 
 
-async def test_a_reader_that_waited_in_vain_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quick_seconds", [60.0, 0.0])
+async def test_a_reader_that_waited_in_vain_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_seconds: float
+) -> None:
+    """Whether the loop writes or, as with a slow disk, a thread."""
+    monkeypatch.setattr("roq.store.server.QUICK_SECONDS", quick_seconds)
     server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None)
     peer = Peer(server.port)
     try:
@@ -152,8 +157,9 @@ async def test_a_reader_that_waited_in_vain_leaves_nothing(tmp_path: Path) -> No
             await asyncio.sleep(0.01)
         assert [len(futures) for futures in server._waiting.readers.values()] == [1]
         peer.client.notify(add(1, b"one"))
+        assert await asyncio.wait_for(peer.answers.get(), 5) == Added("s", 1, 1)  # only then a writer calls it confirmed
         peer.client.notify(add(2, confirmed=1))
-        assert (await asyncio.wait_for(waiting, 2)).entries == [b"one"]
+        assert (await asyncio.wait_for(waiting, 5)).entries == [b"one"]
         assert not server._waiting.readers
     finally:
         peer.client.close()

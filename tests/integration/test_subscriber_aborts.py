@@ -18,7 +18,7 @@ import zmq
 from roq.runtime.sockets import bind, exchange_back
 from roq.wire.assignment import Overflow
 
-back = exchange_back(Overflow(sys.argv[1]))
+back = exchange_back(1024 * 1024, Overflow(sys.argv[1]))
 print(bind(back, "127.0.0.1", 0), flush=True)
 back.recv()
 sent = 0

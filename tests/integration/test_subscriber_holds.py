@@ -1,4 +1,5 @@
-"""A planned move beside a slow reader: a real subscriber at two real sockets of Exchanges, and a clock that can be moved on.
+"""A planned move, and a new publisher, beside a slow reader: a real subscriber at two real sockets of Exchanges, and a clock
+that can be moved on.
 
 Not covered: the Monitor's part of a move (test_moves.py) and the order machine by itself (tests/unit/test_order.py).
 """
@@ -24,6 +25,7 @@ from roq.wire.frame import Kind, PathOpening, encode_control, encode_data
 PUBLISHER, OTHER = 7, 8
 PAYLOAD = bytes(10_000)
 BUFFER, HELD = 40_000, 60_000
+MAX_FRAME = 1024 * 1024
 
 
 class Clock:
@@ -43,7 +45,7 @@ class Exchange:
     """The back of an Exchange; frames wait here while the subscriber takes none."""
 
     def __init__(self, id: str) -> None:
-        self.socket = exchange_back(Overflow.BLOCK)
+        self.socket = exchange_back(MAX_FRAME, Overflow.BLOCK)
         self.address = wire.ExchangeAddress(id, "127.0.0.1", 1, bind(self.socket, "127.0.0.1", 0), 1)
         self._waiting: list[bytes] = []
 
@@ -64,8 +66,8 @@ class Exchange:
 class Scene:
     """Exchanges A and B, and a subscriber that is ready at both and reads only when told."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, clock: Clock, overflow: Overflow) -> None:
+        self.clock, self.overflow = clock, overflow
         self.lost: list[MessagesLost] = []
         self.a, self.b = Exchange("A"), Exchange("B")
         self.subscriber = Subscriber(GcmClient("127.0.0.1:1"), "q", (), self.lost.append)
@@ -73,7 +75,7 @@ class Scene:
 
     async def open(self) -> None:
         exchanges = (self.a.address, self.b.address)
-        self.subscriber.take(wire.SubscriberWelcome(1, 1, exchanges, Overflow.BLOCK, 1024 * 1024))
+        self.subscriber.take(wire.SubscriberWelcome(1, 1, exchanges, self.overflow, MAX_FRAME))
 
         def proved() -> bool:
             for exchange in (self.a, self.b):
@@ -121,13 +123,14 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+async def scene(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    """What an Exchange of a queue that drops (parameter Overflow.DROP) drops is what the test does not send."""
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "BUFFER_BYTES", BUFFER)
     monkeypatch.setattr(module, "HELD_BYTES", HELD)
     monkeypatch.setattr(module, "HELD_BYTES_MAX", 2 * HELD)
-    made = Scene(clock)
+    made = Scene(clock, getattr(request, "param", Overflow.BLOCK))
     await made.open()
     yield made
     await made.subscriber.close(0)
@@ -194,14 +197,13 @@ async def test_both_exchanges_get_their_turn_while_the_reader_is_slow(scene: Sce
     for exchange, publisher in ((scene.a, PUBLISHER), (scene.b, OTHER)):
         for _ in range(60):
             scene.data(exchange, 1, publisher)
-    await scene.until(lambda: scene.subscriber.health().buffered_bytes >= BUFFER)
-    await scene.settle()
+    await scene.until(lambda: scene.subscriber.health().buffered_bytes >= BUFFER and len(scene.subscriber._unread) == 2)
     publishers = []
     for _ in range(30):
         batch = await scene.subscriber.next_batch()
         assert batch is not None
         publishers += [one.publisher for one in batch]
-        await scene.settle()
+        await scene.until(lambda: scene.subscriber.health().buffered_bytes >= BUFFER)
     late = publishers[15:]
     assert min(late.count(PUBLISHER), late.count(OTHER)) >= 3, publishers
 
@@ -218,3 +220,42 @@ async def test_an_end_that_never_comes_is_not_waited_for_longer_than_a_hold(scen
     scene.subscriber.report()
     assert await scene.read(1) == [2]
     assert scene.lost == []
+
+
+@pytest.mark.parametrize(("scene", "doubted"), [(Overflow.DROP, 1), (Overflow.BLOCK, 0)], indirect=["scene"])
+async def test_who_begins_while_the_buffer_is_full_may_have_been_dropped(scene: Scene, doubted: int) -> None:
+    """With "drop" its first messages may be gone; with "block" whoever is met in the middle began before our time."""
+    known, new = PUBLISHER, OTHER
+    scene.data(scene.a, 1, known)
+    assert await scene.read(1) == [1]
+    await scene.settle()
+    scene.clock.now += 1.0
+    for _ in range(20):
+        scene.data(scene.a, 1, known)
+    await scene.until(lambda: bool(scene.subscriber._unread))
+    for _ in range(5):
+        next(scene._numbers[new])
+    scene.clock.now += 1.0
+    assert await scene.read(20) == list(range(2, 22))
+    await scene.settle()
+    assert not scene.subscriber._unread
+    scene.data(scene.a, 1, new)
+    assert await scene.read(1, new) == [6]
+    assert [(one.publisher, one.first, one.last, one.count) for one in scene.lost] == [(new, 1, 5, 0)] * doubted
+
+
+@pytest.mark.parametrize("scene", [Overflow.DROP], indirect=True)
+async def test_who_was_met_in_what_led_to_the_full_buffer_may_have_been_dropped_too(scene: Scene) -> None:
+    """Since all was read for the last time, the Exchange may have dropped something at any moment; not before."""
+    next(scene._numbers[PUBLISHER])
+    scene.data(scene.a, 1)
+    assert await scene.read(1) == [2]
+    await scene.settle()
+    scene.clock.now += 1.0
+    for _ in range(3):
+        next(scene._numbers[OTHER])
+    for _ in range(20):
+        scene.data(scene.a, 1, OTHER)
+    await scene.until(lambda: bool(scene.subscriber._unread))
+    assert await scene.read(20, OTHER) == list(range(4, 24))
+    assert [(one.publisher, one.first, one.last, one.count) for one in scene.lost] == [(OTHER, 1, 3, 0)]

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import gc
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -303,6 +305,43 @@ def test_a_plain_worker_does_the_same(work_address: str) -> None:
         assert (work.done, work.failed, work.lost, work.stopped) == (19, 1, 0, False)
         assert len(threads) == 4
         assert [letter.payload for letter in queue.dead()] == [b"3"]
+
+
+FAILING = """
+import asyncio, roq
+from roq import blocking
+
+def fails(task):
+    raise ValueError(task.payload.decode())
+
+async def fails_too(task):
+    fails(task)
+
+with blocking.open_queue("memory:plain", max_attempts=1) as queue:
+    queue.put_many([b"one", b"x" * 100_000])
+    queue.run(fails, wait_seconds=0)
+    [huge] = [letter.error for letter in queue.dead() if len(letter.payload) > 3]
+    assert "in fails" in huge, huge
+
+async def main():
+    async with roq.open_queue("memory:other", max_attempts=1) as queue:
+        print(await queue.put(b"two"))
+        await queue.run(fails_too, wait_seconds=0)
+
+asyncio.run(main())
+"""
+
+
+def test_a_failing_handler_is_logged_with_its_traceback() -> None:
+    """As a program sees it that has set up no logging."""
+    done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, timeout=50, check=True)
+    said = done.stderr
+    assert said.count("handler failed: queue=memory:") == said.count("Traceback (most recent call last)") == 3
+    assert said.count("queue=memory:plain, task=") == 2
+    assert f"queue=memory:other, task={done.stdout.strip()}, attempt=1, error=ValueError: two\n" in said
+    assert said.count("in fails_too") == 1
+    assert said.count("in fails\n") == 3
+    assert len(said) < 20_000
 
 
 async def test_a_cancelled_worker_gives_back(queue: roq.WorkQueue) -> None:

@@ -22,7 +22,7 @@ COMMON = """
 import asyncio, contextlib, os, signal, sys, threading, time
 import roq
 from roq import blocking
-lock = threading.Lock()
+lock = threading.RLock()  # a second signal may come while the first one is told
 def say(*words):
     with lock:
         os.write(1, (" ".join(map(str, words)) + "\\n").encode())

@@ -232,7 +232,7 @@ async def test_a_dealer_answers_pings() -> None:
 
 
 async def test_a_refused_dealer_is_told_at_once_and_goes_on() -> None:
-    asking, begun = Asking(free_port()), time.monotonic()
+    asking, begun = Asking(free_port(LOCAL)), time.monotonic()
     await until(lambda: asking.ends >= 3)
     assert time.monotonic() - begun < 1.0
     asking.dealer.close()

@@ -85,19 +85,28 @@ class Order(NamedTuple):
     held: tuple[tuple[int, tuple[Frame, ...]], ...]
     openings: tuple[tuple[int, str, bool], ...]
     waiting: bool
+    met: float
+    doubtful: bool
+
+
+Doubts = tuple[tuple[str, int], ...] | None  # (topic, last number reported); None: nothing passed it by
 
 
 class Heard(NamedTuple):
-    """What came of one step: the new value, numbers delivered, (topic, first, last, count) told lost."""
+    """What came of one step: the new values, numbers delivered, (topic, first, last, count) told lost."""
 
     order: Order | None
+    doubts: Doubts
     delivered: tuple[int, ...]
     lost: tuple[tuple[bytes, int, int, int], ...]
 
 
-def thaw_order(order: Order | None, proved: int, topics: tuple[bytes, ...], safeguards: OrderSafeguards) -> OrderMachine:
+def thaw_order(
+    order: Order | None, doubts: Doubts, proved: int, topics: tuple[bytes, ...], safeguards: OrderSafeguards
+) -> OrderMachine:
     """`proved`: set of Exchanges the subscriber is attached to, one bit each."""
     machine = OrderMachine(lambda id: bool(proved & bit(NAMES.index(id))), topics.__contains__, safeguards)
+    machine._doubts = None if doubts is None else {(PUBLISHER, topic): last for topic, last in doubts}
     if order is not None:
         publisher = Publisher()
         publisher.path, publisher.baseline = order.path, order.baseline
@@ -109,6 +118,7 @@ def thaw_order(order: Order | None, proved: int, topics: tuple[bytes, ...], safe
             publisher.waiting_since = 0.0
             machine.waiting.add(PUBLISHER)
         publisher.replays = order.replays
+        publisher.met, publisher.doubtful = order.met, order.doubtful
         machine.known_bytes = sum(TOPIC_BYTES + len(topic) for topic in publisher.topics)
         machine.held_bytes = HELD_FRAME_BYTES * sum(len(frames) for _, frames in order.held)
         machine.publishers[PUBLISHER] = publisher
@@ -129,34 +139,49 @@ def freeze_order(machine: OrderMachine) -> Order | None:
         tuple(sorted((path, tuple(event.body for event in events)) for path, events in publisher.held.items())),
         tuple(sorted((path, opening.left, opening.finished) for path, opening in publisher.openings.items())),
         publisher.waiting_since is not None,
+        publisher.met,
+        publisher.doubtful,
     )
+
+
+def freeze_doubts(machine: OrderMachine) -> Doubts:
+    return None if machine._doubts is None else tuple(sorted((topic, last) for (_, topic), last in machine._doubts.items()))
 
 
 @cache
 def hear(
-    order: Order | None, proved: int, topics: tuple[bytes, ...], safeguards: OrderSafeguards, what: Frame | str, sent: int = 0
+    order: Order | None,
+    doubts: Doubts,
+    proved: int,
+    topics: tuple[bytes, ...],
+    safeguards: OrderSafeguards,
+    what: Frame | str,
+    sent: int = 0,
+    now: float = 0.0,
 ) -> Heard:
-    """One step of the real machine. what: a frame, "detached", "expire", or "beacon" (of `sent` messages)."""
-    machine = thaw_order(order, proved, topics, safeguards)
+    """One step of the real machine. what: a frame, "detached", "expire", "beacon" (of `sent` messages), or "doubt": since 0.0
+    messages may have passed it by."""
+    machine = thaw_order(order, doubts, proved, topics, safeguards)
     if isinstance(what, Frame):
         event = event_of(what)
         if what.kind == Kind.DATA and machine.accept(event.topic, event.header):
             outputs: list[Deliver | MessagesLost] = [Deliver(event)]
         else:
-            outputs = machine.handle(event, 0.0)
+            outputs = machine.handle(event, now)
     elif what == "detached":
         outputs = machine.detached(0.0)
     elif what == "expire":
         outputs = machine.expire(1.0, 1.0, 1.0, lambda left: 0.0)
+    elif what == "doubt":
+        outputs = machine.doubt(0.0, now)
     else:
-        assert order is not None
         last = {topic_of(number).decode(): (number, (number + 1) // 2) for number in (sent - 1, sent) if number > 0}
-        header = Header(1, Kind.BEACON, PUBLISHER, order.path, sent, 0, 0, 0, 0)
-        outputs = machine.handle(Event(b"", header, None, last), 0.0)
+        header = Header(1, Kind.BEACON, PUBLISHER, order.path if order is not None else 1, sent, 0, 0, 0, 0)
+        outputs = machine.handle(Event(b"", header, None, last), now)
     machine.check()
     delivered = tuple(one.event.body.number for one in outputs if isinstance(one, Deliver))
     lost = tuple((one.topic.encode(), one.first, one.last, one.count) for one in outputs if isinstance(one, MessagesLost))
-    return Heard(freeze_order(machine), delivered, lost)
+    return Heard(freeze_order(machine), freeze_doubts(machine), delivered, lost)
 
 
 # --- the publisher's machine ------------------------------------------------------------------------------------------

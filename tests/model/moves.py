@@ -6,8 +6,8 @@ breach of a promise ends the search with the shortest way to it. Publishing, mov
 happen; all else must, so a state in which nothing must happen any more is an end, at which everything has to be accounted for.
 
 Not covered: batching, time (a hold may expire at any moment), and the publisher's fail-over, whose part `_fail_over` plays
-until that code exists: path k+1 on another Exchange, OPEN without the promise of a FIN, all earlier messages again. A frozen
-subscriber is told what it missed of publishers that it knows (`met`); of others nobody tells it.
+until that code exists: path k+1 on another Exchange, OPEN without the promise of a FIN, all earlier messages again. A beacon
+comes to everybody at the end, also to a frozen subscriber of a publisher that it has not met.
 """
 
 from __future__ import annotations
@@ -207,7 +207,12 @@ class Model:
                     yield True, f"s{s} reads {pipe[0]} from {NAMES[x]}", self._read(rest, x, s, pipe[0])
         if state.budget.freezes or state.frozen:
             budget = state.budget._replace(freezes=0)
-            yield False, "s1 goes on" if state.frozen else "s1 freezes", state._replace(frozen=not state.frozen, budget=budget)
+            readers = put(state.readers, LATE, state.readers[LATE]._replace(thawed=state.frozen))
+            after = state._replace(frozen=not state.frozen, budget=budget, readers=readers)
+            yield False, "s1 goes on" if state.frozen else "s1 freezes", after
+        if state.readers[LATE].passed_by and not state.frozen:
+            told = put(state.readers, LATE, state.readers[LATE]._replace(passed_by=False))
+            yield True, "s1 hears that it was passed by", self._hear(state._replace(readers=told), LATE, "doubt")
         for s, reader in enumerate(state.readers):
             if state.frozen and s == LATE:
                 continue
@@ -248,24 +253,36 @@ class Model:
         return state._replace(readers=put(state.readers, s, self._heard(state.readers[s], s, what, state.sent)))
 
     def _heard(self, reader: Reader, s: int, what: Frame | str, sent: int) -> Reader:
-        machine, numbers_delivered, lost_ranges = hear(
-            reader.order, reader.proved, SUBSCRIPTIONS[s], self.config.order, what, sent if what == "beacon" else 0
+        machine, doubts, numbers_delivered, lost_ranges = hear(
+            reader.order,
+            reader.doubts,
+            reader.proved,
+            SUBSCRIPTIONS[s],
+            self.config.order,
+            what,
+            sent if what == "beacon" else 0,
+            float(reader.thawed),
         )
-        _, proved, since, last, delivered, lost = reader
+        _, _, _, last, delivered, lost, doubted, *_ = reader
         for number in numbers_delivered:
             if number <= last:
                 raise Breach(f"s{s} is given m{number} after m{last}")
             last, delivered = number, delivered | bit(number)
         for topic, first, final, count in lost_ranges:
             told = numbers((topic,), first, final)
+            if count == 0:
+                if not self.config.freezes or told & (delivered | doubted):
+                    raise Breach(f"s{s} is told that m{first}..m{final} may be missing: delivered, doubted before, or no doubt")
+                doubted |= told
+                continue
             if told & (delivered | lost):
                 raise Breach(f"s{s} is told that m{first}..m{final} are lost: delivered or told before")
             if count > told.bit_count() or (not self.config.late and count < told.bit_count()):
                 raise Breach(f"s{s} is told that {count} messages of m{first}..m{final} on {topic!r} are lost")
             lost |= told
-        if delivered & lost:
+        if delivered & (lost | doubted):
             raise Breach(f"s{s} is given what it was told to be lost")
-        return Reader(machine, proved, since, last, delivered, lost)
+        return reader._replace(order=machine, doubts=doubts, last=last, delivered=delivered, lost=lost, doubted=doubted)
 
     # --- the Monitor --------------------------------------------------------------------------------------------------
 
@@ -377,7 +394,11 @@ class Model:
         leaving = tuple(one for one in machine.leaving if one[1] != x)
         opening = Frame(Kind.OPEN, number, 0, x, 0)
         link = Link(number, y, True, (opening, *(Frame(Kind.DATA, number, n) for n in range(1, state.sent + 1))))
+        readers = state.readers
+        if not readers[LATE].proved & bit(y) and self.config.freezes:
+            readers = put(readers, LATE, readers[LATE]._replace(passed_by=True))
         return state._replace(
+            readers=readers,
             path=machine._replace(path=number, current=y, target=NOWHERE, target_path=0, leaving=leaving),
             opened=number,
             links=(*(one for one in state.links if any(one.path == left[0] for left in leaving)), link),
@@ -398,9 +419,9 @@ class Model:
                 raise Breach(f"s{s} never gets ready")
             wanted = numbers(SUBSCRIPTIONS[s], reader.since + 1, state.sent)
             faults = self.config.drops + self.config.delays + (self.config.freezes if s == LATE else 0)
-            if faults and reader.order is not None:
+            if faults and (reader.order is not None or reader.doubts is not None):
                 reader = self._heard(reader, s, "beacon", state.sent)
-            missing = wanted & ~(reader.delivered | (reader.lost if faults else 0))
+            missing = wanted & ~(reader.delivered | (reader.lost | reader.doubted if faults else 0))
             if missing:
                 names = ", ".join(f"m{n}" for n in range(1, state.sent + 1) if missing & bit(n))
                 raise Breach(f"s{s} was never given {names}" + (", nor told" if faults else ""))

@@ -4,67 +4,34 @@ Every method of `Queue` without an underscore is something that may happen. What
 no RETIRE while a publisher that the Monitor knows may still send through the Exchange; no first frame on an Exchange that a
 living ready subscriber has not proved; nobody is told that it is ready while a publisher sends where it is not attached. The
 Monitor may be restarted, and be replaced by one on another host while an Exchange of the lost one lives on (`former`), with
-publishers on it that hear nothing of the new Monitor. `rest` brings everything to an end, at which the Monitor has to be right
-about everybody. Not covered: the messages themselves (moves.py), and frames between a crash and the Monitor's hearing of it.
+publishers on it that hear nothing of the new Monitor. When it is fenced, its Monitor names its subscribers; a replay must not
+begin without one that lived, as long as that one may come back. `rest` brings everything to an end, at which the Monitor has
+to be right about everybody. Not covered: the messages themselves (moves.py), and frames between a crash and the Monitor's
+hearing of it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any
-
-from roq.client.path import CloseLink, Connect, PathMachine, Reuse, SendFin, SendOpen
+from roq.client.path import CloseLink, Connect, Reuse, SendFin, SendOpen
 from roq.client.path import Instruction as PathInstruction
+from roq.client.subscriber import LISTING_SECONDS
 from roq.errors import RoqError
+from roq.monitor.expected import EXPECTED_SECONDS, LIVING_SECONDS
 from roq.monitor.former import FormerLives
 from roq.monitor.membership import Membership
-from roq.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS
+from roq.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS, carrying_tokens
 from roq.monitor.records import CARRYING, Answer, ExchangeState, Instruction, Notify, Retire
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess, Overflow
 from roq.wire.frame import Kind, PathOpening
 from roq.wire.monitor import ExchangeAddress
+from roq.wire.process import Named
+from tests.model.queue_members import Link, PublisherTwin, SubscriberTwin
 
 EXCHANGES, PUBLISHERS, SUBSCRIBERS = "ABC", (11, 12), (21, 22)
 LATE_SECONDS = 4.0  # after a Monitor's start an Exchange may report no sooner
 FENCE_SECONDS = 8.0  # until a former Exchange has stopped by itself
 USE = wire.PublisherWelcome(1, 0, ExchangeAddress("", "", 0, 0), Overflow.DROP, 1000)
-
-
-class Link:
-    """A publisher's connection for one path."""
-
-    def __init__(self, exchange: ExchangeAddress) -> None:
-        self.exchange = exchange
-        self.welcomed = False
-        self.frames: deque[tuple[Kind, int, bool]] = deque()  # kind, path, whether the path before was finished
-
-
-class PublisherTwin:
-    """A publisher's shell."""
-
-    def __init__(self) -> None:
-        self.machine = PathMachine()
-        self.links: dict[int, Link] = {}
-        self.notices: deque[Any] = deque()
-        self.reports: deque[wire.PublisherReport] = deque()
-        self.joined = False
-        self.lost = ""
-
-
-class SubscriberTwin:
-    """A subscriber's shell. attachments: token → proved."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.attachments: dict[str, bool] = {}
-        self.retired: set[str] = set()
-        self.notices: deque[Any] = deque()
-        self.reports: deque[wire.SubscriberReport] = deque()
-        self.joined = self.failed = False
-        self.told = False  # that it is ready, by whatever Monitor
-        self.started = False  # has been told so ever
-        self.heard = -1e9  # when a Monitor heard of it last
 
 
 class Queue:
@@ -75,13 +42,18 @@ class Queue:
         self.monitor = Membership(1, USE)
         self.alive: dict[str, ExchangeAddress] = {}
         self.incarnation = 0
+        self.frames_in: dict[str, int] = {}  # of an Exchange's present life
         self.started: set[str] = set()
         self.publishers = {id: PublisherTwin() for id in PUBLISHERS}
         self.subscribers = {id: SubscriberTwin() for id in SUBSCRIBERS}
         self.retiring: set[str] = set()  # tokens
         self.late: dict[str, float] = {}  # Exchanges that do not report before then
         self.former: dict[str, float] = {}  # Exchanges that a replaced Monitor left behind: when they stop by themselves
+        self.recorded: set[str] = set()  # by the GCM: all that were left behind at hosts that are not back
         self.begun = -1e9
+        self.left = Named({}, False)  # what the replaced Monitor will say when it is fenced
+        self.missed: dict[int, float] = {}  # those it named, that lived: until when the new Monitor has to wait for them
+        self.come_over: set[int] = set()  # publishers that obeyed that Monitor until then
         self.drains: dict[str, str] = {}  # waiter → Exchange
         self.asked = 0
 
@@ -113,6 +85,14 @@ class Queue:
         twin.told = ready
         twin.started = twin.started or ready
 
+    def passing_by_is_counted(self) -> None:
+        """What carries messages without a subscriber that was ready ever: it will be told so."""
+        carrying = carrying_tokens(self.monitor.exchanges)
+        for id, known in self.monitor.subscribers.items():
+            twin = self.subscribers[id]
+            if twin.started and not twin.failed and known.reported and not carrying <= known.attached:
+                assert known.passed_by, f"{id} is not told that it was passed by"
+
     def no_one_sends_through(self, exchange: ExchangeAddress) -> None:
         for id, twin in self.publishers.items():
             if id in self.monitor.publishers and self.alive.get(exchange.id) == exchange:
@@ -126,8 +106,8 @@ class Queue:
     # --- Exchanges ----------------------------------------------------------------------------------------------------
 
     def report_exchange(self, id: str) -> None:
-        zeros = (0, 0, 0, 0, 0.0, 0, 0.0, 0.0, 0, 0)
-        self.perform(self.monitor.exchange_report(wire.ExchangeReport(self.alive[id], "h", *zeros), self.now))
+        totals = (self.frames_in[id], 0, 0, 0, 0.0, 0, 0.0, 0.0, 0, 0)
+        self.perform(self.monitor.exchange_report(wire.ExchangeReport(self.alive[id], "h", *totals), self.now))
 
     def exchange_starts(self, id: str) -> None:
         """Or restarts on the same ports: publishers' links break, what was under way is gone."""
@@ -135,11 +115,13 @@ class Queue:
         if known is not None and known.state is ExchangeState.DRAINED:
             return  # it has been removed
         self.incarnation += 1
+        self.frames_in[id] = 0
         self.started.add(id)
         self.alive[id] = ExchangeAddress(id, "127.0.0.1", 1, 2, self.incarnation)
         self.lose_frames(id)
         self.late.pop(id, None)
         self.former.pop(id, None)
+        self.recorded.discard(id)
         self.report_exchange(id)
 
     def exchange_dies(self, id: str) -> None:
@@ -168,6 +150,7 @@ class Queue:
 
     def forward(self, id: int, link: Link, told: bool) -> None:
         kind, path, finished = link.frames.popleft()
+        self.frames_in[link.exchange.id] += 1
         if told and kind is Kind.FIN:
             self.perform(self.monitor.fin_seen(id, path, link.exchange.id, self.now))
         elif told and kind is Kind.OPEN:
@@ -183,7 +166,7 @@ class Queue:
                     assert path not in twin.links
                     twin.links[path] = Link(exchange)
                 case SendOpen(path, _, finished):
-                    self.is_proved(twin.links[path].exchange, path == 1)
+                    self.is_proved(id, twin.links[path].exchange, path == 1)
                     self.send(twin.links[path], Kind.OPEN, path, finished)
                     twin.lost = ""
                     self.publisher_reports(id)
@@ -213,14 +196,17 @@ class Queue:
         self.direct(id, twin.machine.lost(path))
         self.publisher_reports(id)
 
-    def is_proved(self, exchange: ExchangeAddress, new: bool) -> None:
+    def is_proved(self, publisher: int, exchange: ExchangeAddress, new: bool) -> None:
         """new: the subscribers know nothing of this publisher, so nobody would see what it misses."""
         known = self.monitor.exchanges.get(exchange.id)
         if self.alive.get(exchange.id) != exchange or known is None or self.now - known.proving_since > PROVING_SECONDS:
             return
         for id, reader in self.subscribers.items():
-            waited_for = reader.told and not reader.failed and self.now - reader.heard <= PROVING_SILENT_SECONDS
-            if waited_for and (new or id in self.monitor.subscribers):
+            lives = self.now - reader.heard <= PROVING_SILENT_SECONDS
+            waited_for = reader.told and lives and (new or id in self.monitor.subscribers)
+            to_come = self.now < self.missed.get(id, 0.0) and id not in self.monitor.subscribers
+            passed_by = reader.failed or exchange.token in reader.passed_by
+            if (waited_for or (to_come and publisher in self.come_over)) and not passed_by:
                 proved = reader.attachments.get(exchange.token, False)
                 assert proved, f"{exchange.id} carries messages that subscriber {id} can't get"
 
@@ -304,6 +290,8 @@ class Queue:
         if twin.failed:
             twin = self.subscribers[id] = SubscriberTwin()
             self.perform(self.monitor.leave(id, self.now))
+        while twin.reports:  # they were sent before, on the same connection
+            self.subscriber_report_arrives(id)
         if not twin.joined:
             try:
                 request = wire.JoinSubscriber(id, (">",), twin.started)
@@ -323,11 +311,21 @@ class Queue:
             twin.version = notice.version
             if isinstance(notice, wire.SubscriberWelcome):
                 twin.retired.clear()
-            wanted = [exchange.token for exchange in notice.exchanges if exchange.token not in twin.retired and not twin.failed]
-            twin.attachments = {token: twin.attachments.get(token, False) for token in wanted}
+                twin.listing_until = self.now + LISTING_SECONDS if twin.attachments else 0.0
+            twin.listed = {exchange.token: exchange.id for exchange in notice.exchanges}
+            self.leave_unlisted(twin)
+            wanted = [token for token in twin.listed if token not in twin.retired and not twin.failed]
+            twin.attachments = {**dict.fromkeys(wanted, False), **twin.attachments}
         elif isinstance(notice, wire.Rejoin):
             twin.joined = False
             self.subscriber_joins(id)
+
+    def leave_unlisted(self, twin: SubscriberTwin) -> None:
+        """After a rejoin it keeps for a while what the Monitor may only not have heard of yet."""
+        over = self.now >= twin.listing_until
+        for token in [token for token in twin.attachments if token not in twin.listed]:
+            if over or token.rpartition("/")[0] in twin.listed.values():
+                del twin.attachments[token]
 
     def probes_arrive(self, id: int) -> None:
         twin = self.subscribers[id]
@@ -345,6 +343,7 @@ class Queue:
 
     def subscriber_reports(self, id: int) -> None:
         twin = self.subscribers[id]
+        self.leave_unlisted(twin)
         if twin.joined:
             attached = tuple(token for token, proved in twin.attachments.items() if proved)
             twin.reports.append(wire.SubscriberReport(id, twin.version, attached, 0, 0, 0, 0, 0.0, 0.0, 0.0))
@@ -365,10 +364,9 @@ class Queue:
 
     def monitor_restarts(self, late: str) -> None:
         """It knows nothing any more; one Exchange reports late to it."""
-        self.monitor = Membership(1, USE, None, self.now)
-        self.begun = self.now
-        self.drains.clear()
-        self.retiring.clear()
+        self.missed.clear()
+        self.left = Named(self.left.subscribers, False)
+        self._begin()
         if late in self.alive:
             self.late[late] = self.now + LATE_SECONDS
 
@@ -376,11 +374,22 @@ class Queue:
         """The host of the Monitor and of this Exchange counts as lost; both live on until they are fenced."""
         if lost in self.alive and not self.former:
             self.former[lost] = self.now + FENCE_SECONDS
-            life = FormerProcess(f"exchange/q/{lost}", "h", lost, lease_seconds=FENCE_SECONDS)
-            self.monitor = Membership(1, USE, None, self.now, FormerLives([life], self.now))
-            self.begun = self.now
-            self.drains.clear()
-            self.retiring.clear()
+            self.recorded.add(lost)
+            self.left = self.monitor.named(self.now)
+            self.missed.clear()
+            self._begin()
+
+    def _begin(self) -> None:
+        """A new process of the Monitor. The GCM gives it what lives on at hosts that are not back, as often as it starts."""
+        for id, known in self.monitor.subscribers.items():
+            silent = self.now - self.subscribers[id].heard > PROVING_SILENT_SECONDS
+            missed = carrying_tokens(self.monitor.exchanges) - known.attached if silent else set()
+            self.subscribers[id].passed_by.update(missed)
+        left = [FormerProcess(f"exchange/q/{id}", "h", id, lease_seconds=FENCE_SECONDS) for id in sorted(self.recorded)]
+        self.monitor = Membership(1, USE, None, self.now, FormerLives(left, self.now))
+        self.begun = self.now
+        self.drains.clear()
+        self.retiring.clear()
 
     def somebody_is_served(self, id: int) -> None:
         """3 s after its Exchange died a publisher knows where to go on."""
@@ -394,8 +403,12 @@ class Queue:
     def former_is_fenced(self) -> None:
         """The new Monitor has seen to it."""
         for id in list(self.former):
+            self.come_over = {publisher for publisher, twin in self.publishers.items() if self.obeys_former(twin)}
             self.exchange_dies(id)
-            self.monitor.former.gone(id)
+            self.monitor.former.gone(id, "h")
+            self.monitor.expect(self.left, self.now)
+            living = [one for one, silent in self.left.subscribers.items() if silent <= LIVING_SECONDS]
+            self.missed = dict.fromkeys(living, self.now + EXPECTED_SECONDS)
 
     # --- orders and time ----------------------------------------------------------------------------------------------
 
@@ -459,7 +472,8 @@ class Queue:
             current, known = twin.machine.current, self.monitor.publishers.get(id)
             if current is not None and known is not None:
                 assert (known.path, known.exchange) == (twin.machine.path, current.id), f"the Monitor is wrong about {id}"
-                assert not active or self.monitor.exchanges[current.id].state in CARRYING
+                state = self.monitor.exchanges[current.id].state
+                assert not active or state in CARRYING, f"publisher {id} stays on an Exchange that is {state}"
         for id, reader in self.subscribers.items():
             subscriber = self.monitor.subscribers.get(id)
             if subscriber is not None and active and not reader.failed:

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from roq.client import order, path
 from roq.wire.frame import Kind
-from tests.model.machines import Frame, Order, Path
+from tests.model.machines import Doubts, Frame, Order, Path
 
 T = TypeVar("T")
 STARTING, ACTIVE, RETIRING, GONE = range(4)  # phases of an Exchange
@@ -73,7 +73,8 @@ class Budget(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """A subscriber. proved: set of Exchanges; since: messages sent before it was ready; delivered, lost: sets of messages."""
+    """A subscriber. proved: set of Exchanges; since: messages sent before it was ready; delivered, lost, doubted: sets of
+    messages; thawed: it has been frozen; passed_by: an Exchange carries messages without it, and it has not heard of that."""
 
     order: Order | None = None
     proved: int = 0
@@ -81,6 +82,10 @@ class Reader(NamedTuple):
     last: int = 0
     delivered: int = 0
     lost: int = 0
+    doubted: int = 0
+    doubts: Doubts = None
+    thawed: bool = False
+    passed_by: bool = False
 
 
 class Link(NamedTuple):

@@ -31,6 +31,7 @@ HEALTHY = {
     "a frame is dropped and a hold expires": Config(messages=2, moves=1, drops=1, delays=1, proved=2, met=True),
     "an Exchange dies": Config(messages=1, moves=1, deaths=1, proved=2),
     "a subscriber freezes and an Exchange dies": Config(messages=2, deaths=1, freezes=1, met=True),
+    "it has not met the publisher before": Config(messages=3, deaths=1, freezes=1),
     "the publisher closes": Config(messages=2, moves=1, closes=1, proved=2),
     "the publisher is killed": Config(messages=2, moves=1, kills=1, proved=2),
 }
@@ -55,6 +56,10 @@ HARMFUL = {
     "order_topics": (
         Config(messages=2, drops=1, deaths=1, proved=2, met=True, order=OrderSafeguards(order_topics=False)),
         "is given m1 after m2",
+    ),
+    "doubt_strangers": (
+        Config(messages=2, deaths=1, freezes=1, order=OrderSafeguards(doubt_strangers=False)),
+        "was never given m",
     ),
     "await_welcome": (Config(messages=1, path=PathSafeguards(await_welcome=False)), "was never given m1"),
     "fin_before_open": (MOVE._replace(kills=1, path=PathSafeguards(fin_before_open=False)), "holds frames for ever"),

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from roq.client.order import Deliver, Event, OrderMachine
-from roq.client.ring import Ring, Safeguards
+from roq.client.ring import ENTRY_BYTES, Ring, Safeguards
 from roq.errors import MessagesLost
 from roq.wire.frame import Header, Kind, PathOpening, encode_data, parse
 
@@ -77,7 +77,7 @@ class World:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.ring = Ring(0.5, config.kept * SIZE, config.safeguards)
+        self.ring = Ring(0.5, config.kept * (SIZE + ENTRY_BYTES), config.safeguards)
         self.now, self.path, self.linked = 0.0, 0, False
         self.left: deque[Frame] = deque()  # inbox of the Exchange that was left, until its FIN is confirmed
         self.inbox: deque[Frame] = deque()

@@ -20,11 +20,6 @@ TEST_SECONDS = 240  # with the start of Spark, on a machine that has other thing
 QUIET = Path(__file__).with_name("log4j2.properties")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Of Spark's own warnings only those about the versions of its friends and its own sockets pass."""
-    config.addinivalue_line("filterwarnings", "ignore:PySpark does not yet fully support pandas:FutureWarning")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spark takes its time; a test that says how long keeps its own bound."""
     for item in items:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from roq.errors import CallError, QueueNotFound
 from roq.spark.pipeline import dead_letters, kpi, sort
 from roq.spark.pipeline.capacity import QueueReport
 from tests.integration.running import RunningCluster
+from tests.spark.test_documented import commands, do
 
 pytestmark = pytest.mark.timeout(240)
 SECONDS = "5"
@@ -77,3 +82,33 @@ def test_sorting_through_the_cluster(spark: SparkSession, cluster: RunningCluste
     assert [(row["key"], row["id"]) for row in found] == [(key, max(range(key, 3000, 7))) for key in range(7)]
     with roq.shuffle.open(f"roq://{cluster.zookeeper}") as shuffles:
         assert shuffles.list() == []
+
+
+def test_what_the_documents_do_on_a_cluster(spark: SparkSession, cluster: RunningCluster, tmp_path: Path) -> None:
+    with roq.blocking.connect(cluster.zookeeper) as connected:
+        connected.create_queue("orders")
+    with roq.blocking.open_queue(f"roq://{cluster.zookeeper}/orders") as tasks:
+        tasks.put(b"bad")
+        tasks.lease(60)[0].reject("ValueError: no")
+        tasks.put_many([b"one", b"two"])
+    (letters,) = commands("dead_letters", tmp_path, cluster.zookeeper)
+    assert do(spark, "dead_letters", letters).dead == 1
+    words = commands("kpi", tmp_path, cluster.zookeeper)[0]
+    assert words[-1] == "3600"
+    assert do(spark, "kpi", [*words[:-1], "2"]).added >= 1
+    for_ever = commands("archive", tmp_path, cluster.zookeeper)[1]
+    stopper = threading.Thread(target=stop_when_archived, args=(tmp_path / "archive",))
+    stopper.start()
+    assert do(spark, "archive", for_ever).archived == 2
+    stopper.join()
+
+
+def stop_when_archived(folder: Path) -> None:
+    """As a person who presses Ctrl-C then: there are rows, and no batch is under way. (The first batch may be empty.)"""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        begun, ended = ({path.name for path in folder.glob(f"_checkpoint/{kind}/*")} for kind in ("offsets", "commits"))
+        if begun == ended and list(folder.glob("day=*/part-*.parquet")):
+            break
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGINT)

@@ -147,20 +147,25 @@ def test_csv_and_an_empty_data_set(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_wrong_calls(spark: SparkSession, tmp_path: Path) -> None:
     data, out = write(some_rows(10), tmp_path / "data"), ("--out", f"{tmp_path}/out")
-    other = write(some_rows(10), tmp_path / "other")
+    other, mixed = write(some_rows(10), tmp_path / "other"), write(some_rows(10), tmp_path / "mixed", 2)
+    (tmp_path / "mixed/1.parquet").rename(tmp_path / "mixed/1.csv")
+    odd = str(tmp_path / "a.txt")
+    Path(odd).write_text("one\n")
     for given, told in (
         ((data, *out, "--keys", "usr"), "there is no column 'usr'; there are user, at"),
         ((data, *out, "--keys", "user", "--keep", "last"), "--keep and --order go together"),
         ((data, *out, "--keys", "user", "--distinct", "--keep", "last", "--order", "at"), "give one of them"),
         ((data, *out, "--keys", "serial", "--keep", "first", "--order", "user"), "needs a number, a date or a time"),
         ((data, *out, "--keys", "user", "--keep", "last", "--order", "user"), "is a key"),
-        (("a.txt", *out, "--keys", "user"), "Give --format"),
+        ((odd, *out, "--keys", "user"), "There is .*/a.txt; names that end alike, in .parquet, .csv, .json, .jsonl, would"),
+        ((mixed, *out, "--keys", "user"), r"There is .*/mixed/\d\.\w+, .*/mixed/\d\.\w+; .* Give --format"),
+        ((str(tmp_path / "nothing"), *out, "--keys", "user"), "There is no file"),
         ((data, "--out", other, "--keys", "user"), "--overwrite replaces it"),
         ((data, "--out", "s3a://bucket/out", "--keys", "user"), "give --shuffles"),
     ):
         with pytest.raises(CallError, match=told):
             run(spark, *given)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "other"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "data", "mixed", "other"]
 
 
 def test_a_result_never_lies_in_its_data_nor_holds_it(spark: SparkSession, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ from roq.cli import output
 from roq.cli.address import cluster_address, given_address
 from roq.cli.main import app
 from roq.cli.output import print_error, rate, seconds, size
-from roq.cli.policy_file import policy_toml, read_policy
+from roq.cli.policy_file import FIELDS, policy_toml, read_policy, sample_toml
 from roq.cli.queue_exchanges import find_exchange, find_publishers
 from roq.cli.streams import Output, read_lines
+from roq.client.overview import policy_tables
 from roq.errors import CallError, ExchangeNotFound, InvalidConfiguration, PayloadTooLarge, PublisherNotFound, QueueNotFound
 from roq.wire.assignment import Overflow
 from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi
@@ -113,6 +116,11 @@ def test_version_as_json() -> None:
     assert set(json.loads(result.stdout)) == {"roq", "python", "pyzmq", "libzmq"}
 
 
+def test_version_is_an_option_too() -> None:
+    result = roq("--version")
+    assert (result.exit_code, result.stdout) == (0, json.loads(roq("version", "--json").stdout)["roq"] + "\n")
+
+
 def test_errors_tell_their_class_and_a_next_step(capsys: pytest.CaptureFixture[str]) -> None:
     print_error(QueueNotFound("no queue 'x'"))
     assert capsys.readouterr().err == "roq: QueueNotFound: no queue 'x' (`roq queue ls` tells the queues there are)\n"
@@ -182,6 +190,24 @@ def test_seconds(value: float, text: str) -> None:
     assert seconds(value) == text
 
 
+def test_what_is_piped_is_neither_wrapped_nor_cut(tmp_path: Path) -> None:
+    """Wherever it is: a narrow window, a CI that claims to be a dumb terminal with colours."""
+    folder = tmp_path / ("long-" * 30)
+    roq("task", "put", str(folder), "x" * 59)
+    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "40"}
+    for command in ("status", "peek"):
+        done = subprocess.run(
+            [sys.executable, "-m", "roq.cli", "task", command, str(folder)], capture_output=True, env=environment, check=True
+        )
+        said = done.stdout.decode()
+        assert "\x1b" not in said
+        assert f"file://{folder}\n" in said if command == "status" else "x" * 59 + "\n" in said
+    rows = [("q" * 300, "e" * 300), ("", "f")]
+    program = f"from roq.cli.output import console, table; console().print(table('', ('A', '>B'), {rows!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=True)
+    assert [line.split() for line in done.stdout.decode().splitlines()] == [["A", "B"], ["q" * 300, "e" * 300], ["f"]]
+
+
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 POLICY = Policy(exchange=ExchangeRule(max_messages_per_second=100.0), bounds=Bounds(max_exchanges=3))
@@ -190,6 +216,48 @@ POLICY = Policy(exchange=ExchangeRule(max_messages_per_second=100.0), bounds=Bou
 def test_a_policy_prints_as_it_is_read() -> None:
     assert policy_from_toml(policy_toml(POLICY)) == POLICY
     assert policy_from_toml(policy_toml(Policy())) == Policy()
+
+
+def test_the_sample_policy_has_every_field_and_is_taken_as_it_stands(tmp_path: Path) -> None:
+    assert list(FIELDS) == [f"{table}.{name}" for table, fields in policy_tables(Policy()).items() for name in fields]
+    file = tmp_path / "p.toml"
+    assert "roq policy set QUEUE" in roq("policy", "init", str(file)).stderr
+    assert file.read_text() == roq("policy", "init").stdout
+    found = policy_tables(read_policy(file))
+    assert {name: found[name.partition(".")[0]][name.partition(".")[2]] for name in FIELDS} == {
+        name: field.sample if field.active else None for name, field in FIELDS.items()
+    }
+    every = re.sub(r"^# (?=\w+ = )", "", file.read_text(), flags=re.MULTILINE)
+    assert policy_tables(policy_from_toml(every))["queue"]["max_publishers_per_exchange"] == 100
+    again = roq("policy", "init", str(file))
+    assert again.exit_code == 1
+    assert "exists" in again.stderr
+    assert read_policy(file) == policy_from_toml(sample_toml())
+
+
+def test_the_sample_policy_scales_out_where_a_host_is_overloaded(tmp_path: Path) -> None:
+    record, policy = tmp_path / "kpis.jsonl", tmp_path / "p.toml"
+    calm = _kpi(1000.0, 240.0)
+    [exchange] = calm.exchanges
+    busy = msgspec.structs.replace(
+        calm, exchanges=(msgspec.structs.replace(exchange, cpu_fraction=0.9),), hosts=(HostKpi("h1", 0.95, 0.1, 1, 8),)
+    )
+    record.write_bytes(b"\n".join(msgspec.json.encode(msgspec.structs.replace(busy, time=1000.0 + n)) for n in range(20)))
+    roq("policy", "init", str(policy))
+    result = roq("policy", "replay", str(record), "--policy", str(policy))
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1001.0))
+    assert result.stdout.startswith(f"{moment}  +1 s  scale-out  host h1 uses 95% of its CPU (limit 80%)")
+    assert re.search(r"\d+ decisions in 19 s since ", result.stderr)
+
+
+def test_the_page_about_policies_tells_every_field_and_the_sample() -> None:
+    page = (Path(output.__file__).parents[2] / "docs/policies.md").read_text()
+    for table, fields in policy_tables(Policy()).items():
+        for name, default in fields.items():
+            field = FIELDS[f"{table}.{name}"]
+            unset = "off" if default is None else default
+            assert f"| `{table}.{name}` | {field.unit} | {unset} | {field.meaning} |\n" in page
+    assert f"```toml\n{sample_toml()}```\n" in page
 
 
 def test_a_missing_policy_file_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from roq.cli import pipeline
 from roq.cli.main import app
+from roq.runtime.extras import BRINGS
 
 JOBS = Path(pipeline.__file__).parents[1] / "spark" / "pipeline"
 
@@ -43,7 +44,9 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no job 'dance'; there are archive, dead_letters, kpi, sort" in unknown.stderr
     assert roq("pipeline", "run").exit_code == 2
     assert "Run a job" in roq("pipeline", "run", "--help").stdout
-    monkeypatch.setattr(pipeline, "NEEDED", ("json", "a_library_nobody_has"))
+    monkeypatch.setitem(BRINGS, "spark", ("json", "a_library_nobody_has", "another"))
     missing = roq("pipeline", "run", "dead-letters", "file:///nowhere")
     assert missing.exit_code == 1
-    assert missing.stderr == "roq: CallError: dead-letters needs a_library_nobody_has: pip install roq-messaging[spark]\n"
+    assert missing.stderr == (
+        'roq: CallError: dead-letters needs a_library_nobody_has, another: pip install "roq-messaging[spark]"\n'
+    )

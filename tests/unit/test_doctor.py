@@ -1,6 +1,6 @@
 """`roq doctor`: what it makes of ZooKeeper's answer, of the leader's view and of this machine.
 
-Not covered: a whole cluster, see tests/integration/test_cli.py.
+Not covered: a whole cluster, see tests/integration/test_doctor.py.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from roq.cli.address import DEFAULT_ADDRESS
 from roq.cli.doctor_cluster import check_overview, judge_srvr
 from roq.cli.doctor_copies import CopiesOf, check_copies, shuffle_copies
+from roq.cli.doctor_hosts import HostsState, HostState, check_clock, check_hosts, clock_skew_seconds
+from roq.cli.doctor_local import check_local
 from roq.cli.finding import Finding, Verdict
 from roq.cli.main import app
 from roq.client.overview import FailedProcess, HostRow, Overview, QueueRow
-from roq.wire import gcm, shuffle
+from roq.local.leftovers import Origin
+from roq.local.starter import Found
+from roq.runtime.version import SOURCE, installed_version
+from roq.wire import gcm, hcm, shuffle
 from roq.wire import master as wire
+from roq.wire.zookeeper import COORDINATOR_VERSION
 
 NOWHERE = "127.0.0.1:1"  # nothing listens there
 
@@ -36,7 +43,8 @@ SRVR = "Zookeeper version: {}-abc, built on 2025\nLatency min/avg/max: 0/0.0/0\n
         (SRVR.format("3.10.0"), Verdict.GOOD),
         (SRVR.format("3.8.4"), Verdict.WRONG),
         (SRVR.format("3.9.3"), Verdict.WRONG),
-        ("Zookeeper version: 3.9.5-abc\nThis ZooKeeper instance is not currently serving requests\n", Verdict.WRONG),
+        (SRVR.format(COORDINATOR_VERSION), Verdict.GOOD),
+        ("This ZooKeeper instance is not currently serving requests\n", Verdict.WRONG),
         ("srvr is not executed because it is not in the whitelist.\n", Verdict.WARNING),
         ("", Verdict.WARNING),
     ],
@@ -63,15 +71,14 @@ replace = msgspec.structs.replace
     ],
 )
 def test_what_is_wrong_in_a_cluster_is_found_with_advice(overview: Overview, about: str) -> None:
-    wrong = [finding for finding in check_overview(overview, 1000.0) if finding.verdict == Verdict.WRONG]
+    wrong = [finding for finding in check_overview(overview) if finding.verdict == Verdict.WRONG]
     assert about in {finding.subject for finding in wrong}
     assert all(finding.advice for finding in wrong)
 
 
 def test_what_hurts_is_a_warning() -> None:
     overview = replace(HEALTHY, hosts=(HOST, replace(HOST, host="h2", draining=True)), queues=(replace(QUEUE, lost=3),))
-    assert {finding.subject for finding in check_overview(overview, 1005.0) if finding.verdict == Verdict.WARNING} == {
-        "Clock",
+    assert {finding.subject for finding in check_overview(overview) if finding.verdict == Verdict.WARNING} == {
         "Host h2",
         "Queue q",
     }
@@ -80,7 +87,87 @@ def test_what_hurts_is_a_warning() -> None:
 def test_nothing_is_wrong_with_a_healthy_cluster_or_a_stopped_queue() -> None:
     stopped = replace(HEALTHY, queues=(replace(QUEUE, running=False, ready=False),))
     for overview in (HEALTHY, stopped):
-        assert {finding.verdict for finding in check_overview(overview, 1000.0)} == {Verdict.GOOD}
+        assert {finding.verdict for finding in check_overview(overview)} == {Verdict.GOOD}
+
+
+@pytest.mark.parametrize(
+    ("told", "skew"),
+    [(1000.5, 0.0), (1000.0, 0.0), (1001.0, 0.0), (1003.0, 2.0), (998.0, -2.0)],
+)
+def test_a_clock_is_wrong_only_if_the_round_trip_can_not_explain_it(told: float, skew: float) -> None:
+    assert clock_skew_seconds(told, asked=1000.0, answered=1001.0) == skew
+
+
+@pytest.mark.parametrize(
+    ("skew", "verdict", "told"),
+    [
+        (40.0, Verdict.WRONG, "is 40.0 s behind the leader's"),
+        (-40.0, Verdict.WRONG, "is 40.0 s ahead of the leader's"),
+        (2.0, Verdict.WARNING, "is 2.0 s behind"),
+    ],
+)
+def test_the_clock_of_this_machine(skew: float, verdict: Verdict, told: str) -> None:
+    (finding,) = check_clock(skew)
+    assert finding.verdict == verdict
+    assert told in finding.found
+    assert check_clock(0.9) == []
+
+
+CAPACITY = hcm.Capacity(0, 8, 0.1, 0.1, 1, 1000.0, installed_version(), 10**10)
+STATE = HostState("h1", "127.0.0.1", CAPACITY)
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict", "told"),
+    [
+        (replace(STATE, capacity=None, error="no answer"), Verdict.WRONG, "does not answer here: no answer"),
+        (replace(STATE, skew_seconds=100.0), Verdict.WRONG, "its clock is 60.0 s ahead of the leader's"),
+        (replace(STATE, skew_seconds=38.0), Verdict.WARNING, "its clock is 2.0 s behind the leader's"),
+        (replace(STATE, capacity=replace(CAPACITY, disk_free_bytes=0)), Verdict.WRONG, "the disk is full: 0 MiB"),
+        (replace(STATE, capacity=replace(CAPACITY, disk_free_bytes=10**8)), Verdict.WARNING, "95 MiB are free"),
+        (replace(STATE, capacity=replace(CAPACITY, version="0.0.9")), Verdict.WRONG, "runs RoQ 0.0.9, this is"),
+        (replace(STATE, capacity=replace(CAPACITY, version="")), Verdict.WRONG, "a version that does not tell it"),
+        (replace(STATE, shuffles=False), Verdict.WRONG, "takes no part in shuffles, pyarrow or numpy is missing there"),
+    ],
+)
+def test_what_is_wrong_with_one_host(state: HostState, verdict: Verdict, told: str) -> None:
+    state = state if state.skew_seconds else replace(state, skew_seconds=40.0)  # as the leader's
+    (finding,) = check_hosts(HostsState([state], shuffles=1), leader_skew_seconds=40.0)
+    assert (finding.subject, finding.verdict) == ("Host h1", verdict)
+    assert told in finding.found
+    assert finding.advice
+
+
+def test_hosts_without_faults_and_an_hcm_that_tells_neither_clock_nor_disk() -> None:
+    old = replace(CAPACITY, time=0.0, disk_free_bytes=-1)
+    tree = replace(CAPACITY, version=SOURCE)
+    for states in ([STATE], [replace(STATE, capacity=old)], [replace(STATE, capacity=tree)], [replace(STATE, shuffles=False)]):
+        assert {finding.verdict for finding in check_hosts(HostsState(states, shuffles=0), 0.0)} == {Verdict.GOOD}
+    assert check_hosts(HostsState([], shuffles=0), 0.0) == []
+
+
+UP, ORPHAN = (
+    Found(Origin(f"/tmp/{name}", 7, 8, "roq up"), "t", f"127.0.0.1:{port}/RoQ", orphan, 1000)
+    for name, port, orphan in (("up", 2181, False), ("orphan", 40000, True))
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "address", "chosen", "wrong"),
+    [
+        ([], DEFAULT_ADDRESS, False, []),
+        ([UP], DEFAULT_ADDRESS, False, []),
+        ([UP], "localhost:2181", True, []),
+        ([UP], "127.0.0.1:40000", True, []),
+        ([UP], "127.0.0.1:40000", False, ["and `roq up` runs elsewhere: /tmp/up (127.0.0.1:2181/RoQ)"]),
+        ([ORPHAN], DEFAULT_ADDRESS, False, ["a cluster at 127.0.0.1:40000/RoQ outlived roq up, pid 7, that started it"]),
+        ([UP, ORPHAN], "127.0.0.1:40000", True, ["the cluster that is looked at here outlived"]),
+    ],
+)
+def test_the_local_clusters_of_this_machine(found: list[Found], address: str, chosen: bool, wrong: list[str]) -> None:
+    told = [one for one in check_local(found, address, chosen=chosen) if one.verdict == Verdict.WRONG]
+    assert len(told) == len(wrong)
+    assert all(part in one.found and one.advice for part, one in zip(wrong, told, strict=True))
 
 
 def test_doctor_looks_at_this_machine() -> None:

@@ -16,6 +16,7 @@ from roq.cli.host_install import files, own_address, program_directory
 from roq.cli.main import app
 from roq.config import GcmConfig, HcmConfig, load
 from roq.errors import CallError, InvalidConfiguration, InvalidName
+from roq.runtime.notify import EXIT_FOR_GOOD
 
 ZOOKEEPER = "127.0.0.1:2181"
 UNITS = ("etc/systemd/system/roq-hcm.service", "etc/systemd/system/roq-gcm.service")
@@ -55,6 +56,7 @@ def test_a_host_with_a_gcm(tmp_path: Path, programs: Path) -> None:
         assert (service["User"], service["Type"], service["Restart"]) == ("messages", "notify", "always")
         assert "@" not in (root / path).read_text()
     assert unit(root / UNITS[0])["KillMode"] == "process"
+    assert unit(root / UNITS[0])["RestartPreventExitStatus"] == str(EXIT_FOR_GOOD)
     hcm = load(HcmConfig, root / "etc/roq/hcm.toml", {}, {})
     gcm = load(GcmConfig, root / "etc/roq/gcm.toml", {}, {})
     assert (hcm.host, hcm.address, gcm.address) == ("h7", "192.0.2.7", "192.0.2.7")

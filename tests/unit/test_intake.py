@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roq.runtime.intake import READ_BYTES_MAX, READ_BYTES_MIN, STILL_LOOKS_MAX, Intake
+from roq.runtime.intake import READ_BYTES_MAX, READ_BYTES_MIN, SMALL_BYTES, STILL_LOOKS_MAX, Intake
 
 MIB = 1 << 20
 LIMIT = 3 * MIB
@@ -88,18 +88,57 @@ def test_small_messages_never_wait() -> None:
         small.read()
 
 
+def test_room_is_kept_for_small_messages_while_large_ones_wait() -> None:
+    intake = Intake(4 * MIB)
+    large = [Peer(intake, [4 * MIB]) for _ in range(20)]
+    for _ in range(40):
+        for peer in large:
+            if not peer.paused and peer.has < 3 * MIB:
+                peer.read()
+    assert sum(peer.paused for peer in large) == 19
+    small = [Peer(intake, [SMALL_BYTES] * 5) for _ in range(4)]
+    while any(peer.left for peer in small):
+        for peer in small:
+            assert not peer.paused
+            peer.read()
+    assert sum(peer.paused for peer in large) == 19
+
+
 def test_who_does_not_use_its_turn_is_told() -> None:
     intake = Intake(MIB)
     first, other = (Peer(intake, [4 * MIB]) for _ in range(2))
     for _ in range(MIB // READ_BYTES_MAX):
         first.read()
-    assert [intake.late() for _ in range(2 * STILL_LOOKS_MAX)] == [None] * 2 * STILL_LOOKS_MAX, "nobody waits for it"
-    other.read()
-    assert other.paused
+    assert [intake.late() for _ in range(2 * STILL_LOOKS_MAX)] == [[]] * 2 * STILL_LOOKS_MAX, "nobody waits for it"
+    while not other.paused:
+        other.read()
+    assert other.has <= MIB
     first.read()
-    assert [intake.late() for _ in range(STILL_LOOKS_MAX)] == [None] * STILL_LOOKS_MAX
+    assert [intake.late() for _ in range(STILL_LOOKS_MAX)] == [[]] * STILL_LOOKS_MAX
     first.read()
-    assert intake.late() is None, "it has gone on"
-    assert [intake.late() for _ in range(STILL_LOOKS_MAX)] == [None] * (STILL_LOOKS_MAX - 1) + [first]
+    assert intake.late() == [], "it has gone on"
+    assert [intake.late() for _ in range(STILL_LOOKS_MAX)] == [[]] * (STILL_LOOKS_MAX - 1) + [[first]]
     intake.gone(first)
     assert not other.paused
+    assert intake.late() == []
+    assert intake._seen == {}, "who waits later begins anew"
+
+
+def test_who_stands_still_in_a_small_message_has_no_turn_and_all_of_them_go_at_once() -> None:
+    intake = Intake(MIB)
+    still = [Peer(intake, [SMALL_BYTES]) for _ in range(8)]
+    for peer in still:
+        peer.has = 1
+        intake.read(peer, 1, finished=False)
+    large = [Peer(intake, [8 * MIB]) for _ in range(2)]
+    while not large[1].paused:
+        for peer in large:
+            if not peer.paused:
+                peer.read()
+    assert intake.first is large[0], "though the small ones began before"
+    late: list[object] = []
+    for _ in range(STILL_LOOKS_MAX + 1):
+        assert not late
+        large[0].read()
+        late = list(intake.late())
+    assert late == still

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -192,6 +193,21 @@ def test_others_may_take_the_room_that_is_not_kept_and_give_it_back(tmp_path: Pa
     assert done == put
     disk.budget = 16 * MIB
     queue.put([NewTask(bytes(3000)) for _ in range(300)])
+    queue.close()
+
+
+@pytest.mark.parametrize("size", [20, 3 * MIB // 4])
+def test_a_full_disk_is_told_with_what_is_needed_and_what_is_free(tmp_path: Path, size: int) -> None:
+    disk = BudgetDisk(tmp_path, BUDGET)
+    queue = open_on(disk)
+    fill(queue, 20)
+    with pytest.raises(StorageFull) as full:
+        queue.put([NewTask(bytes(size))] * 2)
+    told = re.search(rf"{re.escape(str(tmp_path))}: no room for .*: (\d+) bytes are needed, (\d+) are free;", str(full.value))
+    assert told, str(full.value)
+    needed, free = int(told[1]), int(told[2])
+    assert needed > free
+    assert abs(free - disk.free(tmp_path)) < SEGMENT_BYTES_MIN
     queue.close()
 
 

@@ -41,6 +41,19 @@ def test_draining_moves_then_retires_then_ends() -> None:
     assert notices(done, wire.Exchanges)[-1].exchanges == (address("B"),)
 
 
+def test_a_publisher_that_comes_back_to_a_drained_exchange_is_moved_until_it_is_away() -> None:
+    queue = Queue("A", "B")
+    assert queue.join().exchange.id == "A"
+    queue.tick(PUBLISHER_SILENT_SECONDS + 1.0, "A", "B")
+    queue.drain("A")
+    assert queue.state("A") is ExchangeState.DRAINED, "the silent publisher is forgotten"
+    assert queue.join(path=1, exchange="A").exchange.id == "B"
+    queue.at(1, "A")
+    queue.tick(EXCHANGE_SILENT_SECONDS + 1.0, "A")
+    assert queue.place() == (1, "A", ""), "B died before it came there"
+    assert notices(queue.exchange("B", 2), wire.Relocate) == [wire.Relocate(3, 2, address("B", 2))]
+
+
 def test_draining_what_is_not_there_or_the_last() -> None:
     queue = Queue("A")
     with pytest.raises(ExchangeNotFound):
@@ -217,7 +230,7 @@ def test_who_lost_its_exchange_waits_for_a_restarted_monitor_to_know_the_subscri
 
 def test_an_activated_backup_waits_for_the_subscribers_that_reported_to_it_only() -> None:
     queue = Queue()
-    queue.machine = Membership(3, USE, frozenset({S, T}))
+    queue.machine = Membership(3, USE, {S: queue.now, T: queue.now})
     queue.exchange("A")
     for subscriber in (S, T):
         with pytest.raises(NotReady, match="come back"):
@@ -237,8 +250,8 @@ def test_a_backup_knows_the_subscribers_once_all_had_time_to_report() -> None:
     roll.heard(S, 100.0)
     assert roll.expected(100.0 + KNOWN_SECONDS - 0.1) is None
     roll.heard(T, 101.0)
-    assert roll.expected(100.0 + KNOWN_SECONDS) == frozenset({S, T})
-    assert roll.expected(100.0 + HEARD_SECONDS + 0.5) == frozenset({T}), "the other has left, or is not heard by us"
+    assert roll.expected(100.0 + KNOWN_SECONDS) == {S: 100.0, T: 101.0}
+    assert roll.expected(100.0 + HEARD_SECONDS + 0.5) == {T: 101.0}, "the other has left, or is not heard by us"
     assert roll.expected(200.0) is None, "nobody at all: it stood still itself"
 
 
@@ -287,3 +300,35 @@ def test_check_sees_what_is_wrong() -> None:
     queue.machine.subscribers[S].ready = True
     with pytest.raises(AssertionError, match="carries unproved"):
         queue.machine.check()
+
+
+def lost_under(queue: Queue) -> None:
+    """The publisher's path 4 ran on an Exchange that is gone, and it was told to go on as path 5 on B."""
+    assert queue.join(path=4, exchange="gone").path == 5
+    assert queue.place() == (5, "B", "")
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_late_report_of_a_loss_that_is_dealt_with_moves_nobody(opened: bool) -> None:
+    queue = Queue("B")
+    queue.join(T)
+    queue.tick(REJOIN_SECONDS, "B")
+    lost_under(queue)
+    if opened:
+        queue.opened(5, "B", replayed=True)
+    assert notices(queue.at(4, "", lost="gone/1"), wire.Relocate) == []
+    queue.exchange("C")
+    assert notices(queue.tick(0.5, "B", "C"), wire.Relocate) == []
+    assert (queue.place(), queue.machine.publishers[P].lost) == ((5, "B", ""), "")
+    queue.at(5, "B")
+    assert queue.place() == (5, "B", "")
+
+
+def test_a_link_that_breaks_before_the_next_path_has_begun_is_a_loss_of_its_own() -> None:
+    queue = Queue("B")
+    queue.join(T)
+    queue.tick(REJOIN_SECONDS, "B")
+    lost_under(queue)
+    queue.exchange("C")
+    [again] = notices(queue.at(4, "", lost="B/1"), wire.Relocate)
+    assert again == wire.Relocate(3, 6, address("C"), "B/1")

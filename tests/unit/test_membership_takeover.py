@@ -4,23 +4,28 @@ Random order of everything: tests/model/test_membership.py.
 
 from __future__ import annotations
 
+import contextlib
+
+import msgspec
 import pytest
 
 from roq.errors import DeadlineExceeded, NotReady
+from roq.monitor.expected import EXPECTED_SECONDS, LIVING_SECONDS
 from roq.monitor.former import FormerLives
 from roq.monitor.membership import EXCHANGE_SILENT_SECONDS, NEWCOMER_SECONDS, NOBODY_SECONDS, REJOIN_SECONDS, Membership
-from roq.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS
-from roq.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS
-from roq.monitor.records import ExchangeState
+from roq.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS, answer
+from roq.monitor.proofs import JOINING_ALL_SECONDS, JOINING_SECONDS, PROVING_SECONDS, PROVING_SILENT_SECONDS
+from roq.monitor.records import ExchangeState, Publisher, Waiting
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess
-from tests.unit.small_queue import USE, Queue, S, T, notices, replies
+from roq.wire.process import Named
+from tests.unit.small_queue import USE, P, Queue, S, T, notices, replies
 
-OLD = FormerProcess("exchange/q/old", "h1", "old", lease_seconds=12.0)
-ANOTHER = FormerProcess("exchange/q/another", "h1", "another", lease_seconds=12.0)
+OLD = FormerProcess("exchange/q/old", "h", "old", lease_seconds=12.0)
+ANOTHER = FormerProcess("exchange/q/another", "h", "another", lease_seconds=12.0)
 
 
-def taken_over(*exchanges: str, expected: frozenset[int] | None = None, former: FormerLives | None = None) -> Queue:
+def taken_over(*exchanges: str, expected: dict[int, float] | None = None, former: FormerLives | None = None) -> Queue:
     queue = Queue()
     queue.machine = Membership(3, USE, expected, queue.now, former)
     for id in exchanges:
@@ -52,13 +57,37 @@ def test_a_new_publisher_waits_for_the_subscribers_of_the_monitor_before() -> No
     assert queue.join().exchange.id == "A"
 
 
+def test_a_subscriber_that_has_reported_and_is_not_back_yet_is_waited_for() -> None:
+    queue = taken_over("A")
+    queue.tick(NOBODY_SECONDS - 0.1, "A")
+    assert notices(queue.proves("A/1"), wire.Rejoin)
+    queue.tick(NEWCOMER_SECONDS - NOBODY_SECONDS + 0.1, "A")
+    assert queue.state("A") is ExchangeState.STARTING, "it lives, and publishers would go on without it"
+    with pytest.raises(NotReady, match="taken over"):
+        queue.join()
+    queue.subscribe()
+    queue.proves("A/1")
+    assert (queue.state("A"), queue.join().path) == (ExchangeState.ACTIVE, 1)
+
+
+def test_a_subscriber_that_reports_and_never_comes_back_stops_nobody_for_long() -> None:
+    queue = taken_over("A")
+    queue.proves("A/1")
+    for _ in range(4):
+        queue.tick(EXPECTED_SECONDS / 5, "A")
+        queue.proves("A/1")
+    assert queue.state("A") is ExchangeState.STARTING
+    queue.tick(EXPECTED_SECONDS / 5, "A")
+    assert (queue.state("A"), queue.join().path) == (ExchangeState.ACTIVE, 1)
+
+
 def test_a_publisher_that_has_a_path_goes_on_at_once() -> None:
     queue = taken_over("A")
     assert (queue.join(path=4, exchange="A").path, queue.state("A")) == (4, ExchangeState.STARTING)
 
 
 def test_an_activated_backup_serves_new_publishers_once_everybody_is_back() -> None:
-    queue = taken_over("A", expected=frozenset({S}))
+    queue = taken_over("A", expected={S: 100.0})
     with pytest.raises(NotReady):
         queue.join()
     queue.subscribe()
@@ -66,8 +95,109 @@ def test_an_activated_backup_serves_new_publishers_once_everybody_is_back() -> N
     assert queue.join().path == 1
 
 
+@pytest.mark.parametrize(("silent", "waits"), [(LIVING_SECONDS, EXPECTED_SECONDS), (LIVING_SECONDS + 0.1, REJOIN_SECONDS)])
+def test_an_activated_backup_waits_longer_for_who_reported_a_moment_ago(silent: float, waits: float) -> None:
+    queue = taken_over("A", expected={S: 100.0, T: 100.0 - silent})
+    queue.subscribe(S)
+    queue.proves("A/1", id=S)
+    queue.tick(waits - 0.1, "A")
+    assert queue.state("A") is ExchangeState.STARTING
+    queue.proves("A/1", id=S)
+    queue.tick(0.1, "A")
+    assert queue.state("A") is ExchangeState.ACTIVE
+
+
 def test_the_first_monitor_of_a_queue_waits_for_nobody() -> None:
     assert Queue("A").join().path == 1
+
+
+def test_a_fenced_monitor_names_those_that_it_had_told_that_they_are_ready() -> None:
+    queue = Queue("A")
+    for subscriber in (S, T):
+        queue.subscribe(subscriber)
+    queue.proves("A/1")
+    queue.tick(1.5, "A")
+    assert queue.machine.named(queue.now) == Named({S: 1.5}, True)
+
+
+def test_a_fenced_monitor_that_took_over_itself_may_not_know_all_of_them() -> None:
+    queue = taken_over("A")
+    queue.subscribe()
+    queue.proves("A/1")
+    assert queue.machine.named(queue.now) == Named({}, False)
+    queue.tick(NEWCOMER_SECONDS, "A")
+    assert queue.machine.named(queue.now) == Named({S: NEWCOMER_SECONDS}, True)
+
+
+def test_a_replay_waits_for_those_that_the_monitor_before_named_but_not_for_ever() -> None:
+    queue = taken_over("A")
+    queue.subscribe(S)
+    queue.proves("A/1", id=S)
+    queue.tick(REJOIN_SECONDS - 0.1, "A")
+    queue.machine.expect(Named({S: 1.0, T: LIVING_SECONDS}, True), queue.now)
+    named = queue.now
+    while queue.now < named + EXPECTED_SECONDS:
+        assert queue.state("A") is ExchangeState.STARTING, queue.now
+        with pytest.raises(NotReady):
+            queue.join(path=4, exchange="gone")
+        queue.proves("A/1", id=S)
+        queue.tick(0.5, "A")
+    assert queue.join(path=4, exchange="gone").path == 5
+
+
+def test_what_was_active_before_they_were_named_is_waited_for_too() -> None:
+    queue = taken_over("A")
+    queue.tick(NEWCOMER_SECONDS, "A")
+    assert queue.state("A") is ExchangeState.ACTIVE
+    queue.machine.expect(Named({S: 0.0}, True), queue.now)
+    for path in (0, 4):
+        with pytest.raises(NotReady, match="come back"):
+            queue.join(path=path, exchange="gone")
+    queue.subscribe()
+    queue.proves("A/1")
+    assert queue.join(path=4, exchange="gone").path == 5
+
+
+def test_with_those_back_that_are_named_there_may_be_others() -> None:
+    """Named by a Monitor that was not the last one before this, or had only just taken over itself."""
+    queue = taken_over("A")
+    queue.machine.expect(Named({S: 0.0}, False), queue.now)
+    queue.subscribe(S)
+    queue.proves("A/1", id=S)
+    assert queue.state("A") is ExchangeState.STARTING
+    queue.tick(REJOIN_SECONDS, "A")
+    assert queue.state("A") is ExchangeState.ACTIVE
+    with pytest.raises(NotReady, match="taken over"):
+        queue.join()
+
+
+def test_all_that_were_named_by_several_are_waited_for() -> None:
+    queue = taken_over("A", expected={S: 100.0})
+    queue.machine.expect(Named({T: 0.0}, False), queue.now)
+    queue.subscribe(S)
+    queue.proves("A/1", id=S)
+    with pytest.raises(NotReady, match="taken over"):
+        queue.join()
+    queue.subscribe(T)
+    queue.proves("A/1", id=T)
+    assert queue.join().path == 1
+
+
+@pytest.mark.parametrize("why", ["silent for long", "has left"])
+def test_who_will_hardly_come_back_is_not_waited_for(why: str) -> None:
+    queue = taken_over("A")
+    silent = LIVING_SECONDS + 0.1 if why == "silent for long" else 0.0
+    queue.machine.expect(Named({S: 0.0, T: silent}, True), queue.now)
+    queue.subscribe(S)
+    queue.proves("A/1", id=S)
+    if why == "has left":
+        queue.did(queue.machine.leave(T, queue.now))
+        assert queue.join().path == 1, "all are back"
+    else:
+        with pytest.raises(NotReady, match="taken over"):
+            queue.join()
+    queue.tick(REJOIN_SECONDS, "A")
+    assert queue.state("A") is ExchangeState.ACTIVE
 
 
 # --- who is ready -----------------------------------------------------------------------------------------------------
@@ -93,8 +223,8 @@ def test_nobody_new_is_ready_while_a_life_of_a_lost_host_may_carry_messages() ->
     queue = taken_over("A", former=FormerLives([OLD], 100.0))
     queue.subscribe()
     queue.tick(NEWCOMER_SECONDS, "A")
-    assert heard(queue, "A/1") == wire.Heard(3, False, ("Exchange old of the lost host h1, which may go on for 7 s",))
-    queue.machine.former.gone("old")
+    assert heard(queue, "A/1") == wire.Heard(3, False, ("Exchange old of the lost host h, which may go on for 7 s",))
+    queue.machine.former.gone("old", "h")
     assert notices(queue.tick(0.0, "A"), wire.Heard) == [wire.Heard(3, True)], "it is told at once"
     assert notices(queue.tick(0.0, "A"), wire.Heard) == []
 
@@ -108,7 +238,7 @@ def test_a_life_whose_lease_has_run_out_is_not_waited_for() -> None:
 
 def test_a_life_of_a_host_that_is_back_is_not_waited_for() -> None:
     lives = FormerLives([OLD, ANOTHER], 100.0)
-    lives.keep({"another"})
+    lives.keep({("another", "h")})
     assert [words.split(" of ")[0] for words in lives.left(101.0)] == ["Exchange another"]
 
 
@@ -120,6 +250,15 @@ def test_a_life_that_reports_is_proved_like_any_other() -> None:
     queue.tick(NEWCOMER_SECONDS, "A", "old")
     assert heard(queue, "A/1") == wire.Heard(3, False)
     assert heard(queue, "A/1", "old/1").ready
+
+
+def test_an_exchange_of_the_same_name_elsewhere_is_not_the_life_that_was_left_behind() -> None:
+    """It was being created when its host was lost, and is created on another one."""
+    queue = taken_over(former=FormerLives([msgspec.structs.replace(OLD, host="lost")], 100.0))
+    queue.exchange("old")
+    queue.subscribe()
+    queue.tick(NEWCOMER_SECONDS, "old")
+    assert not heard(queue, "old/1").ready
 
 
 def test_who_was_ready_before_is_told_at_once() -> None:
@@ -136,6 +275,19 @@ def test_an_exchange_on_which_a_publisher_went_on_has_to_be_proved_although_it_s
     queue.tick(NEWCOMER_SECONDS, "A", "B")
     assert not heard(queue, "A/1").ready
     assert heard(queue, "A/1", "B/1").ready
+
+
+def test_an_exchange_is_proved_by_those_only_who_know_that_it_is_listed() -> None:
+    queue = taken_over()
+    queue.subscribe()
+    queue.proves("A/1", version=1)  # kept for a while, though this Monitor did not list it
+    queue.tick(REJOIN_SECONDS)
+    listed = notices(queue.exchange("A"), wire.Exchanges)
+    assert queue.state("A") is ExchangeState.STARTING, "it may be about to leave it"
+    queue.proves("A/1", version=1)
+    assert queue.state("A") is ExchangeState.STARTING, "sent before it heard of the list"
+    queue.proves("A/1", version=listed[-1].version)
+    assert queue.state("A") is ExchangeState.ACTIVE
 
 
 def test_an_exchange_that_nobody_claims_to_be_on_is_no_reason_to_wait() -> None:
@@ -181,8 +333,46 @@ def test_a_dead_subscriber_holds_up_nobody_and_is_not_ready_when_it_comes_back()
     queue.now += 0.1
     assert len(notices(queue.proves("A/2"), wire.Relocate)) == 1
     assert not queue.machine.subscribers[T].ready
-    assert notices(queue.proves("A/1", id=T), wire.Heard)[0] == wire.Heard(3, False), "it learns of it with its next report"
-    assert notices(queue.proves("A/2", id=T), wire.Heard)[0] == wire.Heard(3, True)
+    assert notices(queue.proves("A/1", id=T), wire.Heard)[0] == wire.Heard(3, False, passed_by=1), (
+        "it learns of it with its next report"
+    )
+    assert notices(queue.proves("A/2", id=T), wire.Heard)[0] == wire.Heard(3, True, passed_by=1)
+
+
+def test_a_subscriber_that_was_passed_by_is_told_so_though_it_has_proved_everything_by_then() -> None:
+    """The probe reached it before it reported; what the Exchange had carried until then did not."""
+    queue = Queue("A")
+    queue.subscribe(S)
+    queue.subscribe(T)
+    assert notices(queue.proves("A/1", id=S), wire.Heard)[0].passed_by == 0, "new: what came before it was ready is not its own"
+    queue.proves("A/1", id=T)
+    queue.exchange("A", 2)
+    queue.now += PROVING_SILENT_SECONDS + 0.1
+    queue.proves("A/2", id=S)
+    assert notices(queue.proves("A/2", id=S), wire.Heard)[0] == wire.Heard(3, True)
+    assert notices(queue.proves("A/2", id=T), wire.Heard)[0] == wire.Heard(3, True, passed_by=1)
+
+
+def test_one_that_was_ready_once_is_told_that_it_was_passed_by_though_it_had_just_been_told_that_it_is_not() -> None:
+    """An Exchange that may carry messages comes back: whoever has not proved it is not ready until it has."""
+    queue = taken_over("A")
+    queue.subscribe()
+    queue.tick(NEWCOMER_SECONDS + 0.1, "A")
+    assert heard(queue, "A/1").ready
+    queue.exchange("B")
+    queue.join(path=4, exchange="B")
+    assert not heard(queue, "A/1").ready
+    queue.tick(PROVING_SILENT_SECONDS + 0.1, "A", "B")
+    assert queue.state("B") is ExchangeState.ACTIVE, "the silent are not waited for"
+    assert heard(queue, "A/1", "B/1") == wire.Heard(3, True, passed_by=1)
+
+
+@pytest.mark.parametrize(("attached", "passed_by"), [("A/1", 0), ("A/0", 1)])
+def test_a_subscriber_that_comes_back_without_what_may_have_carried_messages_is_told_so(attached: str, passed_by: int) -> None:
+    queue = taken_over("A")
+    queue.machine.join_subscriber(wire.JoinSubscriber(S, (">",), True), b"s21", queue.now)
+    assert notices(queue.proves(attached), wire.Heard)[0].passed_by == passed_by
+    assert notices(queue.proves("A/1"), wire.Heard)[0].passed_by == passed_by, "said once, of this time"
 
 
 def test_who_reports_but_never_reads_holds_up_the_others_for_a_bounded_time_only() -> None:
@@ -215,16 +405,83 @@ def test_an_exchange_that_never_comes_is_not_awaited_for_ever() -> None:
     assert replies(queue.tick(60.0, "A")) == []
 
 
-@pytest.mark.parametrize(("order", "bound"), [("move", MOVE_ANSWER_SECONDS), ("drain", DRAIN_ANSWER_SECONDS)])
-def test_neither_a_move_nor_a_drain_waits_for_ever(order: str, bound: float) -> None:
-    """Somebody is always just joining, so that nobody is moved."""
+def just_joined_and_gone(queue: Queue, number: int) -> None:
+    """A consumer that crashes at once and is started again: it joins, and is not heard of any more."""
+    queue.subscribe(1000 + number)
+
+
+def test_a_relocation_waits_for_those_who_join_but_not_for_one_after_the_other() -> None:
     queue = Queue("A", "B")
     queue.join()
-    queue.subscribe(1000)
-    assert (queue.move("B") if order == "move" else queue.drain("A")) == []
-    for second in range(1, int(bound) + 1):
+    queue.opened(1, "A")
+    just_joined_and_gone(queue, 0)
+    asked = queue.now
+    assert notices(queue.move("B"), wire.Relocate) == []
+    told: list[wire.Relocate] = []
+    while not told:
+        assert queue.now <= asked + JOINING_ALL_SECONDS, "it waits for ever"
         queue.at(1, "A")
-        queue.subscribe(1000 + second)
+        told = notices(queue.tick(0.5, "A", "B"), wire.Relocate)
+        with contextlib.suppress(NotReady):  # it has to wait for the move now
+            just_joined_and_gone(queue, int(queue.now * 2))
+    assert queue.now >= asked + JOINING_ALL_SECONDS
+
+
+def test_a_later_relocation_is_held_for_those_who_join_again() -> None:
+    queue = Queue("A", "B")
+    for path, at, to in ((1, "A", "B"), (2, "B", "A")):
+        queue.tick(JOINING_ALL_SECONDS, "A", "B")
+        queue.join(path=path if path > 1 else 0, exchange=at if path > 1 else "")
+        queue.opened(path, at)
+        just_joined_and_gone(queue, path)
+        assert notices(queue.move(to), wire.Relocate) == []
+        queue.at(path, at)
+        assert len(notices(queue.tick(JOINING_SECONDS, "A", "B"), wire.Relocate)) == 1
+        queue.fin(path, at)
+        queue.opened(path + 1, to)
+
+
+def test_a_replay_waits_for_those_who_join_but_not_for_one_after_the_other() -> None:
+    """Of many publishers, each has its turn."""
+    queue = Queue("A")
+    first, waiting = queue.now, {P, P + 1}
+    while waiting:
+        assert queue.now <= first + REJOIN_SECONDS + JOINING_ALL_SECONDS, "it waits for ever"
+        just_joined_and_gone(queue, int(queue.now * 2))
+        for id in sorted(waiting):
+            with contextlib.suppress(NotReady):
+                assert queue.join(id, path=4, exchange="gone").path == 5
+                waiting.discard(id)
+        queue.tick(0.5, "A")
+
+
+def test_an_exchange_is_proved_although_one_joins_after_the_other() -> None:
+    queue = Queue()
+    just_joined_and_gone(queue, 0)
+    queue.exchange("A")
+    began = queue.now
+    while queue.state("A") is ExchangeState.STARTING:
+        assert queue.now <= began + PROVING_SECONDS + 1.0, "it waits for ever"
+        just_joined_and_gone(queue, int(queue.now - 99))
+        queue.tick(1.0, "A")
+
+
+def test_a_drain_waits_for_a_publisher_that_never_goes_but_not_for_ever() -> None:
+    queue = Queue("A", "B")
+    queue.join()
+    assert replies(queue.drain("A")) == []
+    for second in range(1, int(DRAIN_ANSWER_SECONDS) + 1):
+        queue.at(1, "A")
         found = replies(queue.tick(1.0, "A", "B"))
-        assert bool(found) == (second == bound), second
+        assert bool(found) == (second == DRAIN_ANSWER_SECONDS), second
     assert isinstance(found[0], DeadlineExceeded)
+
+
+def test_an_order_is_answered_when_its_time_is_over() -> None:
+    publisher = Publisher(b"p", "A", 1, 100.0)
+    publisher.target = "B"
+    order = Waiting("waiter", "move", 100.0 + MOVE_ANSWER_SECONDS, moves=frozenset({(P, "B")}))
+    assert answer(order, {}, {P: publisher}, order.deadline - 0.1) is None
+    late = answer(order, {}, {P: publisher}, order.deadline)
+    assert isinstance(late, DeadlineExceeded)
+    assert "not all moved" in str(late)

@@ -22,6 +22,12 @@ FOLDERS = [Path(package.__file__ or "").parent for package in (roq, gcm, hcm)]
 LOST = MessagesLost(0xAB, "eu.paris", 7, 12, 3)
 
 
+@pytest.fixture(autouse=True)
+def _ordinary_level(caplog: pytest.LogCaptureFixture) -> None:
+    """A command that ran in this process before has chosen its own."""
+    caplog.set_level(logging.WARNING)
+
+
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
     """What a program with ordinary logging writes."""

@@ -240,6 +240,47 @@ def test_of_a_host_that_never_reported_the_lease_is_waited_for() -> None:
     assert {(one.port, one.lease_seconds) for one in after.queues["q"].former} == {(0, LEASE_UNKNOWN_SECONDS)}
 
 
+def reported(cluster: Cluster, name: str, process: str) -> bool:
+    report = cluster.hosts[name].last_report
+    return report is not None and process in {one.name for one in report.processes}
+
+
+def test_what_a_lost_host_was_told_to_run_and_has_not_reported_yet_may_live_on() -> None:
+    """Two hosts are lost one soon after the other: what replaced the first one's part had reported to the Monitor only."""
+    cluster = with_exchange(created(cluster_of("a", "b", "c"), "q", "a"), "q", "b")
+    [moved] = [id for id, at in cluster.queues["q"].exchanges.items() if at == "b"]
+    after = recover(lose(cluster, "b"))
+    [replacing] = after.queues["q"].exchanges.keys() - cluster.queues["q"].exchanges.keys()
+    second = after.queues["q"].exchanges[replacing]
+    assert not reported(after, second, exchange_name("q", replacing))
+    again = recover(lose(after, second))
+    lives = {(one.exchange, one.host): one.lease_seconds for one in again.queues["q"].former if one.exchange}
+    assert (moved, "b") in lives
+    assert lives[(replacing, second)] == LEASE_UNKNOWN_SECONDS
+
+
+def test_what_a_lost_host_took_in_and_never_ran_is_not_waited_for() -> None:
+    cluster = with_exchange(created(cluster_of("a", "b", "c"), "q", "a"), "q", "b")
+    [failed] = [id for id, at in cluster.queues["q"].exchanges.items() if at == "b"]
+    report = cluster.hosts["b"].report
+    assert report is not None
+    others = tuple(one for one in report.processes if one.exchange != failed)
+    cluster = cluster.with_host(replace(cluster.hosts["b"], report=msgspec.structs.replace(report, processes=others)))
+    assert failed not in {one.exchange for one in recover(lose(cluster, "b")).queues["q"].former}
+
+
+def test_an_exchange_that_ran_before_its_creation_was_answered_is_replaced_by_another_one() -> None:
+    """Under the same name, the Monitor would take the new process for another life of the old one, which may live on."""
+    cluster = created(cluster_of("a", "b", "c"), "q", "a")
+    cluster = written(cluster, transactions.create_exchange(cluster, CreateExchange("q", "x", "b"), 1.0, CHANCE), "q")
+    id = cluster.transactions["x"].exchange
+    ran = recover(lose(settle(cluster, "q"), "b"))
+    assert id not in ran.queues["q"].exchanges
+    assert [(one.exchange, one.host) for one in ran.queues["q"].former] == [(id, "b")]
+    never = recover(lose(cluster, "b"))
+    assert never.queues["q"].exchanges[id] in ("a", "c"), "the request is answered with what it asked for"
+
+
 def test_records_of_before_and_after_know_each_other() -> None:
     """A record without lost processes is written as before, and one without the field is read."""
     record = QueueRecord("q", QueueSettings(), True, "a", 1, {"e": "a"}, 1.0)

@@ -5,9 +5,11 @@ Every interleaving with paths, Exchanges that die and subscribers: tests/model/t
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
-from roq.client.ring import MARK_BYTES, MARKS_KEPT, Ring, Unknown
+from roq.client.ring import ENTRY_BYTES, MARK_BYTES, MARKS_KEPT, Ring, Unknown
 from roq.wire.frame import encode_data, parse, payloads
 
 
@@ -87,6 +89,21 @@ def test_bytes_are_bounded_and_what_is_gone_unconfirmed_is_unknown_once_its_path
     assert ring.unknown is None, "said once"
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["sent", "waiting"])
+def test_tiny_frames_take_no_more_memory_than_the_bound(waits: bool) -> None:
+    """Most of what a tiny frame costs is not its bytes."""
+    ring = Ring(max_bytes=1 << 20)
+    tracemalloc.start()
+    try:
+        for number in range(1, 20_001):
+            (ring.keep if waits else ring.sent)(frame(number), number, number / 1e4)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert ring.gone > 0, "it never was full"
+    assert 0.75 < taken_bytes / (1 << 20) < 1.1
+
+
 def test_a_confirmation_in_time_covers_what_is_gone() -> None:
     ring = Ring(max_bytes=10_000)
     send(ring, *range(1, 101), size=900)
@@ -97,7 +114,7 @@ def test_a_confirmation_in_time_covers_what_is_gone() -> None:
 
 
 def test_what_waits_is_kept_as_bytes_allow_and_counted_when_given_up() -> None:
-    ring = Ring(seconds=5, max_bytes=2000)
+    ring = Ring(seconds=5, max_bytes=2000 + 3 * ENTRY_BYTES)
     send(ring, 1, size=500)
     ring.forwarded(1, ring.mark(1))
     ring.broken()
@@ -110,7 +127,7 @@ def test_what_waits_is_kept_as_bytes_allow_and_counted_when_given_up() -> None:
 
 
 def test_what_was_sent_once_is_unknown_but_not_given_up() -> None:
-    ring = Ring(max_bytes=2000)
+    ring = Ring(max_bytes=2000 + 3 * ENTRY_BYTES)
     send(ring, 1, 2, size=500)
     ring.broken()
     assert keep(ring, 3, 4, 5, size=500) == 0

@@ -22,6 +22,7 @@ FUNCTION_LINES_MAX = 50
 MACHINES = {
     "roq/client/order.py",
     "roq/client/path.py",
+    "roq/coordinator/tree.py",
     "roq/monitor/membership.py",
     "roq/scaling/decide.py",
     "roq/workqueue/fold.py",
@@ -45,6 +46,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
         "roq/client/kpis",
         "roq/client/link",
         "roq/client/subscriber",
+        "roq/client/topology",
         "roq/exchange/forwarder",
         "roq/monitor/process",
         "roq/monitor/watch",

@@ -6,7 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from roq.cli.task_chart import POINTS_MAX, Sample, nice_limit, pace, rates, sparkline, svg
+from roq.cli.task_chart import POINTS_MAX, Progress, Sample, nice_limit, pace, rates, sparkline, svg
+from roq.cli.task_watch import progress
 from roq.workqueue.contract import Status
 
 
@@ -21,6 +22,47 @@ def test_the_pace_tells_when_it_ends() -> None:
     assert (growing.completed_per_second, growing.inserted_per_second, growing.eta_seconds) == (5.0, 10.0, None)
     assert pace([sample(0, 0, 7)]).eta_seconds == 0.0
     assert pace([sample(0, 5, 7)]).eta_seconds is None
+
+
+def looks(*statuses: Status) -> list[Sample]:
+    return [Sample(float(second), status) for second, status in enumerate(statuses)]
+
+
+def status(ready: int = 0, delayed: int = 0, leased: int = 0, dead: int = 0, completed: int = 0, inserted: int = 9) -> Status:
+    return Status(ready, delayed, leased, dead, completed, inserted, None)
+
+
+WORKED = [status(ready=9 - second, completed=second) for second in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected", "said"),
+    [
+        (looks(status(ready=0)), Progress.EMPTY, "nothing is left to do"),
+        (looks(status(ready=9), status(ready=8, completed=1)), Progress.MEASURING, "measuring"),
+        (looks(*[status(ready=9)] * 4), Progress.NO_WORKER, "none: no worker takes tasks"),
+        (looks(*[status(ready=9 + n, inserted=9 + n) for n in range(4)]), Progress.NO_WORKER, "none: no worker takes tasks"),
+        (looks(*WORKED), Progress.SHRINKING, "ends in 5 s at this rate"),
+        (looks(*WORKED, *[WORKED[-1]] * 4), Progress.SHRINKING, "ends in 10 s at this rate"),
+        (looks(*WORKED, *[WORKED[-1]] * 5), Progress.NO_WORKER, "none: no worker takes tasks"),
+        (looks(*[status(delayed=9)] * 4), Progress.DELAYED, "none: all tasks are delayed"),
+        (looks(*[status(ready=8, leased=1)] * 4), Progress.STALLED, "none: no task was completed in the last 30 s"),
+        (looks(*[status(ready=9 - n, delayed=n) for n in range(4)]), Progress.STALLED, "none: no task was completed"),
+        (looks(*[status(ready=9 - n, dead=n) for n in range(4)]), Progress.STALLED, "none: no task was completed"),
+        (looks(*[status(ready=9, completed=n, inserted=9 + n) for n in range(4)]), Progress.GROWING, "no end in sight"),
+        (
+            looks(*[status(ready=90 - 30 * n, completed=30 * n) for n in range(3)][:-1], status(1, completed=89)),
+            None,
+            "less than 1 s",
+        ),
+    ],
+)
+def test_what_becomes_of_the_tasks_is_told_as_it_is(samples: list[Sample], expected: Progress | None, said: str) -> None:
+    """Also: five seconds after the last worker went, the rate it had is no ground for an estimate any more."""
+    found = pace(samples)
+    assert found.progress == (expected or Progress.SHRINKING)
+    assert said in progress(found)
+    assert (found.eta_seconds is None) == (found.progress not in (Progress.EMPTY, Progress.SHRINKING))
 
 
 def test_counters_that_were_reset_give_no_negative_pace() -> None:

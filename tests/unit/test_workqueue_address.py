@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from roq.errors import InvalidAddress, InvalidName, WorkQueueConflict
-from roq.workqueue.address import BACKENDS, Place, folder_address, open_backend, parse
-from roq.workqueue.contract import Backend, NewTask, Settings
+from roq.workqueue.address import BACKENDS, Place, folder_address, open_backend, parse, queue_address
+from roq.workqueue.contract import Backend, NewTask
 from roq.workqueue.file_queue.queue import FileQueue
 from roq.workqueue.log_queue import LogQueue
 from roq.workqueue.memory import MemoryQueue
+from roq.workqueue.options import Options
 from roq.workqueue.remote import RemoteQueue
 from roq.workqueue.shared_memory import SharedMemory
 
@@ -25,6 +26,18 @@ from roq.workqueue.shared_memory import SharedMemory
         ("roq://zk1:2181/jobs", Place("roq", "jobs", "zk1:2181")),
         ("roq://zk1:2181,10.0.0.2:2182,zk3/RoQ/eu/jobs", Place("roq", "jobs", "zk1:2181,10.0.0.2:2182,zk3/RoQ/eu")),
         ("roq://zk1:2181/two%20words", Place("roq", "two words", "zk1:2181")),
+        ("roq://zk1:2181/what%3F", Place("roq", "what?", "zk1:2181")),
+        ("memory:jobs?max_attempts=3", Place("memory", "jobs", "", Options(max_attempts=3))),
+        ("file:///data/a%3Fb?ack_sync_seconds=0.5", Place("file", "/data/a?b", "", Options(ack_sync_seconds=0.5))),
+        (
+            "roq://zk1:2181,zk2/RoQ/jobs?write_quorum=3&ack_quorum=2&standbys=0&inline_bytes=1000&patience_seconds=5",
+            Place(
+                "roq",
+                "jobs",
+                "zk1:2181,zk2/RoQ",
+                Options(write_quorum=3, ack_quorum=2, standbys=0, inline_bytes=1000, patience_seconds=5.0),
+            ),
+        ),
     ],
 )
 def test_an_address_is_understood(address: str, place: Place) -> None:
@@ -44,7 +57,8 @@ def test_an_address_is_understood(address: str, place: Place) -> None:
         ("file:relative", "two slashes"),
         ("file:///", "no folder"),
         ("file:///a%00b", "no folder"),
-        ("log:///data?x=1", "%3F"),
+        ("log:///data#x", "%23"),
+        ("redis://localhost?max_attempts=1", "roq://"),
         ("memory://name", "without slashes"),
         ("roq://zk1:2181", "a queue's name"),
         ("roq://zk1:2181/", "a queue's name"),
@@ -66,6 +80,11 @@ def test_a_wrong_name_is_refused() -> None:
         parse("roq://zk1:2181/..")
 
 
+@pytest.mark.parametrize("name", ["jobs", "two words", "what?", "100%", "a&b=c"])
+def test_a_queue_s_address_means_the_queue(name: str) -> None:
+    assert parse(queue_address("zk1:2181/RoQ", name)) == Place("roq", name, "zk1:2181/RoQ")
+
+
 def test_a_folder_s_address_means_the_folder() -> None:
     for path in ("/data/tasks", "/data/a b#?%é"):
         assert parse(folder_address(path)).path == path
@@ -75,12 +94,12 @@ def test_a_private_queue_is_one_s_own_and_a_named_one_is_shared() -> None:
     first, second = open_backend("memory:", None), open_backend("memory:", None)
     first.put([NewTask(b"x")])
     assert second.status().ready == 0
-    one, other = open_backend("memory:shared", Settings(max_attempts=3)), open_backend("memory:shared", None)
+    one, other = open_backend("memory:shared", Options(max_attempts=3)), open_backend("memory:shared", None)
     one.put([NewTask(b"x")])
     one.close()
     assert (other.status().ready, other.settings.max_attempts) == (1, 3)
     with pytest.raises(WorkQueueConflict):
-        open_backend("memory:shared", Settings())
+        open_backend("memory:shared", Options(max_attempts=0))
 
 
 def test_every_scheme_has_its_backend() -> None:

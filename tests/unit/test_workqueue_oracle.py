@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -359,6 +360,7 @@ KINDS = (
 CHOICES = st.integers(0, 999)
 
 
+@pytest.mark.timeout(180)
 @settings(max_examples=800)
 @given(st.lists(st.tuples(st.sampled_from(KINDS), CHOICES, CHOICES), min_size=10, max_size=60))
 def test_the_fold_does_what_the_oracle_does(steps: list[tuple[str, int, int]]) -> None:

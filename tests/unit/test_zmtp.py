@@ -5,6 +5,8 @@ Not covered: sockets and libzmq itself (tests/integration/test_zmtp_sockets.py).
 
 from __future__ import annotations
 
+import tracemalloc
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
@@ -168,3 +170,15 @@ def test_what_is_unfinished_is_counted() -> None:
         assert at - 20 <= parser.unfinished <= at + 1
     assert parser.feed(message[-1:]) == [[b"a" * 700, b"b" * 300]]
     assert parser.unfinished == 0
+
+
+def test_a_message_in_crumbs_costs_hardly_more_than_its_bytes() -> None:
+    parser, crumb = greeted(), b"x" * 3
+    parser.feed(b"%c%c%b" % (LONG, 0, (CONTROL_BYTES_MAX - 1).to_bytes(7, "big")))
+    tracemalloc.start()
+    try:
+        for _ in range(100_000):
+            parser.feed(crumb)
+        assert tracemalloc.get_traced_memory()[0] < 1.1 * parser.unfinished
+    finally:
+        tracemalloc.stop()

@@ -46,6 +46,17 @@ class Disk:
         status = os.statvfs(folder)
         return status.f_bavail * status.f_frsize
 
+    def reserve(self, folder: Path, descriptor: int, size: int) -> None:
+        """Allocate in a file of this folder; on a full disk the error says how many bytes are needed and how many are free."""
+        free = self.free(folder)
+        try:
+            self.allocate(descriptor, size)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            needed = size - os.fstat(descriptor).st_size
+            raise OSError(error.errno, f"{os.strerror(error.errno)}: {needed} bytes are needed, {free} are free") from None
+
     def truncate(self, descriptor: int, size: int) -> None:
         """Make the file this long; what it loses is free again."""
         os.ftruncate(descriptor, size)

@@ -186,7 +186,8 @@ class LocalLog:
                 self._disk.write_all(segment.descriptor, data[written:], offset + written)
         except OSError as error:
             if error.errno in FULL:  # the next appender wipes what got there
-                raise failure(error, f"{self.folder}: append") from error
+                free = self._disk.free(self.folder)
+                raise failure(error, f"{self.folder}: append of {len(data)} bytes, {free} are free") from error
             raise self._fail(error, "append") from error
 
     def _writable(self, total: int, keep_bytes: int) -> Segment:
@@ -262,7 +263,7 @@ class LocalLog:
     def _widen(self, segment: Segment, room: int) -> Segment:
         """Make an empty segment large enough. Others may go on seeing it small: then they start the next one early."""
         with self._failures(f"{self.folder}: can't widen a segment"):
-            self._disk.allocate(segment.descriptor, segment.offset(segment.base + room))
+            self._disk.reserve(self.folder, segment.descriptor, segment.offset(segment.base + room))
             self._disk.sync(segment.descriptor)  # its size, before anything is written: a shorter file counts as cut off
         segment.end_max = segment.base + room
         return segment

@@ -64,7 +64,7 @@ class Room:
         descriptor = self._disk.open(self._folder / snapshots.RESERVE)
         try:
             self._disk.truncate(descriptor, min(size, os.fstat(descriptor).st_size))
-            self._disk.allocate(descriptor, size)
+            self._disk.reserve(self._folder, descriptor, size)
             self._disk.sync(descriptor)
         finally:
             os.close(descriptor)

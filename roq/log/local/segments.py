@@ -122,7 +122,7 @@ class Segments:
         temporary = self._folder / f"{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         descriptor = self._disk.open(temporary)
         try:
-            self._disk.allocate(descriptor, size)
+            self._disk.reserve(self._folder, descriptor, size)
             self._disk.sync(descriptor)
             self._disk.rename(temporary, self._folder / name)
         except OSError:

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from roq.errors import CallError
 
 SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<rest>.*)", re.DOTALL)
+NAMES_MAX = 1000  # of a folder's files that are looked at
 PATTERN = re.compile(r"[*?\[{]")  # Hadoop's patterns of names begin so
 
 
@@ -98,6 +99,19 @@ def is_there(spark: SparkSession, place: str) -> bool:
     """Is there a file or folder? Asks the file system that Spark would write to."""
     files, paths = _file_system(spark, place)
     return bool(files.exists(paths(place)))
+
+
+def file_names(spark: SparkSession, place: str) -> list[str]:
+    """Of a file, of a folder's files at any depth, of what a pattern stands for: NAMES_MAX at most that Spark would read."""
+    files, paths = _file_system(spark, place)
+    found: list[str] = []
+    for status in files.globStatus(paths(place)) or []:
+        each = files.listFiles(status.getPath(), True)
+        while each.hasNext() and len(found) < NAMES_MAX:
+            path = str(each.next().getPath())
+            if not any(part.startswith(("_", ".")) for part in path.removeprefix(str(status.getPath())).split("/")):
+                found.append(path)
+    return found
 
 
 def _file_system(spark: SparkSession, place: str) -> tuple[Any, Any]:

@@ -41,7 +41,7 @@ import roq.shuffle
 from roq.errors import CallError, ShuffleNotFound
 from roq.spark.pipeline.job import arguments, names, run_job, say, whole
 from roq.spark.pipeline.last_of_each import last_of_each
-from roq.spark.pipeline.places import is_local, is_there, local_path, overlapping, written_whole
+from roq.spark.pipeline.places import file_names, is_local, is_there, local_path, overlapping, written_whole
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 ORDER, HASHES = "_roq_order", ("_roq_hash_1", "_roq_hash_2")
@@ -65,7 +65,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--overwrite", action="store_true", help="replace what is in the folder")
     found.add_argument("--keys", required=True, type=names, help="columns to sort by, with commas between them")
     found.add_argument(
-        "--format", choices=sorted(set(FORMATS.values())), help="of the data; default: by the names of the files"
+        "--format",
+        choices=sorted(set(FORMATS.values())),
+        help="of the data; default: as the names of the files end, also in folders",
     )
     found.add_argument("--schema", help="columns of the data, as in `name STRING, time TIMESTAMP`; default: told or guessed")
     found.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="for Spark's reader; may be repeated")
@@ -125,10 +127,7 @@ def read_data(
     spark: SparkSession, paths: Sequence[str], form: str | None, schema: str | None, options: Sequence[str]
 ) -> DataFrame:
     """The data set. Raises CallError: a format that can't be told from the names."""
-    found = {FORMATS.get(Path(path).suffix, "parquet" if not Path(path).suffix else "") for path in paths}
-    if form is None and (len(found) != 1 or "" in found):
-        raise CallError("which format is the data in? Give --format")
-    form = form or found.pop()
+    form = form or format_of(spark, paths)
     reader = spark.read.format(form)
     if schema:
         reader = reader.schema(schema)
@@ -139,6 +138,22 @@ def read_data(
             raise CallError(f"--option takes KEY=VALUE, got {option!r}")
         defaults[key] = value
     return reader.options(**defaults).load(list(paths))
+
+
+def format_of(spark: SparkSession, paths: Sequence[str]) -> str:
+    """By the ends of the files' names, those in folders too. Raises CallError."""
+    found: dict[str, str] = {}  # format -> the first file of it
+    for path in paths:
+        for name in [path] if Path(path).suffix in FORMATS else file_names(spark, path):
+            form = next((FORMATS[end] for end in Path(name).suffixes[::-1] if end in FORMATS), "")
+            found.setdefault(form, name)
+    if len(found) != 1 or "" in found:
+        told = ", ".join(found.values()) if found else "no file"
+        ends = ", ".join(FORMATS)
+        raise CallError(
+            f"which format is the data in? There is {told}; names that end alike, in {ends}, would tell. Give --format"
+        )
+    return next(iter(found))
 
 
 def prepare(

@@ -1,7 +1,8 @@
 """Buffer role: takes attempts from writers, within its memory. What happens to them is in filling.py, one per shuffle.
 
 Above a part of its budget the newest blocks go to their attempts' temporary files; above another one writers are told to come
-again later. A buffer that is started again knows nothing: its attempts are lost, and written again by their tasks.
+again later, and what is in files is cut only as there is room for it. A buffer that is started again knows nothing: its
+attempts are lost, and written again by their tasks.
 """
 
 from __future__ import annotations
@@ -186,6 +187,10 @@ class Buffer:
     def pressed(self) -> bool:
         """See Room."""
         return self._budget.spill > 0
+
+    def room_to_cut(self, size: int) -> bool:
+        """See Room. One block always fits: keys, which stay, may take all the room there is."""
+        return not self._resident or self._budget.room_to_cut(size)
 
     def took(self, attempt: Attempt, held: Held) -> None:
         """See Room."""

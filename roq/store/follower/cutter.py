@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from roq.errors import InvalidConfiguration
+from roq.runtime.extras import install
 from roq.wire.shuffle import Block, Position, Spec
 
 
@@ -42,7 +43,7 @@ class LazyCutter:
                     made: Cutter = importlib.import_module("roq.store.follower.cutting").ArrowCutter()
                 except ImportError as error:
                     raise InvalidConfiguration(
-                        f"this host's store can't take part in shuffles: pip install roq-messaging[shuffle] ({error})"
+                        f"this host's store can't take part in shuffles: {install('shuffle')} ({error})"
                     ) from error
                 self._cutter = made
             return self._cutter

@@ -57,7 +57,7 @@ class Filling:
         self._paused_for, self._paused_until = 0, 0.0  # table epoch, monotonic seconds
         self._pausing = 0  # who waits until nothing is being sent: the pause lasts at least so long
         self._failure: tuple[float, RoqError] | None = None
-        self.ended = False
+        self.ended = self._short = False
         self._wake = asyncio.Event()
         self._told = 0.0
         self._loop = asyncio.get_running_loop()
@@ -175,8 +175,8 @@ class Filling:
     def _report_in(self) -> float | None:
         """Seconds until the leader should be told or asked something; None: nothing is to be said."""
         attempts = self.attempts.values()
-        if any(attempt.complete and not attempt.done.is_set() for attempt in attempts):
-            wait = REPORT_SECONDS
+        if self._short or any(attempt.complete and not attempt.done.is_set() for attempt in attempts):
+            wait = REPORT_SECONDS  # what is let go makes room
         else:
             telling = any(attempt.stored or attempt.receipt for attempt in attempts)
             asking = self._paused_for > self.epoch or (not self.epoch and any(attempt.uncut for attempt in attempts))
@@ -279,6 +279,7 @@ class Filling:
             self._around.outbox(host).put(self, portion)
 
     async def _cut_all(self) -> None:
+        self._short = False
         for attempt in list(self.attempts.values()):
             try:
                 await self._cut(attempt)
@@ -291,13 +292,19 @@ class Filling:
                 self.drop(attempt, AttemptLost(f"{type(error).__name__}: {error}"))
 
     async def _cut(self, attempt: Attempt) -> None:
-        """Put what is uncut into portions. Raises AttemptLost, DataLost, CallError, and whatever else a block can break."""
+        """Put what is uncut into portions; what there is no room for stays uncut. Raises AttemptLost, DataLost, CallError, and
+        whatever else a block can break."""
         making: dict[int, list[Held]] = {}
+        left: list[Held] = []
         count = 0
         try:
             while attempt.uncut:
-                parts = await self._parts(attempt, attempt.uncut.popleft())
-                for number, part in parts:
+                held = attempt.uncut.popleft()
+                parts = await self._parts(attempt, held)
+                if parts is None:  # what is behind it may be in memory, and is to leave
+                    left.append(held)
+                    self._route_made(attempt, making)
+                for number, part in parts or ():
                     made = making.setdefault(number, [])
                     if made and (made[0].run != part.run or sum(one.size for one in made) + part.size > PORTION_BYTES):
                         self._route(attempt, Portion(attempt.place, number, made[0].run, making.pop(number)))
@@ -306,17 +313,26 @@ class Filling:
                 if count % BLOCKS_A_TURN == 0:
                     await asyncio.sleep(0)
         finally:
-            for number, made in making.items():
-                self._route(attempt, Portion(attempt.place, number, made[0].run, made))
+            attempt.uncut.extendleft(reversed(left))
+            self._route_made(attempt, making)
             if attempt.failed is not None:
                 self.drop(attempt)
 
-    async def _parts(self, attempt: Attempt, held: Held) -> list[tuple[int, Held]]:
-        """(number of the range, block): the block itself, or what it is cut into."""
+    def _route_made(self, attempt: Attempt, making: dict[int, list[Held]]) -> None:
+        for number, made in making.items():
+            self._route(attempt, Portion(attempt.place, number, made[0].run, made))
+        making.clear()
+
+    async def _parts(self, attempt: Attempt, held: Held) -> list[tuple[int, Held]] | None:
+        """(number of the range, block): the block itself, or what it is cut into. None: it would come out of its file, and
+        there is no room for it."""
         first, last = held.positions(attempt.place[0])
         low, high = bisect_right(self._borders, first), bisect_right(self._borders, last)
         if low == high:
             return [(low, held)]
+        if held.data is None and not self._around.room.room_to_cut(held.size):
+            self._short = True
+            return None
         held.busy += 1
         try:
             blocks = await self._around.thread(lambda: self._cut_block(attempt.place[0], held, low, high))

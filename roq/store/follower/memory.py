@@ -6,7 +6,8 @@
     borrowed   10 %   blocks on their way to other followers or from them, as read and as sent
     reading    10 %   blocks for readers, until the network has taken them
 
-One request of a kind always fits. Above PAUSE of `held` nothing new is taken until it is below RESUME.
+One request of a kind always fits. Above PAUSE of `held` nothing new is taken until it is below RESUME; the rest is for blocks
+that come back out of files to be cut.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class Budget:
     def room_to_hold(self, size: int) -> bool:
         """Whether so much of attempts may be taken."""
         return not self.paused and self.held + size <= self.held_max
+
+    def room_to_cut(self, size: int) -> bool:
+        """Whether so much may come out of a file."""
+        return self.held + size <= self.held_max
 
     def room_to_store(self, size: int) -> bool:
         """Whether storage may take so much more."""

@@ -23,6 +23,9 @@ class Room(Protocol):
     def pressed(self) -> bool:
         """It can't go on without sending."""
 
+    def room_to_cut(self, size: int) -> bool:
+        """So much may come out of a file."""
+
     def took(self, attempt: Attempt, held: Held) -> None:
         """A block is in memory."""
 

@@ -1,7 +1,8 @@
 """Calls that will be counted, written down before they take effect, so that a killed one is counted by whoever comes next.
 
     counting/{host}--{process}--{nonce}     one call under way; locked by its process, empty between calls
-        put {path} {path} …                 written when these files are durable; each is inserted when it is not there any more
+        put {path} {path} …                 written when these files are durable; each is inserted when it is there no more;
+                                            percent-encoded where it has to be: a publication's name may hold blanks
         ack {name} …                        written before the tasks are removed
         counted {before} {count}            written with the counter's lock, right before the counter is
 
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from urllib.parse import unquote
 
 from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.counters import COMPLETED, INSERTED, Counters
@@ -29,6 +31,7 @@ from roq.workqueue.file_queue.storage import Unreadable, read_open, remove, try_
 logger = logging.getLogger(__name__)
 CALLS_KEPT = 8  # files kept for later calls; as many as threads of one queue call at once
 _mine: set[str] = set()  # of this process: `lockf` would not keep it from taking them for a dead one's
+os.register_at_fork(after_in_child=_mine.clear)  # a child counts for its parent as anybody does
 
 
 class Call:
@@ -145,7 +148,7 @@ class Calls:
         complete = data[: data.rfind(b"\n") + 1].decode("utf-8", "replace")  # a line cut short had no effect yet
         lines = [line.split(" ") for line in complete.splitlines()]
         acks = [word for verb, *words in lines if verb == "ack" for word in words]
-        puts = [word for verb, *words in lines if verb == "put" for word in words]
+        puts = [unquote(word) for verb, *words in lines if verb == "put" for word in words]
         counter = COMPLETED if acks else INSERTED
         for verb, *words in lines:
             if verb == "counted" and len(words) == 2 and all(word.isdigit() for word in words):

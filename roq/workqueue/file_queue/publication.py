@@ -17,11 +17,13 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from urllib.parse import quote
 
 from roq.workqueue import desk
 from roq.workqueue.contract import NewTask
 from roq.workqueue.file_queue import content, names
 from roq.workqueue.file_queue.counters import INSERTED, Counters
+from roq.workqueue.file_queue.counting import Calls
 from roq.workqueue.file_queue.dedup import Dedup
 from roq.workqueue.file_queue.folder import Folder
 from roq.workqueue.file_queue.lane import Lane
@@ -47,6 +49,7 @@ class FilePublication:
             }
         self._place, self._job, self._decided = place, job, decided
         self._counters = Counters(place.path, place.mutexes.counters)
+        self._calls = Calls(place.path, self._lanes, self._counters)
         self._dedup = Dedup(place.dedup, place.temporary, place.mutexes.keys, time.time, self._exists)
 
     def put(self, first: int, tasks: Sequence[NewTask]) -> None:
@@ -68,6 +71,10 @@ class FilePublication:
     def end(self) -> None:
         """Forget what was put: nobody will repeat it."""
         shutil.rmtree(self._work, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let go."""
+        self._calls.close()
 
     def _names(self, first: int, tasks: Sequence[NewTask]) -> list[str]:
         """The tasks' ids."""
@@ -117,20 +124,30 @@ class FilePublication:
         return None
 
     def _move(self, prepared: str) -> None:
-        count = 0
-        for text in sorted(os.listdir(prepared)):
-            name = names.parse(text)
-            if name is None:
-                continue
-            lane = self._lanes[name.suffix]
-            with suppress(FileExistsError):
-                create(f"{lane.movement}/{name.id}", f"{name}\n".encode())
-            count += rename(f"{prepared}/{text}", f"{lane.queue}/{text}")
-        for lane in self._lanes.values():
-            sync_folder(lane.movement)
-            sync_folder(lane.queue)
-        self._counters.add(INSERTED, count)
+        listed = ((text, names.parse(text)) for text in sorted(os.listdir(prepared)))
+        found = [(f"{prepared}/{text}", name) for text, name in listed if name is not None]
+        call = self._calls.begin()
+        if call is not None:
+            call.write("put", [quote(path.removeprefix(f"{self._place.path}/")) for path, _ in found])
+        try:
+            count = sum(self._move_one(path, name) for path, name in found)
+            for lane in self._lanes.values():
+                sync_folder(lane.movement)
+                sync_folder(lane.queue)
+            self._counters.add(INSERTED, count, call)
+        except BaseException:
+            if call is not None:
+                call.abandon()
+            raise
+        self._calls.end(call)
         self._counters.sync()
+
+    def _move_one(self, path: str, name: Name) -> bool:
+        """False: another has moved it."""
+        lane = self._lanes[name.suffix]
+        with suppress(FileExistsError):
+            create(f"{lane.movement}/{name.id}", f"{name}\n".encode())
+        return rename(path, f"{lane.queue}/{name}")
 
     def _exists(self, id: str) -> bool:
         return any(os.path.exists(f"{self._place.dead}/{id}{lane.suffix}") or lane.find(id) for lane in self._lanes.values())

@@ -37,5 +37,5 @@ try:
 except InvalidConfiguration as error:
     print(error)
 """
-    assert "pip install roq-messaging[shuffle]" in run(WITHOUT + program)
+    assert 'pip install "roq-messaging[shuffle]"' in run(WITHOUT + program)
     assert run(program) == ""

@@ -21,10 +21,10 @@ from roq.errors import ManifestGone, RoqError, StorageFull
 from roq.spark import queue_done, queue_feed, queue_ledger
 from roq.spark.queue_done import DoneTasks
 from roq.spark.queue_feed import LeaseFeed
-from roq.spark.queue_options import queue_options, same_queue
-from roq.workqueue.address import open_backend
+from roq.spark.queue_options import queue_options
+from roq.workqueue.address import open_backend, same_queue
 from roq.workqueue.contract import Ack, Backend, Leased, Release, Settings, Settlement, TaskState
-from tests.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, renewed, status
+from tests.unit.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, renewed, status
 
 WAIT_SECONDS = 20.0
 

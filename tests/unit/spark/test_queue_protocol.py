@@ -1,6 +1,6 @@
 """Leases, manifests and publications step by step, without Spark running: what a driver that died leaves to the next one.
 
-Not covered: Spark's own order of these steps (test_queue_stream.py, test_queue_crashes.py).
+Not covered: Spark's own order of these steps (tests/spark/test_queue_stream.py, test_queue_crashes.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roq.spark.queue_options import queue_options
 from roq.spark.queue_outlets import opened
 from roq.spark.queue_staging import Plan, Publication, stage
 from roq.workqueue.address import open_backend
-from tests.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, renewed, status
+from tests.unit.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, renewed, status
 
 
 @pytest.mark.parametrize("scheme", ["log", "file"])

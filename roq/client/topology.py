@@ -1,0 +1,233 @@
+"""The topology as it changes: hosts, queues, work queues, and where their processes are.
+
+The leading GCM broadcasts the whole cluster, soon after each change and every few seconds (roq/wire/gcm.py); what changed is
+found here, by comparing it with the one before. A broadcast may be missed, a reader may be slow: what happened in between is
+told then, as one step. Not covered: rates and health (overview.py, kpis.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from enum import StrEnum
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import zmq
+
+from roq.client.locate import GcmClient
+from roq.coordination.leader import read_leader
+from roq.errors import Closed, TemporaryError
+from roq.runtime.backoff import delays
+from roq.runtime.observe import Counters, Refusals, logger
+from roq.runtime.sockets import Link, control_socket
+from roq.wire.decoding import UNDECODABLE
+from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, GetCluster, LeaderAddress
+
+K = TypeVar("K")
+SILENCE_SECONDS = 2.5  # without a broadcast, until it is asked whether another GCM leads; longer than between two broadcasts
+LOOK_SECONDS = 2.0  # one look at ZooKeeper
+VIEW_SECONDS = 5.0  # one question to the GCM
+log = logger(__name__)
+
+
+class Change(StrEnum):
+    """What happened."""
+
+    SNAPSHOT = "snapshot"
+    HOST_JOINED = "host-joined"
+    HOST_LEFT = "host-left"
+    HOST_DRAINING = "host-draining"
+    HOST_DRAINING_ENDED = "host-draining-ended"
+    QUEUE_CREATED = "queue-created"
+    QUEUE_REMOVED = "queue-removed"
+    QUEUE_STARTED = "queue-started"
+    QUEUE_STOPPED = "queue-stopped"
+    MONITOR_MOVED = "monitor-moved"
+    EXCHANGE_ADDED = "exchange-added"
+    EXCHANGE_REMOVED = "exchange-removed"
+    EXCHANGE_MOVED = "exchange-moved"
+    WORK_QUEUE_CREATED = "work-queue-created"
+    WORK_QUEUE_REMOVED = "work-queue-removed"
+    MASTER_MOVED = "master-moved"
+
+
+class TopologyEvent(msgspec.Struct, frozen=True):
+    """One change. time: seconds since 1970, of the GCM; epoch: number of its reign.
+
+    host: whose change it is, or where the process is now (of what is gone: was). queue, exchange, work_queue: "" where it is
+    about none. view: of a SNAPSHOT, the whole cluster, which replaces what was told before; else None.
+    """
+
+    change: Change
+    time: float
+    epoch: int
+    host: str = ""
+    queue: str = ""
+    exchange: str = ""
+    work_queue: str = ""
+    view: ClusterView | None = None
+
+
+def changes(before: ClusterView | None, after: ClusterView) -> list[TopologyEvent]:
+    """What happened between two views; of another reign, or the first: a snapshot. Pure."""
+    if before is None or before.epoch != after.epoch:
+        return [TopologyEvent(Change.SNAPSHOT, after.time, after.epoch, view=after)]
+    found = [*_hosts(before, after), *_queues(before, after), *_work_queues(before, after)]
+    return [
+        TopologyEvent(one.change, after.time, after.epoch, one.host, one.queue, one.exchange, one.work_queue) for one in found
+    ]
+
+
+class _Told(NamedTuple):
+    change: Change
+    host: str
+    queue: str = ""
+    exchange: str = ""
+    work_queue: str = ""
+
+
+def _hosts(before: ClusterView, after: ClusterView) -> Iterator[_Told]:
+    old, new = ({host.host: host for host in view.hosts if host.alive} for view in (before, after))
+    for name in _gone(old, new):
+        yield _Told(Change.HOST_LEFT, name)
+    for name, host in new.items():
+        if name not in old:
+            yield _Told(Change.HOST_JOINED, name)
+        if host.draining != (name in old and old[name].draining):
+            yield _Told(Change.HOST_DRAINING if host.draining else Change.HOST_DRAINING_ENDED, name)
+
+
+def _queues(before: ClusterView, after: ClusterView) -> Iterator[_Told]:
+    old, new = ({(one.record.name, one.record.transaction): one.record for one in view.queues} for view in (before, after))
+    for key in _gone(old, new):  # another one of the same name is another queue
+        yield _Told(Change.QUEUE_REMOVED, old[key].monitor_host, key[0])
+    for key, record in new.items():
+        name, former = key[0], old.get(key)
+        if former is None:
+            yield _Told(Change.QUEUE_CREATED, record.monitor_host, name)
+        else:
+            if former.running != record.running:
+                yield _Told(Change.QUEUE_STARTED if record.running else Change.QUEUE_STOPPED, record.monitor_host, name)
+            if former.monitor_host != record.monitor_host:
+                yield _Told(Change.MONITOR_MOVED, record.monitor_host, name)
+        had = former.exchanges if former is not None else {}
+        for exchange in _gone(had, record.exchanges):
+            yield _Told(Change.EXCHANGE_REMOVED, had[exchange], name, exchange)
+        for exchange, host in record.exchanges.items():
+            if had.get(exchange) != host:
+                yield _Told(Change.EXCHANGE_MOVED if exchange in had else Change.EXCHANGE_ADDED, host, name, exchange)
+
+
+def _work_queues(before: ClusterView, after: ClusterView) -> Iterator[_Told]:
+    old, new = ({(one.record.name, one.record.transaction): one.record for one in view.work_queues} for view in (before, after))
+    for key in _gone(old, new):
+        yield _Told(Change.WORK_QUEUE_REMOVED, old[key].master_host, "", "", key[0])
+    for key, record in new.items():
+        if key not in old:
+            yield _Told(Change.WORK_QUEUE_CREATED, record.master_host, "", "", key[0])
+        elif old[key].master_host != record.master_host:
+            yield _Told(Change.MASTER_MOVED, record.master_host, "", "", key[0])
+
+
+def _gone(old: Mapping[K, object], new: Mapping[K, object]) -> Iterator[K]:
+    return (key for key in old if key not in new)
+
+
+class Latest:
+    """The newest broadcast that nobody has looked at, and no more: a reader that is slow keeps no others."""
+
+    def __init__(self) -> None:
+        self.came = asyncio.Event()
+        self._body: bytes | None = None
+        self._refusals = Refusals(log, Counters())
+
+    def told(self, parts: list[bytes]) -> None:
+        """A message of the broadcast."""
+        self._body = parts[-1]
+        self.came.set()
+
+    def take(self) -> ClusterView | None:
+        """None if there is none, or none that can be read."""
+        body, self._body = self._body, None
+        self.came.clear()
+        if body is None:
+            return None
+        try:
+            return msgspec.msgpack.decode(body, type=ClusterView)
+        except UNDECODABLE as error:
+            self._refusals.note("undecodable", error)
+            return None
+
+
+async def topology_events(client: GcmClient) -> AsyncGenerator[TopologyEvent, None]:
+    """For ever: a snapshot, then every change; a snapshot again under another GCM. While none leads, it is looked for."""
+    last: ClusterView | None = None
+    while True:
+        leader = await _leader(client)
+        latest = Latest()
+        socket = control_socket(zmq.SUB)
+        socket.subscribe(BROADCAST_TOPIC)
+        socket.connect(f"tcp://{leader.host}:{leader.broadcast}")
+        link = Link(socket, latest.told)
+        try:
+            async with aclosing(_views(client, leader, latest)) as views:
+                async for view in views:
+                    if last is not None and view.epoch < last.epoch:
+                        continue  # of a GCM that does not know yet that it leads no more
+                    for event in changes(last, view):
+                        yield event
+                    last = view
+        finally:
+            link.close()
+
+
+async def _views(client: GcmClient, leader: LeaderAddress, latest: Latest) -> AsyncGenerator[ClusterView, None]:
+    """Whole views, in order, as long as this GCM leads."""
+    known = await _ask(client)
+    if known is not None:
+        yield known
+    asked = time.monotonic()
+    while True:
+        _check_open(client)
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS):
+                await latest.came.wait()
+        except TimeoutError:
+            if await _leader(client) != leader:
+                return
+            known, asked = await _ask(client), time.monotonic()
+            if known is not None:
+                yield known
+            continue
+        view = latest.take()
+        # A broadcast may be older than the answer that came meanwhile; soon after it none is.
+        if view is not None and (known is None or view.time >= known.time or time.monotonic() - asked > VIEW_SECONDS):
+            yield view
+
+
+async def _ask(client: GcmClient) -> ClusterView | None:
+    """The whole cluster now; None if nobody leads just now."""
+    try:
+        return await client.request(GetCluster(), ClusterView, VIEW_SECONDS)
+    except TemporaryError:
+        return None
+
+
+async def _leader(client: GcmClient) -> LeaderAddress:
+    """Waits until one leads. Raises Closed when the connection is closed meanwhile."""
+    pauses = delays(0.1, 1.0)
+    while True:
+        _check_open(client)
+        try:
+            return await read_leader(client.zookeeper, LOOK_SECONDS)
+        except TemporaryError as error:
+            log.info("no GCM leads just now: %s", error)
+            await asyncio.sleep(next(pauses))
+
+
+def _check_open(client: GcmClient) -> None:
+    if client.closed:
+        raise Closed("this cluster connection is closed")

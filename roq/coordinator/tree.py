@@ -1,0 +1,501 @@
+"""The tree of nodes, sessions and watches: requests in, replies, changes and watch events out. Pure; it answers as one
+ZooKeeper 3.9 does whose every node may be used by anyone.
+
+A request is first *prepared* on drafts of the nodes it touches: refused there, it has changed nothing, and a multi sees its own
+earlier operations. What comes out is a transaction, which alone changes the tree (`apply`), now and whenever the journal is
+read again. Transactions have consecutive numbers (zxid). What is refused takes none, other than in ZooKeeper, which shows in
+gaps only.
+
+    reply to whoever asked     Outcome.reply       not before the transaction is durable
+    for the journal            Outcome.transaction None if nothing changed
+    to watchers                Outcome.firings     before the reply, as ZooKeeper does
+
+Stat.cversion is counted in creates and derived: creates twice, less the children there are. The number of a sequential node is
+the count of creates alone. Not covered: ACLs other than "world: everything", quotas, containers, TTLs, lasting watches; when a
+session is over (expiry.py); bytes (roq/wire/jute.py, changes.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from roq.coordinator.changes import AclSet, Change, Ended, Image, Made, NodeImage, Opened, Removed, Replaced, Transaction
+from roq.coordinator.watches import Firing, Kind, Watches
+from roq.errors import StorageFailed
+from roq.wire.zookeeper import (
+    OPEN_ACL,
+    READ_ACL,
+    Acl,
+    AclReply,
+    Auth,
+    Check,
+    Close,
+    Code,
+    Create,
+    DataReply,
+    Delete,
+    Done,
+    EventType,
+    Exists,
+    Failed,
+    GetAcl,
+    GetChildren,
+    GetData,
+    Multi,
+    NamesReply,
+    PathReply,
+    PathStat,
+    Ping,
+    Read,
+    Reply,
+    Request,
+    Results,
+    SetAcl,
+    SetData,
+    SetWatches,
+    Stat,
+    StatReply,
+    Sync,
+    Type,
+    Unsupported,
+    Write,
+)
+
+ANY_VERSION = -1
+EPHEMERAL, SEQUENTIAL = 1, 2  # bits of Create.flags
+FLAGS_KNOWN, FLAGS_MAX = 3, 6  # above the first: containers and nodes with a time to live
+SYSTEM, CONFIG = "/zookeeper", "/zookeeper/config"  # nodes every ZooKeeper has
+FIXED = frozenset({"/", SYSTEM, "/zookeeper/quota", CONFIG})  # never deleted
+NO_ZXID = -1  # of events that no transaction caused
+# Control characters, surrogates and private use as ZooKeeper sees them (in UTF-16), and parts that are empty, "." or "..".
+_ILLEGAL = re.compile(r"[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]|//|/\.\.?(?:/|\Z)")
+
+
+class Refused(Exception):
+    """ZooKeeper's answer is this error."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class Outcome(NamedTuple):
+    """What a request led to. zxid: of the event's cause."""
+
+    reply: Reply
+    transaction: Transaction | None = None
+    firings: tuple[Firing, ...] | list[Firing] = ()
+    zxid: int = NO_ZXID
+
+
+class Session:
+    """One session: its password, its time-out, its ephemeral nodes in the order in which they were made."""
+
+    __slots__ = ("ephemerals", "password", "timeout_ms")
+
+    def __init__(self, password: bytes, timeout_ms: int) -> None:
+        self.password, self.timeout_ms = password, timeout_ms
+        self.ephemerals: dict[str, None] = {}
+
+
+class _Draft:
+    """What a node would be behind the operations prepared so far."""
+
+    __slots__ = ("aversion", "children", "creates", "owner", "version")
+
+    def __init__(self, owner: int, version: int = 0, aversion: int = 0, creates: int = 0, children: int = 0) -> None:
+        self.owner, self.version, self.aversion, self.creates, self.children = owner, version, aversion, creates, children
+
+
+class _Node:
+    __slots__ = ("aversion", "children", "creates", "ctime", "czxid", "data", "mtime", "mzxid", "owner", "pzxid", "version")
+
+    def __init__(self, data: bytes | None, owner: int, zxid: int, at: int) -> None:
+        self.data, self.owner = data, owner
+        self.czxid = self.mzxid = self.pzxid = zxid
+        self.ctime = self.mtime = at
+        self.version = self.aversion = self.creates = 0
+        self.children: dict[str, None] = {}  # names
+
+    def draft(self) -> _Draft:
+        return _Draft(self.owner, self.version, self.aversion, self.creates, len(self.children))
+
+    def stat(self) -> Stat:
+        children = len(self.children)
+        return Stat(
+            self.czxid,
+            self.mzxid,
+            self.ctime,
+            self.mtime,
+            self.version,
+            self.creates * 2 - children,
+            self.aversion,
+            self.owner,
+            len(self.data or b""),
+            children,
+            self.pzxid,
+        )
+
+
+def parent_of(path: str) -> str:
+    """Of "/a/b" it is "/a", of "/a" it is "/"."""
+    return path.rpartition("/")[0] or "/"
+
+
+def check_path(path: str) -> None:
+    """Raises Refused unless a node may have this path."""
+    if not path.startswith("/") or (path.endswith("/") and path != "/") or _ILLEGAL.search(path):
+        raise Refused(Code.BAD_ARGUMENTS)
+
+
+def _check_version(wanted: int, found: int) -> None:
+    if wanted not in (ANY_VERSION, found):
+        raise Refused(Code.BAD_VERSION)
+
+
+def _check_acl(acl: tuple[Acl, ...]) -> None:
+    if set(acl) != set(OPEN_ACL):
+        raise Refused(Code.INVALID_ACL)
+
+
+class Tree:
+    """Everything the coordinator knows. `sessions` by id; `zxid` of the last transaction."""
+
+    def __init__(self, image: Image | None = None) -> None:
+        self.zxid = 0
+        self.sessions: dict[int, Session] = {}
+        self.watches = Watches()
+        root = _Node(b"", 0, 0, 0)
+        self._nodes: dict[str, _Node] = {"/": root}
+        if image is None:
+            for path in (SYSTEM, "/zookeeper/quota", CONFIG):
+                self._insert(path, _Node(b"", 0, 0, 0))
+            self._nodes[CONFIG].aversion = -1  # as ZooKeeper has it
+        else:
+            self._load(image)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def open_session(self, session: int, password: bytes, timeout_ms: int, at: int) -> Transaction:
+        """Begin a session with a new id. at: ms since 1970, here and below."""
+        return self._commit((Opened(session, password, timeout_ms),), at)[0]
+
+    def handle(self, session: int, watcher: int, request: Request, at: int) -> Outcome:
+        """Answer a request of a session; `watcher` gets the watches it leaves."""
+        try:
+            if session not in self.sessions:
+                raise Refused(Code.SESSION_EXPIRED)
+            match request:
+                case Create() | Delete() | SetData() | SetAcl():
+                    return self._write(session, request, at)
+                case Exists() | GetData() | GetAcl() | GetChildren() | Sync():
+                    return Outcome(self._read(watcher, request))
+                case Multi(ops):
+                    return self._multi(session, ops, at)
+                case Close():
+                    return self.end_session(session, at)
+                case SetWatches():
+                    return Outcome(Done(Type.SET_WATCHES), None, list(self._watch_again(watcher, request)))
+                case Ping():
+                    return Outcome(Done(Type.PING))
+                case Auth():
+                    raise Refused(Code.AUTH_FAILED)
+                case Unsupported():
+                    raise Refused(Code.UNIMPLEMENTED)
+        except Refused as refused:
+            return Outcome(Failed(refused.code))
+
+    def end_session(self, session: int, at: int) -> Outcome:
+        """The client closed it, or it was not heard of."""
+        transaction, _, firings = self._commit((Ended(session),), at)
+        return Outcome(Done(Type.CLOSE), transaction, firings, transaction.zxid)
+
+    def _write(self, session: int, request: Write, at: int) -> Outcome:
+        change = self._prepare(request, session, {})
+        transaction, replies, firings = self._commit((change,), at)
+        return Outcome(_as_asked(request, replies[0]), transaction, firings, transaction.zxid)
+
+    def _multi(self, session: int, ops: tuple[Create | Delete | SetData | Check, ...], at: int) -> Outcome:
+        drafts: dict[str, _Draft | None] = {}
+        changes: list[Change] = []
+        for number, op in enumerate(ops):
+            try:
+                if isinstance(op, Check):
+                    self._check(op, drafts)
+                else:
+                    changes.append(self._prepare(op, session, drafts))
+            except Refused as refused:
+                before, behind = Failed(Code.OK), Failed(Code.RUNTIME_INCONSISTENCY)
+                guilty = Failed(refused.code)
+                return Outcome(Results((*[before] * number, guilty, *[behind] * (len(ops) - number - 1))))
+        if not changes:
+            return Outcome(Results(tuple(Done(Type.CHECK) for _ in ops)))
+        transaction, done, firings = self._commit(tuple(changes), at)
+        left = iter(done)
+        replies = tuple(Done(Type.CHECK) if isinstance(op, Check) else _as_asked(op, next(left)) for op in ops)
+        return Outcome(Results(replies), transaction, firings, transaction.zxid)  # type: ignore[arg-type]
+
+    # --- preparing: order of the refusals as in ZooKeeper ---------------------------------------------------------------
+
+    def _draft(self, path: str, drafts: dict[str, _Draft | None]) -> _Draft:
+        """Raises Refused if there is no such node."""
+        if path not in drafts:
+            node = self._nodes.get(path)
+            drafts[path] = node.draft() if node is not None else None
+        draft = drafts[path]
+        if draft is None:
+            raise Refused(Code.NO_NODE)
+        return draft
+
+    def _prepare(self, op: Write, session: int, drafts: dict[str, _Draft | None]) -> Change:
+        match op:
+            case Create():
+                return self._prepare_create(op, session, drafts)
+            case Delete():
+                return self._prepare_delete(op, drafts)
+            case SetData(path, data, version):
+                check_path(path)
+                node = self._draft(path, drafts)
+                _check_writable(path)
+                _check_version(version, node.version)
+                node.version += 1
+                return Replaced(path, data, node.version)
+            case SetAcl(path, acl, version):
+                check_path(path)
+                _check_acl(acl)
+                node = self._draft(path, drafts)
+                _check_writable(path)
+                _check_version(version, node.aversion)
+                node.aversion += 1
+                return AclSet(path, node.aversion)
+
+    def _prepare_create(self, op: Create, session: int, drafts: dict[str, _Draft | None]) -> Change:
+        if not 0 <= op.flags <= FLAGS_MAX:
+            raise Refused(Code.BAD_ARGUMENTS)
+        if op.flags > FLAGS_KNOWN:
+            raise Refused(Code.UNIMPLEMENTED)
+        path = op.path
+        if "/" not in path or "\0" in path:
+            raise Refused(Code.BAD_ARGUMENTS)
+        _check_acl(op.acl)
+        parent_path = parent_of(path)
+        parent = self._draft(parent_path, drafts)
+        _check_writable(parent_path)
+        if op.flags & SEQUENTIAL:
+            path = f"{path}{parent.creates:010d}"
+        check_path(path)
+        if drafts[path] is not None if path in drafts else path in self._nodes:
+            raise Refused(Code.NODE_EXISTS)
+        if parent.owner:
+            raise Refused(Code.NO_CHILDREN_FOR_EPHEMERALS)
+        parent.creates += 1
+        parent.children += 1
+        owner = session if op.flags & EPHEMERAL else 0
+        drafts[path] = _Draft(owner)
+        return Made(path, op.data, owner, parent.creates)
+
+    def _prepare_delete(self, op: Delete, drafts: dict[str, _Draft | None]) -> Change:
+        if "/" not in op.path or "\0" in op.path or op.path in FIXED:
+            raise Refused(Code.BAD_ARGUMENTS)
+        parent = self._draft(parent_of(op.path), drafts)
+        node = self._draft(op.path, drafts)
+        _check_version(op.version, node.version)
+        if node.children:
+            raise Refused(Code.NOT_EMPTY)
+        parent.children -= 1
+        drafts[op.path] = None
+        return Removed(op.path)
+
+    def _check(self, op: Check, drafts: dict[str, _Draft | None]) -> None:
+        check_path(op.path)
+        _check_version(op.version, self._draft(op.path, drafts).version)
+
+    # --- changing -----------------------------------------------------------------------------------------------------
+
+    def _commit(self, changes: tuple[Change, ...], at: int) -> tuple[Transaction, list[Reply], list[Firing]]:
+        transaction = Transaction(self.zxid + 1, at, changes)
+        return transaction, *self.apply(transaction)
+
+    def apply(self, transaction: Transaction) -> tuple[list[Reply], list[Firing]]:
+        """Change the tree: now, or again when the journal is read. Raises StorageFailed if it does not follow what is there."""
+        if transaction.zxid != self.zxid + 1:
+            raise StorageFailed(f"transaction {transaction.zxid:#x} follows {self.zxid:#x}: some are missing between them")
+        replies: list[Reply] = []
+        firings: list[Firing] = []
+        for change in transaction.changes:
+            try:
+                replies.append(self._apply(change, transaction, firings))
+            except KeyError as error:
+                raise StorageFailed(f"transaction {transaction.zxid:#x} changes {error} which is not there") from None
+        self.zxid = transaction.zxid
+        return replies, firings
+
+    def _apply(self, change: Change, transaction: Transaction, firings: list[Firing]) -> Reply:
+        zxid, at = transaction.zxid, transaction.at
+        match change:
+            case Made(path, data, session, creates):
+                node = _Node(data, session, zxid, at)
+                if session:
+                    self.sessions[session].ephemerals[path] = None
+                parent = self._insert(path, node)
+                parent.creates, parent.pzxid = creates, zxid
+                firings += self.watches.created(path, parent_of(path))
+                return PathStat(path, node.stat())
+            case Removed(path):
+                owner = self._nodes[path].owner
+                if owner:
+                    del self.sessions[owner].ephemerals[path]
+                self._remove(path, zxid, firings)
+                return Done(Type.DELETE)
+            case Replaced(path, data, version):
+                node = self._nodes[path]
+                node.data, node.version, node.mzxid, node.mtime = data, version, zxid, at
+                firings += self.watches.changed(path)
+                return StatReply(node.stat())
+            case AclSet(path, aversion):
+                node = self._nodes[path]
+                node.aversion = aversion
+                return StatReply(node.stat())
+            case Opened(session, password, timeout_ms):
+                self.sessions[session] = Session(password, timeout_ms)
+                return Done(Type.PING)
+            case Ended(session):
+                for path in self.sessions.pop(session).ephemerals:
+                    self._remove(path, zxid, firings)
+                return Done(Type.CLOSE)
+
+    def _insert(self, path: str, node: _Node) -> _Node:
+        """Put a node in its place; its parent."""
+        parent = self._nodes[parent_of(path)]
+        parent.children[path.rpartition("/")[2]] = None
+        self._nodes[path] = node
+        return parent
+
+    def _remove(self, path: str, zxid: int, firings: list[Firing]) -> None:
+        parent_path, _, name = path.rpartition("/")
+        parent = self._nodes[parent_path or "/"]
+        del parent.children[name], self._nodes[path]
+        parent.pzxid = zxid
+        firings += self.watches.removed(path, parent_path or "/")
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _read(self, watcher: int, request: Read) -> Reply:
+        if isinstance(request, Sync):
+            return PathReply(request.path)
+        path = request.path
+        node = self._nodes.get(path or "/")
+        if isinstance(request, Exists):
+            if "\0" in path:
+                raise Refused(Code.BAD_ARGUMENTS)
+            if request.watch:  # also on a node that is not there
+                self.watches.add(Kind.DATA, path, watcher)
+        if node is None:
+            raise Refused(Code.NO_NODE)
+        match request:
+            case Exists():
+                return StatReply(node.stat())
+            case GetData(_, watch):
+                if watch:
+                    self.watches.add(Kind.DATA, path, watcher)
+                return DataReply(node.data, node.stat())
+            case GetChildren(_, watch, with_stat):
+                if watch:
+                    self.watches.add(Kind.CHILDREN, path, watcher)
+                return NamesReply(tuple(node.children), node.stat() if with_stat else None)
+            case GetAcl():
+                return AclReply(READ_ACL if path == CONFIG else OPEN_ACL, node.stat())
+
+    def _watch_again(self, watcher: int, request: SetWatches) -> Iterator[Firing]:
+        """Tell what happened since, and wait for the rest."""
+        for path in request.data:
+            node = self._nodes.get(path)
+            if node is None:
+                yield watcher, EventType.DELETED, path
+            elif node.mzxid > request.since:
+                yield watcher, EventType.CHANGED, path
+            else:
+                self.watches.add(Kind.DATA, path, watcher)
+        for path in request.exist:
+            if path in self._nodes:
+                yield watcher, EventType.CREATED, path
+            else:
+                self.watches.add(Kind.DATA, path, watcher)
+        for path in request.child:
+            node = self._nodes.get(path)
+            if node is None:
+                yield watcher, EventType.DELETED, path
+            elif node.pzxid > request.since:
+                yield watcher, EventType.CHILDREN, path
+            else:
+                self.watches.add(Kind.CHILDREN, path, watcher)
+
+    # --- the whole ----------------------------------------------------------------------------------------------------
+
+    def image(self) -> Image:
+        """Everything but watches, which end with their connections."""
+        nodes = [
+            NodeImage(
+                path,
+                node.data,
+                node.owner,
+                node.version,
+                node.aversion,
+                node.creates,
+                node.czxid,
+                node.mzxid,
+                node.pzxid,
+                node.ctime,
+                node.mtime,
+            )
+            for path, node in self._nodes.items()
+        ]
+        sessions = [Opened(id_, session.password, session.timeout_ms) for id_, session in self.sessions.items()]
+        return Image(self.zxid, nodes, sessions)
+
+    def _load(self, image: Image) -> None:
+        self.zxid = image.zxid
+        self.sessions = {opened.session: Session(opened.password, opened.timeout_ms) for opened in image.sessions}
+        for kept in image.nodes:
+            node = _Node(kept.data, kept.owner, kept.czxid, kept.ctime)
+            node.version, node.aversion, node.creates = kept.version, kept.aversion, kept.creates
+            node.mzxid, node.pzxid, node.mtime = kept.mzxid, kept.pzxid, kept.mtime
+            if kept.path == "/":
+                self._nodes["/"] = node
+                continue
+            self._insert(kept.path, node)
+            if kept.owner:
+                self.sessions[kept.owner].ephemerals[kept.path] = None
+
+    def check(self) -> None:
+        """Every invariant; for tests."""
+        self.watches.check()
+        owned = {path: id_ for id_, session in self.sessions.items() for path in session.ephemerals}
+        assert owned == {path: node.owner for path, node in self._nodes.items() if node.owner}
+        below: dict[str, set[str]] = {path: set() for path in self._nodes}
+        for path, node in self._nodes.items():
+            assert max(node.czxid, node.mzxid, node.pzxid) <= self.zxid
+            assert node.czxid <= min(node.mzxid, node.pzxid)
+            assert node.creates * 2 - len(node.children) >= -len(FIXED)
+            if path != "/":
+                assert not self._nodes[parent_of(path)].owner
+                below[parent_of(path)].add(path.rpartition("/")[2])
+        assert below == {path: set(node.children) for path, node in self._nodes.items()}
+        assert set(self._nodes) >= FIXED
+
+
+def _check_writable(path: str) -> None:
+    if path == CONFIG:
+        raise Refused(Code.NO_AUTH)
+
+
+def _as_asked(op: Write, reply: Reply) -> Reply:
+    """A create tells its stat to those who asked for it."""
+    if isinstance(op, Create) and not op.with_stat and isinstance(reply, PathStat):
+        return PathReply(reply.path)
+    return reply

@@ -1,0 +1,453 @@
+"""The tree by itself: every request, every refusal and their order, watches, multi, sessions, the image.
+
+That ZooKeeper answers the same is tests/integration/test_coordinator_conformance.py and test_coordinator_beside_zookeeper.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from roq.coordinator.changes import decode_image, decode_transaction, encode
+from roq.coordinator.tree import Outcome, Tree
+from roq.errors import StorageFailed
+from roq.wire.zookeeper import (
+    OPEN_ACL,
+    READ_ACL,
+    Acl,
+    AclReply,
+    Auth,
+    Check,
+    Close,
+    Code,
+    Create,
+    DataReply,
+    Delete,
+    Done,
+    EventType,
+    Exists,
+    Failed,
+    GetAcl,
+    GetChildren,
+    GetData,
+    Multi,
+    NamesReply,
+    PathReply,
+    PathStat,
+    Ping,
+    Reply,
+    Request,
+    Results,
+    SetAcl,
+    SetData,
+    SetWatches,
+    Stat,
+    StatReply,
+    Sync,
+    Type,
+    Unsupported,
+)
+
+ONE, TWO = 11, 22  # sessions, and the connections they are watched from
+AT = 1_700_000_000_000
+
+
+class Driven:
+    """A tree with two sessions; remembers every transaction, as the journal would."""
+
+    def __init__(self) -> None:
+        self.tree = Tree()
+        self.log: list[bytes] = []
+        self.now = AT
+        for session in (ONE, TWO):
+            self.log.append(encode(self.tree.open_session(session, b"p" * 16, 4000, self.now)))
+
+    def outcome(self, request: Request, session: int = ONE) -> Outcome:
+        self.now += 1
+        outcome = self.tree.handle(session, session, request, self.now)
+        if outcome.transaction is not None:
+            self.log.append(encode(outcome.transaction))
+        self.tree.check()
+        return outcome
+
+    def ask(self, request: Request, session: int = ONE) -> Reply:
+        return self.outcome(request, session).reply
+
+    def fired(self, request: Request, session: int = ONE) -> list[tuple[int, EventType, str]]:
+        outcome = self.outcome(request, session)
+        assert not isinstance(outcome.reply, Failed)
+        return list(outcome.firings)
+
+    def stat(self, path: str) -> Stat:
+        reply = self.ask(Exists(path, False))
+        assert isinstance(reply, StatReply)
+        return reply.stat
+
+    def names(self, path: str) -> tuple[str, ...]:
+        reply = self.ask(GetChildren(path, False, False))
+        assert isinstance(reply, NamesReply)
+        return reply.names
+
+
+@pytest.fixture
+def driven() -> Iterator[Driven]:
+    """A tree; what was written down of it makes the same tree again, from the start and from every image on the way."""
+    made = Driven()
+    yield made
+    twin = Tree()
+    for entry in made.log:
+        twin.apply(decode_transaction(entry))
+        twin = Tree(decode_image(encode(twin.image())))
+        twin.check()
+    assert twin.image() == made.tree.image()
+
+
+def create(path: str, data: bytes | None = b"", flags: int = 0, with_stat: bool = False) -> Create:
+    return Create(path, data, OPEN_ACL, flags, with_stat)
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_tree_has_what_every_zookeeper_has(driven: Driven) -> None:
+    assert driven.names("/") == ("zookeeper",)
+    assert driven.names("/zookeeper") == ("quota", "config")
+    assert driven.stat("/") == Stat(0, 0, 0, 0, 0, -1, 0, 0, 0, 1, 0)
+    assert driven.stat("/zookeeper") == Stat(0, 0, 0, 0, 0, -2, 0, 0, 0, 2, 0)
+
+
+def test_a_stat_tells_who_changed_what_when(driven: Driven) -> None:
+    first = driven.ask(create("/a", b"abc", with_stat=True))
+    zxid, made = driven.tree.zxid, driven.now
+    assert first == PathStat("/a", Stat(zxid, zxid, made, made, 0, 0, 0, 0, 3, 0, zxid))
+    assert driven.ask(SetData("/a", b"longer", 0)) == StatReply(Stat(zxid, zxid + 1, made, driven.now, 1, 0, 0, 0, 6, 0, zxid))
+    changed = driven.now
+    assert driven.ask(create("/a/b")) == PathReply("/a/b")
+    assert driven.ask(create("/a/c")) == PathReply("/a/c")
+    assert driven.ask(Delete("/a/b", 0)) == Done(Type.DELETE)
+    assert driven.stat("/a") == Stat(zxid, zxid + 1, made, changed, 1, 3, 0, 0, 6, 1, zxid + 4)
+    assert driven.ask(SetAcl("/a", OPEN_ACL, 0)) == StatReply(Stat(zxid, zxid + 1, made, changed, 1, 3, 1, 0, 6, 1, zxid + 4))
+    assert driven.ask(SetData("/a", None, -1)) == StatReply(Stat(zxid, zxid + 6, made, driven.now, 2, 3, 1, 0, 0, 1, zxid + 4))
+    assert driven.ask(GetData("/a", False)) == DataReply(None, driven.stat("/a"))
+    assert driven.ask(GetAcl("/a")) == AclReply(OPEN_ACL, driven.stat("/a"))
+    assert driven.ask(GetAcl("/zookeeper/config")) == AclReply(READ_ACL, driven.stat("/zookeeper/config"))
+
+
+def test_names_come_with_a_stat_if_it_is_asked_for(driven: Driven) -> None:
+    driven.ask(create("/a"))
+    driven.ask(create("/a/x"))
+    assert driven.ask(GetChildren("/a", False, True)) == NamesReply(("x",), driven.stat("/a"))
+    assert driven.ask(GetChildren("/a", False, False)) == NamesReply(("x",), None)
+    assert driven.ask(Sync("/wherever")) == PathReply("/wherever")
+    assert driven.ask(Ping()) == Done(Type.PING)
+
+
+def test_numbers_count_the_creates_and_never_come_again(driven: Driven) -> None:
+    driven.ask(create("/q"))
+    assert driven.ask(create("/q/n-", flags=2)) == PathReply("/q/n-0000000000")
+    assert driven.ask(create("/q/other")) == PathReply("/q/other")
+    assert driven.ask(create("/q/n-", flags=3)) == PathReply("/q/n-0000000002")
+    assert driven.stat("/q/n-0000000002").owner == ONE
+    driven.ask(Delete("/q/n-0000000002", -1))
+    assert driven.ask(create("/q/", flags=2)) == PathReply("/q/0000000003")
+    assert driven.names("/q") == ("n-0000000000", "other", "0000000003")
+
+
+REFUSALS: list[tuple[Request, Code]] = [
+    (create("/a"), Code.NODE_EXISTS),
+    (create("/"), Code.NODE_EXISTS),
+    (create("/none/x"), Code.NO_NODE),
+    (create("/e/x"), Code.NO_CHILDREN_FOR_EPHEMERALS),
+    (create("/e/x", flags=3), Code.NO_CHILDREN_FOR_EPHEMERALS),
+    (create("/zookeeper/config/x"), Code.NO_AUTH),
+    (create("a"), Code.BAD_ARGUMENTS),
+    (create("/x", flags=-1), Code.BAD_ARGUMENTS),
+    (create("/x", flags=7), Code.BAD_ARGUMENTS),
+    (create("/x", flags=4), Code.UNIMPLEMENTED),
+    (create("/x", flags=5), Code.UNIMPLEMENTED),
+    (Create("/x", b"", (), 0, False), Code.INVALID_ACL),
+    (Create("/none/x", b"", (Acl(31, "digest", "a:b"),), 0, False), Code.INVALID_ACL),
+    (Create("/x", b"", READ_ACL, 0, False), Code.INVALID_ACL),
+    (Delete("/none", -1), Code.NO_NODE),
+    (Delete("/a", 7), Code.BAD_VERSION),
+    (Delete("/full", 7), Code.BAD_VERSION),
+    (Delete("/full", 0), Code.NOT_EMPTY),
+    (Delete("/", -1), Code.BAD_ARGUMENTS),
+    (Delete("/zookeeper", -1), Code.BAD_ARGUMENTS),
+    (Delete("/zookeeper/quota", -1), Code.BAD_ARGUMENTS),
+    (Delete("a", -1), Code.BAD_ARGUMENTS),
+    (Delete("/a\0", -1), Code.BAD_ARGUMENTS),
+    (SetData("/none", b"", -1), Code.NO_NODE),
+    (SetData("/a", b"", 7), Code.BAD_VERSION),
+    (SetData("/a/", b"", -1), Code.BAD_ARGUMENTS),
+    (SetData("/zookeeper/config", b"", 7), Code.NO_AUTH),
+    (SetAcl("/none", OPEN_ACL, -1), Code.NO_NODE),
+    (SetAcl("/a", OPEN_ACL, 7), Code.BAD_VERSION),
+    (SetAcl("/a", READ_ACL, -1), Code.INVALID_ACL),
+    (SetAcl("//", (), -1), Code.BAD_ARGUMENTS),
+    (Exists("/none", False), Code.NO_NODE),
+    (Exists("/a\0", False), Code.BAD_ARGUMENTS),
+    (GetData("/none", False), Code.NO_NODE),
+    (GetChildren("//", False, False), Code.NO_NODE),
+    (GetAcl("/none"), Code.NO_NODE),
+    (Auth("digest"), Code.AUTH_FAILED),
+    (Unsupported(19), Code.UNIMPLEMENTED),
+]
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"), REFUSALS, ids=lambda value: value.name if isinstance(value, Code) else repr(value)[:50]
+)
+def test_what_is_refused_changes_nothing(driven: Driven, request_: Request, code: Code) -> None:
+    driven.ask(create("/a"))
+    driven.ask(create("/full"))
+    driven.ask(create("/full/x"))
+    driven.ask(create("/e", flags=1))
+    before = driven.tree.image()
+    outcome = driven.outcome(request_)
+    assert outcome.reply == Failed(code)
+    assert outcome.transaction is None
+    assert not outcome.firings
+    assert driven.tree.image() == before
+
+
+@pytest.mark.parametrize("good", ["/b", "/...", "/.a", "/a..", "/ü", "/\u4e2d", "/a b", "/~", "/\ufaff", "/\uffef"])
+def test_paths_that_may_be(driven: Driven, good: str) -> None:
+    assert driven.ask(create(good)) == PathReply(good)
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        ("", Code.BAD_ARGUMENTS),
+        ("//", Code.BAD_ARGUMENTS),
+        ("//a", Code.BAD_ARGUMENTS),
+        ("/a/", Code.BAD_ARGUMENTS),
+        ("/.", Code.BAD_ARGUMENTS),
+        ("/..", Code.BAD_ARGUMENTS),
+        ("/a/.", Code.BAD_ARGUMENTS),
+        ("/a/..", Code.BAD_ARGUMENTS),
+        ("/a\0b", Code.BAD_ARGUMENTS),
+        ("/a\x1f", Code.BAD_ARGUMENTS),
+        ("/a\n", Code.BAD_ARGUMENTS),
+        ("/a\x7f", Code.BAD_ARGUMENTS),
+        ("/a\x9f", Code.BAD_ARGUMENTS),
+        ("/\ue000", Code.BAD_ARGUMENTS),
+        ("/\uf8ff", Code.BAD_ARGUMENTS),
+        ("/\ufff0", Code.BAD_ARGUMENTS),
+        ("/\U0001f600", Code.BAD_ARGUMENTS),
+        ("a/b", Code.NO_NODE),
+        ("/a//b", Code.NO_NODE),  # the parent is looked for before the path is looked at
+        ("/a/./b", Code.NO_NODE),
+        ("/a/../b", Code.NO_NODE),
+    ],
+)
+def test_paths_that_may_not_be(driven: Driven, bad: str, code: Code) -> None:
+    driven.ask(create("/a"))
+    assert driven.ask(create(bad)) == Failed(code)
+
+
+def test_a_long_path_costs_no_more_than_its_length(driven: Driven) -> None:
+    long = "/" + "x" * 500_000
+    began = time.process_time()
+    assert driven.ask(create(long)) == PathReply(long)
+    assert driven.ask(create(f"{long}/.")) == Failed(Code.BAD_ARGUMENTS)
+    assert time.process_time() - began < 1.0
+
+
+# --- multi ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_multi_sees_its_own_operations_and_is_one_transaction(driven: Driven) -> None:
+    driven.ask(create("/a", b"1"))
+    before = driven.tree.zxid
+    reply = driven.ask(
+        Multi(
+            (
+                Check("/a", 0),
+                SetData("/a", b"2", 0),
+                Check("/a", 1),
+                create("/a/n-", flags=2),
+                create("/a/n-", b"x", flags=2, with_stat=True),
+                Delete("/a/n-0000000000", 0),
+                create("/a/n-0000000000"),
+            )
+        )
+    )
+    zxid = driven.tree.zxid
+    assert zxid == before + 1
+    assert isinstance(reply, Results)
+    checked, replaced, again, path, with_stat, deleted, made_again = reply.replies
+    assert (checked, again, deleted) == (Done(Type.CHECK), Done(Type.CHECK), Done(Type.DELETE))
+    assert isinstance(replaced, StatReply)
+    assert (replaced.stat.version, replaced.stat.children) == (1, 0)  # as it was then
+    assert path == made_again == PathReply("/a/n-0000000000")
+    assert with_stat == PathStat("/a/n-0000000001", Stat(zxid, zxid, driven.now, driven.now, 0, 0, 0, 0, 1, 0, zxid))
+    assert driven.stat("/a").cversion == 4
+    assert driven.names("/a") == ("n-0000000001", "n-0000000000")
+
+
+@pytest.mark.parametrize(
+    ("guilty", "code"),
+    [
+        (Check("/a", 7), Code.BAD_VERSION),
+        (Check("/none", -1), Code.NO_NODE),
+        (Check("a", -1), Code.BAD_ARGUMENTS),
+        (create("/made"), Code.NODE_EXISTS),
+        (create("/e2/x"), Code.NO_CHILDREN_FOR_EPHEMERALS),
+        (create("/x", flags=4), Code.UNIMPLEMENTED),
+        (Delete("/gone", -1), Code.NO_NODE),
+        (Delete("/made", -1), Code.NOT_EMPTY),
+        (SetData("/a", b"", 0), Code.BAD_VERSION),
+        (create("/gone/x"), Code.NO_NODE),
+    ],
+)
+def test_a_multi_that_fails_says_where_and_changes_nothing(
+    driven: Driven, guilty: Create | Delete | SetData | Check, code: Code
+) -> None:
+    driven.ask(create("/a"))
+    driven.ask(create("/gone"))
+    before = driven.tree.image()
+    begin = (create("/made"), create("/made/x"), Delete("/gone", 0), SetData("/a", b"", 0), create("/e2", flags=1))
+    outcome = driven.outcome(Multi((*begin, guilty, create("/y"), Check("/", -1))))
+    assert outcome.transaction is None
+    assert driven.tree.image() == before
+    rolled_back, behind = [Failed(Code.OK)] * len(begin), [Failed(Code.RUNTIME_INCONSISTENCY)] * 2
+    assert outcome.reply == Results((*rolled_back, Failed(code), *behind))
+
+
+def test_a_multi_of_nothing_but_checks_takes_no_transaction(driven: Driven) -> None:
+    before = driven.tree.zxid
+    assert driven.ask(Multi(())) == Results(())
+    assert driven.ask(Multi((Check("/", 0),))) == Results((Done(Type.CHECK),))
+    assert driven.tree.zxid == before
+
+
+# --- watches ----------------------------------------------------------------------------------------------------------
+
+
+def test_watches_fire_once_and_tell_what_happened(driven: Driven) -> None:
+    driven.ask(Exists("/a", True), TWO)
+    driven.ask(GetChildren("/", True, False), TWO)
+    assert driven.fired(create("/a")) == [(TWO, EventType.CREATED, "/a"), (TWO, EventType.CHILDREN, "/")]
+    assert driven.fired(SetData("/a", b"1", -1)) == []
+    driven.ask(GetData("/a", True), TWO)
+    driven.ask(GetData("/a", True), ONE)
+    driven.ask(GetData("/a", True), ONE)
+    assert driven.fired(SetData("/a", b"2", -1)) == [(TWO, EventType.CHANGED, "/a"), (ONE, EventType.CHANGED, "/a")]
+    assert driven.fired(SetAcl("/a", OPEN_ACL, -1)) == []
+    driven.ask(Exists("/a", True), TWO)
+    driven.ask(GetChildren("/a", True, True), TWO)
+    driven.ask(GetChildren("/a", True, True), ONE)
+    driven.ask(GetChildren("/", True, True), ONE)
+    assert driven.fired(Delete("/a", -1)) == [  # who watched both is told once
+        (TWO, EventType.DELETED, "/a"),
+        (ONE, EventType.DELETED, "/a"),
+        (ONE, EventType.CHILDREN, "/"),
+    ]
+    assert driven.tree.watches.total() == 0
+
+
+def test_a_read_that_fails_leaves_no_watch_except_exists(driven: Driven) -> None:
+    driven.ask(GetData("/a", True))
+    driven.ask(GetChildren("/a", True, False))
+    assert driven.tree.watches.count(ONE) == 0
+    driven.ask(Exists("/a", True))
+    assert driven.tree.watches.count(ONE) == 1
+
+
+def test_a_multi_fires_in_the_order_of_its_operations(driven: Driven) -> None:
+    driven.ask(create("/a"))
+    driven.ask(GetData("/a", True), TWO)
+    driven.ask(Exists("/b", True), TWO)
+    outcome = driven.outcome(Multi((create("/b"), SetData("/a", b"", 0), Delete("/b", 0))))
+    assert outcome.firings == [(TWO, EventType.CREATED, "/b"), (TWO, EventType.CHANGED, "/a")]
+    assert outcome.zxid == driven.tree.zxid
+
+
+def test_watches_end_with_their_connection(driven: Driven) -> None:
+    driven.ask(create("/a"))
+    driven.ask(GetData("/a", True), TWO)
+    driven.ask(GetChildren("/a", True, False), TWO)
+    driven.ask(GetData("/a", True), ONE)
+    driven.tree.watches.drop(TWO)
+    assert driven.fired(SetData("/a", b"", -1)) == [(ONE, EventType.CHANGED, "/a")]
+    driven.tree.watches.drop(TWO)
+
+
+def test_watches_that_are_set_again_tell_what_happened_meanwhile(driven: Driven) -> None:
+    for path in ("/same", "/changed", "/removed", "/parent"):
+        driven.ask(create(path))
+    seen = driven.tree.zxid
+    driven.ask(SetData("/changed", b"", -1))
+    driven.ask(Delete("/removed", -1))
+    driven.ask(create("/parent/x"))
+    driven.ask(create("/made"))
+    outcome = driven.outcome(
+        SetWatches(
+            seen,
+            data=("/same", "/changed", "/removed", "/parent"),
+            exist=("/made", "/never"),
+            child=("/same", "/parent", "/removed"),
+        ),
+        TWO,
+    )
+    assert outcome.reply == Done(Type.SET_WATCHES)
+    assert outcome.firings == [
+        (TWO, EventType.CHANGED, "/changed"),
+        (TWO, EventType.DELETED, "/removed"),
+        (TWO, EventType.CREATED, "/made"),
+        (TWO, EventType.CHILDREN, "/parent"),
+        (TWO, EventType.DELETED, "/removed"),
+    ]
+    assert driven.fired(create("/never")) == [(TWO, EventType.CREATED, "/never")]
+    assert driven.fired(SetData("/same", b"", -1)) == [(TWO, EventType.CHANGED, "/same")]
+    assert driven.fired(SetData("/parent", b"", -1)) == [(TWO, EventType.CHANGED, "/parent")]
+    assert driven.fired(create("/same/x")) == [(TWO, EventType.CHILDREN, "/same")]
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_ephemeral_nodes_end_with_their_session(driven: Driven) -> None:
+    driven.ask(create("/p"))
+    driven.ask(create("/p/mine", flags=1))
+    driven.ask(create("/p/too", flags=1))
+    driven.ask(create("/p/gone", flags=1))
+    driven.ask(Delete("/p/gone", -1), TWO)  # anybody may
+    driven.ask(create("/p/theirs", flags=1), TWO)
+    assert driven.stat("/p/mine").owner == ONE
+    driven.ask(Exists("/p/mine", True), TWO)
+    driven.ask(GetChildren("/p", True, False), TWO)
+    before = driven.tree.zxid
+    outcome = driven.outcome(Close())
+    assert outcome.reply == Done(Type.CLOSE)
+    assert outcome.firings == [(TWO, EventType.DELETED, "/p/mine"), (TWO, EventType.CHILDREN, "/p")]
+    assert driven.tree.zxid == before + 1
+    assert driven.ask(GetChildren("/p", False, False), TWO) == NamesReply(("theirs",), None)
+    assert driven.ask(Exists("/p", False)) == Failed(Code.SESSION_EXPIRED)
+    assert driven.ask(create("/late")) == Failed(Code.SESSION_EXPIRED)
+    assert driven.ask(Multi((create("/late"),))) == Failed(Code.SESSION_EXPIRED)
+    assert driven.ask(Close()) == Failed(Code.SESSION_EXPIRED)
+
+
+# --- what is written down ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spoil", [lambda log: log[:3] + log[4:], lambda log: [*log, log[-1]], lambda log: log[1:]])
+def test_a_journal_with_a_hole_or_a_repeat_is_not_believed(spoil: Callable[[list[bytes]], list[bytes]]) -> None:
+    driven = Driven()
+    driven.ask(create("/a"))
+    driven.ask(create("/a/b"))
+    driven.ask(SetData("/a/b", b"", -1))
+    with pytest.raises(StorageFailed):
+        replayed(spoil(driven.log))
+
+
+def replayed(entries: list[bytes]) -> Tree:
+    tree = Tree()
+    for entry in entries:
+        tree.apply(decode_transaction(entry))
+    return tree

@@ -166,11 +166,17 @@ class Fold:
         if use is Use.FORGOTTEN:
             return (Refused(),)
         known = self.keys.get(record.dedup_key) if record.dedup_key else None
-        return (Known(known[1] if known else (record.producer, record.sequence)),)
+        if known is None or known[0] <= self._over():
+            return (Known((record.producer, record.sequence)),)
+        return (Known(known[1]),)
+
+    def _over(self) -> int:
+        """Deduplication keys that were first used then, or earlier, stand for nothing any more."""
+        return self.clock - round(self.settings.dedup_seconds * 1000)
 
     def _same(self, dedup_key: str, task: TaskKey) -> TaskKey | None:
         """The task this key stands for; None: from now on it is `task`."""
-        keys, over = self.keys, self.clock - round(self.settings.dedup_seconds * 1000)
+        keys, over = self.keys, self._over()
         while keys and (len(keys) >= DEDUP_KEYS_MAX or next(iter(keys.values()))[0] <= over):
             keys.popitem(last=False)
         known = keys.get(dedup_key)

@@ -121,11 +121,13 @@ class Oracle:
 
     def Push(self, record: Push) -> tuple[list[Answer], object]:  # noqa: N802 - named after its record, like those below
         key = (record.producer, record.sequence)
-        self.keys = [one for one in self.keys if one[1] + self.window > self.clock or key in self.pushed]
-        known = [one[2] for one in self.keys if one[0] == record.dedup_key]
+        lasting = [one for one in self.keys if one[1] + self.window > self.clock]
+        known = [one[2] for one in lasting if one[0] == record.dedup_key]
         if key in self.pushed:
             return [], known[0] if known else key
         self.pushed.add(key)
+        if record.dedup_key:
+            self.keys = lasting  # forgotten for good, even if the time they last is made longer later
         if known:
             return [], known[0]
         if record.dedup_key:

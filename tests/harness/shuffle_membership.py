@@ -169,10 +169,13 @@ class Scene:
         return {host: view.counters.get("bytes_fetched", 0) for host, view in views.items()}
 
     async def _ask(self, host: str, request: wire.Request, expect: type[T]) -> T:
+        """The answer of a host's follower, which begins to serve a little after its store."""
         store = await self.machines.wait_process(host, STORE)
         rpc = RpcClient(f"tcp://{self.machines.address(host)}:{store.ports['shuffle']}", wire.Reply, watched=True)
         try:
-            return await rpc.request(request, expect, ANSWER_SECONDS)
+            return await self.machines.wait_for(
+                lambda: rpc.request(request, expect, ANSWER_SECONDS), f"the follower on {host} answers"
+            )
         finally:
             rpc.close()
 

@@ -47,10 +47,10 @@ class Handlers:
         leader: str,
         wait_seconds: float,
         chance: random.Random,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._leadership, self._leader, self._wait_seconds = leadership, leader, wait_seconds
-        self._chance, self._clock = chance, clock
+        self._chance, self._clock = chance, clock or time.time
 
     def now(self) -> float:
         """Seconds since 1970."""

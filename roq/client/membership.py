@@ -109,10 +109,10 @@ class Membership:
 
     def _listen_to(self, monitors: Iterable[MonitorAddress]) -> None:
         """Be connected to exactly these Monitors (and to the one we are with)."""
-        wanted = {one.clients_endpoint() for one in monitors}
+        wanted = dict.fromkeys(one.clients_endpoint() for one in monitors)
         for endpoint in [one for one in self._monitors if one not in wanted and one != self._leader]:
             self._monitors.pop(endpoint).close()
-        for endpoint in wanted - self._monitors.keys():
+        for endpoint in [one for one in wanted if one not in self._monitors]:
             hear = functools.partial(self._notice, endpoint)
             self._monitors[endpoint] = RpcClient(endpoint, wire.Reply, wire.NoticeToMember, hear)
 

@@ -13,8 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from kazoo import exceptions as kz  # type: ignore[import-untyped]
 from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]
@@ -24,10 +23,12 @@ from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
 
 from roq.coordination.address import ZooKeeperAddress
 from roq.coordination.errors import CoordinationError, NodeExists, NodeNotEmpty, NoNode, VersionConflict
-from roq.coordination.operations import Check, Create, CreateEphemeral, Delete, Op, SetData
+from roq.coordination.link import LinkState, Watcher, full_path
+from roq.coordination.operations import Check, Create, CreateEphemeral, Delete, Node, Op, SetData
 from roq.errors import ZooKeeperUnavailable
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 # A line for every failed try, several a second, would bury what a program says itself: the session logs and raises what counts.
 # `logging.getLogger("roq.coordination.kazoo").setLevel(logging.DEBUG)` shows them.
 kazoo_log = logging.getLogger("roq.coordination.kazoo")
@@ -53,15 +54,6 @@ _REFUSALS: dict[type[BaseException], type[CoordinationError]] = {
     kz.NoNodeError: NoNode,
     kz.NotEmptyError: NodeNotEmpty,
 }
-
-
-class LinkState(StrEnum):
-    """What kazoo last said about its connection."""
-
-    CONNECTED = "connected"
-    SUSPENDED = "suspended"
-    EXPIRED = "expired"
-    ENDED = "ended"  # kazoo's thread is gone
 
 
 def boottime() -> float:
@@ -138,7 +130,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
 
 class KazooLink:
-    """One kazoo client. Made, used and closed on the loop's thread."""
+    """A Link: one kazoo client."""
 
     def __init__(
         self,
@@ -238,41 +230,38 @@ class KazooLink:
 
     # --- requests: each returns a future, settled on the loop -----------------------------------------------------------
 
-    def get(self, path: str, watcher: Callable[[object], None] | None = None) -> asyncio.Future[Any]:
-        """(data, stat)"""
-        return self._settled(self._client.get_async(self._full(path), watch=watcher), path)
+    def get(self, path: str, watcher: Watcher | None = None) -> asyncio.Future[Node]:
+        """See Link, here and below."""
+        return self._settled(self._client.get_async(self._full(path), watch=watcher), path, lambda found: _node(*found))
 
-    def exists(self, path: str, watcher: Callable[[object], None] | None = None) -> asyncio.Future[Any]:
-        """stat or None; the watch fires also when the node comes to be."""
-        return self._settled(self._client.exists_async(self._full(path), watch=watcher), path)
+    def exists(self, path: str, watcher: Watcher | None = None) -> asyncio.Future[bool]:
+        """See Link."""
+        return self._settled(self._client.exists_async(self._full(path), watch=watcher), path, lambda found: found is not None)
 
-    def children(self, path: str, watcher: Callable[[object], None] | None = None) -> asyncio.Future[Any]:
-        """(names, stat)"""
-        return self._settled(self._client.get_children_async(self._full(path), watch=watcher, include_data=True), path)
+    def children(self, path: str, watcher: Watcher | None = None) -> asyncio.Future[list[str]]:
+        """See Link."""
+        return self._settled(self._client.get_children_async(self._full(path), watch=watcher), path, sorted)
 
-    def create(self, path: str, data: bytes) -> asyncio.Future[Any]:
-        """(path, stat)"""
-        return self._settled(self._client.create_async(self._full(path), data, include_data=True), path)
+    def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> asyncio.Future[Node]:
+        """See Link."""
+        request = self._client.create_async(self._full(path), data, ephemeral=ephemeral, include_data=True)
+        return self._settled(request, path, lambda made: _node(data, made[1]))
 
-    def create_ephemeral(self, path: str, data: bytes) -> asyncio.Future[Any]:
-        """(path, stat)"""
-        return self._settled(self._client.create_async(self._full(path), data, ephemeral=True, include_data=True), path)
+    def create_ephemeral_sequential(self, prefix: str, data: bytes) -> asyncio.Future[str]:
+        """See Link."""
+        request = self._client.create_async(self._full(prefix), data, ephemeral=True, sequence=True)
+        return self._settled(request, prefix, lambda path: path[len(self._chroot) + 1 :])
 
-    def create_ephemeral_sequential(self, path: str, data: bytes) -> asyncio.Future[Any]:
-        """(path with its number, stat)"""
-        request = self._client.create_async(self._full(path), data, ephemeral=True, sequence=True, include_data=True)
-        return self._settled(request, path)
+    def set(self, path: str, data: bytes, version: int) -> asyncio.Future[int]:
+        """See Link."""
+        return self._settled(self._client.set_async(self._full(path), data, version), path, lambda stat: int(stat.version))
 
-    def set(self, path: str, data: bytes, version: int) -> asyncio.Future[Any]:
-        """stat"""
-        return self._settled(self._client.set_async(self._full(path), data, version), path)
+    def delete(self, path: str, version: int) -> asyncio.Future[None]:
+        """See Link."""
+        return self._settled(self._client.delete_async(self._full(path), version), path, lambda _: None)
 
-    def delete(self, path: str, version: int) -> asyncio.Future[Any]:
-        """True"""
-        return self._settled(self._client.delete_async(self._full(path), version), path)
-
-    def multi(self, ops: Sequence[Op]) -> asyncio.Future[Any]:
-        """None, or the error of the first operation that failed by itself."""
+    def multi(self, ops: Sequence[Op]) -> asyncio.Future[None]:
+        """See Link."""
         transaction = self._client.transaction()
         for op in ops:
             path = self._full(op.path)
@@ -287,32 +276,30 @@ class KazooLink:
                     transaction.set_data(path, op.data, op.version)
                 case Delete():
                     transaction.delete(path, op.version)
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[None] = self._loop.create_future()
         transaction.commit_async().rawlink(lambda result: self._post(_settle_multi, future, result, ops))
         return future
 
     def _full(self, path: str) -> str:
-        if path.startswith("/"):
-            return path  # the chroot itself and what is above it
-        return f"{self._chroot}/{path}" if path else self._chroot or "/"
+        return full_path(self._chroot, path)
 
-    def relative(self, full_path: str) -> str:
-        """A path ZooKeeper answered with, below the chroot again."""
-        return full_path[len(self._chroot) + 1 :]
-
-    def _settled(self, request: Any, path: str) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self._loop.create_future()
-        request.rawlink(lambda result: self._post(_settle, future, result, path))
+    def _settled(self, request: Any, path: str, convert: Callable[[Any], T]) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._loop.create_future()
+        request.rawlink(lambda result: self._post(_settle, future, result, path, convert))
         return future
 
 
-def _settle(future: asyncio.Future[Any], result: Any, path: str) -> None:
+def _node(data: bytes, stat: Any) -> Node:
+    return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner, stat.mtime)
+
+
+def _settle(future: asyncio.Future[T], result: Any, path: str, convert: Callable[[Any], T]) -> None:
     if future.done():
         return  # the caller gave up
     if result.exception is not None:
         future.set_exception(translate(result.exception, path))
     else:
-        future.set_result(result.value)
+        future.set_result(convert(result.value))
 
 
 def _settle_multi(future: asyncio.Future[Any], result: Any, ops: Sequence[Op]) -> None:

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 from roq.coordination.address import ZooKeeperAddress, parse_address
 from roq.coordination.errors import CoordinationError, NodeExists, NodeNotEmpty, NoNode, VersionConflict
-from roq.coordination.kazoo_link import KazooLink, LinkState
+from roq.coordination.kazoo_link import KazooLink
+from roq.coordination.link import LinkState, OpenLink, Watcher
 from roq.coordination.operations import ANY_VERSION, Check, Create, CreateEphemeral, Delete, Node, Op, SetData
-from roq.coordination.watch import Hint, Watch
+from roq.coordination.watch import Watch
 from roq.errors import CallError, Closed, ZooKeeperUnavailable
 from roq.runtime.observe import logger
 
@@ -43,6 +44,8 @@ __all__ = [
 log = logger(__name__)
 
 T = TypeVar("T")
+
+open_link: OpenLink = KazooLink  # a simulation puts its own here
 
 SESSION_SECONDS = 6.0
 CONNECT_SECONDS = 5.0
@@ -73,7 +76,7 @@ class Session:
 
     def __init__(self, address: ZooKeeperAddress, session_seconds: float, reread_seconds: float) -> None:
         self.address = address
-        self._link = KazooLink(address, session_seconds, min(HOST_CONNECT_SECONDS_MAX, session_seconds / 3), self._on_link)
+        self._link = open_link(address, session_seconds, min(HOST_CONNECT_SECONDS_MAX, session_seconds / 3), self._on_link)
         self._loop = asyncio.get_running_loop()
         self._call_seconds = max(session_seconds / 2, CALL_SECONDS_MIN)
         self._reread_seconds = reread_seconds
@@ -81,7 +84,7 @@ class Session:
         self._session_id = 0
         self._connections = 0  # how often we connected: tells a late answer of an older connection
         self._callbacks: list[Callable[[SessionState], None]] = []
-        self._watches: set[Watch[Any]] = set()
+        self._watches: dict[Watch[Any], None] = {}  # in order: a run that is simulated again is the same
         self._slots = asyncio.Semaphore(CALLS_IN_FLIGHT)
         self._connected = asyncio.Event()
         self._lost_timer: asyncio.TimerHandle | None = None
@@ -182,7 +185,7 @@ class Session:
             case LinkState.EXPIRED:
                 self._lose()
             case LinkState.ENDED:
-                log.error("kazoo's connection thread ended; starting it again")
+                log.error("nobody tries to reach ZooKeeper any more; starting again")
                 self._lose()
                 self._link.start()
 
@@ -242,33 +245,31 @@ class Session:
     async def get(self, path: str) -> Node | None:
         """The node, or None if there is none."""
         try:
-            return _node(await self._call(lambda: self._link.get(path)))
+            return await self._call(lambda: self._link.get(path))
         except NoNode:
             return None
 
     async def children(self, path: str) -> list[str]:
         """Sorted names of the node's children; [] also if there is no such node."""
         try:
-            names, _ = await self._call(lambda: self._link.children(path))
+            return await self._call(lambda: self._link.children(path))
         except NoNode:
             return []
-        return sorted(names)
 
     async def create(self, path: str, data: bytes = b"") -> Node:
         """Make a persistent node. Raises NodeExists; NoNode if the parent is missing."""
         _check_size(len(data))
-        return _node((data, (await self._call(lambda: self._link.create(path, data)))[1]))
+        return await self._call(lambda: self._link.create(path, data))
 
     async def create_ephemeral(self, path: str, data: bytes = b"") -> Node:
         """Make a node that vanishes with this session. Raises NodeExists; NoNode if the parent is missing."""
         _check_size(len(data))
-        return _node((data, (await self._call(lambda: self._link.create_ephemeral(path, data)))[1]))
+        return await self._call(lambda: self._link.create(path, data, ephemeral=True))
 
     async def create_ephemeral_sequential(self, prefix: str, data: bytes = b"") -> str:
         """Make an ephemeral node named `prefix` + ten digits; returns its path. Raises NoNode if the parent is missing."""
         _check_size(len(data))
-        full_path, _ = await self._call(lambda: self._link.create_ephemeral_sequential(prefix, data))
-        return self._link.relative(full_path)
+        return await self._call(lambda: self._link.create_ephemeral_sequential(prefix, data))
 
     async def set(self, path: str, data: bytes, version: int) -> int:
         """Replace the data of the node if it has `version` (ANY_VERSION: whatever); returns the new version.
@@ -276,7 +277,7 @@ class Session:
         Raises VersionConflict, NoNode.
         """
         _check_size(len(data))
-        return int((await self._call(lambda: self._link.set(path, data, version))).version)
+        return await self._call(lambda: self._link.set(path, data, version))
 
     async def delete(self, path: str, version: int = ANY_VERSION) -> None:
         """Remove the node. Raises NoNode, VersionConflict, NodeNotEmpty."""
@@ -321,7 +322,7 @@ class Session:
             return False
         return True
 
-    async def _call(self, start: Callable[[], asyncio.Future[Any]]) -> Any:
+    async def _call(self, start: Callable[[], asyncio.Future[T]]) -> T:
         self._check_usable()
         connection = self._connections
         try:
@@ -359,34 +360,28 @@ class Session:
         """
         return self._watch(path, lambda hint: self._read_children(path, hint), callback)
 
-    def _watch(self, path: str, read: Callable[[Hint], Awaitable[T]], callback: Callable[[T], None]) -> Watch[T]:
+    def _watch(self, path: str, read: Callable[[Watcher], Awaitable[T]], callback: Callable[[T], None]) -> Watch[T]:
         if self._state is SessionState.CLOSED:
             raise Closed("the ZooKeeper session was closed")
-        watch = Watch(path, read, callback, self._reread_seconds, self._watches.discard)
-        self._watches.add(watch)
+        watch = Watch(path, read, callback, self._reread_seconds, lambda closed: self._watches.pop(closed, None))
+        self._watches[watch] = None
         return watch
 
-    async def _read_node(self, path: str, hint: Hint) -> Node | None:
+    async def _read_node(self, path: str, hint: Watcher) -> Node | None:
         while True:
             try:
-                return _node(await self._call(lambda: self._link.get(path, hint)))
+                return await self._call(lambda: self._link.get(path, hint))
             except NoNode:  # get leaves no watch on a missing node, exists does
-                if await self._call(lambda: self._link.exists(path, hint)) is None:
+                if not await self._call(lambda: self._link.exists(path, hint)):
                     return None
 
-    async def _read_children(self, path: str, hint: Hint) -> list[str]:
+    async def _read_children(self, path: str, hint: Watcher) -> list[str]:
         while True:
             try:
-                names, _ = await self._call(lambda: self._link.children(path, hint))
-                return sorted(names)
+                return await self._call(lambda: self._link.children(path, hint))
             except NoNode:
-                if await self._call(lambda: self._link.exists(path, hint)) is None:
+                if not await self._call(lambda: self._link.exists(path, hint)):
                     return []
-
-
-def _node(answer: tuple[bytes, Any]) -> Node:
-    data, stat = answer
-    return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner, stat.mtime)
 
 
 def _check_size(count: int) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from roq.coordination.errors import CoordinationError
+from roq.coordination.link import Watcher
 from roq.errors import ZooKeeperUnavailable
 from roq.runtime.observe import logger
 
 log = logger(__name__)
 
 T = TypeVar("T")
-Hint = Callable[[object], None]  # what kazoo calls, on its own thread
 
 
 class Watch(Generic[T]):
@@ -27,10 +27,10 @@ class Watch(Generic[T]):
     def __init__(
         self,
         path: str,
-        read: Callable[[Hint], Awaitable[T]],
+        read: Callable[[Watcher], Awaitable[T]],
         callback: Callable[[T], None],
         reread_seconds: float,
-        closed: Callable[[Watch[T]], None],
+        closed: Callable[[Watch[T]], object],
     ) -> None:
         self.path = path
         self._read = read

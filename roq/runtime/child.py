@@ -15,10 +15,15 @@ from roq.wire.child import ChildSpec
 
 def announce_ready(spec: ChildSpec) -> None:
     """Tell the HCM that this process serves. An HCM that is away finds out from the heartbeat instead."""
+    send_datagram(f"ready {os.getpid()} {spec.process.name}".encode(), spec.ready_socket)
+
+
+def send_datagram(data: bytes, path: str) -> None:
+    """To a Unix socket, if somebody reads there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
         out.setblocking(False)
         try:
-            out.sendto(f"ready {os.getpid()} {spec.process.name}".encode(), spec.ready_socket)
+            out.sendto(data, path)
         except OSError:
             return  # no HCM listens just now; its successor adopts us by pid and heartbeat
 

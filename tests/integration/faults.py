@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 
+from roq.coordination.kazoo_link import KazooLink
 from roq.coordination.session import Session
 
 Connect = Callable[..., Awaitable[Session]]
@@ -42,7 +43,7 @@ def roq_threads() -> list[str]:
 
 async def expire(session: Session) -> None:
     """End the session at ZooKeeper, behind the back of its owner."""
-    client = session._link._client
+    client = cast(KazooLink, session._link)._client
 
     def take_over_and_close() -> None:
         thief = KazooClient(hosts=session.address.hosts, client_id=client.client_id)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
+from roq.coordination.kazoo_link import KazooLink
 from roq.coordination.operations import ANY_VERSION, Node
 from roq.coordination.session import Session, SessionState
 from roq.errors import ZooKeeperUnavailable
@@ -139,7 +141,7 @@ async def test_a_failure_in_kazoos_thread_starts_a_new_one(
         monkeypatch.undo()
         raise RuntimeError("xids do not match")
 
-    monkeypatch.setattr(session._link._connection, "_read_socket", fail)
+    monkeypatch.setattr(cast(KazooLink, session._link)._connection, "_read_socket", fail)
     with pytest.raises(ZooKeeperUnavailable):
         await session.get("")
     await states.until(is_state(SessionState.CONNECTED))

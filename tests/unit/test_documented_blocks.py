@@ -16,6 +16,7 @@ DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs"
 NO_PROGRAM = {"mermaid"}
 
 HERE, EXTRAS, SPARK = "tests/integration/test_documented.py", "tests/interop/test_extras.py", "tests/spark/test_documented.py"
+SIMULATION = "tests/simulation/test_documented.py"
 CLUSTER, DEMO = "tests/spark/test_pipeline_cluster.py", "tests/integration/test_cli.py"
 # (document, heading, number under it) -> who runs it. A block whose lines need different surroundings has several.
 RUN_BY = {
@@ -31,6 +32,7 @@ RUN_BY = {
     ("docs/policies.md", "Scaling policies", 1): [f"{HERE}::test_policies_from_the_shell"],
     ("docs/policies.md", "The file", 1): [f"{HERE}::test_policies_from_the_shell"],
     ("docs/policies.md", "Trying one out", 1): [f"{HERE}::test_policies_from_the_shell"],
+    ("docs/simulation.md", "The simulated cluster", 1): [f"{SIMULATION}::test_hunting_and_showing_a_run"],
     ("docs/spark.md", "RoQ and Spark", 1): [f"{SPARK}::test_a_session_knows_the_formats"],
     ("docs/spark.md", "A complete program", 1): [
         f"{EXTRAS}::test_a_spark_program_and_after_it_the_plain_one_in_the_same_folder"

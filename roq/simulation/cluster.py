@@ -9,9 +9,10 @@ from random import Random
 from typing import Any, TypeVar
 
 import roq
+from roq.errors import RoqError
 from roq.simulation.coordination import Coordinator
 from roq.simulation.faults import Fault, Kind
-from roq.simulation.load import Books, publish, subscribe
+from roq.simulation.load import Books, Traffic, publish, subscribe
 from roq.simulation.loop import Fate, Process, SimulatedLoop
 from roq.simulation.machines import Children, GcmMachine, HostMachine, Machine
 from roq.simulation.network import Network
@@ -49,7 +50,7 @@ class SimulatedCluster:
         for host in self.hosts:
             host.on_gone = self._gone
         Children.machines = {machine.address: machine for machine in (*self.gcms, *self.hosts)}
-        self.topics = 1
+        self.topics = self.burst = 1
         self.trace: list[str] = []
         self._healing: list[Callable[[], None]] = []  # what still has to be undone
         self._began = loop.time()
@@ -75,19 +76,28 @@ class SimulatedCluster:
         self._client_of[machine.name] = what
         random = Random(self._random.getrandbits(64))
         if what == "publisher":
-            machine.run(label, lambda stop: publish(self.books, ZOOKEEPER, QUEUE, label, self.rate, self.topics, random, stop))
+            machine.run(
+                label,
+                lambda stop: publish(
+                    self.books, ZOOKEEPER, QUEUE, label, Traffic(self.rate, self.burst, self.topics), random, stop
+                ),
+            )
         else:
             machine.run(label, lambda stop: subscribe(self.books, ZOOKEEPER, QUEUE, label, stop))
         return machine
 
     async def administer(self, work: Callable[[roq.Cluster], Any]) -> None:
-        """Do something as an administrator; returns when it is done."""
+        """Do something as an administrator; returns when it is done. Raises TimeoutError, and what `work` raises."""
         done: asyncio.Future[None] = self.loop.create_future()
 
         async def program(stop: asyncio.Event) -> None:
-            async with roq.connect(ZOOKEEPER, connect_seconds=60.0) as cluster:
-                await work(cluster)
-            done.set_result(None)
+            try:
+                async with roq.connect(ZOOKEEPER, connect_seconds=60.0) as cluster:
+                    await work(cluster)
+            except RoqError as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
         self._admin.run("admin", program)
         async with asyncio.timeout(120):

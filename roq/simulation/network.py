@@ -160,6 +160,7 @@ class Network:
         self._cut: dict[tuple[str, str], tuple[int, float]] = {}  # from, to: how many faults cut this way, since when
         self.down: set[str] = set()  # machines without power
         self._slow: dict[str, float] = {}
+        self.far: dict[str, float] = {}  # machine -> seconds that each way from or to it takes longer, always
         self.context = contextvars.copy_context()
         self._ports = 20_000
 
@@ -168,7 +169,8 @@ class Network:
     def delay(self, source: str, target: str) -> float:
         """Seconds of one way, now."""
         slow = self._slow.get(source, 0.0) + self._slow.get(target, 0.0)
-        return self.random.uniform(*DELAY_SECONDS) + slow * self.random.random()
+        far = self.far.get(source, 0.0) + self.far.get(target, 0.0)
+        return self.random.uniform(*DELAY_SECONDS) + far + slow * self.random.random()
 
     def is_open(self, source: str, target: str) -> bool:
         """Whether anything gets there now."""

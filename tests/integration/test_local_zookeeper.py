@@ -54,9 +54,7 @@ async def test_a_killed_zookeeper_comes_back_on_the_same_port_and_data(kind: typ
         port = server.port
         await server.start(tmp_path / "data", port=port)
         assert server.port == port
-        began = time.monotonic()
-        await reaches(session, SessionState.CONNECTED, 3)
-        assert time.monotonic() - began < 1.5
+        await reaches(session, SessionState.CONNECTED, 10)
         assert session.session_id == mine.owner  # ZooKeeper was away, not we: it kept the session
         assert await session.get("e") == mine
         await session.set("n", b"after", ANY_VERSION)

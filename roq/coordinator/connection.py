@@ -42,6 +42,9 @@ class Service(Protocol):
     def durable(self) -> int:
         """zxid up to which everything is durable."""
 
+    def has_room(self) -> bool:
+        """Whether another request may be taken: not while too much waits for the disk."""
+
     def lost(self, connection: Connection) -> None:
         """The connection ended."""
 
@@ -80,6 +83,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Some of its bytes."""
+        if self._ended:  # what it still gets may wait for the disk; nothing is taken any more
+            return
         if not self._held and not self._paused:
             self._held += data[self._take(data) :]  # mostly nothing
         else:
@@ -103,6 +108,9 @@ class Connection(asyncio.Protocol):
                     break
                 begin = at + LENGTH_BYTES
                 if len(data) - begin < size:
+                    break
+                if not self._service.has_room():
+                    self._hold()
                     break
                 at = begin + size
                 self._frame(bytes(data[begin:at]))
@@ -153,11 +161,15 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something waits to become durable."""
-        return bool(self._waiting)
+        """Whether something waits: replies to become durable, or requests for room."""
+        return bool(self._waiting) or self._paused
 
-    def hold(self) -> None:
-        """Take no more until `look` finds room."""
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it can't be heard though it reads all it gets: the disk holds it up."""
+        return self._paused and not self.transport.get_write_buffer_size()
+
+    def _hold(self) -> None:
         if not self._paused and not self.transport.is_closing():
             self._paused = True
             self.transport.pause_reading()
@@ -167,8 +179,8 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if self._unread > WAITING_BYTES_MAX or len(self._waiting) >= WAITING_REPLIES_MAX:
-            self.hold()
-        elif self._paused and len(self._waiting) < WAITING_REPLIES_MAX // 2:
+            self._hold()
+        elif self._paused and len(self._waiting) < WAITING_REPLIES_MAX // 2 and self._service.has_room():
             self._paused = False
             self.transport.resume_reading()
             asyncio.get_running_loop().call_soon(self._take_held)
@@ -182,6 +194,7 @@ class Connection(asyncio.Protocol):
     def end(self) -> None:
         """Close when all that waits has left; nothing more is taken."""
         self._ended = True
+        self._held.clear()
         if not self._waiting:
             self.transport.close()
 
@@ -196,7 +209,7 @@ class Connection(asyncio.Protocol):
         self.transport.abort()
 
     def _silent(self) -> None:
-        if not self._greeted:
+        if not self._greeted and not self._paused:
             self.drop("it connected and said nothing")
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -27,6 +27,7 @@ from roq.coordinator.journal import Journal
 from roq.coordinator.tree import Outcome
 from roq.coordinator.watches import Firing
 from roq.errors import FrameError, StorageFull
+from roq.log.local.disk import Disk
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import listen
 from roq.wire import jute
@@ -66,7 +67,7 @@ class Coordinator:
     """One coordinator on the running loop: `await start()`, `ended()`, `await stop()`; any time later another one may go on in
     the same folder.
 
-    wall: ms since 1970, what nodes show as their times; clock: seconds, what sessions last by.
+    wall: ms since 1970, what nodes show as their times; clock: seconds, what sessions last by. disk: for tests.
     """
 
     def __init__(
@@ -75,8 +76,9 @@ class Coordinator:
         *,
         wall: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         clock: Callable[[], float] = time.monotonic,
+        disk: Disk | None = None,
     ) -> None:
-        self._config, self._wall, self._clock = config, wall, clock
+        self._config, self._wall, self._clock, self._disk = config, wall, clock, disk
         self.port = 0
         self.counters = Counters()
         self._refusals = Refusals(log, self.counters)
@@ -102,7 +104,7 @@ class Coordinator:
         listener = listen(self._config.address, self._config.port)
         self.port = listener.getsockname()[1]
         try:
-            self._journal = Journal(self._config.data_dir, force_sync=self._config.force_sync)
+            self._journal = Journal(self._config.data_dir, force_sync=self._config.force_sync, disk=self._disk)
             try:
                 self._tree = self._journal.replay()
             except BaseException:
@@ -164,6 +166,10 @@ class Coordinator:
     def durable(self) -> int:
         """zxid up to which everything is durable."""
         return self._durable
+
+    def has_room(self) -> bool:
+        """Whether another request may be taken: not while too much waits for the disk."""
+        return self._unwritten_bytes <= UNWRITTEN_BYTES_MAX
 
     def opened(self, connection: Connection) -> bool:
         """A client connected; whether there is room for it."""
@@ -237,7 +243,6 @@ class Coordinator:
         self._of_session[session] = connection
         self._expiry.touch(session, connection.timeout_seconds, self._clock())
         connection.send(jute.connected(timeout_ms, session, password, tells_read_only=tells), self._tree.zxid)
-        self._await_sync(connection)
 
     def request(self, connection: Connection, body: bytes) -> None:
         """Answer one request. Raises FrameError."""
@@ -255,7 +260,6 @@ class Coordinator:
         zxid = outcome.transaction.zxid if outcome.transaction else self._tree.zxid
         connection.send(jute.reply(jute.PING_XID if isinstance(request, Ping) else xid, zxid, outcome.reply), zxid)
         self.counters["replies"] += 1
-        self._await_sync(connection)
         if isinstance(request, Close):
             self._expiry.forget(session)
             connection.end()
@@ -271,8 +275,11 @@ class Coordinator:
         return self._next_session
 
     def _tick(self) -> None:
-        """End the sessions that were not heard of, again and again."""
+        """End the sessions that were not heard of, again and again. Whom the disk holds up can't be heard."""
         self._ticking = asyncio.get_running_loop().call_later(self._config.tick_seconds, self._tick)
+        for session, one in self._of_session.items():
+            if one.is_held_back and session in self._tree.sessions:
+                self._expiry.touch(session, one.timeout_seconds, self._clock())
         for session in self._expiry.look(self._clock()):
             log.info("a session is over: it was not heard of", extra={"fields": {"session": f"{session:#x}"}})
             self._publish(self._tree.end_session(session, self._wall()))
@@ -296,7 +303,6 @@ class Coordinator:
             connection = self._connections.get(watcher)
             if connection is not None:
                 connection.send(jute.event(kind, path, zxid), self._tree.zxid)
-                self._await_sync(connection)
 
     def _write(self, transaction: Transaction) -> None:
         entry = encode(transaction)
@@ -304,10 +310,6 @@ class Coordinator:
         self._unwritten_bytes += len(entry)
         if self._committing is None:
             self._committing = asyncio.get_running_loop().create_task(self._commit(), name="commit")
-
-    def _await_sync(self, connection: Connection) -> None:
-        if self._unwritten_bytes > UNWRITTEN_BYTES_MAX:
-            connection.hold()
 
     async def _commit(self) -> None:
         """Write and sync what has gathered, until nothing is left: once for all of it."""

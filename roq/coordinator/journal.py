@@ -3,7 +3,8 @@
     folder/lock       held by the process that serves
     folder/journal/   a log (roq/log/local): one entry per transaction, a snapshot is an image of the tree
 
-Torn ends are cut and damage is told by the log. Not covered: what a transaction means (tree.py), when to write (server.py).
+A folder that holds anything else, and no tree yet, is somebody else's: it is refused before anything is written there. Torn
+ends are cut and damage is told by the log. Not covered: what a transaction means (tree.py), when to write (server.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from roq.coordinator.changes import decode_image, decode_transaction
 from roq.coordinator.tree import Tree
-from roq.errors import CallError, StorageFailed
+from roq.errors import CallError, StorageFailed, UnknownFormat
 from roq.log.local import LocalLog
 from roq.log.local.disk import MODE, Disk, failure
 from roq.runtime.observe import logger
@@ -25,21 +26,24 @@ log = logger(__name__)
 SEGMENT_BYTES = 4 * 1024 * 1024  # two are allocated at the first start: small, so that it is quick
 SNAPSHOT_BYTES_MIN = 1024 * 1024  # of entries, between two snapshots; or as many as the last snapshot had
 READ_BYTES = 1024 * 1024
+LOCK, LOG = "lock", "journal"
+NOBODYS = frozenset({LOCK, "lost+found"})  # what an empty folder may hold
 
 
 class Journal:
     """An open journal. One thread at a time appends; another one may write a snapshot beside it.
     force_sync: what `write` has written outlives a power cut, not kill -9 alone.
 
-    Raises CallError: another process serves this folder; StorageFailed (damaged: file and byte), StorageFull, UnknownFormat,
-    InvalidAddress (no rights).
+    Raises CallError: another process serves this folder, or it is not a coordinator's; StorageFailed (damaged: file and byte),
+    StorageFull, UnknownFormat, InvalidAddress (no rights).
     """
 
     def __init__(self, folder: Path, *, force_sync: bool = True, disk: Disk | None = None) -> None:
         self.folder, self._force_sync = folder, force_sync
+        _refuse_foreign(folder)
         self._lock = _lock(folder)
         try:
-            self._log = LocalLog(folder / "journal", segment_bytes=SEGMENT_BYTES, disk=disk)
+            self._log = LocalLog(folder / LOG, segment_bytes=SEGMENT_BYTES, disk=disk)
         except BaseException:
             os.close(self._lock)
             raise
@@ -55,8 +59,8 @@ class Journal:
             for at, entry in found:
                 try:
                     tree.apply(decode_transaction(entry))
-                except StorageFailed as error:
-                    raise StorageFailed(f"{self.folder}: entry that ends at position {at}: {error}") from None
+                except (StorageFailed, UnknownFormat) as error:
+                    raise type(error)(f"{self.folder}: entry that ends at position {at}: {error}") from None
             position = found[-1][0]
             entries += len(found)
         self._log.sync(position)
@@ -88,10 +92,25 @@ class Journal:
         os.close(self._lock)
 
 
+def _refuse_foreign(folder: Path) -> None:
+    try:
+        found = {entry.name for entry in folder.iterdir()}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise failure(error, f"can't open {folder}") from error
+    ours = found == {LOG} if LOCK not in found else LOG in found  # the lock may be missing in a copy
+    foreign = sorted(found - NOBODYS)
+    if foreign and not ours:
+        raise CallError(
+            f"{folder} is no coordinator's: it has {foreign[0]!r} and no journal of one. Name an empty folder or a new one"
+        )
+
+
 def _lock(folder: Path) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
     except OSError as error:
         raise failure(error, f"can't open {folder}") from error
     try:

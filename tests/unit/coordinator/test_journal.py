@@ -20,6 +20,8 @@ from roq.log.local import LocalLog
 from roq.log.local.disk import Disk
 from roq.log.local.layout import ENTRY_HEAD, HEAD
 from roq.wire.zookeeper import OPEN_ACL, Create, DataReply, GetData, Request, SetData
+from roq.workqueue.contract import NewTask
+from roq.workqueue.log_queue import LogQueue
 
 SESSION = 5
 
@@ -232,3 +234,41 @@ def test_a_folder_that_is_no_journal_is_refused_and_let_go(tmp_path: Path) -> No
     for _ in range(2):
         with pytest.raises(CallError, match="not empty and not a log"):
             Journal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names", [("thesis.tex",), ("lock", "x"), ("journal/journal-1", "cookie"), ("FORMAT", "settings.json")]
+)
+def test_a_folder_of_somebody_else_is_refused_and_nothing_is_written_there(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("theirs")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CallError, match=f"{tmp_path} is no coordinator's: it has '"):
+        Journal(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_empty_folder_and_its_own_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()  # the folder is a file system of its own
+    filled(tmp_path)
+    (tmp_path / "coordinator.log").write_text("beside it")
+    tree = replayed(tmp_path)
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "journal", copy / "journal")
+    assert replayed(copy).image() == tree.image()
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "lock").touch()  # it was killed before it had a journal
+    filled(begun)
+
+
+def test_a_work_queues_log_is_not_taken_for_a_journal(tmp_path: Path) -> None:
+    queue = LogQueue(tmp_path / "journal", log=LocalLog(tmp_path / "journal", segment_bytes=4 * 1024 * 1024))
+    queue.put([NewTask(b"task")])
+    queue.close()
+    with pytest.raises(StorageFailed, match=str(tmp_path)):
+        replayed(tmp_path)
+    queue = LogQueue(tmp_path / "journal")
+    assert [task.payload for task in queue.lease(10.0, 5, 0.0)[1]] == [b"task"]
+    queue.close()

@@ -13,6 +13,7 @@ import fcntl
 import os
 import select
 import signal
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -25,6 +26,8 @@ from roq.local.leftovers import Leftover, Origin
 from roq.runtime.lives import parent, start_time
 
 LOCK = "cluster.lock"
+MODE = 0o666  # less the umask
+RECORD_BYTES_MAX = 64 * 1024
 ZOOKEEPER = "zookeeper"  # what the marks call it
 STOP_SECONDS = 30.0  # a starter stops hosts, GCMs and ZooKeeper within bounds of its own
 
@@ -44,8 +47,9 @@ def origin(directory: Path, command: str) -> Origin:
 def read(directory: Path) -> Record | None:
     """What the directory says; None if it never had a cluster."""
     try:
-        text = (directory / LOCK).read_text().strip()
-    except (OSError, ValueError):  # none, no text, or no name of a directory
+        with os.fdopen(_open(directory / LOCK, os.O_RDONLY), "rb") as file:
+            text = file.read(RECORD_BYTES_MAX).decode().strip()
+    except (OSError, ValueError, CallError):  # none, no text, no name of a directory, or no file
         return None
     if not text.startswith("{"):  # as RoQ 0.1 wrote it
         return Record(text) if text else None
@@ -55,12 +59,24 @@ def read(directory: Path) -> Record | None:
         return None
 
 
+def _open(path: Path, flags: int) -> int:
+    """Anybody may have put something else in its place: it is not waited for. Raises OSError; CallError: it is no file."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, MODE)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise CallError(f"{path} is no file: remove it or take another directory")
+
+
 class Claim:
-    """The directory is ours until close(). Raises CallError if another cluster runs there."""
+    """The directory is ours until close(). Raises CallError if another cluster runs there, or it can't be had."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = (directory / LOCK).open("a+")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file: IO[str] = os.fdopen(_open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a")
+        except OSError as error:
+            raise CallError(f"can't have the directory {directory}: {error.strerror}: {error.filename}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

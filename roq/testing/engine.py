@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from roq.errors import ProcessFailed
 from roq.runtime.extras import install
+from roq.runtime.lives import start_time
 from roq.testing.cluster import NotPossible
 
 try:
@@ -38,25 +39,19 @@ ROUTE_METRIC = "4000000000"
 
 def owner() -> str:
     """This process, never mistaken for a later one with its number: boot, pid, start time."""
-    return f"{_boot()}/{os.getpid()}/{_start_time(os.getpid())}"
+    return f"{_boot()}/{os.getpid()}/{start_time(os.getpid())}"
 
 
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
 
 
-def _start_time(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
 def alive(mark: str) -> bool:
     """Whether the process with this mark still runs."""
     boot, _, rest = mark.partition("/")
     pid, _, start = rest.partition("/")
-    return boot == _boot() and pid.isdigit() and _start_time(int(pid)) == start
+    started = start_time(int(pid)) if pid.isdigit() else None
+    return boot == _boot() and started is not None and str(started) == start
 
 
 class Engine:

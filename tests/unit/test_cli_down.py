@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -62,4 +64,27 @@ def test_the_record_of_an_older_version_and_a_damaged_one(tmp_path: Path) -> Non
     (tmp_path / "cluster.lock").write_text("0123abcd")
     assert starter.read(tmp_path) == Record("0123abcd")
     (tmp_path / "cluster.lock").write_text('{"token": 1')
+    assert starter.read(tmp_path) is None
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFDIR, stat.S_IFLNK])
+def test_what_was_put_in_place_of_the_record_is_not_waited_for(tmp_path: Path, kind: int) -> None:
+    """Anybody may name a directory of theirs; `roq down` and `roq doctor` of root look there."""
+    path = tmp_path / "cluster.lock"
+    match kind:
+        case stat.S_IFDIR:
+            path.mkdir()
+        case stat.S_IFLNK:
+            path.symlink_to("/dev/zero")  # it would never end
+        case _:
+            os.mknod(path, kind | 0o600)
+    assert starter.read(tmp_path) is None
+    with pytest.raises(CallError, match=str(tmp_path)):
+        starter.Claim(tmp_path)
+
+
+def test_a_record_without_end_is_not_read_on(tmp_path: Path) -> None:
+    with (tmp_path / "cluster.lock").open("wb") as file:
+        file.write(b"{")
+        file.truncate(1 << 40)
     assert starter.read(tmp_path) is None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from roq.errors import DeadlineExceeded, NotReady
+from roq.runtime.lives import start_time
 from roq.testing.cluster import CLIENT, Cut, TestedCluster
 from roq.testing.engine import alive, owner
 from roq.testing.links import Links
@@ -59,8 +64,15 @@ def test_groups_are_cut_from_each_other_and_healed() -> None:
 def test_an_owner_is_one_life_of_a_process() -> None:
     boot, pid, start = owner().split("/")
     assert alive(owner())
-    for gone in (f"{boot}/{pid}/1{start}", f"other/{pid}/{start}", f"{boot}/4194999/1", "", "x"):
+    for gone in (f"{boot}/{pid}/1{start}", f"other/{pid}/{start}", f"{boot}/4194999/1", f"{boot}/4194999/None", "", "x"):
         assert not alive(gone)
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        theirs = f"{boot}/{process.pid}/{start_time(process.pid)}"
+        assert alive(theirs)
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not alive(theirs)  # its zombie owns nothing
 
 
 async def test_a_wait_ends_with_what_was_last_seen() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Group
 from rich.text import Text
@@ -14,20 +13,12 @@ from roq.cli.address import ClusterOption, JsonOption, with_cluster
 from roq.cli.output import console, percent, print_json, rate, seconds, size, table, visible
 from roq.client.cluster import Cluster
 from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow, read_overview
-from roq.client.topology import Change, TopologyEvent
+from roq.client.topology import TopologyChange, TopologyEvent
 
 
-class EventRow(msgspec.Struct, omit_defaults=True):
-    """One change of the topology for JSON, see TopologyEvent. leader, hosts, queues, work_queues: of a snapshot; hosts that are
-    alive."""
+class EventRow(TopologyChange, frozen=True, omit_defaults=True):
+    """One change of the topology for JSON. leader, hosts, queues, work_queues: of a snapshot; hosts that are alive."""
 
-    change: Change
-    time: float
-    epoch: int
-    host: str = ""
-    queue: str = ""
-    exchange: str = ""
-    work_queue: str = ""
     leader: str = ""
     hosts: list[str] | None = None
     queues: list[str] | None = None
@@ -54,13 +45,13 @@ def status(
 async def print_json_events(connected: Cluster) -> None:
     """A JSON line per change."""
     async for event in connected.topology():
-        print_json(_event_row(event))
+        print_json(event_row(event))
 
 
 async def print_events(connected: Cluster) -> None:
     """A line per change."""
     async for event in connected.topology():
-        row = _event_row(event)
+        row = event_row(event)
         subject = "  ".join(part for part in (row.queue or row.work_queue, row.exchange) if part)
         if event.view is not None:
             subject = f"leader {row.leader} epoch {row.epoch}: {len(row.hosts or ())} hosts, "
@@ -72,15 +63,19 @@ async def print_events(connected: Cluster) -> None:
         )
 
 
-def _event_row(event: TopologyEvent) -> EventRow:
-    names = event.host, event.queue, event.exchange, event.work_queue
-    row = EventRow(event.change, event.time, event.epoch, *names)
-    if (view := event.view) is not None:
-        row.leader = view.leader
-        row.hosts = [host.host for host in view.hosts if host.alive]
-        row.queues = [queue.record.name for queue in view.queues]
-        row.work_queues = [queue.record.name for queue in view.work_queues]
-    return row
+def event_row(event: TopologyEvent) -> EventRow:
+    """What is told of an event as JSON."""
+    fields = {name: getattr(event, name) for name in TopologyChange.__struct_fields__}
+    view = event.view
+    if view is None:
+        return EventRow(**fields)
+    return EventRow(
+        **fields,
+        leader=view.leader,
+        hosts=[host.host for host in view.hosts if host.alive],
+        queues=[queue.record.name for queue in view.queues],
+        work_queues=[queue.record.name for queue in view.work_queues],
+    )
 
 
 def overview_tables(found: Overview) -> Group:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from enum import StrEnum
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -54,11 +55,11 @@ class Change(StrEnum):
     MASTER_MOVED = "master-moved"
 
 
-class TopologyEvent(msgspec.Struct, frozen=True):
-    """One change. time: seconds since 1970, of the GCM; epoch: number of its reign.
+class TopologyChange(msgspec.Struct, frozen=True):
+    """What happened to what. time: seconds since 1970, of the GCM; epoch: number of its reign.
 
     host: whose change it is, or where the process is now (of what is gone: was). queue, exchange, work_queue: "" where it is
-    about none. view: of a SNAPSHOT, the whole cluster, which replaces what was told before; else None.
+    about none.
     """
 
     change: Change
@@ -68,68 +69,67 @@ class TopologyEvent(msgspec.Struct, frozen=True):
     queue: str = ""
     exchange: str = ""
     work_queue: str = ""
+
+
+class TopologyEvent(TopologyChange, frozen=True):
+    """One change. view: of a SNAPSHOT, the whole cluster, which replaces what was told before; else None."""
+
     view: ClusterView | None = None
+
+
+Tell = Callable[..., TopologyEvent]  # of a moment
 
 
 def changes(before: ClusterView | None, after: ClusterView) -> list[TopologyEvent]:
     """What happened between two views; of another reign, or the first: a snapshot. Pure."""
+    tell = partial(TopologyEvent, time=after.time, epoch=after.epoch)
     if before is None or before.epoch != after.epoch:
-        return [TopologyEvent(Change.SNAPSHOT, after.time, after.epoch, view=after)]
-    found = [*_hosts(before, after), *_queues(before, after), *_work_queues(before, after)]
-    return [
-        TopologyEvent(one.change, after.time, after.epoch, one.host, one.queue, one.exchange, one.work_queue) for one in found
-    ]
+        return [tell(Change.SNAPSHOT, view=after)]
+    return [*_hosts(before, after, tell), *_queues(before, after, tell), *_work_queues(before, after, tell)]
 
 
-class _Told(NamedTuple):
-    change: Change
-    host: str
-    queue: str = ""
-    exchange: str = ""
-    work_queue: str = ""
-
-
-def _hosts(before: ClusterView, after: ClusterView) -> Iterator[_Told]:
+def _hosts(before: ClusterView, after: ClusterView, tell: Tell) -> Iterator[TopologyEvent]:
     old, new = ({host.host: host for host in view.hosts if host.alive} for view in (before, after))
     for name in _gone(old, new):
-        yield _Told(Change.HOST_LEFT, name)
+        yield tell(Change.HOST_LEFT, host=name)
     for name, host in new.items():
         if name not in old:
-            yield _Told(Change.HOST_JOINED, name)
+            yield tell(Change.HOST_JOINED, host=name)
         if host.draining != (name in old and old[name].draining):
-            yield _Told(Change.HOST_DRAINING if host.draining else Change.HOST_DRAINING_ENDED, name)
+            yield tell(Change.HOST_DRAINING if host.draining else Change.HOST_DRAINING_ENDED, host=name)
 
 
-def _queues(before: ClusterView, after: ClusterView) -> Iterator[_Told]:
+def _queues(before: ClusterView, after: ClusterView, tell: Tell) -> Iterator[TopologyEvent]:
     old, new = ({(one.record.name, one.record.transaction): one.record for one in view.queues} for view in (before, after))
     for key in _gone(old, new):  # another one of the same name is another queue
-        yield _Told(Change.QUEUE_REMOVED, old[key].monitor_host, key[0])
+        yield tell(Change.QUEUE_REMOVED, host=old[key].monitor_host, queue=key[0])
     for key, record in new.items():
-        name, former = key[0], old.get(key)
+        name, at, former = key[0], record.monitor_host, old.get(key)
         if former is None:
-            yield _Told(Change.QUEUE_CREATED, record.monitor_host, name)
+            yield tell(Change.QUEUE_CREATED, host=at, queue=name)
         else:
             if former.running != record.running:
-                yield _Told(Change.QUEUE_STARTED if record.running else Change.QUEUE_STOPPED, record.monitor_host, name)
-            if former.monitor_host != record.monitor_host:
-                yield _Told(Change.MONITOR_MOVED, record.monitor_host, name)
+                yield tell(Change.QUEUE_STARTED if record.running else Change.QUEUE_STOPPED, host=at, queue=name)
+            if former.monitor_host != at:
+                yield tell(Change.MONITOR_MOVED, host=at, queue=name)
         had = former.exchanges if former is not None else {}
         for exchange in _gone(had, record.exchanges):
-            yield _Told(Change.EXCHANGE_REMOVED, had[exchange], name, exchange)
+            yield tell(Change.EXCHANGE_REMOVED, host=had[exchange], queue=name, exchange=exchange)
         for exchange, host in record.exchanges.items():
             if had.get(exchange) != host:
-                yield _Told(Change.EXCHANGE_MOVED if exchange in had else Change.EXCHANGE_ADDED, host, name, exchange)
+                change = Change.EXCHANGE_MOVED if exchange in had else Change.EXCHANGE_ADDED
+                yield tell(change, host=host, queue=name, exchange=exchange)
 
 
-def _work_queues(before: ClusterView, after: ClusterView) -> Iterator[_Told]:
+def _work_queues(before: ClusterView, after: ClusterView, tell: Tell) -> Iterator[TopologyEvent]:
     old, new = ({(one.record.name, one.record.transaction): one.record for one in view.work_queues} for view in (before, after))
     for key in _gone(old, new):
-        yield _Told(Change.WORK_QUEUE_REMOVED, old[key].master_host, "", "", key[0])
+        yield tell(Change.WORK_QUEUE_REMOVED, host=old[key].master_host, work_queue=key[0])
     for key, record in new.items():
         if key not in old:
-            yield _Told(Change.WORK_QUEUE_CREATED, record.master_host, "", "", key[0])
+            yield tell(Change.WORK_QUEUE_CREATED, host=record.master_host, work_queue=key[0])
         elif old[key].master_host != record.master_host:
-            yield _Told(Change.MASTER_MOVED, record.master_host, "", "", key[0])
+            yield tell(Change.MASTER_MOVED, host=record.master_host, work_queue=key[0])
 
 
 def _gone(old: Mapping[K, object], new: Mapping[K, object]) -> Iterator[K]:

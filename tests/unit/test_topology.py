@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from roq.cli.status import event_row
 from roq.client.topology import Change, Latest, TopologyEvent, changes
 from roq.wire.assignment import QueueRecord, QueueSettings
 from roq.wire.gcm import ClusterView, HostInfo, QueueInfo, WorkQueueInfo
@@ -93,3 +94,19 @@ def test_a_slow_reader_keeps_one_broadcast() -> None:
         assert latest.take() is None, "what can't be read is passed over"
 
     asyncio.run(story())
+
+
+def test_an_event_as_json_has_all_but_the_view_which_is_told_by_names() -> None:
+    known = msgspec.to_builtins(TopologyEvent(Change.EXCHANGE_MOVED, 9.0, 3, "a", "q", "x", "w"))
+    assert known.pop("view") is None
+    assert msgspec.to_builtins(event_row(msgspec.convert(known, TopologyEvent))) == known
+    (snapshot,) = changes(None, view(host("a"), host("gone", alive=False), queue("q"), work("w")))
+    assert msgspec.to_builtins(event_row(snapshot)) == {
+        "change": "snapshot",
+        "time": 9.0,
+        "epoch": 3,
+        "leader": "10.0.0.9:5500",
+        "hosts": ["a"],
+        "queues": ["q"],
+        "work_queues": ["w"],
+    }

@@ -102,6 +102,10 @@ class Router:
         peer = self.peers.get(parts[0])
         return peer is not None and peer.send(parts[1])
 
+    def unsent(self) -> int:
+        """Bytes of answers that the network has not taken."""
+        return sum(peer.transport.get_write_buffer_size() for peer in self.peers.values())
+
     def drained(self) -> None:
         """A peer's messages were handed over; others may have sent some in the same turn of the loop."""
         if self._on_drained is None or self._draining:
@@ -128,7 +132,7 @@ class Router:
             self._server.result().close()
         self._server.cancel()
         self._listener.close()
-        unsent = sum(peer.transport.get_write_buffer_size() for peer in self.peers.values())
+        unsent = self.unsent()
         for peer in list(self.peers.values()):
             peer.transport.close()
         if unsent:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -112,15 +112,12 @@ class RpcServer:
         return self._link.send((peer, seal(EnvelopeKind.NOTICE, 0, body)))
 
     def unsent(self) -> int:
-        """Bytes of answers that wait for the network, as far as is known (not in ZeroMQ's own queues)."""
-        if not isinstance(self._link, Router):
-            return 0
-        return sum(peer.transport.get_write_buffer_size() for peer in self._link.peers.values())
+        """Bytes of answers that wait for the network."""
+        return self._link.unsent()
 
     def unfinished(self) -> int:
-        """Bytes of messages that are coming, where there is a limit on them."""
-        intake = self._link.intake if isinstance(self._link, Router) else None
-        return intake.total if intake is not None else 0
+        """Bytes of messages that are coming."""
+        return self._link.intake.total
 
     def close(self) -> None:
         """Refuse what is being answered and close the socket."""
@@ -128,6 +125,16 @@ class RpcServer:
             task.cancel()
             self._link.send((peer, seal_error(id, TemporaryError("the process is stopping"))))
         self._link.close()
+
+
+class _Link(Protocol):
+    """What a client needs of its connection: a Dealer's, or ZeroMQ's."""
+
+    def send(self, parts: Sequence[bytes], /) -> bool:
+        """False if too much waits already."""
+
+    def close(self) -> None:
+        """For good."""
 
 
 class RpcClient:
@@ -156,7 +163,7 @@ class RpcClient:
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._closed = False
-        self._link: Dealer | sockets.Link
+        self._link: _Link
         if watched:
             self._link = Dealer(endpoint, self._message, self._connection_ended)
         else:

@@ -17,11 +17,9 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
-
-import uvloop
 
 from roq.client import cluster as asynchronous
 from roq.client.cluster import ADMIN_SECONDS
@@ -32,6 +30,7 @@ from roq.client.publisher import Publisher as AsyncPublisher
 from roq.client.subscriber import Subscriber as AsyncSubscriber
 from roq.client.topology import TopologyEvent
 from roq.errors import Closed, MessagesLost, RoqError
+from roq.runtime.loop_thread import LoopThread
 from roq.wire import gcm
 from roq.wire import monitor as wire
 from roq.wire.kpi import QueueKpi
@@ -43,44 +42,13 @@ __all__ = ["Cluster", "Publisher", "Subscriber", "Task", "WorkQueue", "connect",
 T = TypeVar("T")
 PENDING_BYTES = 4 * 1024 * 1024  # handed over by `publish` and not taken by the loop yet; above this it waits
 END = object()
-
-
-class _Loop:
-    """An event loop in a daemon thread."""
-
-    def __init__(self) -> None:
-        self.loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="roq", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-
-    def call(self, work: Coroutine[Any, Any, T], timeout_seconds: float | None = None) -> T:
-        """Run `work` on the loop and wait for its result."""
-        if not self._thread.is_alive():
-            work.close()
-            raise Closed("this cluster connection is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(timeout_seconds)
-        except BaseException:
-            future.cancel()  # interrupted: what nobody waits for shall not go on
-            raise
-
-    def stop(self) -> None:
-        """End the thread."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(2.0)
-        if not self._thread.is_alive():
-            self.loop.close()
+ENDED = "this cluster connection is closed"
 
 
 class Publisher:
     """See roq.Publisher. `publish` hands over to the loop and returns; what a message met with shows at the next call."""
 
-    def __init__(self, loop: _Loop, publisher: AsyncPublisher) -> None:
+    def __init__(self, loop: LoopThread, publisher: AsyncPublisher) -> None:
         self._loop, self._publisher = loop, publisher
         self._pending: deque[tuple[str, bytes]] = deque()
         self._pending_bytes = 0
@@ -116,10 +84,10 @@ class Publisher:
             self._pending_bytes += size
         if start:
             try:
-                self._loop.loop.call_soon_threadsafe(self._start)
-            except RuntimeError:
-                self._end_drain(Closed("this cluster connection is closed"))
-                raise Closed("this cluster connection is closed") from None
+                self._loop.soon(self._start)
+            except Closed as closed:
+                self._end_drain(closed)
+                raise
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -132,27 +100,31 @@ class Publisher:
         self._loop.call(self._publisher.publish_many(topic, payloads))
 
     def _start(self) -> None:
-        self._task = self._loop.loop.create_task(self._drain())
+        self._task = asyncio.get_running_loop().create_task(self._drain())
+        self._task.add_done_callback(self._drained)
 
     async def _drain(self) -> None:
-        try:
-            while True:
-                with self._lock:
-                    batch, self._pending = self._pending, deque()
-                    self._pending_bytes = 0
-                    self._room.notify_all()
-                    if not batch:
-                        self._draining = False
-                        return
-                for topic, payload in batch:
-                    try:
-                        await self._publisher.publish(topic, payload)
-                    except (RoqError, TypeError) as error:  # raised in the caller's thread, by its next call
-                        with self._lock:
-                            self._failure = error
-        except BaseException as error:
+        while True:
+            with self._lock:
+                batch, self._pending = self._pending, deque()
+                self._pending_bytes = 0
+                self._room.notify_all()
+                if not batch:
+                    self._draining = False
+                    return
+            for topic, payload in batch:
+                try:
+                    await self._publisher.publish(topic, payload)
+                except (RoqError, TypeError) as error:  # raised in the caller's thread, by its next call
+                    with self._lock:
+                        self._failure = error
+
+    def _drained(self, task: asyncio.Task[None]) -> None:
+        """Whoever waits for it is told if it did not end well, or never began."""
+        if task.cancelled():
+            self._end_drain(Closed(ENDED))
+        elif error := task.exception():
             self._end_drain(error)
-            raise
 
     def _end_drain(self, error: BaseException) -> None:
         with self._lock:
@@ -192,7 +164,7 @@ class Publisher:
 class Subscriber:
     """See roq.Subscriber: iterate over messages, or over `batches()`."""
 
-    def __init__(self, loop: _Loop, subscriber: AsyncSubscriber) -> None:
+    def __init__(self, loop: LoopThread, subscriber: AsyncSubscriber) -> None:
         self._loop, self._subscriber = loop, subscriber
         self._current: Iterator[Message] = iter(())
 
@@ -242,7 +214,7 @@ class Cluster:
 
     def __init__(self, zookeeper: str, **seconds: float) -> None:
         self.zookeeper = zookeeper
-        self._loop = _Loop()
+        self._loop = LoopThread(ended=ENDED)
 
         async def make() -> asynchronous.Cluster:
             return asynchronous.Cluster(zookeeper, **seconds)
@@ -262,7 +234,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Close the connection and end its thread."""
+        """Close the connection and end its thread. Whoever iterates or waits in another thread gets Closed."""
         for values in list(self._iterating):
             self._end(values)
         self._loop.call(self._cluster.close())

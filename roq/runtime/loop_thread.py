@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvloop
@@ -17,9 +17,13 @@ STOP_SECONDS = 2.0
 
 
 class LoopThread:
-    """Made running; stop() ends it. The thread is a daemon: a program that forgets to stop it exits all the same."""
+    """Made running; stop() ends it. The thread is a daemon: a program that forgets to stop it exits all the same.
 
-    def __init__(self, name: str = "roq") -> None:
+    ended: what Closed says to who comes later.
+    """
+
+    def __init__(self, name: str = "roq", ended: str | None = None) -> None:
+        self._ended = ended
         self.loop = uvloop.new_event_loop()
         self._lock = threading.Lock()  # what was begun before the end is cut off by it
         self._ending = False
@@ -35,15 +39,22 @@ class LoopThread:
         with self._lock:
             if self._ending or not self._thread.is_alive():
                 work.close()
-                raise Closed
+                raise Closed(self._ended)
             future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise Closed from None
+            raise Closed(self._ended) from None
         except BaseException:
             future.cancel()  # interrupted: what nobody waits for shall not go on
             raise
+
+    def soon(self, function: Callable[[], None]) -> None:
+        """Have `function` called on the loop. Any thread. Raises Closed after stop()."""
+        with self._lock:
+            if self._ending or not self._thread.is_alive():
+                raise Closed(self._ended)
+            self.loop.call_soon_threadsafe(function)
 
     async def _end(self) -> None:
         """On the loop. What is under way is cut off first: a thread may be waiting for it in `call`."""

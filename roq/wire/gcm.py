@@ -119,7 +119,7 @@ class GetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class CreateWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Create a work queue, answered when its master runs. Where nothing is said, an existing one may be any, and a new one
     gets the default. write_quorum 0: 3 stores, or as many as there are hosts; ack_quorum 0: the majority of them;
-    inline_bytes 0: INLINE_BYTES."""
+    inline_bytes 0: INLINE_BYTES. asked: which of the settings an existing one must have; None: all of them."""
 
     name: str
     transaction: str
@@ -128,6 +128,7 @@ class CreateWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     ack_quorum: int = 0
     standbys: int | None = None  # 1
     inline_bytes: int = 0
+    asked: tuple[str, ...] | None = None
 
 
 class RemoveWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -11,7 +11,7 @@ lease changes nothing and is answered None; order is by priority (higher first),
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -49,6 +49,27 @@ class Settings(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return in_words(self)
+
+
+Asked = Mapping[str, float]  # settings by name; who leaves one out takes what the queue has, and for a new one the default
+
+
+def asked_for(settings: Settings | Asked | None) -> Asked:
+    """What is asked of a queue; Settings ask for all of theirs."""
+    if isinstance(settings, Settings):
+        return {name: getattr(settings, name) for name in Settings.__struct_fields__}
+    return settings or {}
+
+
+def of_new(asked: Asked) -> Settings:
+    """The settings of a new queue."""
+    return msgspec.convert(dict(asked), Settings)
+
+
+def conflict(asked: Asked, found: Settings) -> str:
+    """How a queue differs from what is asked of it: `name value, not value, …`; "" if it does not."""
+    differing = ((name, getattr(found, name), value) for name, value in asked.items())
+    return ", ".join(f"{name} {has}, not {value}" for name, has, value in differing if has != value)
 
 
 class ClusterSettings(Settings, frozen=True):

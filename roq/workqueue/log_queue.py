@@ -27,7 +27,20 @@ from roq.errors import Closed, InvalidConfiguration, RoqError, StorageFailed, St
 from roq.ids import new_id
 from roq.log.local import LocalLog
 from roq.workqueue import desk
-from roq.workqueue.contract import Extend, Leased, NewTask, Settings, Settlement, Status, TaskState, TaskView
+from roq.workqueue.contract import (
+    Asked,
+    Extend,
+    Leased,
+    NewTask,
+    Settings,
+    Settlement,
+    Status,
+    TaskState,
+    TaskView,
+    asked_for,
+    conflict,
+    of_new,
+)
 from roq.workqueue.effects import Counted, Delivered
 from roq.workqueue.log_clerk import CLOSED, Answer, Clerk
 from roq.workqueue.log_replica import REPLAY_BYTES, Effects, Replica
@@ -54,11 +67,19 @@ logger = logging.getLogger(__name__)
 
 
 class LogQueue:
-    """A Backend in `folder`. settings None: as they are, or the defaults. Raises InvalidAddress, WorkQueueConflict,
-    UnknownFormat, StorageFull, StorageFailed (damaged). log, replay_bytes (of log between two snapshots): for tests."""
+    """A Backend in `folder`. settings: those that are asked for; others are as they are, or the defaults.
+
+    log, replay_bytes (of log between two snapshots): for tests. Raises InvalidAddress, WorkQueueConflict, UnknownFormat,
+    StorageFull, StorageFailed (damaged).
+    """
 
     def __init__(
-        self, folder: Path, settings: Settings | None = None, *, log: LocalLog | None = None, replay_bytes: int = REPLAY_BYTES
+        self,
+        folder: Path,
+        settings: Settings | Asked | None = None,
+        *,
+        log: LocalLog | None = None,
+        replay_bytes: int = REPLAY_BYTES,
     ) -> None:
         self._log = log or LocalLog(folder)
         self._lock = RLock()
@@ -68,7 +89,7 @@ class LogQueue:
         self._closed = self._ended = False  # whether `close` has begun; has ended the waits
         _everywhere.add(self)
         try:
-            self.settings = self._agree(settings)
+            self.settings = self._agree(asked_for(settings))
         except BaseException:
             self._log.close()
             raise
@@ -77,21 +98,21 @@ class LogQueue:
         """We are a forked child: its locks are its parent's, and mutexes of its parent's threads never come free."""
         self._closed = self._clerk.closed = True
 
-    def _agree(self, wanted: Settings | None) -> Settings:
+    def _agree(self, wanted: Asked) -> Settings:
         """The settings the queue has, after giving them to a new one."""
         path = self._log.folder / SETTINGS
         if not path.exists():
             with self._lock:
                 replica = self._clerk.replica()
                 if not replica.state.version:
-                    self._write_durably([Configure(replica.now(), wanted or Settings(), 0)])
+                    self._write_durably([Configure(replica.now(), of_new(wanted), 0)])
                 self._log.write_file(SETTINGS, msgspec.json.encode(replica.state.settings))
         try:
             found = msgspec.json.decode(path.read_bytes(), type=Settings)
         except (msgspec.DecodeError, OSError) as error:
             raise StorageFailed(f"{path} can't be read ({error}); remove it, it is made anew from the log") from error
-        if wanted is not None and wanted != found:
-            raise WorkQueueConflict(f"the work queue {self._log.folder} exists with {found}, not {wanted}")
+        if differing := conflict(wanted, found):
+            raise WorkQueueConflict(f"the work queue {self._log.folder} exists with {differing}")
         return found
 
     # --- tasks --------------------------------------------------------------------------------------------------------

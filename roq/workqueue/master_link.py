@@ -69,9 +69,13 @@ class MasterLink:
         ack_quorum: int = 0,
         standbys: int | None = None,
         inline_bytes: int = 0,
+        asked: tuple[str, ...] | None = None,
     ) -> WorkQueueRecord:
-        """Create the work queue unless it exists. Raises WorkQueueConflict, InvalidName, NoHosts, Unavailable."""
-        request = gcm.CreateWorkQueue(self.name, new_token(), settings, write_quorum, ack_quorum, standbys, inline_bytes)
+        """Create the work queue unless it exists. asked: see CreateWorkQueue.
+
+        Raises WorkQueueConflict, InvalidName, NoHosts, Unavailable."""
+        others = write_quorum, ack_quorum, standbys, inline_bytes
+        request = gcm.CreateWorkQueue(self.name, new_token(), settings, *others, asked)
         info = self._ask_gcm(request, self._patience_seconds)
         self._endpoint = _active(info)
         return info.record

@@ -16,7 +16,7 @@ import msgspec
 
 from roq.errors import InvalidConfiguration
 from roq.wire.work_queue import INLINE_BYTES_MAX, QUORUM_MAX, STANDBYS_MAX
-from roq.workqueue.contract import Settings
+from roq.workqueue.contract import Asked, Settings
 
 ANY = ("memory", "file", "log", "roq")
 CLUSTER = ("roq",)
@@ -48,8 +48,7 @@ KINDS = {
 
 
 class Options(msgspec.Struct, frozen=True):
-    """None: not asked for. A new queue gets the default then, and an existing one is taken as it is; but one of the first three
-    that is asked for brings the defaults of the other two along.
+    """None: not asked for. A new queue gets the default then, and an existing one is taken as it is.
 
     Kept with the queue: all but the last two. Of this opening: patience_seconds, ack_sync_seconds.
     """
@@ -94,10 +93,9 @@ class Options(msgspec.Struct, frozen=True):
                 raise InvalidConfiguration(f"{name} is {its[name]} in the address, but {mine[name]} is asked for beside it")
         return msgspec.convert({**mine, **its}, Options).checked()
 
-    def settings(self) -> Settings | None:
-        """What every queue keeps; None: whatever it has."""
-        chosen = {name: value for name, value in self.given().items() if name in Settings.__struct_fields__}
-        return msgspec.convert(chosen, Settings) if chosen else None
+    def settings(self) -> Asked:
+        """Of what every queue keeps."""
+        return {name: value for name, value in self.given().items() if name in Settings.__struct_fields__}
 
 
 def from_query(query: str) -> Options:

@@ -26,6 +26,7 @@ from roq.workqueue.contract import (
     LEASE_COUNT_MAX,
     PUT_COUNT_MAX,
     Ack,
+    Asked,
     ClusterSettings,
     Extend,
     Leased,
@@ -37,6 +38,8 @@ from roq.workqueue.contract import (
     Status,
     TaskState,
     TaskView,
+    asked_for,
+    of_new,
 )
 from roq.workqueue.desk import check_delay, check_lease, check_task, cut_error, milliseconds
 from roq.workqueue.master_link import PATIENCE_SECONDS, MasterLink
@@ -51,14 +54,14 @@ WAIT_SLICE_SECONDS = 2.0  # longest wait asked of the master at once: a lost req
 
 
 class RemoteQueue:
-    """A Backend (contract.py). `zookeeper`: "h1:p,h2:p[/chroot]". settings: None takes the queue as it is, and creates it with
-    the defaults if there is none; so with the rest, where 0 says nothing (options.py has their meaning)."""
+    """A Backend (contract.py). `zookeeper`: "h1:p,h2:p[/chroot]". settings: those that are asked for; others are taken as
+    they are, or as the defaults if the queue is new; so with the rest, where 0 says nothing (options.py has their meaning)."""
 
     def __init__(
         self,
         zookeeper: str,
         name: str,
-        settings: Settings | None = None,
+        settings: Settings | Asked | None = None,
         *,
         write_quorum: int = 0,
         ack_quorum: int = 0,
@@ -73,8 +76,9 @@ class RemoteQueue:
         self._lock = threading.Lock()
         self._closed = False
         try:
-            wanted = TaskSettings(**msgspec.structs.asdict(settings)) if settings is not None else None
-            record = self._link.open(wanted, write_quorum, ack_quorum, standbys, inline_bytes)
+            chosen = asked_for(settings)
+            wanted = TaskSettings(**msgspec.structs.asdict(of_new(chosen))) if chosen else None
+            record = self._link.open(wanted, write_quorum, ack_quorum, standbys, inline_bytes, tuple(chosen))
             welcome = self._link.ask(lambda again: wire.Hello(), wire.Welcome)
         except BaseException:
             self._link.close()

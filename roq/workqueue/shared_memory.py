@@ -10,7 +10,18 @@ import time
 from collections.abc import Sequence
 
 from roq.errors import Closed, WorkQueueConflict
-from roq.workqueue.contract import Leased, NewTask, Settings, Settlement, Status, TaskState, TaskView
+from roq.workqueue.contract import (
+    Asked,
+    Leased,
+    NewTask,
+    Settings,
+    Settlement,
+    Status,
+    TaskState,
+    TaskView,
+    asked_for,
+    conflict,
+)
 from roq.workqueue.memory import MemoryQueue
 
 WAIT_SLICE_SECONDS = 0.25  # a close is noticed by a lease that waits
@@ -19,7 +30,7 @@ _queues: dict[str, MemoryQueue] = {}
 _lock = threading.Lock()
 
 
-def open_memory(name: str, settings: Settings | None) -> MemoryQueue | SharedMemory:
+def open_memory(name: str, settings: Settings | Asked | None) -> MemoryQueue | SharedMemory:
     """The queue of this name, or one of its own for an empty name."""
     return SharedMemory(name, settings) if name else MemoryQueue(settings)
 
@@ -27,11 +38,11 @@ def open_memory(name: str, settings: Settings | None) -> MemoryQueue | SharedMem
 class SharedMemory:
     """A Backend: one opening of a named queue. settings: None takes it as it is."""
 
-    def __init__(self, name: str, settings: Settings | None) -> None:
+    def __init__(self, name: str, settings: Settings | Asked | None) -> None:
         with _lock:
             self._queue = _queues.setdefault(name, MemoryQueue(settings))
-        if settings is not None and settings != self._queue.settings:
-            raise WorkQueueConflict(f"memory:{name} exists with {self._queue.settings}")
+        if differing := conflict(asked_for(settings), self._queue.settings):
+            raise WorkQueueConflict(f"memory:{name} exists with {differing}")
         self.settings = self._queue.settings
         self._closed = False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,7 @@ class Clients:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
 
-    async def create(self, name: str = "w", transaction: str = "t", **settings: int) -> WorkQueueRecord:
+    async def create(self, name: str = "w", transaction: str = "t", **settings: Any) -> WorkQueueRecord:
         request = wire.CreateWorkQueue(name, transaction, None, **settings)
         return (await self.bench.ask(request, wire.WorkQueueInfo)).record
 
@@ -125,6 +126,24 @@ async def test_creating_again_needs_what_there_is(clients: Clients) -> None:
         await clients.create(transaction="t3", standbys=1)
     with pytest.raises(WorkQueueConflict):
         await clients.bench.ask(wire.CreateWorkQueue("w", "t4", TaskSettings(max_attempts=9)), wire.WorkQueueInfo)
+
+
+async def test_creating_again_compares_what_is_asked_for_and_no_more(clients: Clients) -> None:
+    await hosts(clients, 1)
+    has = TaskSettings(max_attempts=3, dedup_seconds=7.0)
+
+    async def ask(transaction: str, wanted: TaskSettings, *asked: str) -> WorkQueueRecord:
+        request = wire.CreateWorkQueue("w", transaction, wanted, asked=asked)
+        return (await clients.bench.ask(request, wire.WorkQueueInfo)).record
+
+    first = await ask("t1", has, "max_attempts", "dedup_seconds")
+    assert first.spec.settings == has
+    assert await ask("t2", TaskSettings(max_attempts=3), "max_attempts") == first
+    assert await ask("t3", TaskSettings(dedup_seconds=7.0), "dedup_seconds") == first
+    with pytest.raises(WorkQueueConflict, match=r"exists with max_attempts 3, not 4$"):
+        await ask("t4", TaskSettings(max_attempts=4), "max_attempts")
+    with pytest.raises(WorkQueueConflict, match=r"exists with dedup_seconds 7.0, not 300.0$"):
+        await ask("t5", TaskSettings(max_attempts=3), "max_attempts", "dedup_seconds")
 
 
 @pytest.mark.parametrize("lost", ["the master's host", "a host with neither"])

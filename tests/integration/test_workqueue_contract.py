@@ -190,6 +190,8 @@ def test_the_settings_belong_to_the_queue(faces: Faces) -> None:
     assert other.settings == queue.settings
     assert (other.settings.max_attempts, other.settings.dedup_seconds, other.settings.payload_bytes_max) == (2, 7.0, 100)
     faces.open(max_attempts=2, dedup_seconds=7.0, payload_bytes_max=100)
+    faces.open(dedup_seconds=7.0)
+    faces.open(max_attempts=2, payload_bytes_max=100)
     with pytest.raises(WorkQueueConflict):
         faces.open(max_attempts=3)
 

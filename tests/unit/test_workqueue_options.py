@@ -96,8 +96,13 @@ async def test_options_reach_the_queue_and_stay_with_it(kind: str, tmp_path: Pat
         assert queue.settings == Settings(4, 1.5, 99)
     with blocking.open_queue(place) as plain:
         assert plain.settings == Settings(4, 1.5, 99)
-    with pytest.raises(WorkQueueConflict):
-        blocking.open_queue(f"{place}?max_attempts=5").open()
+    for query in ("max_attempts=4", "dedup_seconds=1.5", "payload_bytes_max=99&max_attempts=4"):
+        with blocking.open_queue(f"{place}?{query}") as same:  # what is not asked for may be any
+            assert same.settings == Settings(4, 1.5, 99)
+    with pytest.raises(WorkQueueConflict, match=r"exists with max_attempts 4, not 5$"):
+        blocking.open_queue(f"{place}?max_attempts=5&payload_bytes_max=99").open()
+    with pytest.raises(WorkQueueConflict, match=r"exists with max_attempts 4, not 0, dedup_seconds 1.5, not 300.0$"):
+        blocking.open_queue(f"{place}?max_attempts=0&dedup_seconds=300").open()  # the defaults, if they are asked for
     with pytest.raises(InvalidConfiguration, match="max_attempts is 4 in the address, but 5 is asked for beside it"):
         blocking.open_queue(f"{place}?max_attempts=4", max_attempts=5).open()
     with pytest.raises(InvalidConfiguration, match="ack_quorum"):

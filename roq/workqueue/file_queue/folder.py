@@ -21,7 +21,7 @@ from contextlib import suppress
 import msgspec
 
 from roq.errors import UnknownFormat, WorkQueueConflict
-from roq.workqueue.contract import Settings
+from roq.workqueue.contract import Asked, Settings, conflict, of_new
 from roq.workqueue.file_queue.storage import create_durable, read, remove_quietly, replace_durable, sync_folder
 
 VERSION = 3  # 1: 0.1, whose tasks have no checksum and which would take ours for a part of the payload; 2 never was
@@ -48,7 +48,7 @@ class _Kept(msgspec.Struct, frozen=True):
 class Folder:
     """Makes what is missing. Raises OSError, UnknownFormat, or WorkQueueConflict if it was made with other settings."""
 
-    def __init__(self, path: str, asked: Settings | None) -> None:
+    def __init__(self, path: str, asked: Asked) -> None:
         self.path = os.path.abspath(os.path.expanduser(path))
         self.data, self.dead, self.meta = f"{self.path}/data", f"{self.path}/dead", f"{self.path}/meta"
         self.dedup, self.temporary = f"{self.path}/dedup", f"{self.path}/tmp"
@@ -59,13 +59,13 @@ class Folder:
         with _mutexes_lock:
             self.mutexes = _mutexes.setdefault((found.st_dev, found.st_ino), Mutexes())
 
-    def _agree(self, asked: Settings | None) -> Settings:
+    def _agree(self, asked: Asked) -> Settings:
         """The kept settings; whoever comes first keeps his."""
         path = f"{self.path}/roq.json"
         if not os.path.exists(path):
             temporary = f"{self.temporary}/settings-{secrets.token_hex(8)}"
             try:
-                create_durable([(temporary, msgspec.json.encode(_Kept(VERSION, asked or Settings())))])
+                create_durable([(temporary, msgspec.json.encode(_Kept(VERSION, of_new(asked))))])
                 with suppress(FileExistsError):
                     os.link(temporary, path)
             finally:
@@ -77,8 +77,8 @@ class Folder:
             raise UnknownFormat(f"{path} is not what this version writes: {error}") from error
         if kept.version not in OPENED:
             raise UnknownFormat(f"{path} is of version {kept.version}, this program knows {' and '.join(map(str, OPENED))}")
-        if asked is not None and asked != kept.settings:
-            raise WorkQueueConflict(f"{self.path} was made with {kept.settings}, asked for {asked}")
+        if differing := conflict(asked, kept.settings):
+            raise WorkQueueConflict(f"the work queue {self.path} exists with {differing}")
         self._version = kept.version
         return kept.settings
 

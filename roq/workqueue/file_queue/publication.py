@@ -39,7 +39,7 @@ class FilePublication:
 
     def __init__(self, folder: str, work: str, job: str, decided: int) -> None:
         with storage(folder):
-            place = Folder(folder, None)
+            place = Folder(folder, {})
             self._work = f"{place.path}/{work}"
             os.makedirs(self._work, exist_ok=True)
             mutex, limit = place.mutexes.tasks, place.settings.max_attempts

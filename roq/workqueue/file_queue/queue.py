@@ -25,6 +25,7 @@ from roq.workqueue.contract import (
     LEASE_COUNT_MAX,
     PUT_COUNT_MAX,
     Ack,
+    Asked,
     Extend,
     Leased,
     NewTask,
@@ -35,6 +36,7 @@ from roq.workqueue.contract import (
     Status,
     TaskState,
     TaskView,
+    asked_for,
 )
 from roq.workqueue.file_queue import content, names
 from roq.workqueue.file_queue.aftermath import Aftermath, is_local
@@ -60,7 +62,7 @@ TORN_RETRY_SECONDS = 5
 class FileQueue:
     """A Backend. Opening makes what is missing in the folder; a forked child opens its own.
 
-    settings: None takes those the folder was made with.
+    settings: those that are asked for; None takes what the folder was made with.
     ack_sync_seconds: above 0, an Ack returns when the task is gone for every process, and is synced so much later at most: a
     power loss may bring back tasks acked just before. clock: Unix seconds.
     Raises WorkQueueConflict, UnknownFormat, StorageDenied, StorageFull or StorageFailed."""
@@ -68,13 +70,13 @@ class FileQueue:
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        settings: Settings | None = None,
+        settings: Settings | Asked | None = None,
         ack_sync_seconds: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         path = os.fspath(folder)
         with storage(path):
-            place = Folder(path, settings)
+            place = Folder(path, asked_for(settings))
             self._place, self.path, self.settings = place, place.path, place.settings
             mutexes = place.mutexes
             limit = place.settings.max_attempts

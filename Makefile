@@ -2,16 +2,22 @@
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help demo test check unit integration spark interop failure bench image venv java docker clean
+.PHONY: help demo test test-all test-rest check unit integration spark interop failure bench image venv java docker clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: venv ## a whole cluster on this machine, a file through it, a planned move in the middle
 	.venv/bin/roq demo
 
-test: java spin ## checks, then unit, model, integration, Spark, interop and failure tests
-	tools/test.sh
+test: java spin ## checks, unit and model tests, and the quick ones of all other kinds: ten minutes
+	tools/test.sh quick
+
+test-all: java spin ## checks and every test, once
+	tools/test.sh all
+
+test-rest: java ## the tests that `make test` leaves out
+	tools/test.sh rest
 
 check: venv ## format, lint, types, import arrows
 	tools/check.sh

@@ -1,11 +1,21 @@
 #!/usr/bin/env bash
-# Everything `make test` does once .venv is there: the checks, unit and model tests, integration tests, Spark tests (a real
-# PySpark), interop tests (other people's programs), failure tests (containers). Unit, model and integration tests run two at a
-# time (tools/pytest.sh). Each section of tests tells its ten slowest, each section its time, the last lines tell all times.
-# Every section runs even if an earlier one failed; the exit code tells whether all passed.
+# The tests in tiers, once .venv is there:  tools/test.sh quick | rest | all
+#   quick  checks, unit and model tests, and of integration, Spark and failure tests those marked `quick`
+#   rest   what quick leaves out; interop tests (other people's programs) too
+#   all    both, every test once
+# Unit, model and integration tests run two at a time (tools/pytest.sh). Each section of tests tells its ten slowest, each section
+# its time, the last lines tell all times. Every section runs even if an earlier one failed; the exit code tells whether all passed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-QUICK_SECONDS_MAX=180
+UNIT_SECONDS_MAX=180
+QUICK_SECONDS_MAX=600
+tier=${1:-}
+case "$tier" in
+quick) which="quick " chosen=(-m quick) ;;
+rest) which="other " chosen=(-m "not quick") ;;
+all) which="" chosen=() ;;
+*) printf 'usage: tools/test.sh quick | rest | all\n' >&2 && exit 2 ;;
+esac
 failed=()
 times=()
 
@@ -19,19 +29,26 @@ section() {
     printf '=== %s: %s s\n' "$name" "$seconds"
 }
 
-section "checks" tools/check.sh
-section "unit and model tests" tools/pytest.sh unit
-if [ "$seconds" -gt "$QUICK_SECONDS_MAX" ]; then
-    printf '=== unit and model tests took longer than %s s: make them quicker\n' "$QUICK_SECONDS_MAX"
+if [ "$tier" != rest ]; then
+    section "checks" tools/check.sh
+    section "unit and model tests" tools/pytest.sh unit
+    if [ "$seconds" -gt "$UNIT_SECONDS_MAX" ]; then
+        printf '=== unit and model tests took longer than %s s: make them quicker\n' "$UNIT_SECONDS_MAX"
+    fi
 fi
-section "integration tests" tools/pytest.sh integration
-section "Spark tests" tools/pytest.sh spark
-section "set-up of the interop tests" tools/setup.sh interop
-section "interop tests" env CI=1 tools/pytest.sh interop
-section "failure tests" tools/failure.sh
+section "${which}integration tests" tools/pytest.sh integration "${chosen[@]}"
+section "${which}Spark tests" tools/pytest.sh spark "${chosen[@]}"
+if [ "$tier" != quick ]; then
+    section "set-up of the interop tests" tools/setup.sh interop
+    section "interop tests" env CI=1 tools/pytest.sh interop
+fi
+section "${which}failure tests" tools/failure.sh "${chosen[@]}"
 
 printf '\n=== times\n'
 printf '%s\n' "${times[@]}" "$(printf '%6s s  all' "$SECONDS")"
+if [ "$tier" = quick ] && [ "$SECONDS" -gt "$QUICK_SECONDS_MAX" ]; then
+    printf '=== the quick tests took longer than %s s: make them quicker, or unmark some\n' "$QUICK_SECONDS_MAX"
+fi
 if [ ${#failed[@]} -gt 0 ]; then
     printf '\ntest: FAILED: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2
     exit 1

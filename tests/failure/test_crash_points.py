@@ -22,6 +22,7 @@ from roq.wire import gcm
 from roq.wire.assignment import QueueSettings
 from tests.failure.conftest import SESSION_SECONDS
 from tests.harness.arming import arm
+from tests.harness.tiers import quick_first
 
 CLUSTER = {"gcms": 2, "hcms": 3}
 SETTLED_SECONDS = SESSION_SECONDS + 12.0
@@ -88,7 +89,7 @@ async def scene(machines: DockerCluster, client: roq.Cluster) -> AsyncIterator[S
     asking.close()
 
 
-@pytest.mark.parametrize("point", points("create_queue"))
+@pytest.mark.parametrize("point", quick_first(points("create_queue")))
 async def test_queue_creation(scene: Scene, point: str) -> None:
     await scene.arm(point)
     info = await scene.create("q")

@@ -45,6 +45,7 @@ async def test_it_starts_whole_and_tells_what_runs(machines: DockerCluster, clie
     assert await hearing(machines, machines.machines()) == all_pairs(machines.machines())
 
 
+@pytest.mark.quick
 async def test_kill_and_start_a_host(machines: DockerCluster) -> None:
     await machines.kill("host-2")
     view = await machines.wait_hosts(1)

@@ -165,6 +165,7 @@ async def hurt(
     await scene.judge(fault, sealed_after_seconds=round(took, 2))
 
 
+@pytest.mark.quick
 async def test_a_host_is_killed(scene: Scene) -> None:
     await hurt(scene, scene.machines.kill, scene.machines.start, "a host killed during writes, started during reads")
 

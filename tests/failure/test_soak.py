@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+NO_QUICK_TEST = "a minute of load by itself"
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = {"--seconds": 300, "--every": 12, "--seed": 11, "--publishers": 2, "--subscribers": 2, "--rate": 500}
 JUDGED = {"client", "roq-gcm", "roq-hcm", "roq-template", "monitor", "scaling", "exchange"}

@@ -20,6 +20,7 @@ from roq.testing import DockerCluster
 from tests.failure.conftest import ROOT, SESSION_SECONDS
 from tests.harness.traffic import Traffic
 
+NO_QUICK_TEST = "an image with systemd has to be built first"
 HOST, USER = "box", "messages"
 ADDRESS_BYTE = 91
 QUICK_KILLS = 7  # in a row: more than systemd restarts by default

@@ -59,6 +59,7 @@ async def wait_replicas(
 # --- 10.3.1 GCM ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 async def test_gcm_failover(machines: DockerCluster, client: roq.Cluster) -> None:
     created = await client.create_queue("orders")
     killed = await kill_leader(machines)
@@ -178,6 +179,7 @@ async def test_backup_monitor_crash_recovery(machines: DockerCluster, client: ro
         await machines.start("host-1")
 
 
+@pytest.mark.quick
 async def test_exchange_crash_recovery(machines: DockerCluster, client: roq.Cluster) -> None:
     info = await client.create_queue("orders", host="host-1")
     (exchange,) = info.record.exchanges

@@ -81,6 +81,7 @@ async def dead(machines: DockerCluster, *names: str) -> AsyncIterator[None]:
 # --- kills ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 async def test_the_active_master_is_killed(scene: Scene) -> None:
     before = await scene.info()
     took = []

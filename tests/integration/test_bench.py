@@ -66,6 +66,7 @@ async def test_drop_mode_adds_up_too(cluster: LocalCluster) -> None:
     assert (result.duplicated, result.reordered) == (0, 0)
 
 
+@pytest.mark.quick
 @pytest.mark.timeout(120)
 async def test_the_command_prints_one_json_line_last() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ROQ_")}

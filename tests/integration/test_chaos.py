@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+NO_QUICK_TEST = "twenty seconds of load; tests/unit/test_chaos.py has its parts"
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = {"--seconds": 20, "--seed": 3, "--every": 4, "--longest": 2, "--publishers": 2, "--subscribers": 2, "--rate": 200}
 

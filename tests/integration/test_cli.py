@@ -274,6 +274,7 @@ def test_a_queue_is_created_shown_stopped_started_and_removed(cli: Cli, tmp_path
     assert refused.stdout == b""
 
 
+@pytest.mark.quick
 def test_bytes_pass_unchanged_and_in_order(cli: Cli, queue: str) -> None:
     lines = [b"", b"\xff\x00\xfe", "h\u00e9".encode(), *(b"line %d" % number for number in range(50_000))]
     with cli.subscribed(queue, "--count", str(len(lines))) as sub:
@@ -479,6 +480,7 @@ def test_the_demo_takes_no_address() -> None:
     assert b'"java" is all it takes' in done.stderr
 
 
+@pytest.mark.quick
 def test_the_demo_passes() -> None:
     command = [sys.executable, "-m", "roq.cli", "demo"]
     done = subprocess.run(command, capture_output=True, env=environment(), timeout=90, check=False)

@@ -73,6 +73,7 @@ def test_a_killed_cluster_ends_with_its_grandchildren(tmp_path: Path) -> None:
     assert f"pid {process.pid}, died: ended" in (tmp_path / "keeper.log").read_text()
 
 
+@pytest.mark.quick
 def test_down_stops_a_cluster_in_order_and_ends_an_orphan(tmp_path: Path) -> None:
     with up(tmp_path) as (process, told, token):
         pids = {one.pid for one in leftovers.find(token)} | {keeper(token)}

@@ -85,6 +85,7 @@ def test_tasks_go_through_the_shell(address: str) -> None:
     assert b"purge: 3" in task("purge", address).stderr
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("work_address", ["roq"], indirect=True)
 def test_a_cluster_s_queue_works_from_the_shell(work_address: str) -> None:
     assert b"WorkQueueNotFound" in task("status", work_address, code=1).stderr
@@ -140,6 +141,7 @@ def test_dead_letters_are_listed_requeued_and_removed(address: str) -> None:
     task("dead", "rm", address, code=1)
 
 
+@pytest.mark.quick
 def test_wrong_calls_are_told_in_one_line(tmp_path: Path) -> None:
     for arguments, name in (
         (("status", str(tmp_path / "missing")), b"WorkQueueNotFound"),

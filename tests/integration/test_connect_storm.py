@@ -53,6 +53,7 @@ def established(port: int) -> int:
     return good
 
 
+@pytest.mark.quick
 @pytest.mark.skipif(SOMAXCONN < MEMBERS, reason=f"this kernel lets {SOMAXCONN} connections wait at most")
 @pytest.mark.parametrize("place", [0, 1], ids=["libzmq", "router"])
 def test_nobody_is_turned_away(place: int) -> None:

@@ -34,6 +34,7 @@ from tests.integration.faults import Connect, roq_threads
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 async def test_nodes_are_made_read_changed_and_removed(chroot: str, sessions: Connect) -> None:
     session = await sessions(chroot)
     assert await session.get("") is None
@@ -78,6 +79,7 @@ async def test_a_deep_chroot_is_made_and_its_root_awaited(chroot: str, sessions:
     assert await top.children("x") == ["y"]
 
 
+@pytest.mark.quick
 async def test_ephemeral_nodes_end_with_the_session(chroot: str, sessions: Connect) -> None:
     session, other = await sessions(chroot), await sessions(chroot)
     await session.ensure_root()
@@ -150,6 +152,7 @@ async def test_a_multi_with_one_failing_operation_does_nothing(
     assert (await session.get("n") or made_up()).version == 0
 
 
+@pytest.mark.quick
 async def test_a_multi_does_all(chroot: str, sessions: Connect) -> None:
     session = await sessions(chroot)
     await session.ensure_path("n")
@@ -161,6 +164,7 @@ async def test_a_multi_does_all(chroot: str, sessions: Connect) -> None:
     assert (node.data, node.version, mine.owner) == (b"3", 1, session.session_id)
 
 
+@pytest.mark.quick
 async def test_only_the_newest_reign_can_write(chroot: str, sessions: Connect) -> None:
     session = await sessions(chroot)
     await session.ensure_root()

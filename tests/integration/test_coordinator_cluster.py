@@ -25,6 +25,7 @@ async def once_it_works(cluster: roq.Cluster, name: str) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.quick
 @pytest.mark.timeout(180)
 async def test_a_cluster_runs_on_it_and_outlives_its_kill(tmp_path: Path) -> None:
     coordinator = RunningCoordinator(tmp_path / "coordinator")

@@ -181,6 +181,7 @@ def test_what_is_asked_wrongly_is_refused_in_zookeepers_order(client: RawClient,
     assert found == asked
 
 
+@pytest.mark.quick
 def test_nodes_that_every_server_has(client: RawClient) -> None:
     expected = {"/zookeeper": (-2, 0, 2), "/zookeeper/quota": (0, 0, 0), "/zookeeper/config": (0, -1, 0)}
     for path, (cversion, aversion, children) in expected.items():
@@ -218,6 +219,7 @@ def test_records_of_replies(client: RawClient, base: str) -> None:
     assert client.frame().startswith(struct.pack("!i", PING_XID))  # whatever it was asked with
 
 
+@pytest.mark.quick
 def test_a_multi_answers_for_each_of_its_operations(client: RawClient, base: str) -> None:
     m = f"{base}/m"
     done = client.ask(
@@ -288,6 +290,7 @@ def test_events_come_before_the_reply_that_shows_what_they_tell(client: RawClien
     assert client.events == [Event(3, 3, a), Event(2, 3, a)]  # once for data and children
 
 
+@pytest.mark.quick
 def test_watches_are_set_again_on_another_connection(server: str, client: RawClient, base: str) -> None:
     for name in ("same", "changed", "removed", "parent"):
         client.ask(CREATE, create(f"{base}/{name}"))

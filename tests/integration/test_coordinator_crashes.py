@@ -62,6 +62,7 @@ def until(holds: Callable[[], Any], what: str) -> None:
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("flag", ["--force-sync", "--no-force-sync"])
 def test_what_was_answered_outlives_kill_9(tmp_path: Path, flag: str) -> None:
     running = RunningCoordinator(tmp_path / "data", flag)

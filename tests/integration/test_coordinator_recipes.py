@@ -35,6 +35,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
         client.close()
 
 
+@pytest.mark.quick
 def test_a_lock_is_held_by_one_and_handed_on(connect: Connect) -> None:
     one, two = connect(), connect()
     with ThreadPoolExecutor(1) as pool:

@@ -125,6 +125,7 @@ async def test_a_snapshot_that_was_lost_while_it_was_uploaded_is_not_named(rig: 
     assert await rig.reader().load_snapshot() == (50, b"older")
 
 
+@pytest.mark.quick
 async def test_damage_on_every_host_is_named_at_once(rig: StoreRig) -> None:
     """An entry in the middle, then the snapshot: what can be read is, and the error says what is damaged, and where."""
     await rig.start("abc")

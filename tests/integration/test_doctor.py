@@ -180,6 +180,7 @@ def test_a_missing_extra(found: dict[str, Any]) -> None:
     assert "pip install 'roq-messaging[shuffle]'" in advice
 
 
+@pytest.mark.quick
 def test_what_is_as_it_should_be_is_not_called_wrong(found: dict[str, Any]) -> None:
     assert not [line for line in found if "host-1" in line or line.startswith(("Leader", "ZooKeeper", "Clock"))]
 

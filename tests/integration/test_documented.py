@@ -64,6 +64,7 @@ def running(line: str, folder: Path, number: signal.Signals, **variables: str) -
             process.kill()
 
 
+@pytest.mark.quick
 def test_the_demo_is_as_told() -> None:
     assert f"a file of {demo.LINES:,} lines to {('no', 'one', 'two')[demo.SUBSCRIBERS]} subscribers" in block(
         "README.md", "Try it"
@@ -93,6 +94,7 @@ async def test_a_cluster_is_started_by_hand(chroot: str, tmp_path: Path) -> None
     assert leftovers.find(token) == []
 
 
+@pytest.mark.quick
 def test_a_host_would_be_installed(tmp_path: Path) -> None:
     (line,) = block("README.md", "Start a cluster", 2).splitlines()
     told = printed(f"{line.replace('--enable', '--dry-run')} --address 127.0.0.1", tmp_path)

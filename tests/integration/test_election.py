@@ -43,6 +43,7 @@ async def holds(condition: Callable[[], Awaitable[bool]], seconds: float = 5.0) 
 # --- latch ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 async def test_the_first_leads_and_hands_over_in_order(chroot: str, sessions: Connect) -> None:
     latches = []
     for name in ("one", "two", "three"):
@@ -232,6 +233,7 @@ async def payload_of(session: Session) -> object:
     return None if node is None else parse_instance(node.data).payload
 
 
+@pytest.mark.quick
 async def test_a_host_is_registered_updated_and_gone(chroot: str, sessions: Connect) -> None:
     session, other = await sessions(chroot), await sessions(chroot)
     registration = Registration(session, HOST, instance({"n": 1}))

@@ -93,6 +93,7 @@ async def test_the_monitors_host_is_lost(three_hosts: RunningCluster, replicatio
     assert flow.told == [], "the outage was shorter than the ring"
 
 
+@pytest.mark.quick
 async def test_a_backup_monitors_host_is_lost_and_no_message_with_it(three_hosts: RunningCluster) -> None:
     flow = Flow()
     loop = asyncio.get_running_loop()

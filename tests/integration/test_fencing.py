@@ -54,6 +54,7 @@ def child(process: ProcessSpec, ports: dict[str, int], directory: Path) -> Child
     )
 
 
+@pytest.mark.quick
 async def test_a_process_stops_for_a_higher_term_only_and_only_if_it_is_meant() -> None:
     stop = asyncio.Event()
     told: list[int] = []
@@ -100,6 +101,7 @@ async def test_what_cannot_be_reached_is_waited_for_until_its_lease_is_over() ->
     assert time.monotonic() - started >= 0.2
 
 
+@pytest.mark.quick
 async def test_an_exchange_ends_with_its_hosts_lease(tmp_path: Path) -> None:
     board = HeartbeatBoard(tmp_path / "board")
     board.renew_lease(time.monotonic() + 60)

@@ -67,6 +67,7 @@ while True:
 """
 
 
+@pytest.mark.quick
 def test_four_processes_share_400_tasks_without_a_stall(folder: Path) -> None:
     queue = FileQueue(folder)
     ids = queue.put([NewTask(RUNNABLE if number % 2 else b"data") for number in range(400)])
@@ -148,6 +149,7 @@ def test_a_dead_lock_holder_frees_the_task(folder: Path) -> None:
 # --- order, names, tokens -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_priority_then_insertion_across_both_kinds_of_payload(folder: Path) -> None:
     queue = FileQueue(folder)
     for number in range(6):

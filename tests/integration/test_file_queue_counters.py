@@ -153,6 +153,7 @@ def test_calls_under_way_in_living_processes_are_left_to_them(folder: Path) -> N
     assert counts(queue) == (1, 0, 1)
 
 
+@pytest.mark.quick
 def test_a_forked_child_counts_for_its_killed_parent(folder: Path) -> None:
     told, tell = os.pipe()
     maker = os.fork()

@@ -202,6 +202,7 @@ def queue_changes(folder: Path, act: Callable[[], object]) -> list[str]:
     return [f"{change}" for change in left if (change.target or change.path).startswith(kept)]
 
 
+@pytest.mark.quick
 def test_what_was_answered_survives_a_loss_of_power(folder: Path) -> None:
     queue = FileQueue(folder)
     tasks = [NewTask(RUNNABLE), NewTask(b"data"), NewTask(b"keyed", dedup_key="k"), NewTask(RUNNABLE, 5.0)]

@@ -79,6 +79,7 @@ def test_damaged_payloads_are_named_and_the_others_served(
     assert (queue.status().ready, queue.status().leased, queue.status().dead) == (0, 0, DAMAGED)
 
 
+@pytest.mark.quick
 def test_a_task_repaired_from_elsewhere_is_requeued_and_served(folder: Path) -> None:
     queue = FileQueue(folder)
     (id,) = queue.put([NewTask(b"precious")])

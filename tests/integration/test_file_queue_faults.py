@@ -160,6 +160,7 @@ def test_renames_and_removals_sent_twice_by_a_network_file_system(folder: Path) 
     assert queue.status().completed == 1
 
 
+@pytest.mark.quick
 def test_a_lost_race_is_no_attempt(folder: Path) -> None:
     queue = FileQueue(folder)
     queue.put([NewTask(RUNNABLE)])

@@ -29,6 +29,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 # --- writing ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_what_is_written_is_read_in_order_from_any_holder(make: Make) -> None:
     followers = make()
     for one in write_all(followers, 5, 20_000):
@@ -125,6 +126,7 @@ def test_a_paused_buffer_says_so_and_goes_on(make: Make) -> None:
     followers.judge({0: "a"}, {0: 1000})
 
 
+@pytest.mark.quick
 def test_messages_that_come_twice_or_never(make: Make) -> None:
     followers = make()
     followers.open_attempt("a", 0)

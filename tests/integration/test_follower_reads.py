@@ -81,6 +81,7 @@ def test_a_fetch_turns_to_another_source_and_fails_without_any(make: Make) -> No
 # --- reading ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_a_reader_goes_on_at_another_holder_at_the_exact_row(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_source, "AHEAD_BYTES", 100_000)
     followers = make(ranges=2)

@@ -60,6 +60,7 @@ async def served(bench: Bench) -> Bench:
 # --- queues ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 async def test_created_queue_serves_and_its_transaction_is_gone(served: Bench) -> None:
     info = await served.create("orders, all: ünïcode", replication=3)
     assert info.ready
@@ -169,6 +170,7 @@ async def test_policy_changes_reach_the_host(served: Bench) -> None:
         assert (await session.get(paths.policy("q")) is None) == (wanted is None)
 
 
+@pytest.mark.quick
 async def test_refusals(bench: Bench) -> None:
     await bench.gcm(wait_seconds=1.0)
     with pytest.raises(NoHosts):

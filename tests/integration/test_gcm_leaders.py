@@ -53,6 +53,7 @@ async def served(bench: Bench) -> Bench:
 # --- leader and standby ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 async def test_standby_names_the_leader_and_takes_over(bench: Bench) -> None:
     first, stop_first = await bench.gcm()
     await bench.ask(wire.ListQueues(), wire.Queues)

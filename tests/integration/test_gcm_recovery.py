@@ -44,6 +44,7 @@ async def recorded(bench: Bench, queue: str) -> Callable[[Callable[[QueueRecord]
     return until
 
 
+@pytest.mark.quick
 async def test_host_of_a_queue_that_is_being_created(bench: Bench, hosts: dict[str, FakeHost]) -> None:
     asked = asyncio.ensure_future(bench.ask(wire.CreateQueue("q", "t", QueueSettings(2), "slow"), wire.QueueInfo))
     await (await recorded(bench, "q"))(lambda record: record.monitor_host == "slow")

@@ -52,6 +52,7 @@ async def gone(pid: int) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.quick
 async def test_starts_registers_runs_and_stops_a_queue(rig: Rig) -> None:
     await rig.start()
     node = await rig.session.get(paths.host(HOST))
@@ -93,6 +94,7 @@ async def test_creation_is_fast(rig: Rig) -> None:
     assert min(taken) < 0.2, taken  # a fork; a Python of its own would take longer
 
 
+@pytest.mark.quick
 async def test_a_killed_child_is_back_at_once_on_the_same_ports(rig: Rig) -> None:
     await rig.start()
     before = await rig.running(*queue("orders"))
@@ -148,6 +150,7 @@ async def test_crashing_children_are_given_up_with_their_reason(rig: Rig) -> Non
     await rig.until(lambda found: found["monitor/crash"].state is ProcessState.STARTING)  # a new revision: another chance
 
 
+@pytest.mark.quick
 async def test_a_restarted_hcm_adopts_its_children(rig: Rig) -> None:
     session_seconds = 9.0
     await rig.start("--session-seconds", str(session_seconds))

@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from roq.client.locate import GcmClient
 from roq.coordination import paths
 from roq.coordination.session import Node, Session
@@ -280,6 +282,7 @@ async def test_host_that_was_paused_for_too_long_runs_nothing_old(tmp_path: Path
         await rig.whole(q=2)
 
 
+@pytest.mark.quick
 async def test_slow_host_is_left_alone(tmp_path: Path) -> None:
     """SIGSTOP for less than the session, and an HCM killed and restarted within it: nothing moves, no process restarts."""
     async with running(tmp_path, hosts=3, session_seconds=LONG_SESSION_SECONDS) as rig:

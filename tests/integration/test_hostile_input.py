@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import Callable
 
+import pytest
 import zmq
 
 import roq
@@ -69,6 +70,7 @@ def living(report: HostReport) -> dict[str, tuple[int, int]]:
     return {process.name: (process.pid, process.restarts) for process in report.processes}
 
 
+@pytest.mark.quick
 async def test_random_bytes_at_every_socket(cluster: RunningCluster, client: roq.Cluster, queue: str) -> None:
     chance = random.Random(SEED)
     info = await client.queue(queue)

@@ -47,6 +47,7 @@ class Front:
                 self.read()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("portion", [1, 8], ids=["in portions", "at once"])
 async def test_a_closing_path_that_is_begun_again_ends_once(portion: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end waits behind a replay when an Exchange that was left dies: the next path replays, and has the only end."""

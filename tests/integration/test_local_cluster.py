@@ -32,6 +32,7 @@ def script(code: str, tmp_path: Path) -> Daemon:
     return Daemon("it", [sys.executable, "-c", code], tmp_path / "it.log", dict(os.environ))
 
 
+@pytest.mark.quick
 async def test_a_cluster_serves_and_leaves_nothing_behind(tmp_path: Path) -> None:
     async with LocalCluster(tmp_path, gcms=2, hosts=2) as cluster:
         async with connect(cluster.zookeeper) as connected:

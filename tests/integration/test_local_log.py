@@ -77,6 +77,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.quick
 def test_processes_and_threads_append_each_in_its_own_order(folder: Path) -> None:
     count, threads = 150, 3
     writers = [start(WRITER, folder, name, count, threads) for name in "abcd"]

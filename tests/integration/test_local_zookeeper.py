@@ -90,6 +90,7 @@ async def test_a_zookeeper_that_stands_still_suspends_and_is_found_again(tmp_pat
         await server.stop()
 
 
+@pytest.mark.quick
 @BOTH
 async def test_it_starts_quickly_and_stops_in_order(kind: type[LocalZooKeeper], tmp_path: Path) -> None:
     server = kind()

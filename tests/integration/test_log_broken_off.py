@@ -203,6 +203,7 @@ for line in range(10**9):
 """
 
 
+@pytest.mark.quick
 def test_alarms_that_raise_hold_up_nobody(folder: Path, queues: list[LogQueue]) -> None:
     """Others work on beside a process that is broken off again and again, and has both all the tasks there are."""
     victim = queues[0]

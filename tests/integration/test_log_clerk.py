@@ -145,6 +145,7 @@ def test_whatever_happens_to_the_clerk_every_request_takes_effect_once_and_is_an
     fresh.close()
 
 
+@pytest.mark.quick
 def test_who_is_served_by_another_folds_nothing(folder: Path, queues: list[LogQueue], monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[int] = []
     plain = Board.take

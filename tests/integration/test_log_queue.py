@@ -114,6 +114,7 @@ def test_waiting_crosses_processes_and_killed_waiters_swallow_no_task(queue: Log
     kill(survivor)
 
 
+@pytest.mark.quick
 def test_a_waiting_lease_wakes_at_once(queue: LogQueue, folder: Path) -> None:
     waiter = start(WAITER, folder, "only the bell")
     assert line(waiter) == "waits"
@@ -258,6 +259,7 @@ def test_who_fell_behind_the_trim_goes_on_from_the_snapshot(folder: Path) -> Non
 # --- bad input and bad disks ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_settings_are_kept_and_a_contradiction_is_refused(folder: Path) -> None:
     LogQueue(folder, Settings(max_attempts=3)).close()
     assert LogQueue(folder).settings == Settings(max_attempts=3)

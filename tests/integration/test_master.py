@@ -56,6 +56,7 @@ async def tasks(cluster: RunningCluster, name: str) -> AsyncIterator[RemoteQueue
 # --- verbs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 async def test_a_task_is_leased_extended_given_back_and_done(tasks: RemoteQueue) -> None:
     def story() -> None:
         ids = tasks.put([NewTask(b"a"), NewTask(b"b", priority=5), NewTask(b"c", delay_seconds=60)])
@@ -136,6 +137,7 @@ async def test_a_lease_that_ends_gives_the_task_to_another(tasks: RemoteQueue) -
     await asyncio.to_thread(story)
 
 
+@pytest.mark.quick
 async def test_what_is_sent_again_takes_effect_once(cluster: RunningCluster, tasks: RemoteQueue, name: str) -> None:
     link = MasterLink(cluster.zookeeper, name)
 

@@ -149,6 +149,7 @@ async def hasty(tmp_path: Path) -> AsyncIterator[Rig]:
     await made.close()
 
 
+@pytest.mark.quick
 async def test_a_payload_is_answered_when_enough_stores_have_it_and_deleted_with_its_task(rig: Rig) -> None:
     ref = await rig.put()
     assert len(ref.holders) == 3

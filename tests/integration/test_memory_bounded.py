@@ -16,6 +16,7 @@ from roq.chaos.watch import read
 from roq.errors import MessagesLost, SlowSubscriber
 from roq.testing import LoopbackCluster
 
+NO_QUICK_TEST = "half a gibibyte has to pass"
 PAYLOAD = bytes(64 * 1024 - 200)
 MESSAGES = 8_000
 MIB = 1 << 20

@@ -41,6 +41,7 @@ async def publish(publisher: roq.Publisher, stop: asyncio.Event) -> None:
                 await publisher.publish(topic, payload)
 
 
+@pytest.mark.quick
 async def test_moves_lose_duplicate_and_reorder_nothing(client: roq.Cluster, queue: str) -> None:
     chance = random.Random(7)
     publishers = [await client.publisher(queue).open() for _ in range(PUBLISHERS)]

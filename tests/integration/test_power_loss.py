@@ -17,6 +17,7 @@ import roq
 from roq.errors import DeadlineExceeded, MessagesLost
 from roq.testing import LoopbackCluster
 
+NO_QUICK_TEST = "a session has to end, and a minute of messages after it"
 POWER_SECONDS = float(os.environ.get("POWER_SECONDS", "6"))
 MONITORS = ["dies with it", "lives on"] if "POWER_SECONDS" in os.environ else ["dies with it"]
 PAUSE_SECONDS = 0.005  # between messages

@@ -23,6 +23,7 @@ async def take(subscriber: roq.Subscriber, count: int, timeout_seconds: float = 
         return [await anext(subscriber) for _ in range(count)]
 
 
+@pytest.mark.quick
 async def test_messages_arrive_in_order_with_their_attributes(client: roq.Cluster, queue: str) -> None:
     before = time.time_ns()
     async with client.subscriber(queue) as subscriber, client.publisher(queue) as publisher:
@@ -36,6 +37,7 @@ async def test_messages_arrive_in_order_with_their_attributes(client: roq.Cluste
     assert all(before <= message.timestamp <= time.time_ns() for message in messages)
 
 
+@pytest.mark.quick
 async def test_topics_prefixes_and_wildcards(client: roq.Cluster, queue: str) -> None:
     filters = {"eu.paris": 2, "eu.*": 3, "eu.>": 4, ">": 6, "*.paris": 2, "us": 1}
     subscribers = {pattern: client.subscriber(queue, pattern) for pattern in filters}
@@ -158,6 +160,7 @@ async def test_block_waits_for_the_slowest_and_loses_nothing(client: roq.Cluster
     await slow.close()
 
 
+@pytest.mark.quick
 async def test_drop_tells_every_gap(client: roq.Cluster) -> None:
     name = "drops, told"
     await client.create_queue(name, overflow="drop")
@@ -199,6 +202,7 @@ async def test_drop_tells_every_gap(client: roq.Cluster) -> None:
         await client.remove_queue(name)
 
 
+@pytest.mark.quick
 async def test_exchange_killed_is_back_and_nothing_is_lost(client: roq.Cluster, queue: str) -> None:
     told: list[MessagesLost] = []
     info = await client.queue(queue)
@@ -255,6 +259,7 @@ async def test_interpreter_exits_at_once_with_unsent_data(cluster: RunningCluste
     assert time.monotonic() - started < 1.0
 
 
+@pytest.mark.quick
 def test_blocking_mirror(cluster: RunningCluster) -> None:
     with roq.blocking.connect(cluster.zookeeper) as connected:
         connected.create_queue("plain code", overflow="block")

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import pytest
 import zmq
 
 from roq.runtime import sockets
@@ -34,6 +35,7 @@ def record(second: int) -> bytes:
     return kpis.encode(kpis.QueueKpi("q", 1e9 + second, 1, 1200.0, 12000.0, 0.0, 0, exchanges, publishers, (), ()))
 
 
+@pytest.mark.quick
 async def test_records_make_decisions_and_a_policy_is_taken_at_once(tmp_path: Path) -> None:
     asked: asyncio.Queue[msgspec.Struct] = asyncio.Queue()
 

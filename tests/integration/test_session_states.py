@@ -72,6 +72,7 @@ async def test_a_cut_connection_fails_fast_becomes_lost_and_comes_back_as_a_new_
     await seen.until(data_is(b"later"))
 
 
+@pytest.mark.quick
 async def test_a_reset_connection_keeps_the_session_and_its_watches(chroot: str, wire: Wire, sessions: Connect) -> None:
     session, other = await sessions(f"{wire.address}/{chroot.partition('/')[2]}"), await sessions(chroot)
     await session.ensure_path("n")

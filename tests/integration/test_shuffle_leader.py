@@ -308,6 +308,7 @@ async def test_an_attempt_that_is_late_is_told_so(scene: ShuffleScene) -> None:
             await blocking(writer.finish)
 
 
+@pytest.mark.quick
 async def test_refusals_say_what_is_wrong(scene: ShuffleScene) -> None:
     await scene.begin()
     first = await scene.create()

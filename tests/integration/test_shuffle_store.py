@@ -92,6 +92,7 @@ async def test_what_nothing_names_is_deleted_and_what_is_damaged_is_left_alone(s
     await second.end(None)
 
 
+@pytest.mark.quick
 async def test_a_deletion_is_all_or_nothing(session: Session) -> None:
     """A leader that dies within it leaves nothing that names what is not there."""
     reign = await reign_of(session)

@@ -34,6 +34,7 @@ class HeldDisk(OsDisk):
         super().sync(file)
 
 
+@pytest.mark.quick
 async def test_a_store_whose_disk_hangs_holds_up_nobody_and_gets_later_what_it_missed(
     chroot: str, tmp_path: Path, sessions: Callable[..., Awaitable[Session]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

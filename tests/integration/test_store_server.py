@@ -114,6 +114,7 @@ async def test_a_store_started_again_after_a_failed_sync_acknowledges_what_is_on
         disk = disk.power_cut(random.Random(1))
 
 
+@pytest.mark.quick
 async def test_entries_fences_and_followers_on_the_wire(tmp_path: Path) -> None:
     server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None)
     peer, other = Peer(server.port), Peer(server.port)

@@ -42,6 +42,7 @@ def check(acked: dict[int, bytes], found: dict[int, bytes], tried: set[bytes]) -
     assert len(set(found.values())) == len(found)
 
 
+@pytest.mark.quick
 async def test_append_read_take_over_snapshot(rig: StoreRig) -> None:
     await rig.start("abc")
     first = await rig.writer()

@@ -138,6 +138,7 @@ async def scene(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     made.b.socket.close(0)
 
 
+@pytest.mark.quick
 async def test_a_move_beside_a_reader_that_pauses_loses_nothing(scene: Scene) -> None:
     """The end of the old path lies unread behind a full buffer for longer than a hold lasts."""
     scene.control(scene.a, Kind.OPEN, 1, 0, PathOpening("", False))

@@ -56,6 +56,7 @@ async def test_the_same_operations_without_containers(cluster: TestedCluster) ->
     await cluster.wait_hosts(2)
 
 
+@pytest.mark.quick
 async def test_pause_and_what_loopback_can_not_do(cluster: TestedCluster) -> None:
     await cluster.pause("host-2")
     with pytest.raises(RoqError):

@@ -121,6 +121,7 @@ def same_in_lines(lines: Lines, epoch: int, joined: str) -> None:
     assert lines.ended() == 130
 
 
+@pytest.mark.quick
 async def test_a_line_per_change_for_people_and_the_plain_face(cluster: RunningCluster, client: roq.Cluster) -> None:
     with watching(cluster.zookeeper) as command, blocking.connect(cluster.zookeeper) as plain:
         lines = Lines(command)

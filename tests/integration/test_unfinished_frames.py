@@ -122,6 +122,7 @@ async def targets(cluster: RunningCluster, client: roq.Cluster, queue: str, work
     ]
 
 
+@pytest.mark.quick
 @pytest.mark.timeout(240)
 async def test_unfinished_messages_are_bounded_at_every_server(
     cluster: RunningCluster, client: roq.Cluster, queue: str

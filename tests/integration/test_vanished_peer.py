@@ -13,6 +13,7 @@ import sys
 
 import pytest
 
+from tests.harness.tiers import quick_first
 from tests.integration.workqueue_rig import ROOT
 
 DEAD_SECONDS = 4
@@ -69,7 +70,7 @@ def possible() -> bool:
 
 
 @pytest.mark.skipif(not possible(), reason="no network namespaces here")
-@pytest.mark.parametrize("kind", ["busy", "idle"])
+@pytest.mark.parametrize("kind", quick_first(["busy", "idle"]))
 def test_a_peer_whose_machine_vanished_is_noticed_by_both_ends(kind: str) -> None:
     """Whether something was on its way or not."""
     done = subprocess.run(

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 # --- put, lease, ack --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_a_task_is_put_leased_and_acked(work_queue: Any) -> None:
     before = time.time()
     task_id = work_queue.put(b"\x00 any bytes \xff")
@@ -69,6 +70,7 @@ def test_batches_are_put_leased_and_acked(work_queue: Any) -> None:
     assert work_queue.status().completed == 2500
 
 
+@pytest.mark.quick
 def test_what_was_put_outlives_the_opening(faces: Faces) -> None:
     first = faces.open()
     ids = first.put_many([b"a", b"b"])
@@ -199,6 +201,7 @@ def test_the_settings_belong_to_the_queue(faces: Faces) -> None:
 # --- dead letters -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_too_many_failed_attempts_make_a_dead_letter(faces: Faces) -> None:
     queue = faces.open(max_attempts=2)
     task_id = queue.put(b"poison", priority=3)

@@ -108,6 +108,7 @@ def test_processes_share_a_queue_and_no_task_is_lost(work_address: str, queue: b
     assert (status.ready, status.leased, status.completed, status.inserted) == (0, 0, len(put), len(put))
 
 
+@pytest.mark.quick
 def test_a_killed_worker_s_task_comes_back(work_address: str, queue: blocking.WorkQueue) -> None:
     task_id = queue.put(b"x")
     with program(HOLD, work_address, "2") as worker:

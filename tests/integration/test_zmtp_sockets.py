@@ -74,6 +74,7 @@ async def echo() -> AsyncIterator[Echo]:
     made.router.close()
 
 
+@pytest.mark.quick
 async def test_libzmqs_dealers_at_a_router(echo: Echo) -> None:
     def ask() -> None:
         with libzmq_dealer(echo.endpoint) as first, libzmq_dealer(echo.endpoint) as second:
@@ -202,6 +203,7 @@ class Asking:
         self.ends += 1
 
 
+@pytest.mark.quick
 async def test_a_dealer_at_libzmqs_router_that_comes_back() -> None:
     with libzmq_router() as port:
         asking = Asking(port)
@@ -289,6 +291,7 @@ def answer(line: Line, message: bytes) -> list[bytes] | None:
     return line.receive(time.monotonic() + WAIT_SECONDS)
 
 
+@pytest.mark.quick
 def test_a_line_at_libzmqs_router_that_comes_back() -> None:
     with libzmq_router(HEARTBEAT_IVL=100, HEARTBEAT_TIMEOUT=PING_TIMEOUT_MS) as port:
         line = Line(f"tcp://{LOCAL}:{port}", Bell())

@@ -48,12 +48,14 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [row for part in sorted(folder.rglob("part-*.parquet")) for row in ds.dataset(part).to_table().to_pylist()]
 
 
+@pytest.mark.quick
 def test_a_session_knows_the_formats(spark: SparkSession, tmp_path: Path) -> None:
     exec(block(DOCUMENT, "RoQ and Spark"), {"spark": spark})
     with open_queue(f"log://{tmp_path}/tasks"):
         assert spark.read.format("roq").option("address", f"log://{tmp_path}/tasks").load().count() == 0
 
 
+@pytest.mark.quick
 def test_a_stream_from_one_queue_to_another(spark: SparkSession, tmp_path: Path) -> None:
     source = block(DOCUMENT, 'format("roq")').replace("/data/", f"{tmp_path}/")
     with open_queue(f"log://{tmp_path}/tasks") as tasks:

@@ -66,6 +66,7 @@ def text(rows: Rows) -> Counter[str]:
     return Counter(repr(row) for row in rows)
 
 
+@pytest.mark.quick
 def test_all_rows_in_key_order(spark: SparkSession, tmp_path: Path) -> None:
     rows = some_rows(3000)
     data = write(rows, tmp_path / "data")

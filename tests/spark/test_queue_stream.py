@@ -169,6 +169,7 @@ def test_a_stream_that_runs_on_takes_what_comes_and_acks_its_last_batch(spark: S
     assert seen_in(target) == Counter(range(400))
 
 
+@pytest.mark.quick
 def test_a_query_that_fails_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     source, target = f"log://{tmp_path}/in", f"log://{tmp_path}/out"
     put(source, 0, 300)

@@ -33,6 +33,7 @@ def nullable(schema: StructType) -> Any:
     return [field | {"nullable": True} for field in told["fields"]]
 
 
+@pytest.mark.quick
 def test_every_type_comes_back(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.sql(EVERY_TYPE)
     address = f"file://{tmp_path}"

@@ -78,6 +78,7 @@ def test_ranges_are_spark_s_partitions_and_hot_keys_are_cut(spark: SparkSession,
         assert [one.rows for one in shuffles.describe(shape).ranges] == counts
 
 
+@pytest.mark.quick
 def test_wide_keys(spark: SparkSession, address: str) -> None:
     """Keys of 4 to 20 KB that differ only at their end."""
     frame = shaped(spark, ("concat(repeat('x', 4000 + 4000 * cast(id % 5 as int)), hex(xxhash64(id % 300))) as k",), 1_500)
@@ -162,6 +163,7 @@ def test_what_python_wrote_spark_reads(spark: SparkSession, address: str) -> Non
     assert rows_of(load(spark, address, "plain")) == [(1, "a"), (2, None), (3, "c")]
 
 
+@pytest.mark.quick
 def test_what_spark_wrote_python_reads(spark: SparkSession, address: str) -> None:
     save(shaped(spark, SHAPES["uniform"], 3_000), address, "from-spark", ["k"], 3)
     with roq.shuffle.open(address) as shuffles:

@@ -153,6 +153,7 @@ def test_keys_of_two_columns(pairs: Pairs, address: str, first: int) -> None:
             same_rows(ours, rows.take(pa.array(pairs.order[begin:end])), keys)
 
 
+@pytest.mark.quick
 def test_a_key_of_all_the_columns(spark: SparkSession, pairs: Pairs, address: str) -> None:
     """Each pair of types through Spark's writer and reader, with nulls before, between and behind."""
     save(pairs.frame, address, "pairs", pairs.keys, RANGES)

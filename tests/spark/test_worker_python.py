@@ -37,6 +37,7 @@ def test_a_python_that_lacks_what_roq_needs(spark: SparkSession, workers: pytest
     assert f"workers run python3 ({other}), which can't import roq" in refusal(spark, workers, "python3")
 
 
+@pytest.mark.quick
 def test_another_version(spark: SparkSession, workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = tmp_path / "python3"
     old.write_text("#!/bin/sh\necho roq 3.9\nexit 1\n")

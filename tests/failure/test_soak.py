@@ -1,4 +1,8 @@
-"""Five minutes of the soak: random faults under 2,000 messages a second, and nothing grows. docs/soak.md has the hour."""
+"""A short soak: random faults under 2,000 messages a second, and nothing grows. docs/soak.md has the hour.
+
+A minute and a half by default, ROQ_SOAK_SECONDS=300 for a nightly run. With much less a process would have fewer readings than
+there are windows to judge it by (roq/chaos/resources.py).
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-NO_QUICK_TEST = "a minute of load by itself"
+NO_QUICK_TEST = "one and a half minutes of load by itself"
 ROOT = Path(__file__).parents[2]
-ARGUMENTS = {"--seconds": 300, "--every": 12, "--seed": 11, "--publishers": 2, "--subscribers": 2, "--rate": 500}
+SECONDS = int(os.environ.get("ROQ_SOAK_SECONDS", "90"))
+END_SECONDS = 150  # to start, to heal and to come to an end
+ARGUMENTS = {"--seconds": SECONDS, "--every": 12, "--seed": 11, "--publishers": 2, "--subscribers": 2, "--rate": 500}
 JUDGED = {"client", "roq-gcm", "roq-hcm", "roq-template", "monitor", "scaling", "exchange"}
 
 
-@pytest.mark.timeout(480)
-async def test_five_minutes_of_faults_let_nothing_grow(tmp_path: Path) -> None:
+@pytest.mark.timeout(SECONDS + END_SECONDS + 30)
+async def test_a_while_of_faults_lets_nothing_grow(tmp_path: Path) -> None:
     picture = tmp_path / "memory.svg"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -28,7 +34,7 @@ async def test_five_minutes_of_faults_let_nothing_grow(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     try:
-        async with asyncio.timeout(450):
+        async with asyncio.timeout(SECONDS + END_SECONDS):
             output, errors = await process.communicate()
     finally:
         if process.returncode is None:
@@ -38,7 +44,7 @@ async def test_five_minutes_of_faults_let_nothing_grow(tmp_path: Path) -> None:
     result = json.loads(output.splitlines()[-1])
     assert (result["problems"], result["violations"], process.returncode) == ([], [], 0), errors.decode()
     assert (result["lost"], result["duplicated"], result["reordered"], result["adds_up"]) == (0, 0, 0, True)
-    assert result["published"] > 0.9 * 4 * 500 * 300
+    assert result["published"] > 0.9 * 4 * 500 * SECONDS
     judged = [life for life in result["resources"]["lives"] if life["judged"]]
     assert {life["name"].partition("/")[0] for life in judged} == JUDGED
     assert len(result["resources"]["znodes"]["windows"]) == 8

@@ -17,7 +17,7 @@ from roq.local.zookeeper import LocalZooKeeper
 from tests.integration.coordinator_rig import RunningCoordinator
 from tests.integration.faults import Wire, expire
 from tests.integration.running import RunningCluster
-from tests.integration.workqueue_rig import FACES, KINDS, Faces, new_address, removed_at_the_end
+from tests.integration.workqueue_rig import KINDS, Faces, new_address, removed_at_the_end
 
 
 @pytest.fixture(scope="session")
@@ -111,9 +111,9 @@ def work_address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         yield address
 
 
-@pytest.fixture(params=FACES)
+@pytest.fixture
 def faces(request: pytest.FixtureRequest, work_address: str) -> Iterator[Faces]:
-    """Opens that work queue, asynchronous or plain, behind plain calls."""
+    """Opens that work queue, asynchronous or plain, behind plain calls; tests say which pairs of a kind and a face."""
     made = Faces(str(request.param), work_address)
     yield made
     made.close()

@@ -210,6 +210,7 @@ async def test_two_queues_of_three_replicas_on_four_hosts(tmp_path: Path) -> Non
     assert rig.cluster.leftovers == []
 
 
+@pytest.mark.quick
 async def test_replicas_that_have_no_host_are_made_when_one_joins(tmp_path: Path) -> None:
     """Thesis §10.5.3, at the creation and after a loss; without any other host everything waits for the lost one."""
     async with running(tmp_path, hosts=2) as rig:
@@ -282,7 +283,6 @@ async def test_host_that_was_paused_for_too_long_runs_nothing_old(tmp_path: Path
         await rig.whole(q=2)
 
 
-@pytest.mark.quick
 async def test_slow_host_is_left_alone(tmp_path: Path) -> None:
     """SIGSTOP for less than the session, and an HCM killed and restarted within it: nothing moves, no process restarts."""
     async with running(tmp_path, hosts=3, session_seconds=LONG_SESSION_SECONDS) as rig:

@@ -9,9 +9,9 @@ import pytest
 
 from roq.errors import CallError, LeaseLost, PayloadTooLarge
 from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, LEASE_COUNT_MAX
-from tests.integration.workqueue_rig import LONG, Faces, counts, one
+from tests.integration.workqueue_rig import EVERY_WRONG_CALL, LONG, Faces, counts, one
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize(("work_address", "faces"), EVERY_WRONG_CALL, indirect=True)]
 
 
 def test_a_task_over_a_limit_is_refused_and_nothing_is_stored(faces: Faces) -> None:
@@ -36,11 +36,12 @@ def test_a_task_over_a_limit_is_refused_and_nothing_is_stored(faces: Faces) -> N
     queue.put(b"x" * 1000, priority=127, dedup_key="k" * DEDUP_KEY_BYTES_MAX)
 
 
-@pytest.mark.parametrize("wrong", [(0.0,), (-1.0,), (float("nan"),), (LONG, 0), (LONG, LEASE_COUNT_MAX + 1), (LONG, 1, -1.0)])
-def test_a_wrong_lease_is_refused(work_queue: Any, wrong: tuple[Any, ...]) -> None:
+def test_a_wrong_lease_is_refused(work_queue: Any) -> None:
     work_queue.put(b"x")
-    with pytest.raises(CallError):
-        work_queue.lease(*wrong)
+    for wrong in ((0.0,), (-1.0,), (float("nan"),), (LONG, 0), (LONG, LEASE_COUNT_MAX + 1), (LONG, 1, -1.0)):
+        with pytest.raises(CallError):
+            work_queue.lease(*wrong)
+        assert counts(work_queue) == (1, 0, 0, 0), wrong
     one(work_queue).ack()
 
 
@@ -55,15 +56,15 @@ def test_a_wrong_settlement_leaves_the_lease(work_queue: Any) -> None:
     task.ack()
 
 
-@pytest.mark.parametrize("token", ["", "nonsense", "../../etc/passwd", "1.0.zz", "é" * 300, "\0", "-1.5.0123456789abcdef"])
-def test_a_malformed_token_is_refused(work_queue: Any, token: str) -> None:
+def test_a_malformed_token_is_refused(work_queue: Any) -> None:
     work_queue.put(b"x")
     task = one(work_queue)
     wrong: list[Callable[[str], Any]] = [work_queue.ack, work_queue.release, lambda token: work_queue.extend(token, LONG)]
-    for settle in wrong:
-        with pytest.raises((CallError, LeaseLost)):
-            settle(token)
-    assert counts(work_queue) == (0, 0, 1, 0)
+    for token in ("", "nonsense", "../../etc/passwd", "1.0.zz", "é" * 300, "\0", "-1.5.0123456789abcdef"):
+        for settle in wrong:
+            with pytest.raises((CallError, LeaseLost)):
+                settle(token)
+        assert counts(work_queue) == (0, 0, 1, 0), token
     task.ack()
 
 

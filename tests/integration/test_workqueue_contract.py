@@ -1,4 +1,4 @@
-"""The contract of work queues: every verb, on every kind of address, through the asynchronous and the plain face.
+"""The contract of work queues: every verb, on every kind of address and through the asynchronous and the plain face.
 
 Not covered: wrong calls (test_workqueue_bad_input.py), several processes and their deaths (test_workqueue_processes.py),
 what the faces add (test_workqueue_faces.py).
@@ -14,9 +14,9 @@ import pytest
 
 from roq.errors import Closed, LeaseLost, WorkQueueConflict
 from roq.workqueue.contract import ERROR_BYTES_MAX, LEASE_COUNT_MAX, NewTask, TaskState
-from tests.integration.workqueue_rig import BRIEF, COMES, LONG, Faces, counts, one
+from tests.integration.workqueue_rig import BRIEF, COMES, EVERY_VERB, LONG, Faces, counts, one
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize(("work_address", "faces"), EVERY_VERB, indirect=True)]
 
 
 # --- put, lease, ack --------------------------------------------------------------------------------------------------

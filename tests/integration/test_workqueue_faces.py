@@ -83,6 +83,7 @@ async def test_a_body_that_blocks_the_loop_keeps_its_lease(work_address: str) ->
         assert (await queue.status()).completed == 1
 
 
+@pytest.mark.parametrize("work_address", ["memory"], indirect=True)  # on the others: test_workqueue_processes.py
 def test_the_plain_loop_renews_too(work_address: str) -> None:
     with blocking.open_queue(work_address) as queue, blocking.open_queue(work_address) as other:
         queue.put(b"long")
@@ -290,6 +291,7 @@ async def test_a_worker_runs_many_handlers_and_fails_without_harm(work_address: 
         assert (letters[b"3"].attempts, letters[b"5"].error) == (2, "not mine")
 
 
+@pytest.mark.parametrize("work_address", ["memory"], indirect=True)  # on the others: test_workqueue_processes.py
 def test_a_plain_worker_does_the_same(work_address: str) -> None:
     with blocking.open_queue(work_address, max_attempts=1) as queue:
         queue.put_many(b"%d" % number for number in range(20))

@@ -148,8 +148,9 @@ with blocking.open_queue(sys.argv[1]) as queue:
         assert time.time() - float(task.payload) < 1.5
 
 
-@pytest.mark.parametrize("source", [ASYNC_WORKER, BLOCKING_WORKER], ids=["asynchronous", "blocking"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(  # test_workqueue_signals.py has each with each
+    ("source", "number"), [(ASYNC_WORKER, signal.SIGTERM), (BLOCKING_WORKER, signal.SIGINT)], ids=["asynchronous", "blocking"]
+)
 def test_a_worker_told_to_stop_finishes_or_gives_back(
     work_address: str, queue: blocking.WorkQueue, source: str, number: signal.Signals
 ) -> None:

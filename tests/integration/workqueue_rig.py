@@ -24,6 +24,20 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("memory", "file", "log", "roq")
 SHARED_BY_PROCESSES = tuple(kind for kind in KINDS if kind != "memory")
 FACES = ("asynchronous", "blocking")
+# What a face adds does not depend on the kind of queue behind it, nor what that does on the face: both faces where a queue is
+# cheap, one on every other kind. Between the two lists every pair is there; test_workqueue_processes.py has all of them again.
+EVERY_VERB = [
+    *(("memory", face) for face in FACES),
+    ("file", "blocking"),
+    ("log", "asynchronous"),
+    ("roq", "asynchronous"),
+]
+EVERY_WRONG_CALL = [
+    *(("memory", face) for face in FACES),
+    ("file", "asynchronous"),
+    ("log", "blocking"),
+    ("roq", "blocking"),
+]
 LONG = 60.0  # a lease that does not end within a test
 BRIEF = 1.0  # a lease that does
 COMES = 8.0  # by then something due in BRIEF has come; files count in whole seconds

@@ -38,7 +38,7 @@ class Model:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.names = scenario.nodes + scenario.spares
-        self._reactions: dict[Any, tuple[tuple[Any, ...], frozenset[Message]]] = {}
+        self._reactions: dict[Any, dict[Message, tuple[tuple[Any, ...], frozenset[Message]]]] = {}
         self._heard: dict[Any, tuple[tuple[Any, ...], int]] = {}
 
     def start(self) -> World:
@@ -57,7 +57,7 @@ class Model:
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
         for message in world.net:
-            if (after := self._deliver(world, message)) is not None and after != world:
+            if (after := self._deliver(world, message)) is not None and after is not world and after != world:
                 yield f"deliver {message}", after
         yield from self._writer_steps(world)
         yield from self._recoverer_steps(world)
@@ -79,12 +79,16 @@ class Model:
 
     def _put(self, world: World, node: str, store: Store) -> World:
         at = self.names.index(node)
+        if store is world.stores[at]:
+            return world
         return world._replace(stores=(*world.stores[:at], store, *world.stores[at + 1 :]))
 
-    def _reply(self, world: World, message: Message) -> World:
+    def _reply(self, world: World, node: str, store: Store, message: Message) -> World:
         """The old writer may get it late or never; who recovers gets it at once: being late, he only waits longer."""
-        epoch = message[1]
-        return world._replace(net=world.net | {message}) if epoch == 1 else self._to_recoverer(world, epoch, message)
+        if message[1] != 1:
+            return self._to_recoverer(world, node, store, message)
+        world = self._put(world, node, store)
+        return world if message in world.net else world._replace(net=world.net | {message})
 
     def _add(self, world: World, node: str, epoch: int, positions: range, confirmed: int) -> World:
         at = self.names.index(node)
@@ -98,21 +102,24 @@ class Model:
         fresh = frozenset(positions) - (store.held - store.rotten)
         if not fresh and confirmed <= store.confirmed and epoch == 1 and ("added", 1, node, *_run(positions)) in world.net:
             return world
-        store = store._replace(
-            held=store.held | fresh, rotten=store.rotten - fresh, confirmed=max(store.confirmed, confirmed),
-            unsynced=store.unsynced if self.scenario.sync_before_ack else store.unsynced | fresh,
-        )  # fmt: skip
-        return self._reply(self._put(world, node, store), ("added", epoch, node, positions[0], len(positions)))
+        if fresh or confirmed > store.confirmed:
+            store = store._replace(
+                held=store.held | fresh, rotten=store.rotten - fresh, confirmed=max(store.confirmed, confirmed),
+                unsynced=store.unsynced if self.scenario.sync_before_ack else store.unsynced | fresh,
+            )  # fmt: skip
+        return self._reply(world, node, store, ("added", epoch, node, positions[0], len(positions)))
 
     def _fenced(self, store: Store, epoch: int) -> Store:
         durable = epoch if self.scenario.fence_is_durable else store.fenced_durably
+        if (store.fenced, store.fenced_durably) == (epoch, durable):
+            return store
         return store._replace(fenced=epoch, fenced_durably=durable)
 
     def _fence(self, world: World, node: str, epoch: int) -> World:
         store = world.stores[self.names.index(node)]
         if epoch < store.fenced:
             return world
-        return self._reply(self._put(world, node, self._fenced(store, epoch)), ("fenced", epoch, node, store.confirmed))
+        return self._reply(world, node, self._fenced(store, epoch), ("fenced", epoch, node, store.confirmed))
 
     def _recover(self, world: World, node: str, epoch: int, position: int) -> World:
         store = world.stores[self.names.index(node)]
@@ -126,7 +133,7 @@ class Model:
             found = Found.UNKNOWN if self.scenario.rot_is_unknown else Found.NO_SUCH
         else:
             found = Found.NO_SUCH if store.opened or not self.scenario.lost_disk_is_unsure else Found.UNKNOWN
-        return self._reply(self._put(world, node, store), ("recovered", epoch, node, position, found))
+        return self._reply(world, node, store, ("recovered", epoch, node, position, found))
 
     # --- the old writer -----------------------------------------------------------------------------------------------
 
@@ -255,18 +262,24 @@ class Model:
     def _with(self, world: World, at: int, one: Recoverer) -> World:
         return world._replace(recoverers=(*world.recoverers[:at], one, *world.recoverers[at + 1 :]))
 
-    def _to_recoverer(self, world: World, epoch: int, message: Message) -> World:
-        at = next(at for at, one in enumerate(world.recoverers) if one.machine[1] == epoch)
-        if world.recoverers[at].committed:
-            return world
+    def _to_recoverer(self, world: World, node: str, store: Store, message: Message) -> World:
+        """In one step with what became of the store: most of what can come again changes nothing, which is seen at once."""
+        epoch, at = message[1], 0
+        while world.recoverers[at].machine[1] != epoch:
+            at += 1
         recoverer = world.recoverers[at]
-        key = (recoverer.machine, message)
-        if key not in self._reactions:
-            self._reactions[key] = self._react(recoverer, epoch, message)
-        machine, sent = self._reactions[key]
-        if machine == recoverer.machine and sent <= world.net:
+        world = self._put(world, node, store)
+        if recoverer.committed:
             return world
-        return self._with(world._replace(net=world.net | sent), at, recoverer._replace(machine=machine))
+        reactions = self._reactions.setdefault(recoverer.machine, {})
+        if message not in reactions:
+            reactions[message] = self._react(recoverer, epoch, message)
+        machine, sent = reactions[message]
+        if not sent <= world.net:
+            world = world._replace(net=world.net | sent)
+        if machine == recoverer.machine:
+            return world
+        return self._with(world, at, recoverer._replace(machine=machine))
 
     def _react(self, recoverer: Recoverer, epoch: int, message: Message) -> tuple[tuple[Any, ...], frozenset[Message]]:
         one = thaw_recovery(recoverer.machine, self.scenario)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from roq.wire.store import Found, Refusal
 from tests.model.replicated_log import Model
-from tests.model.replicated_state import SEGMENT, Scenario, Store, World, value
+from tests.model.replicated_state import SEGMENT, Message, Scenario, Store, World, value
 from tests.unit.lossy_disk import LossyDisk
 from tests.unit.test_store_storage import Bench, add
 
@@ -43,7 +43,11 @@ class Twin:
 
     def ask(self, verb: tuple[Any, ...]) -> Any:
         model, world = self.model, self.world
-        model._reply = lambda world, message: world._replace(net=world.net | {message})  # type: ignore[method-assign]
+
+        def kept(world: World, node: str, store: Store, message: Message) -> World:
+            return model._put(world, node, store)._replace(net=world.net | {message})
+
+        model._reply = kept  # type: ignore[method-assign]
         match verb:
             case ("open", epoch):
                 if epoch < self.store.fenced:

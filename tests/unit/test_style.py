@@ -86,6 +86,8 @@ def tree(path: str) -> ast.Module:
 def functions(node: ast.AST, outer: str = "") -> Iterator[tuple[str, int]]:
     """(dotted name, lines) of every function below `node`, decorators not counted."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # has none: most of a tree, and most of the time
         name = outer
         if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
             name = f"{outer}.{child.name}".lstrip(".")

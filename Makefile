@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help demo test test-all test-rest check unit integration spark interop failure bench image venv java docker clean
+.PHONY: help demo test test-all test-rest check unit simulation integration spark interop failure bench image venv java docker clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,7 +10,7 @@ help: ## list the targets
 demo: venv ## a whole cluster on this machine, a file through it, a planned move in the middle
 	.venv/bin/roq demo
 
-test: java spin ## checks, unit and model tests, and the quick ones of all other kinds: ten minutes
+test: java spin ## checks, unit and model tests, simulated clusters, and the quick ones of all other kinds: ten minutes
 	tools/test.sh quick
 
 test-all: java spin ## checks and every test, once
@@ -24,6 +24,9 @@ check: venv ## format, lint, types, import arrows
 
 unit: venv spin ## unit and model tests only
 	@tools/pytest.sh unit
+
+simulation: venv ## simulated clusters only
+	@tools/pytest.sh simulation
 
 integration: java ## integration tests only
 	@tools/pytest.sh integration

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The tests in tiers, once .venv is there:  tools/test.sh quick | rest | all
-#   quick  checks, unit and model tests, and of integration, Spark and failure tests those marked `quick`
+#   quick  checks, unit and model tests, simulated clusters, and of integration, Spark and failure tests those marked `quick`
 #   rest   what quick leaves out; interop tests (other people's programs) too
 #   all    both, every test once
-# Unit, model and integration tests run two at a time (tools/pytest.sh). Each section of tests tells its ten slowest, each section
+# Unit, model, simulation and integration tests run two at a time (tools/pytest.sh). Each section of tests tells its ten slowest, each section
 # its time, the last lines tell all times. Every section runs even if an earlier one failed; the exit code tells whether all passed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -35,6 +35,7 @@ if [ "$tier" != rest ]; then
     if [ "$seconds" -gt "$UNIT_SECONDS_MAX" ]; then
         printf '=== unit and model tests took longer than %s s: make them quicker\n' "$UNIT_SECONDS_MAX"
     fi
+    section "simulated clusters" tools/pytest.sh simulation
 fi
 section "${which}integration tests" tools/pytest.sh integration "${chosen[@]}"
 section "${which}Spark tests" tools/pytest.sh spark "${chosen[@]}"

@@ -17,6 +17,7 @@ import roq
 from roq.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.simulation.coordination import Coordinator
 from roq.simulation.faults import GENTLE, Fault, plan
+from roq.simulation.invariants import Inspector
 from roq.simulation.load import judge
 from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
 from roq.simulation.network import Network
@@ -26,6 +27,7 @@ SESSION_SECONDS, FAULT_SECONDS = 4.0, 40.0
 BACK_SECONDS = 8.0  # after everything was healed: sessions end, hosts come back, everybody joins again
 BURST_KEPT = 8  # messages at once that no Exchange drops for
 LOOK_SECONDS = 0.1
+WRONG_MAX = 5  # of one kind; the first tell it
 SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 20.0, 21.0, 6.0
 
 
@@ -59,7 +61,9 @@ def simulate(
     loop = SimulatedLoop(Random(random.getrandbits(64)))
     network = Network(loop, Random(random.getrandbits(64)))
     coordinator, wall = Coordinator(network, COORDINATOR), Wall()
-    with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, Random(random.getrandbits(64))):
+    inspector, chance = Inspector(loop, network.context, coordinator.tree), Random(random.getrandbits(64))
+    table = inspector.replacements()
+    with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, chance, table):
         drawn = Random(random.getrandbits(64))
         cluster = SimulatedCluster(
             loop, network, coordinator, wall, folder, drawn, hosts=hosts, gcms=2, session_seconds=SESSION_SECONDS
@@ -71,7 +75,7 @@ def simulate(
             wrong.append(f"standstill: {error}")
         except TimeoutError:
             wrong.append("the cluster did not come up")
-        virtual, wrong = loop.time() - BOOTED_SECONDS, wrong + cluster.defects()
+        virtual, wrong = loop.time() - BOOTED_SECONDS, wrong + cluster.defects() + inspector.wrong[:WRONG_MAX]
         cluster.end()
         loop.dispose()
     gentle = all(fault.kind in GENTLE for fault in chosen) and cluster.burst <= BURST_KEPT

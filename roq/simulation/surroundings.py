@@ -8,7 +8,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -96,9 +96,16 @@ def _table(
 
 
 @contextlib.contextmanager
-def replaced(loop: SimulatedLoop, network: Network, coordinator: Coordinator, wall: Wall, seed: Random) -> Iterator[None]:
-    """While a simulation runs, in this process and thread."""
-    table = _table(loop, network, coordinator, wall, seed)
+def replaced(
+    loop: SimulatedLoop,
+    network: Network,
+    coordinator: Coordinator,
+    wall: Wall,
+    seed: Random,
+    more: Sequence[tuple[Any, str, Any]] = (),
+) -> Iterator[None]:
+    """While a simulation runs, in this process and thread. more: (owner, name, what stands in its place)."""
+    table = [*_table(loop, network, coordinator, wall, seed), *more]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in table]
     state = random.getstate()
     random.seed(seed.getrandbits(64))

@@ -50,11 +50,10 @@ class SimulatedCluster:
         for host in self.hosts:
             host.on_gone = self._gone
         Children.machines = {machine.address: machine for machine in (*self.gcms, *self.hosts)}
-        self.topics = self.burst = 1
+        self.traffic = Traffic(20.0, 1, 1)  # of each publisher
         self.trace: list[str] = []
         self._healing: list[Callable[[], None]] = []  # what still has to be undone
         self._began = loop.time()
-        self.rate = 40.0
 
     def _gone(self, process: Process) -> None:
         if process.name.startswith("monitor/"):
@@ -76,12 +75,7 @@ class SimulatedCluster:
         self._client_of[machine.name] = what
         random = Random(self._random.getrandbits(64))
         if what == "publisher":
-            machine.run(
-                label,
-                lambda stop: publish(
-                    self.books, ZOOKEEPER, QUEUE, label, Traffic(self.rate, self.burst, self.topics), random, stop
-                ),
-            )
+            machine.run(label, lambda stop: publish(self.books, ZOOKEEPER, QUEUE, label, self.traffic, random, stop))
         else:
             machine.run(label, lambda stop: subscribe(self.books, ZOOKEEPER, QUEUE, label, stop))
         return machine

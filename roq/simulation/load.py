@@ -22,7 +22,7 @@ from roq.simulation.loop import SimulatedLoop
 OPEN_SECONDS, AGAIN_SECONDS = 60.0, 0.3
 FLUSH_EVERY_SECONDS, FLUSH_SECONDS, CLOSE_SECONDS = 2.0, 10.0, 10.0
 KNOWN_SECONDS = 15.0  # before a publisher's death: what it told a Monitor of itself may have been told to that one alone
-STALL_SECONDS = 10.0  # without a message after everything was healed, while publishers go on
+STALL_SECONDS = 7.0  # without a message after everything was healed, while publishers go on
 
 
 @dataclass

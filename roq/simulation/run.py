@@ -14,21 +14,22 @@ from pathlib import Path
 from random import Random
 
 import roq
+from roq.errors import RoqError
 from roq.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.simulation.coordination import Coordinator
 from roq.simulation.faults import GENTLE, Fault, plan
 from roq.simulation.invariants import Inspector
-from roq.simulation.load import judge
+from roq.simulation.load import Traffic, judge
 from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
 from roq.simulation.network import Network
 from roq.simulation.surroundings import Wall, replaced
 
-SESSION_SECONDS, FAULT_SECONDS = 4.0, 40.0
+SESSION_SECONDS, FAULT_SECONDS = 4.0, 37.0
 BACK_SECONDS = 8.0  # after everything was healed: sessions end, hosts come back, everybody joins again
 BURST_KEPT = 8  # messages at once that no Exchange drops for
 LOOK_SECONDS = 0.1
 WRONG_MAX = 5  # of one kind; the first tell it
-SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 20.0, 21.0, 6.0
+SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 18.0, 21.0, 6.0
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,12 @@ def simulate(
             loop.run_until_complete(_scenario(cluster, chosen, seconds, random))
         except Standstill as error:
             wrong.append(f"standstill: {error}")
-        except TimeoutError:
-            wrong.append("the cluster did not come up")
+        except (TimeoutError, RoqError) as error:
+            wrong.append(f"the cluster did not come up: {error!r}")
         virtual, wrong = loop.time() - BOOTED_SECONDS, wrong + cluster.defects() + inspector.wrong[:WRONG_MAX]
         cluster.end()
         loop.dispose()
-    gentle = all(fault.kind in GENTLE for fault in chosen) and cluster.burst <= BURST_KEPT
+    gentle = all(fault.kind in GENTLE for fault in chosen) and cluster.traffic.burst <= BURST_KEPT
     wrong += judge(cluster.books, gentle=gentle)
     figures = (*cluster.books.counts(), loop.steps, virtual, time.monotonic() - began)
     return Run(seed, chosen, cluster.trace, wrong, loop.trace, *figures)
@@ -108,8 +109,8 @@ def _folder() -> Iterator[Path]:
 
 async def _scenario(cluster: SimulatedCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
     overflow = random.choice(("block", "drop"))
-    cluster.topics = random.choice((1, 3, 3))
-    cluster.rate, cluster.burst = random.choice(((5.0, 1), (20.0, 1), (5.0, 8), (0.7, 150), (0.7, 150)))
+    topics = random.choice((1, 3, 3))
+    cluster.traffic = Traffic(*random.choice(((5.0, 1), (20.0, 1), (5.0, 8), (0.7, 150), (0.7, 150))), topics)
     cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01, 0.05)) for host in cluster.hosts}
     cluster.start()
     exchanges = random.choice((1, 1, 2))
@@ -123,7 +124,7 @@ async def _scenario(cluster: SimulatedCluster, faults: Sequence[Fault], seconds:
 
     await cluster.administer(prepare)
     began = cluster.loop.time()
-    cluster.told(f"a queue, overflow {overflow}, {exchanges} Exchanges; {cluster.topics} topics, bursts of {cluster.burst}")
+    cluster.told(f"a queue, overflow {overflow}, {exchanges} Exchanges; {topics} topics, bursts of {cluster.traffic.burst}")
     for what in ("subscriber", "publisher", "subscriber", "publisher"):
         cluster.client(what)
     for fault in faults:
@@ -131,7 +132,6 @@ async def _scenario(cluster: SimulatedCluster, faults: Sequence[Fault], seconds:
         cluster.do(fault)
     await asyncio.sleep(max(0.0, began + seconds - cluster.loop.time()))
     cluster.heal()
-    await asyncio.sleep(2.0)
     cluster.books.healed = cluster.loop.time() + BACK_SECONDS
     await asyncio.sleep(SETTLE_SECONDS)
     cluster.books.ending = cluster.loop.time()

@@ -17,17 +17,19 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 from roq.errors import Closed, FrameError, Unavailable
-from roq.runtime.router import tune
+from roq.runtime.router import DEAD_SECONDS, tune
 from roq.wire import zmtp
 
 QUICK_SECONDS = 0.05  # an answer is first waited for so long, deaf to the bell
 CONNECT_SECONDS = 2.0
-SEND_SECONDS = 2.0  # without room for a single byte more
+SEND_SECONDS = 2.0  # without room for a single byte more: then the other end has to live, and the caller to want to wait on
 IDLE_SECONDS = 0.5  # an unused connection may have ended meanwhile
 RECEIVE_BYTES = 256 * 1024
 _HELLO = zmtp.hello(b"DEALER")
+_TCP_INFO = struct.Struct("=3xB20xI")  # of tcp_info: probes that were not answered yet, segments that were not
 
 
 class Bell:
@@ -74,15 +76,36 @@ class Line:
         self._used = 0.0  # monotonic
         self.received = 0  # bytes, ever: whether a large answer is still on its way
 
-    def send(self, message: bytes) -> None:
-        """Raises Unavailable if there is no connection, or it takes nothing."""
+    def send(self, message: bytes, wait_on: Callable[[], bool] = lambda: False) -> None:
+        """Raises Unavailable if there is no connection, or it takes nothing; Closed when the bell rings.
+
+        A server that is sent many large messages takes them one after the other: `wait_on` is asked every SEND_SECONDS whether
+        to wait for our turn, as long as the other end's kernel answers.
+        """
         try:
             if self._socket is not None and time.monotonic() - self._used > IDLE_SECONDS:
                 self._glance(self._socket)
             connection = self._socket or self._connect()
-            connection.sendall(zmtp.frame(message))
+            self._send(connection, memoryview(zmtp.frame(message)), wait_on)
         except OSError as error:
             raise self._ended(error) from error
+
+    def _send(self, connection: socket.socket, data: memoryview, wait_on: Callable[[], bool]) -> None:
+        waited = 0.0
+        while data:
+            began = time.monotonic()
+            try:
+                data = data[connection.send(data) :]
+            except BlockingIOError:
+                if self._bell.rung:
+                    self.close()  # half a message has left
+                    raise Closed from None
+                if not (_answers(connection) and wait_on()):
+                    raise
+                waited += time.monotonic() - began
+                _patience(connection, waited + DEAD_SECONDS)  # the kernel's own would end with DEAD_SECONDS
+        if waited:
+            _patience(connection, DEAD_SECONDS)
 
     def _connect(self) -> socket.socket:
         connection = socket.create_connection(self._address, CONNECT_SECONDS)
@@ -162,6 +185,16 @@ class Line:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _answers(connection: socket.socket) -> bool:
+    """Whether the other end's kernel has answered all that was sent: it lives, and has no room for more."""
+    probes, unacked = _TCP_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+    return bool(unacked == 0 and probes <= 1)
+
+
+def _patience(connection: socket.socket, seconds: float) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
 def _timeval(seconds: float) -> bytes:

@@ -42,7 +42,7 @@ class FollowerLink:
         line, id, deadline = self._lines.take(endpoint), next(self._ids), time.monotonic() + seconds
         kept = False
         try:
-            line.send(seal(EnvelopeKind.REQUEST, id, request))
+            line.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < deadline)
             while (parts := line.receive(deadline)) is not None:
                 envelope = open_envelope(parts[-1])
                 if envelope.id != id:

@@ -36,6 +36,7 @@ from roq.workqueue.master_link import MasterLink
 
 T = TypeVar("T", bound=msgspec.Struct)
 PART_SECONDS = 5.0  # one part, on stable storage
+TURN_SECONDS = 15.0  # until a store that is sent many parts takes ours
 COPY_SECONDS = 30.0  # the stores among themselves
 UPLOADS_MAX = 5  # of one payload, each to another store
 DAMAGE = (DataLost, StorageFailed, TaskNotFound)  # a store that says so has no copy that is of use
@@ -135,8 +136,9 @@ class BigPayloads:
         return payload
 
     def _ask(self, line: Line, request: store_wire.Request, expect: type[T]) -> T:
-        id, deadline = next(self._ids), time.monotonic() + PART_SECONDS
-        line.send(seal(EnvelopeKind.REQUEST, id, request))
+        id, until = next(self._ids), time.monotonic() + TURN_SECONDS
+        line.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < until)
+        deadline = time.monotonic() + PART_SECONDS
         while True:
             parts = line.receive(deadline)
             if parts is None:

@@ -117,9 +117,16 @@ class MasterLink:
 
     def _once(self, line: Line, body: wire.Request, deadline: float, look: float, limit: float) -> msgspec.Struct:
         """Until `deadline`, put off to `limit` at most while a large answer comes in; or until the GCM, asked from `look` on,
-        says that another one leads."""
-        id = next(self._ids)
-        line.send(wire.seal_call(id, body))
+        says that another one leads. Sending does not count, as long as the master leads."""
+        id, began = next(self._ids), time.monotonic()
+
+        def wait_on() -> bool:
+            now = time.monotonic()
+            return now < limit and self._locate(line.endpoint, min(limit, now + LOOK_SECONDS)) == line.endpoint
+
+        line.send(wire.seal_call(id, body), wait_on)
+        took = time.monotonic() - began  # it is no silence of the master, which may have had others to read
+        deadline, look = min(limit, deadline + took), look + took
         received = line.received
         while True:
             parts = line.receive(min(deadline, look))

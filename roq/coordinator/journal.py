@@ -48,6 +48,7 @@ class Journal:
             os.close(self._lock)
             raise
         self._snapshot_position, self._snapshot_bytes = self._log.newest_snapshot()
+        self._tried = 0  # position of the last one that was begun; there may have been no room for it
 
     def replay(self) -> Tree:
         """The tree as it was. What it is made of is durable when this returns."""
@@ -76,13 +77,15 @@ class Journal:
         return position
 
     def wants_snapshot(self) -> bool:
-        """Whether reading it again would take much longer than reading a snapshot."""
-        return self._log.end - self._snapshot_position > max(SNAPSHOT_BYTES_MIN, self._snapshot_bytes)
+        """Whether reading it again would take much longer than reading a snapshot, and the last try is not just over."""
+        last = max(self._snapshot_position, self._tried)
+        return self._log.end - last > max(SNAPSHOT_BYTES_MIN, self._snapshot_bytes)
 
     def snapshot(self, position: int, image: bytes) -> None:
         """Keep the image of the tree behind `position`, and forget what went before. Raises StorageFailed, StorageFull."""
         with self._log.upkeep() as mine:
             if mine:
+                self._tried = position
                 self._log.snapshot(position, image)
                 self._snapshot_position, self._snapshot_bytes = position, len(image)
 

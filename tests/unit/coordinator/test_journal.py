@@ -5,6 +5,7 @@ kill -9 of a coordinator that serves is tests/integration/test_coordinator_crash
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from roq.coordinator import journal as journal_module
 from roq.coordinator.changes import encode
 from roq.coordinator.journal import Journal
 from roq.coordinator.tree import Tree
-from roq.errors import CallError, StorageFailed, UnknownFormat
+from roq.errors import CallError, StorageFailed, StorageFull, UnknownFormat
 from roq.log.local import LocalLog
 from roq.log.local.disk import Disk
 from roq.log.local.layout import ENTRY_HEAD, HEAD
@@ -137,6 +138,41 @@ def test_a_torn_end_is_cut_at_every_byte(tmp_path: Path, junk: bytes) -> None:
         kept.close()
         assert replayed(torn).image() == kept.tree.image()
         shutil.rmtree(torn)
+
+
+class FullDisk(Disk):
+    """Has no room for another file."""
+
+    full = False
+
+    def replace(self, room: Path, path: Path, data: bytes) -> None:
+        if self.full and path.suffix == ".snapshot":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().replace(room, path, data)
+
+
+def test_a_snapshot_without_room_is_not_tried_with_every_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "SNAPSHOT_BYTES_MIN", 8 * 1024)
+    disk = FullDisk()
+    kept = Kept(tmp_path, disk)
+    kept.open_session()
+    kept.ask(Create("/n", b"", OPEN_ACL, 0, False))
+    disk.full, tries = True, 0
+    for number in range(100):
+        position = kept.ask(SetData("/n", b"%1000d" % number, -1))
+        if kept.journal.wants_snapshot():
+            tries += 1
+            with pytest.raises(StorageFull):
+                kept.journal.snapshot(position, encode(kept.tree.image()))
+    assert 5 < tries < 15
+    disk.full = False
+    while not kept.journal.wants_snapshot():
+        position = kept.ask(SetData("/n", b"%1000d" % 1, -1))
+    kept.journal.snapshot(position, encode(kept.tree.image()))
+    assert not kept.journal.wants_snapshot()
+    kept.close()
+    forget_boot(tmp_path)
+    assert replayed(tmp_path).image() == kept.tree.image()
 
 
 class Killed(BaseException):

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from roq.local import leftovers, starter
+from tests.harness import commands
 
 ROOT = Path(__file__).parents[2]
 COMMAND_SECONDS = 30.0
@@ -149,10 +150,7 @@ class Cli:
         self.cluster = cluster
 
     def run(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> subprocess.CompletedProcess[bytes]:
-        command = [sys.executable, "-m", "roq.cli", *arguments]
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, env=environment(self.cluster), timeout=COMMAND_SECONDS, check=False
-        )
+        done = commands.run(*arguments, stdin=stdin, environment=environment(self.cluster), timeout=COMMAND_SECONDS)
         assert done.returncode == code, (arguments, done.stdout[-2000:], done.stderr[-2000:])
         return done
 

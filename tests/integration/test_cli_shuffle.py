@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import roq.shuffle
+from tests.harness import commands
 from tests.integration.running import RunningCluster
 from tests.integration.test_cli import COMMAND_SECONDS, ROOT
 
@@ -22,13 +23,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
 
 def run(*arguments: str, code: int = 0, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
-    done = subprocess.run(
-        [sys.executable, "-m", "roq.cli", "shuffle", *arguments],
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-        timeout=COMMAND_SECONDS,
-        check=False,
-    )
+    done = commands.run("shuffle", *arguments, environment={**os.environ, **(environment or {})}, timeout=COMMAND_SECONDS)
     assert done.returncode == code, (arguments, done.stdout[-2000:], done.stderr[-2000:])
     return done
 

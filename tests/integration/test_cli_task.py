@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from roq import blocking
+from tests.harness import commands
 from tests.integration.running import RunningCluster
 from tests.integration.test_cli import COMMAND_SECONDS, ROOT, hears_ctrl_c
 from tests.integration.workqueue_rig import new_address, removed_at_the_end
@@ -27,14 +28,7 @@ pytestmark = pytest.mark.timeout(90)
 
 
 def task(*arguments: str, stdin: bytes = b"", code: int = 0) -> subprocess.CompletedProcess[bytes]:
-    done = subprocess.run(
-        [sys.executable, "-m", "roq.cli", "task", *arguments],
-        input=stdin,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=COMMAND_SECONDS,
-        check=False,
-    )
+    done = commands.run("task", *arguments, stdin=stdin, timeout=COMMAND_SECONDS)
     assert done.returncode == code, (arguments, done.stdout[-2000:], done.stderr[-2000:])
     return done
 
@@ -266,7 +260,7 @@ def test_a_queue_is_not_moved_to_itself_however_it_is_written(tmp_path: Path) ->
 def test_a_killed_move_loses_nothing_and_the_next_one_repeats_nothing(tmp_path: Path) -> None:
     source, target = f"file://{tmp_path}/from", f"log://{tmp_path}/to"
     with blocking.open_queue(source) as giver, blocking.open_queue(target) as taker:
-        ids = giver.put_many(b"%d" % number for number in range(5000))
+        ids = giver.put_many(b"%d" % number for number in range(2500))
         moving = started("move", source, target)
         deadline = time.monotonic() + COMMAND_SECONDS
         while taker.status().inserted < 10:

@@ -240,8 +240,9 @@ class OrderMachine:
         """The topic is new to us, or was forgotten: what came before our time on it is no gap."""
         header, forgotten = event.header, publisher.forgotten
         if publisher.doubtful:
-            last = header.previous if header.sequence > baseline else header.sequence + header.count - 1
-            self._may_be_missing(header.publisher, event.topic.decode(), min(last, baseline), out)
+            # of a replay of what came before our time only the begin is known here: more of it may follow
+            last = min(header.previous, baseline) if header.sequence > baseline else baseline
+            self._may_be_missing(header.publisher, event.topic.decode(), last, out)
         if forgotten <= baseline or header.previous <= baseline < forgotten < header.sequence:
             known = [baseline, header.index if header.previous <= baseline else 0]
         elif header.previous > forgotten:

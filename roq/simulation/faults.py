@@ -47,7 +47,7 @@ WEIGHTS: dict[Kind, int] = {
     Kind.EXPIRE: 1,
     Kind.STOP_CLIENT: 2,
     Kind.KILL_CLIENT: 2,
-    Kind.NEW_CLIENT: 4,
+    Kind.NEW_CLIENT: 2,
     Kind.SLOW_HOST: 1,
     Kind.STEP_CLOCK: 1,
     Kind.ADD_EXCHANGE: 3,
@@ -64,8 +64,11 @@ GENTLE = {
     Kind.ADD_EXCHANGE,
     Kind.MOVE_PUBLISHERS,
     Kind.REMOVE_EXCHANGE,
-}  # no message may be lost for these
-GENTLE_SHARE = 0.25  # of the seeds have no other faults
+}
+LOSSLESS = GENTLE | {Kind.KILL_CHILD, Kind.KILL_HCM}  # no message may be lost for these: what was killed comes back
+HARMFUL = {Kind.KILL_CHILD, Kind.KILL_HCM, Kind.LOSE_POWER, Kind.CUT_HOST, Kind.EXPIRE}
+FOLLOWED_SHARE, FOLLOWED_SECONDS = 0.5, 6.0  # of these a client follows, that soon
+GENTLE_SHARE, LOSSLESS_SHARE = 0.15, 0.35  # of the seeds have no other faults
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,9 @@ class Fault:
 
 def plan(random: Random, seconds: float) -> list[Fault]:
     """The faults of a run, by time."""
-    gentle = random.random() < GENTLE_SHARE
-    chosen = [kind for kind in WEIGHTS if kind in GENTLE or not gentle]
+    drawn = random.random()
+    allowed = GENTLE if drawn < GENTLE_SHARE else LOSSLESS if drawn < GENTLE_SHARE + LOSSLESS_SHARE else set(Kind)
+    chosen = [kind for kind in WEIGHTS if kind in allowed]
     faults, at = [], CLEAN_SECONDS
     while True:
         at += random.expovariate(1 / BETWEEN_SECONDS) if random.random() < 0.7 else random.random() * 0.05
@@ -94,4 +98,9 @@ def plan(random: Random, seconds: float) -> list[Fault]:
         kind = random.choices(chosen, [WEIGHTS[kind] for kind in chosen])[0]
         length = random.choice((0.05, 0.5, 2.0, 5.0, 9.0)) * (0.5 + random.random())
         faults.append(Fault(at, kind, length, random.random(), random.random()))
-    return faults
+        if (
+            kind in HARMFUL and random.random() < FOLLOWED_SHARE
+        ):  # whoever comes just then is served by those who don't know yet
+            soon = at + random.random() * FOLLOWED_SECONDS
+            faults.append(Fault(soon, Kind.NEW_CLIENT, 0.0, random.random(), random.random()))
+    return sorted(faults, key=lambda fault: fault.at)

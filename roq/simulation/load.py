@@ -171,11 +171,11 @@ async def _read(books: Books, book: Received, subscriber: roq.Subscriber, told: 
         take_told()
 
 
-def judge(books: Books, *, gentle: bool) -> list[str]:
-    """What is wrong, in words; empty if nothing is. gentle: nothing happened that a message may be lost for."""
+def judge(books: Books, *, lossless: bool) -> list[str]:
+    """What is wrong, in words; empty if nothing is. lossless: nothing happened that a message may be lost for."""
     wrong = list(books.errors)
-    if gentle and (told := books.counts()[2]):
-        wrong.append(f"{told} messages were lost, and nothing had happened")
+    if lossless and (told := books.counts()[2]):
+        wrong.append(f"{told} messages were lost, and nothing had happened that may cost any")
     known = {one.id: one for one in books.published}
     for book in books.received:
         wrong += [f"{book.label}: messages of an unknown publisher {id:x}" for id in sorted(book.got.keys() - known.keys())]

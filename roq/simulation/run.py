@@ -17,7 +17,7 @@ import roq
 from roq.errors import RoqError
 from roq.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.simulation.coordination import Coordinator
-from roq.simulation.faults import GENTLE, Fault, plan
+from roq.simulation.faults import LOSSLESS, Fault, plan
 from roq.simulation.invariants import Inspector
 from roq.simulation.load import Traffic, judge
 from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
@@ -79,8 +79,8 @@ def simulate(
         virtual, wrong = loop.time() - BOOTED_SECONDS, wrong + cluster.defects() + inspector.wrong[:WRONG_MAX]
         cluster.end()
         loop.dispose()
-    gentle = all(fault.kind in GENTLE for fault in chosen) and cluster.traffic.burst <= BURST_KEPT
-    wrong += judge(cluster.books, gentle=gentle)
+    lossless = all(fault.kind in LOSSLESS for fault in chosen) and cluster.traffic.burst <= BURST_KEPT
+    wrong += judge(cluster.books, lossless=lossless)
     figures = (*cluster.books.counts(), loop.steps, virtual, time.monotonic() - began)
     return Run(seed, chosen, cluster.trace, wrong, loop.trace, *figures)
 

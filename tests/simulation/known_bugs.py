@@ -11,12 +11,16 @@ from typing import Any, NamedTuple
 
 import roq.client.link
 import roq.coordination.multi
+import roq.coordination.session
+import roq.coordination.watch
 import roq.monitor.membership
 import roq.monitor.process
 import roq.runtime.child
 import roq.runtime.sockets
-from roq.client import order, path, publisher, ring, subscriber
+from roq.client import lane, order, path, publisher, ring, subscriber
+from roq.coordination.operations import ANY_VERSION, Check
 from roq.monitor.former import FormerLives
+from roq.simulation import machines
 from roq.wire.assignment import Overflow
 
 Bug = Callable[[], contextlib.AbstractContextManager[None]]
@@ -89,6 +93,19 @@ def _reconnecting_link() -> contextlib.AbstractContextManager[None]:
     )
 
 
+async def _confirmed_at_once(lane: Any, timeout_seconds: float) -> None:
+    return
+
+
+def _broken_for_good(kept: ring.Ring) -> None:
+    """The path is lost, and what was sent on it counts as arrived."""
+    kept._marks.clear()
+
+
+def _deaf_watch(watch: Any) -> None:
+    return
+
+
 BUGS: dict[str, Known] = {
     "older messages of another topic follow a replay": Known(_rule(order, order.OrderMachine, "order_topics"), 0),
     "repeats are delivered": Known(_rule(order, order.OrderMachine, "drop_repeats"), 0),
@@ -108,4 +125,18 @@ BUGS: dict[str, Known] = {
     "a publisher's link connects again by itself": Known(_reconnecting_link, 0),
     "beacons are sent once": Known(lambda: _put((publisher.Publisher, "_look_after_beacons", lambda one: None)), 0),
     "a fenced Monitor names nobody": Known(lambda: _put((roq.monitor.process.Monitor, "_fenced", lambda one, term: None)), 0),
+    "flush says at once that all is well": Known(lambda: _put((lane.Lane, "confirm", _confirmed_at_once)), 0),
+    "what was sent on a lost path is not sent again": Known(lambda: _put((ring.Ring, "broken", _broken_for_good)), 0),
+    "watches are not read again after a reconnection": Known(
+        lambda: _put(
+            (roq.coordination.watch.Watch, "reread", _deaf_watch), (roq.coordination.session, "REREAD_SECONDS", 600.0)
+        ),
+        0,
+    ),
+    "an HCM that comes back adopts nothing": Known(
+        lambda: _put((machines.Children, "adopt", lambda children, name, pid, started, log_path: False)), 0
+    ),
+    "writes of a former reign are not refused": Known(
+        lambda: _put((roq.coordination.multi, "Check", lambda path, version: Check(path, ANY_VERSION))), 0
+    ),
 }

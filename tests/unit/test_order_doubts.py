@@ -37,6 +37,16 @@ def test_a_publisher_that_begins_after_the_gap_raises_no_doubt() -> None:
     assert [*other.data(1, "a", 1), *other.data(1, "b", 2)] == ["a1", "b2"]
 
 
+def test_a_replay_of_what_came_before_is_doubted_to_its_end() -> None:
+    """The subscriber was cut off, met the publisher at its eighth message, and the replay that follows begins with the first."""
+    one = passed_by()
+    assert one.data(1, "a", 8, previous=5, index=3) == ["lost any of a1..5", "a8"]
+    one.opens(2, 0, "Z")
+    told = [*one.data(2, "b", 1), *one.data(2, "b", 2, previous=1), *one.data(2, "b", 4, previous=2)]
+    assert told == ["lost any of b1..7"], "each of them may have been for us"
+    assert one.data(2, "b", 9, previous=4, index=4) == ["b9"]
+
+
 def test_a_topic_that_begins_after_the_gap_raises_no_doubt() -> None:
     one = passed_by()
     assert one.data(2, "a", 10, previous=0, index=0) == ["a10"]
@@ -105,7 +115,7 @@ def test_a_replay_of_what_was_before_the_first_message_met_is_doubted() -> None:
     assert one.data(1, "a", 6, previous=5, index=3) == ["lost any of a1..5", "a6"]
     one.opens(2, 0, "A", finished=False)
     assert one.data(2, "a", 1) == []
-    assert one.data(2, "b", 2, count=2) == ["lost any of b1..3"]
+    assert one.data(2, "b", 2, count=2) == ["lost any of b1..5"]
 
 
 def test_doubts_end_when_every_beacon_of_that_time_has_come() -> None:

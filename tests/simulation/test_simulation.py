@@ -15,7 +15,7 @@ from roq.simulation.run import simulate
 from tests.simulation.known_bugs import BUGS
 
 SEEDS, AT_ONCE = 200, 5
-TRIES = 12  # runs to find a bug that is put back, from the seed on that is known to show it
+TRIES = 12  # runs to find a bug that is put back, from the seed on that showed it when this was written
 SHOW = """
 import sys
 from roq.simulation.run import simulate

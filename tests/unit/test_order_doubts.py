@@ -38,7 +38,7 @@ def test_a_publisher_that_begins_after_the_gap_raises_no_doubt() -> None:
 
 
 def test_a_replay_of_what_came_before_is_doubted_to_its_end() -> None:
-    """The subscriber was cut off, met the publisher at its eighth message, and the replay that follows begins with the first."""
+    """It was cut off, met the publisher at its eighth message, and the replay that follows begins with the first one."""
     one = passed_by()
     assert one.data(1, "a", 8, previous=5, index=3) == ["lost any of a1..5", "a8"]
     one.opens(2, 0, "Z")

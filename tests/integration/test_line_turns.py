@@ -70,6 +70,7 @@ def stand_still(port: int) -> socket.socket:
     return stranger
 
 
+@pytest.mark.quick
 def test_who_waits_behind_strangers_that_stand_still_is_served_on_its_connection() -> None:
     with echoing(LIMIT) as (router, got), ExitStack() as stack:
         for _ in range(STRANGERS):
@@ -87,7 +88,7 @@ def test_who_waits_behind_strangers_that_stand_still_is_served_on_its_connection
 
 
 class Turned:
-    """A server that greets, reads nothing until its gate opens, then echoes. patience_ms: what the client's kernel has."""
+    """A server that greets, reads nothing until its gate opens, then echoes."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.gate = threading.Event()

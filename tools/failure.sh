@@ -18,4 +18,4 @@ if ! tools/docker.sh start; then
     exit 1
 fi
 .venv/bin/python tools/image.py >/dev/null
-.venv/bin/python -m pytest -q --durations=10 tests/failure "$@"
+exec tools/pytest.sh failure "$@"

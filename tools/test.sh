@@ -3,7 +3,7 @@
 #   quick  checks, unit and model tests, simulated clusters, and of integration, Spark and failure tests those marked `quick`
 #   rest   what quick leaves out; interop tests (other people's programs) too
 #   all    both, every test once
-# Unit, model, simulation and integration tests run two at a time (tools/pytest.sh). Each section of tests tells its ten slowest, each section
+# How many run at a time: tools/pytest.sh. Each section of tests tells its ten slowest, each section
 # its time, the last lines tell all times. Every section runs even if an earlier one failed; the exit code tells whether all passed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

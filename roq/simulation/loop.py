@@ -61,6 +61,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._now = BOOTED_SECONDS
         self._random = random
         self.steps = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # a heap
+        self._asked = 0  # timers so far
         self._dead: list[Process] = []
         self._readers: dict[int, asyncio.Handle] = {}
         self.set_task_factory(self._new_task)
@@ -73,28 +75,30 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Virtual seconds."""
         return self._now
 
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """What is due at the same time runs in the order in which it was asked for."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._asked += 1
+        heapq.heappush(self._timers, (when, self._asked, timer))
+        return timer
+
     def _run_once(self) -> None:
-        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        timers = self._timers
         ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
-        while scheduled and scheduled[0]._cancelled:
-            self._timer_handle_cancelled_popped(heapq.heappop(scheduled))
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
         if not ready:
-            if not scheduled:
+            if not timers:
                 raise Standstill("nothing is left to do, now or later")
-            self._now = max(self._now, scheduled[0].when())
-        while scheduled and scheduled[0].when() <= self._now:
-            timer = heapq.heappop(scheduled)
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if not timer._cancelled:
-                ready.append(timer)
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:
                 self._run_handle(handle)
-
-    def _timer_handle_cancelled_popped(self, timer: asyncio.TimerHandle) -> None:
-        self._timer_cancelled_count = max(0, self._timer_cancelled_count - 1)  # type: ignore[has-type]
-        timer._scheduled = False  # type: ignore[attr-defined]
 
     def _run_handle(self, handle: asyncio.Handle) -> None:
         process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
@@ -158,7 +162,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def dispose(self) -> None:
         """Take apart what is left, timers too."""
         self.bury()
-        self._scheduled.clear()  # type: ignore[attr-defined]
+        self._timers.clear()
         self._ready.clear()  # type: ignore[attr-defined]
         if not self.is_closed():
             self.close()

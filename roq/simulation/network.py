@@ -66,13 +66,17 @@ class End:
         if not self._network.is_open(self.peer.address, self.address):
             self._network.blocked.append(self)
             return
-        now = self._network.loop.time()
+        now, items, ended = self._network.loop.time(), [], False
         while self.way and self.way[0][0] <= now:
             item = self.way.popleft()[1]
             if item is _FIN:
-                self._tell_closed()
-            elif not self.closed and self.process.fate is not Fate.DEAD:
-                self._network.loop.call_soon(self._take, item, context=self._context)
+                ended = True
+            else:
+                items.append(item)
+        if items and not self.closed and self.process.fate is not Fate.DEAD:
+            self._network.loop.call_soon(self._take, items, context=self._context)
+        if ended:
+            self._tell_closed()
         self._wait()
 
     def go_on(self) -> None:
@@ -80,9 +84,10 @@ class End:
         if self._timer is None:
             self._wait()
 
-    def _take(self, item: Any) -> None:
-        if not self.closed:
-            self.on_item(item)
+    def _take(self, items: list[Any]) -> None:
+        for item in items:
+            if not self.closed:
+                self.on_item(item)
 
     def _tell_closed(self) -> None:
         if not self.closed and not self._told:

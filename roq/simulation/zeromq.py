@@ -21,6 +21,7 @@ from roq.wire.limits import CONTROL_BYTES_MAX
 
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 PUBLISHING, SUBSCRIBING = (zmq.PUB, zmq.XPUB), (zmq.SUB, zmq.XSUB)
+_AGAIN = zmq.Again()  # one for all: to make one takes longer than to find out that there is nothing
 
 
 class _Pipe:
@@ -30,6 +31,9 @@ class _Pipe:
         self._socket, self.end = socket, end
         self.inbox: deque[list[bytes]] = deque()
         self.unread = 0  # of what we sent, by the other side
+        self._read = 0  # of what came, and not said so yet
+        self._half: int = socket.get(zmq.RCVHWM) // 2
+        self._most: int = socket.get(zmq.SNDHWM) + socket.get(zmq.RCVHWM)
         self.topics: dict[bytes, int] = {}  # the other side's subscriptions
         self.again: Callable[[], None] = lambda: None  # connects anew when it is over
         end.on_item, end.on_closed = self._item, self._closed
@@ -40,16 +44,20 @@ class _Pipe:
 
     def full(self) -> bool:
         """Whether one more message is beyond both sides' marks."""
-        return bool(self.unread >= self._socket.get(zmq.SNDHWM) + self._socket.get(zmq.RCVHWM))
+        return self.unread >= self._most
 
     def send(self, parts: Sequence[bytes]) -> None:
         self.unread += 1
         self.end.send(("message", list(parts)))
 
     def read(self) -> list[bytes]:
-        """The next message; the other side has room for one more."""
-        self.end.send(("room", None))
-        return self.inbox.popleft()
+        """The next message. The other side hears of the room as with libzmq: of half a queue at once, or when all is read."""
+        parts = self.inbox.popleft()
+        self._read += 1
+        if not self.inbox or self._read > self._half:
+            self.end.send(("room", self._read))
+            self._read = 0
+        return parts
 
     def wants(self, topic: bytes) -> bool:
         return any(topic.startswith(prefix) for prefix in self.topics)
@@ -57,7 +65,7 @@ class _Pipe:
     def _item(self, item: tuple[str, Any]) -> None:
         what, value = item
         if what == "room":
-            self.unread -= 1
+            self.unread -= value
             self._socket.news()
         elif what == "message":
             if sum(map(len, value)) > self._socket.bytes_max:
@@ -265,7 +273,7 @@ class Socket:
             return
         open_ = [pipe for pipe in self._pipes if not pipe.full()]
         if not open_:
-            raise zmq.Again
+            raise _AGAIN.with_traceback(None)
         self._turn += 1
         open_[self._turn % len(open_)].send(parts)
 
@@ -273,7 +281,7 @@ class Socket:
         topic = bytes(parts[0])
         matching = [pipe for pipe in self._pipes if pipe.wants(topic)]
         if self.get(zmq.XPUB_NODROP) and any(pipe.full() for pipe in matching):
-            raise zmq.Again
+            raise _AGAIN.with_traceback(None)
         for pipe in matching:
             if not pipe.full():
                 pipe.send(parts)
@@ -295,7 +303,7 @@ class Socket:
                 if pipe.end.closed and not pipe.inbox:
                     self._pipes.remove(pipe)
                 return parts
-        raise zmq.Again
+        raise _AGAIN.with_traceback(None)
 
     def news(self) -> None:
         """Something can be read or written that could not before."""

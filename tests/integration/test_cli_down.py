@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,17 @@ def test_root_does_to_another_users_processes_what_they_say_and_to_nobody_elses(
         assert ours.poll() is None
 
 
+def port_2181() -> socket.socket:
+    """As soon as no other test's cluster has it."""
+    until = time.monotonic() + SECONDS
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", 2181))
+        except OSError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
 def test_a_second_cluster_says_that_the_port_is_taken(tmp_path: Path) -> None:
     one, decoy = tmp_path / "one", tmp_path / "decoy" / "zoo.cfg"
     decoy.parent.mkdir()
@@ -163,8 +175,7 @@ def test_a_second_cluster_says_that_the_port_is_taken(tmp_path: Path) -> None:
             subprocess.Popen(["sh", "-c", "read line", "sh", one / "zookeeper" / "zoo.cfg", decoy], stdin=subprocess.PIPE)
         )
         stack.callback(reader.kill)
-        with contextlib.suppress(OSError):  # somebody has it already
-            stack.enter_context(socket.create_server(("127.0.0.1", 2181)))
+        stack.enter_context(port_2181())
         process, _, _ = stack.enter_context(up(one))
         assert process.stderr is not None
         line = process.stderr.readline().decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,15 @@ import roq.spark
 
 
 @pytest.fixture
-def workers(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Sets what PYSPARK_PYTHON would have, had it been set before the session was made."""
+def workers(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Sets what PYSPARK_PYTHON would have, had it been set before the session was made.
+
+    In the end the formats are registered for this Python again.
+    """
     monkeypatch.setattr(spark.sparkContext, "pythonExec", sys.executable)
-    return monkeypatch
+    yield monkeypatch
+    monkeypatch.undo()
+    roq.spark.register(spark)
 
 
 def refusal(spark: SparkSession, workers: pytest.MonkeyPatch, program: Path | str) -> str:

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from roq.testing.cluster import CLIENT
-
 WINDOWS = 8
 WARM_UP_SECONDS = 600.0
 WARM_UP_SHARE = 1 / 3  # of a run that is too short for WARM_UP_SECONDS
@@ -41,10 +39,10 @@ class Reading(NamedTuple):
 
 
 class Series:
-    """One life of a process: its readings, seconds after the start of the load."""
+    """One life of a process: its readings, seconds after the start of the load. floor: bytes its memory may grow by."""
 
-    def __init__(self, machine: str, name: str, pid: int) -> None:
-        self.machine, self.name, self.pid = machine, name, pid
+    def __init__(self, machine: str, name: str, pid: int, floor: int = MEMORY_FLOOR) -> None:
+        self.machine, self.name, self.pid, self.floor = machine, name, pid, floor
         self.at = array("d")
         self.columns = tuple(array("Q") for _ in Reading._fields)
 
@@ -139,9 +137,8 @@ def judge(series: Sequence[Series], znodes: Sequence[tuple[float, int]], seconds
 
 def _life(series: Series, warm: float) -> Life:
     memory, private, descriptors, threads = (_trend(series.at, column, warm) for column in series.columns)
-    floor = CLIENT_FLOOR if series.name == CLIENT else MEMORY_FLOOR
     problems = [
-        *_flat("memory", memory, floor),
+        *_flat("memory", memory, series.floor),
         *_more("descriptors", descriptors, DESCRIPTORS_MORE),
         *_more("threads", threads, THREADS_MORE),
     ]

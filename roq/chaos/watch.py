@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from roq.chaos.resources import Reading, Series
+from roq.chaos.resources import CLIENT_FLOOR, MEMORY_FLOOR, Reading, Series
 from roq.errors import RoqError
 from roq.testing import TestedCluster
 from roq.testing.cluster import CLIENT, HostProcess
@@ -40,7 +40,7 @@ class Watch:
             begun = time.monotonic()
             machines = (*self._cluster.gcms, *self._cluster.hosts)
             await asyncio.gather(self._count_znodes(started), *(self._look(name, started) for name in machines))
-            self._read(CLIENT, HostProcess(CLIENT, os.getpid()), started)
+            self._read(CLIENT, HostProcess(CLIENT, os.getpid()), started, CLIENT_FLOOR)
             await asyncio.sleep(begun + self._every - time.monotonic())
 
     async def _look(self, machine: str, started: float) -> None:
@@ -51,11 +51,11 @@ class Watch:
         for process in processes:
             self._read(machine, process, started)
 
-    def _read(self, machine: str, process: HostProcess, started: float) -> None:
+    def _read(self, machine: str, process: HostProcess, started: float, floor: int = MEMORY_FLOOR) -> None:
         begun, reading = read(process.pid)
         if reading is None:
             return
-        series = self._lives.setdefault((process.pid, begun), Series(machine, process.name, process.pid))
+        series = self._lives.setdefault((process.pid, begun), Series(machine, process.name, process.pid, floor))
         if "/" in process.name:  # as its HCM names it; the HCM may have been mute before
             series.name = process.name
         series.add(round(time.monotonic() - started, 1), reading)

@@ -10,7 +10,7 @@ from roq.cli.doctor_copies import check_copies, read_copies
 from roq.cli.doctor_hosts import check_clock, check_hosts, clock_skew_seconds, hosts_seconds, read_hosts
 from roq.cli.finding import Finding, good, warning, wrong
 from roq.client.cluster import Cluster, connect
-from roq.client.overview import Overview, read_overview
+from roq.client.overview import MONITOR_SECONDS, NOT_ASKED, Overview, read_overview
 from roq.coordination.address import parse_address
 from roq.coordination.leader import read_election, read_leader
 from roq.errors import ClusterNotFound, InvalidConfiguration, RoqError, Unavailable
@@ -18,6 +18,7 @@ from roq.wire.zookeeper import COORDINATOR_VERSION
 
 ZOOKEEPER_MIN = (3, 9, 4)
 ANSWER_SECONDS = 3.0
+OVERVIEW_SECONDS = ANSWER_SECONDS + 3 * MONITOR_SECONDS  # the leader's answer, then as long as Monitors that hang may take
 COPIES_SECONDS = 60.0  # every master asks all stores
 ANSWER_BYTES_MAX = 64 * 1024
 FREE_SLOTS_MIN = 1
@@ -41,7 +42,7 @@ async def check_cluster(address: str) -> list[Finding]:
     findings.append(good("Leader", f"{leader.host}:{leader.port}, epoch {leader.epoch}"))
     try:
         async with connect(address) as cluster:
-            async with asyncio.timeout(2 * ANSWER_SECONDS):
+            async with asyncio.timeout(OVERVIEW_SECONDS):
                 begun = time.time()
                 overview = await read_overview(cluster)
                 skew = clock_skew_seconds(overview.time, begun, time.time())
@@ -162,7 +163,7 @@ def _processes(overview: Overview) -> list[Finding]:
 def _queues(overview: Overview) -> list[Finding]:
     findings = []
     for queue in overview.queues:
-        if not queue.running:
+        if not queue.running or queue.problem == NOT_ASKED:
             continue
         show = f"`roq queue show {queue.queue!r}` and `roq host ls` tell more"
         if not queue.ready:
@@ -172,5 +173,9 @@ def _queues(overview: Overview) -> list[Finding]:
         elif queue.lost:
             advice = "its subscribers are too slow: more of them, overflow=block, or a scaling policy"
             findings.append(warning(f"Queue {queue.queue}", f"{queue.lost} messages were lost", advice))
+    skipped = sum(queue.problem == NOT_ASKED for queue in overview.queues)
+    if skipped:
+        advice = "`roq host ls` tells on which hosts the Monitors above are; mend these, then ask again"
+        findings.append(wrong("Queues", f"{skipped} were not looked at: too many other Monitors do not answer", advice))
     running = sum(queue.running for queue in overview.queues)
     return findings or [good("Queues", f"{len(overview.queues)}, {running} running, all ready")]

@@ -21,6 +21,10 @@ from roq.wire.policy import Policy
 
 MONITORS_ASKED_AT_ONCE = 32
 MONITOR_SECONDS = 2.0  # a Monitor that needs longer is shown as not answering
+MONITORS_SILENT_MAX = (
+    64  # once so many do not answer, no more are asked: thousands that hang cost three times as long, not hundreds
+)
+NOT_ASKED = "its Monitor was not asked: too many others do not answer"
 
 
 class HostRow(msgspec.Struct, frozen=True):
@@ -134,10 +138,10 @@ class QueueDetail(msgspec.Struct, frozen=True):
 
 
 async def read_overview(cluster: Cluster) -> Overview:
-    """The cluster with every running queue's Monitor asked. Raises RoqError only if no GCM answers."""
+    """The cluster with every running queue's Monitor asked, unless too many hang. Raises RoqError only if no GCM answers."""
     view = await cluster.view()
-    gate = asyncio.Semaphore(MONITORS_ASKED_AT_ONCE)
-    answers = await asyncio.gather(*(_ask_monitor(cluster, info, gate) for info in view.queues))
+    asking = _Asking()
+    answers = await asyncio.gather(*(_ask_monitor(cluster, info, asking) for info in view.queues))
     found = list(zip(view.queues, answers, strict=True))
     return Overview(
         time=view.time,
@@ -153,7 +157,7 @@ async def read_overview(cluster: Cluster) -> Overview:
 async def read_queue(cluster: Cluster, name: str) -> QueueDetail:
     """One queue; raises QueueNotFound. A Monitor that does not answer leaves its parts empty and `problem` filled."""
     info = await cluster.queue(name)
-    answer = await _ask_monitor(cluster, info, asyncio.Semaphore())
+    answer = await _ask_monitor(cluster, info, _Asking())
     view = answer if isinstance(answer, QueueView) else None
     return QueueDetail(
         summary=_queue_row(info, answer),
@@ -174,17 +178,28 @@ def policy_tables(policy: Policy) -> dict[str, dict[str, float | None]]:
     return {name: msgspec.structs.asdict(part) for name, part in msgspec.structs.asdict(policy).items()}
 
 
-async def _ask_monitor(cluster: Cluster, info: QueueInfo, gate: asyncio.Semaphore) -> QueueView | str:
+class _Asking:
+    """Of many Monitors, a few at a time. silent: how many have not answered."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Semaphore(MONITORS_ASKED_AT_ONCE)
+        self.silent = 0
+
+
+async def _ask_monitor(cluster: Cluster, info: QueueInfo, asking: _Asking) -> QueueView | str:
     """The Monitor's view, or why there is none."""
     if not info.record.running:
         return ""
     if not info.monitors:
         return "no Monitor serves"
-    async with gate:
+    async with asking.gate:
+        if asking.silent >= MONITORS_SILENT_MAX:
+            return NOT_ASKED
         try:
             async with asyncio.timeout(MONITOR_SECONDS):
                 return await cluster.inspect(info.record.name)
         except TimeoutError:
+            asking.silent += 1
             return "its Monitor does not answer"
         except RoqError as error:
             return str(error)

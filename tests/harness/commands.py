@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from roq.cli.main import main
+from roq.cli.main import COMMANDS, GROUPS, main
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES_MAX = 1 << 17
@@ -155,6 +156,8 @@ def _become(command: Command) -> None:
 
 
 if __name__ == "__main__":
+    for name in (*COMMANDS, *GROUPS):
+        importlib.import_module(f"roq.cli.{name}")
     assert threading.active_count() == 1, "what has threads can't be forked"
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as asked:

@@ -13,10 +13,19 @@ import pytest
 from roq.chaos.history import Done
 from roq.chaos.nemesis import Spared
 from roq.chaos.picture import memory
-from roq.chaos.resources import DESCRIPTORS_MORE, THREADS_MORE, ZNODES_MORE, Reading, Resources, Series, judge, warm_up
+from roq.chaos.resources import (
+    CLIENT_FLOOR,
+    DESCRIPTORS_MORE,
+    THREADS_MORE,
+    ZNODES_MORE,
+    Reading,
+    Resources,
+    Series,
+    judge,
+    warm_up,
+)
 from roq.chaos.schedule import Fault, Kind, Role, gentle
 from roq.chaos.watch import read
-from roq.testing.cluster import CLIENT
 
 MIB = 1 << 20
 HOUR = 3600.0
@@ -71,7 +80,7 @@ def test_a_small_process_has_an_absolute_floor() -> None:
 def test_the_client_has_another_floor() -> None:
     def client(megabytes: float) -> Resources:
         series = life(lambda at: with_memory(48 if at < 2400 else megabytes))
-        series.machine = series.name = CLIENT
+        series.floor = CLIENT_FLOOR
         return judge([series], ZNODES, HOUR)
 
     assert client(51.9).problems == ()

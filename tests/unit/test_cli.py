@@ -98,7 +98,8 @@ def test_help_is_exit_code_0_and_tells_every_command() -> None:
 def commands(group: Any, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Every command, with the words that lead to it."""
     found = [words]
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         found += commands(command, (*words, name)) if hasattr(command, "commands") else [(*words, name)]
     return found
 
@@ -108,6 +109,21 @@ def test_every_command_has_help() -> None:
         result = roq(*words, "--help")
         assert result.exit_code == 0, f"{words}: {result.exception}"
         assert "Usage" in result.stdout
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """What `roq …` has imported when it ends."""
+    code = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); import roq.cli.main as m; m.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=30, check=True)
+    return set(done.stderr.split())
+
+
+def test_a_command_imports_only_what_it_needs() -> None:
+    shared = {f"roq.cli.{name}" for name in ("main", "address", "output", "version")}
+    assert {name for name in imported_by("--version") if name.startswith("roq.cli.")} == shared
+    assert not {"docker", "pyarrow", "pytest"} & imported_by("--help")  # which imports all commands
 
 
 def test_version_as_json() -> None:

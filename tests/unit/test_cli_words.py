@@ -35,7 +35,8 @@ def roq(*arguments: str) -> Result:
 
 
 def every_command(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             yield from every_command(command, (*words, name))
         else:

@@ -5,7 +5,9 @@ Not covered: a whole cluster, see tests/integration/test_doctor.py.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter
 
 import msgspec
 import pytest
@@ -18,12 +20,26 @@ from roq.cli.doctor_hosts import HostsState, HostState, check_clock, check_hosts
 from roq.cli.doctor_local import check_local
 from roq.cli.finding import Finding, Verdict
 from roq.cli.main import app
-from roq.client.overview import FailedProcess, HostRow, Overview, QueueRow
+from roq.client import overview as overview_module
+from roq.client.cluster import Cluster
+from roq.client.overview import (
+    MONITORS_ASKED_AT_ONCE,
+    MONITORS_SILENT_MAX,
+    NOT_ASKED,
+    FailedProcess,
+    HostRow,
+    Overview,
+    QueueRow,
+    read_overview,
+)
 from roq.local.leftovers import Origin
 from roq.local.starter import Found
 from roq.runtime.version import SOURCE, installed_version
 from roq.wire import gcm, hcm, shuffle
 from roq.wire import master as wire
+from roq.wire.assignment import MonitorAddress, Overflow, QueueRecord, QueueSettings
+from roq.wire.monitor import QueueView
+from roq.wire.policy import Policy
 from roq.wire.zookeeper import COORDINATOR_VERSION
 
 NOWHERE = "127.0.0.1:1"  # nothing listens there
@@ -232,3 +248,46 @@ def test_the_copies_of_a_shuffle_are_those_of_followers_that_answer_and_have_com
         wire.Shortage("1 ranges", 0, 2, ("a", "b")),
         wire.Shortage("1 ranges", 1, 2, ("b",)),
     ]
+
+
+class Silent(Cluster):
+    """Of these queues; the Monitors of `healthy` answer, all others never do."""
+
+    def __init__(self, queues: int, healthy: set[str]) -> None:
+        super().__init__(NOWHERE)
+        self.asked: list[str] = []
+        self._queues, self._healthy = queues, healthy
+
+    async def view(self) -> gcm.ClusterView:
+        monitor = MonitorAddress("h1", "127.0.0.1", 1, 2)
+        records = [QueueRecord(f"q{number:04}", QueueSettings(), True, "h1", 1, {}, 0.0) for number in range(self._queues)]
+        return gcm.ClusterView(1, "g", 0.0, (), tuple(gcm.QueueInfo(one, (monitor,), True, Policy()) for one in records))
+
+    async def inspect(self, queue: str) -> QueueView:
+        self.asked.append(queue)
+        if queue not in self._healthy:
+            await asyncio.Event().wait()
+        return QueueView(queue, 1, Overflow.DROP, (), (), (), None, {})
+
+
+async def test_thousands_of_silent_monitors_take_bounded_time_and_it_is_told_who_was_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(overview_module, "MONITOR_SECONDS", 0.1)
+    cluster = Silent(2000, {"q0000", "q0033"})
+    async with asyncio.timeout(2.0):
+        found = await read_overview(cluster)
+    told = Counter(queue.problem for queue in found.queues)
+    assert told == {"": 2, "its Monitor does not answer": len(cluster.asked) - 2, NOT_ASKED: 2000 - len(cluster.asked)}
+    assert len(cluster.asked) <= MONITORS_SILENT_MAX + MONITORS_ASKED_AT_ONCE
+    wrong = [finding for finding in check_overview(found) if finding.subject.startswith("Queue")]
+    assert len(wrong) == len(cluster.asked) - 1
+    assert wrong[-1].found.startswith(f"{2000 - len(cluster.asked)} were not looked at")
+    assert wrong[-1].verdict is Verdict.WRONG
+
+
+async def test_a_few_silent_monitors_keep_nobody_from_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview_module, "MONITOR_SECONDS", 0.1)
+    cluster = Silent(500, {f"q{number:04}" for number in range(50, 500)})
+    found = await read_overview(cluster)
+    assert [queue.queue for queue in found.queues if queue.problem] == [f"q{number:04}" for number in range(50)]

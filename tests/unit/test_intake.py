@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roq.runtime.intake import READ_BYTES_MAX, READ_BYTES_MIN, SMALL_BYTES, STILL_LOOKS_MAX, Intake
+from roq.runtime.router import TURN_LOOK_SECONDS
 
 MIB = 1 << 20
 LIMIT = 3 * MIB
@@ -142,3 +143,24 @@ def test_who_stands_still_in_a_small_message_has_no_turn_and_all_of_them_go_at_o
         large[0].read()
         late = list(intake.late())
     assert late == still
+
+
+def test_who_stands_still_in_large_messages_goes_when_its_turn_comes_and_more_go_at_a_time() -> None:
+    """As docs/decisions/0042 tells: 60 with 400 KB each."""
+    intake = Intake(32 * MIB)
+    peers = [Peer(intake, [8 * MIB]) for _ in range(60)]
+    for peer in 8 * peers:
+        if not peer.paused:
+            peer.has += min(intake.room(peer), MIB // 8)
+            intake.read(peer, peer.has, finished=False)
+    assert [peer.paused for peer in peers] == [False] + 59 * [True]
+    looks, gone = 0, list[tuple[float, int]]()
+    while intake.first is not None:
+        late = intake.late()
+        for one in late:
+            intake.gone(one)
+        gone += [(looks * TURN_LOOK_SECONDS, len(late))] if late else []
+        looks += 1
+    assert gone[:2] == [(2.0, 1), (4.5, 1)]
+    assert [count for _, count in gone] == sorted(count for _, count in gone)
+    assert gone[-1][0] == 12.0

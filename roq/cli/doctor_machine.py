@@ -74,11 +74,13 @@ def _jars() -> Finding:
 
 def _descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft} open files (at most {hard})"
+    found = f"at most {soft}, may be raised to {hard}"
     if soft < DESCRIPTORS_MIN:
         return wrong("File descriptors", found, f"raise the limit: ulimit -n {DESCRIPTORS_GOOD}, or LimitNOFILE= in the unit")
     if soft < DESCRIPTORS_GOOD:
-        return warning("File descriptors", found, f"large queues need more: ulimit -n {DESCRIPTORS_GOOD}, or LimitNOFILE=")
+        return warning(
+            "File descriptors", found, f"enough to try; large queues need more: ulimit -n {DESCRIPTORS_GOOD}, or LimitNOFILE="
+        )
     return good("File descriptors", found)
 
 

@@ -99,13 +99,19 @@ def _stop_asked() -> Iterator[threading.Event]:
 
 
 def _carry(giver: WorkQueue, taker: WorkQueue, done: Moved, stop: threading.Event, *, follow: bool) -> None:
-    count, wait = FIRST_COUNT, 0.0
+    count, wait, told = FIRST_COUNT, 0.0, False
     while not stop.is_set():
         tasks = giver.lease(LEASE_SECONDS, count, wait)
         if not tasks:
             status = giver.status()
             if not (follow or status.ready or status.delayed or status.leased):
                 return
+            if not told and (status.delayed or status.leased):
+                told = True
+                say(
+                    f"roq task move: {done.moved} tasks so far; waiting for {status.leased} leased and {status.delayed} "
+                    "delayed ones (if no worker holds them any more: `roq task release-all`)"
+                )
             wait = WAIT_SECONDS
             continue
         wait = 0.0

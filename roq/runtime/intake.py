@@ -7,8 +7,8 @@
     at the limit             whoever has begun a message waits, except that one; where all are small, whoever began first
     smallest messages        a peer that has begun nothing is read on, READ_BYTES_MIN at a time: what is not larger never waits
 
-While somebody waits, who is read and goes on too slowly is late: so all who stand still in small messages go at once. In large ones
-they go when their turn comes, at first one after the other, then more at a time.
+While somebody waits, who is read and goes on too slowly is late: so all who stand still in small messages go at once. Those
+in large ones go when their turn comes, at first one after the other, then more at a time.
 
 Pure. Not covered: sockets, and how long a turn may take (router.py).
 """

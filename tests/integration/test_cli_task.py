@@ -21,7 +21,7 @@ import pytest
 from roq import blocking
 from tests.harness import commands
 from tests.integration.running import RunningCluster
-from tests.integration.test_cli import COMMAND_SECONDS, ROOT, hears_ctrl_c
+from tests.integration.test_cli import COMMAND_SECONDS, ROOT, hears, hears_ctrl_c
 from tests.integration.workqueue_rig import new_address, removed_at_the_end
 
 pytestmark = pytest.mark.timeout(90)
@@ -248,6 +248,21 @@ def test_a_move_takes_the_settings_along_and_says_when_it_can_t(tmp_path: Path, 
     assert "; FROM has: tried for ever, dedup keys kept 5 min 0 s" in said[0]
     assert said[1:] == ["roq task move: 1 tasks"]
     assert told("status", target)["settings"].items() >= kept
+
+
+def test_a_move_says_what_it_waits_for(tmp_path: Path) -> None:
+    source, target = f"file://{tmp_path}/from", f"file://{tmp_path}/to"
+    with blocking.open_queue(source) as giver:
+        giver.put_many([b"one", b"two"])
+        [held] = giver.lease(60, 1)
+        moving = started("move", source, target)
+        try:
+            hears(moving.stderr, b"1 tasks so far; waiting for 1 leased and 0 delayed ones")
+            held.ack()
+            assert moving.communicate(timeout=COMMAND_SECONDS) == (b"", b"roq task move: 1 tasks\n")
+        finally:
+            moving.kill()
+            moving.wait()
 
 
 def test_a_queue_is_not_moved_to_itself_however_it_is_written(tmp_path: Path) -> None:

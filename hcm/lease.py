@@ -1,4 +1,6 @@
-"""Whether this host's Monitors and Exchanges may go on, decided once a second. Pure. The lease: roq/runtime/liveness.py."""
+"""Whether this host's Monitors, ScalingProcesses and Exchanges may go on, decided once a second. Pure.
+
+The lease: roq/runtime/liveness.py."""
 
 from __future__ import annotations
 

@@ -132,9 +132,8 @@ def _hosts(overview: Overview) -> list[Finding]:
     findings = []
     for host in overview.hosts:
         if not host.alive:
-            findings.append(
-                wrong(f"Host {host.host}", "is away", f"is {host.address} up? Start its `roq-hcm`, or read its log")
-            )
+            up = f"is {host.address} up? " if host.address else ""  # no address: it was stopped, or is away for long
+            findings.append(wrong(f"Host {host.host}", "is away", f"{up}Start its `roq-hcm`, or read its log"))
         elif host.draining:
             advice = f"`roq host uncordon {host.host}` ends that"
             findings.append(warning(f"Host {host.host}", "is cordoned: nothing new is placed there", advice))

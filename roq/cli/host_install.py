@@ -133,8 +133,6 @@ def _write(file: File, *, force: bool) -> None:
 
 def _enable(units: list[str], users: list[File]) -> None:
     """Start the units now and at every boot; running ones are started anew with what was written."""
-    if not shutil.which("systemctl"):
-        raise ProcessFailed("this host has no systemd (no `systemctl`)")
     if users:
         _run("systemd-sysusers", str(users[0].path))
     _run("systemctl", "daemon-reload")
@@ -173,6 +171,8 @@ def install(
     """Write this host's systemd units and configuration files."""
     if enable and (dry_run or prefix != Path("/")):
         raise CallError("--enable starts what is written on this very host: not with --prefix or --dry-run")
+    if enable and not shutil.which("systemctl"):
+        raise ProcessFailed("this host has no systemd (no `systemctl`); nothing was written")
     cluster = cluster_address(zookeeper)
     made = files(
         zookeeper=cluster,

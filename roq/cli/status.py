@@ -108,7 +108,7 @@ def host_table(hosts: tuple[HostRow, ...]) -> object:
         )
         for row in hosts
     ]
-    columns = ("HOST", "ADDRESS", "STATE", ">EXCHANGES", ">MONITORS", ">PROCESSES", ">FAILED", ">RESTARTS", ">CPU", ">MEMORY")
+    columns = ("HOST", "ADDRESS", "STATE", ">EXCH", ">MON", ">PROC", ">FAILED", ">RESTARTS", ">CPU", ">MEM")
     return table("Hosts", columns, rows)
 
 

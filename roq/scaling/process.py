@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import zmq
 
 from roq.client.locate import GcmClient
 from roq.errors import CallError, FrameError
 from roq.runtime import child, sockets
+from roq.runtime.liveness import BEAT_SECONDS
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcClient
 from roq.runtime.run import Tasks, run
@@ -90,7 +92,7 @@ class Scaling:
 
 
 async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
-    """Scale until `stop`. Raises PortTaken, InvalidPolicy."""
+    """Scale until `stop`. Raises PortTaken, InvalidPolicy, ProcessFailed: the host's lease is over."""
     counters = Counters()
     scaling = Scaling(spec, counters)
     tasks = Tasks(lambda error: stop.set())
@@ -100,10 +102,16 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
         )
         board = child.open_board(spec)
         try:
-            tasks.start(child.beat(board, spec.slot), "heartbeat")
+            lease = child.Lease(board)
             tasks.start(scaling.performer.run(), "performer")
+            board.beat(spec.slot)
             child.announce_ready(spec)
-            await stop.wait()
+            while not stop.is_set():
+                lease.check()
+                board.beat(spec.slot)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_SECONDS):
+                        await stop.wait()
         finally:
             await tasks.stop()
             control.close()

@@ -51,7 +51,7 @@ def parse(address: str) -> Place:
     where, marked, query = address.partition("?")
     scheme, colon, rest = where.partition(":")
     if not colon or scheme not in SCHEMES:
-        guess = f"; is {folder_address(address)} meant?" if address.startswith(("/", "./", "../", "~")) else ""
+        guess = f"; is {folder_address(address)} meant?" if address.startswith(("/", "./", "../", "~")) else "."
         raise InvalidAddress(f"{address!r} is not the address of a work queue{guess} Addresses look like {EXAMPLES}")
     if scheme == "memory":
         place = _memory(address, rest)

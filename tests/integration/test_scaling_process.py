@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 
+from roq.errors import ProcessFailed
 from roq.runtime import sockets
 from roq.runtime.liveness import HeartbeatBoard
 from roq.runtime.rpc import RpcServer
@@ -97,3 +99,32 @@ async def test_records_make_decisions_and_a_policy_is_taken_at_once(tmp_path: Pa
     board = HeartbeatBoard(tmp_path / "board")
     assert board.last(3) > 0
     board.close()
+
+
+async def test_it_ends_with_its_hosts_lease(tmp_path: Path) -> None:
+    board = HeartbeatBoard(tmp_path / "board")
+    board.renew_lease(time.monotonic() + 60)
+    spec = ChildSpec(
+        process=ProcessSpec(ProcessKind.SCALING, "q"),
+        host="h",
+        address=ADDRESS,
+        ports={"control": free_port(ADDRESS)},
+        monitor=MonitorAddress("h", ADDRESS, 1, 2),
+        board=str(tmp_path / "board"),
+        slot=3,
+        ready_socket=str(tmp_path / "nobody"),
+        zookeeper="127.0.0.1:1",
+        log_path="",
+    )
+    running = asyncio.create_task(serve(spec, asyncio.Event()))
+    try:
+        async with asyncio.timeout(20):
+            while not board.last(3):
+                await asyncio.sleep(0.01)
+            board.renew_lease(time.monotonic())
+            with pytest.raises(ProcessFailed, match="lease"):
+                await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        board.close()

@@ -6,6 +6,7 @@ Not covered: anything that talks to a cluster, see tests/integration/test_cli.py
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from roq.cli import main as cli_main
@@ -27,8 +29,9 @@ from roq.cli.main import app
 from roq.cli.output import print_error, rate, seconds, size
 from roq.cli.policy_file import FIELDS, policy_toml, read_policy, sample_toml
 from roq.cli.queue_exchanges import find_exchange, find_publishers
+from roq.cli.status import host_table
 from roq.cli.streams import Output, read_lines
-from roq.client.overview import policy_tables
+from roq.client.overview import HostRow, policy_tables
 from roq.errors import CallError, ExchangeNotFound, InvalidConfiguration, PayloadTooLarge, PublisherNotFound, QueueNotFound
 from roq.wire.assignment import Overflow
 from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi
@@ -468,3 +471,11 @@ def test_every_console_is_made_where_markup_is_off() -> None:
     sources = Path(output.__file__).parents[1].rglob("*.py")
     makers = [path.name for path in sources if "Console(" in path.read_text()]
     assert makers == ["output.py"]
+
+
+def test_hosts_stand_in_a_line_each_on_a_terminal_of_80_columns() -> None:
+    rows = tuple(HostRow(f"host-{number}", "127.119.254.11", True, False, 7, 8, 12, 36, 0, 1, 0.99, 0.98) for number in (1, 2))
+    screen = Console(width=80, file=io.StringIO())
+    screen.print(host_table(rows))
+    assert isinstance(screen.file, io.StringIO)
+    assert len(screen.file.getvalue().splitlines()) == 2 + len(rows)

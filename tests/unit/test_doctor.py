@@ -92,6 +92,12 @@ def test_what_is_wrong_in_a_cluster_is_found_with_advice(overview: Overview, abo
     assert all(finding.advice for finding in wrong)
 
 
+def test_a_host_that_was_stopped_has_no_address_to_look_at() -> None:
+    stopped = replace(HEALTHY, hosts=(HOST, replace(HOST, host="h2", address="", alive=False)))
+    [finding] = [finding for finding in check_overview(stopped) if finding.verdict is Verdict.WRONG]
+    assert finding.advice == "Start its `roq-hcm`, or read its log"
+
+
 def test_what_hurts_is_a_warning() -> None:
     overview = replace(HEALTHY, hosts=(HOST, replace(HOST, host="h2", draining=True)), queues=(replace(QUEUE, lost=3),))
     assert {finding.subject for finding in check_overview(overview) if finding.verdict == Verdict.WARNING} == {

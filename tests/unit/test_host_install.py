@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from roq.cli import host_install
 from roq.cli.host_install import files, own_address, program_directory
 from roq.cli.main import app
 from roq.config import GcmConfig, HcmConfig, load
@@ -164,3 +165,12 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path, programs: Path) -> None:
     told = [line for line in done.stderr.splitlines() if "roq-" in line]
     assert done.returncode == 0, done.stderr
     assert not told
+
+
+def test_without_systemd_nothing_is_written(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    monkeypatch.setattr(host_install, "_write", lambda file, *, force: written.append(file.path))
+    monkeypatch.setenv("PATH", str(programs))
+    result = install("--enable", "--host", "h7", "--address", "192.0.2.7")
+    assert (result.exit_code, written) == (1, [])
+    assert "this host has no systemd" in result.stderr

@@ -52,6 +52,7 @@ def test_an_address_is_understood(address: str, place: Place) -> None:
         ("/data/my tasks", "file:///data/my%20tasks"),
         ("./tasks", "file:///absolute/path"),
         ("redis://localhost", "roq://"),
+        ("moved", "is not the address of a work queue. Addresses look like"),
         ("file://relative", "three slashes"),
         ("file://host/data", "three slashes"),
         ("file:relative", "two slashes"),

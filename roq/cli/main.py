@@ -35,7 +35,7 @@ class RoqGroup(TyperGroup):
         """None if there is none of that name; then all are there, so that it can be told which one was meant."""
         for name in [cmd_name] if cmd_name in self.list_commands(ctx) else self.list_commands(ctx):
             if name not in self.commands:
-                self.add_command(_command(name), name)
+                self.add_command(command(name), name)
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
@@ -56,7 +56,8 @@ class RoqGroup(TyperGroup):
             raise typer.Exit(1) from None
 
 
-def _command(name: str) -> Any:
+def command(name: str) -> Any:
+    """The command or group of this name, imported."""
     module, one = importlib.import_module(f"roq.cli.{name}"), typer.Typer()
     if name in GROUPS:
         one.add_typer(module.app, name=name)

@@ -6,7 +6,9 @@ A job takes this process over, so that signals, standard streams and exit code a
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -56,5 +58,13 @@ def run(
         raise CallError(f"there is no job {name!r}; there are {', '.join(JOBS)}")
     if lacking := missing("spark"):
         raise CallError(f"{name} needs {', '.join(lacking)}: {install('spark')}")
+    if not has_java(os.environ):
+        told = "Spark needs Java 17 or newer, and there is neither JAVA_HOME nor a `java` here"
+        raise CallError(f"{told}: on Debian, apt-get install default-jre-headless (the extra 'local' has too little of it)")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", f"roq.spark.pipeline.{job}", *context.args])
+
+
+def has_java(environment: Mapping[str, str]) -> bool:
+    """Whether PySpark will find one: it takes JAVA_HOME, else `java`."""
+    return bool(environment.get("JAVA_HOME") or shutil.which("java", path=environment.get("PATH")))

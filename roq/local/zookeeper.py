@@ -24,7 +24,7 @@ from roq.errors import PortTaken, ProcessFailed
 from roq.local.daemon import LOG_LINES_SHOWN, tail
 from roq.runtime.extras import install
 
-READY_SECONDS = 20.0  # a cold start takes 0.4 s; a machine under full load is allowed much more
+READY_SECONDS = 60.0  # a cold start takes 0.4 s; with a twentieth of a processor 30. One that ends is noticed at once
 STOP_SECONDS = 5.0
 PROBE_SECONDS = 0.01  # between two looks whether it serves
 ANSWER_SECONDS = 1.0

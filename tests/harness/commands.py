@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import json
 import os
 import signal
@@ -24,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from roq.cli.main import COMMANDS, GROUPS, main
+from roq.cli.main import COMMANDS, GROUPS, command, main
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES_MAX = 1 << 17
@@ -157,7 +156,7 @@ def _become(command: Command) -> None:
 
 if __name__ == "__main__":
     for name in (*COMMANDS, *GROUPS):
-        importlib.import_module(f"roq.cli.{name}")
+        command(name)
     assert threading.active_count() == 1, "what has threads can't be forked"
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as asked:

@@ -33,7 +33,8 @@ def functions(path: Path) -> set[str]:
 
 
 def test_the_command_line_does_not_import_pyspark() -> None:
-    told = "import sys, roq.cli.main; print(sorted({'pyspark', 'pyarrow', 'pandas', 'numpy'} & sys.modules.keys()))"
+    every = "import sys; from roq.cli import main; all(map(main.command, main.COMMANDS + main.GROUPS))"
+    told = f"{every}; print(sorted({{'pyspark', 'pyarrow', 'pandas', 'numpy'}} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, timeout=30, check=True)
     assert found.stdout == "[]\n"
 
@@ -50,3 +51,15 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing.stderr == (
         'roq: CallError: dead-letters needs a_library_nobody_has, another: pip install "roq-messaging[spark]"\n'
     )
+
+
+def test_a_job_without_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refused = roq("pipeline", "run", "sort", "--help")
+    assert refused.exit_code == 1
+    assert "Spark needs Java 17 or newer" in refused.stderr
+    (tmp_path / "java").write_text("#!/bin/sh\n")
+    (tmp_path / "java").chmod(0o755)
+    assert pipeline.has_java({"PATH": str(tmp_path)})
+    assert pipeline.has_java({"PATH": "", "JAVA_HOME": "/opt/java"})

@@ -74,7 +74,7 @@ def _jars() -> Finding:
 
 def _descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"at most {soft}, may be raised to {hard}"
+    found = f"at most {soft} open" + (f", may be raised to {hard}" if hard > soft else "")
     if soft < DESCRIPTORS_MIN:
         return wrong("File descriptors", found, f"raise the limit: ulimit -n {DESCRIPTORS_GOOD}, or LimitNOFILE= in the unit")
     if soft < DESCRIPTORS_GOOD:

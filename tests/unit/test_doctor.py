@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from collections import Counter
 
 import msgspec
@@ -18,6 +19,7 @@ from roq.cli.doctor_cluster import check_overview, judge_srvr
 from roq.cli.doctor_copies import CopiesOf, check_copies, shuffle_copies
 from roq.cli.doctor_hosts import HostsState, HostState, check_clock, check_hosts, clock_skew_seconds
 from roq.cli.doctor_local import check_local
+from roq.cli.doctor_machine import check_machine
 from roq.cli.finding import Finding, Verdict
 from roq.cli.main import app
 from roq.client import overview as overview_module
@@ -297,3 +299,13 @@ async def test_a_few_silent_monitors_keep_nobody_from_being_asked(monkeypatch: p
     cluster = Silent(500, {f"q{number:04}" for number in range(50, 500)})
     found = await read_overview(cluster)
     assert [queue.queue for queue in found.queues if queue.problem] == [f"q{number:04}" for number in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [((1024, 65536), "at most 1024 open, may be raised to 65536"), ((20000, 20000), "at most 20000 open")],
+)
+def test_the_limit_of_open_files_is_told_as_one(limits: tuple[int, int], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    [found] = [finding for finding in check_machine() if finding.subject == "File descriptors"]
+    assert found.found == told

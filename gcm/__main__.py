@@ -25,7 +25,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="roq-gcm", description="RoQ Global Configuration Manager.", epilog="Flags win over ROQ_* variables over the file."
     )
     parser.add_argument("--config", type=Path, help="TOML file; its keys are the flags' names with underscores")
-    parser.add_argument("--zookeeper", help="h1:port,h2:port[/chroot]; chroot /RoQ if none is given")
+    parser.add_argument("--zookeeper", help="h1:port,h2:port[/chroot]; chroot /RoQ if none is given (default 127.0.0.1:2181)")
     parser.add_argument("--name", help="in logs and in the election (default: address:port)")
     parser.add_argument("--address", help="address to bind and to be reached at (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="of requests (default 0: any free one)")

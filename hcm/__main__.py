@@ -20,27 +20,31 @@ USAGE_ERROR = 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="roq-hcm", description="RoQ's Host Configuration Manager: one per host.")
-    parser.add_argument("--config", type=Path, help="TOML file; ROQ_* variables and flags go before it")
-    parser.add_argument("--zookeeper", help='"zk1:2181,zk2:2181[/chroot]"')
-    parser.add_argument("--host", help="name of this host in the cluster")
-    parser.add_argument("--address", help="address to bind and to be reached at")
-    parser.add_argument("--state-dir", type=Path, help="directory for state, heartbeats and logs")
-    parser.add_argument("--port", type=int, help="port of the HCM's own interface (0: any)")
-    parser.add_argument("--control-port", type=int, help="port of its Shutdown Monitor (0: any)")
-    parser.add_argument("--port-base", type=int, help="first port given to processes")
-    parser.add_argument("--port-count", type=int, help="number of ports given to processes")
-    parser.add_argument("--exchanges-max", type=int, help="Exchanges placed on this host at most")
-    parser.add_argument("--session-seconds", type=float, help="ZooKeeper session time-out")
+    parser = argparse.ArgumentParser(
+        prog="roq-hcm",
+        description="RoQ's Host Configuration Manager: one per host.",
+        epilog="Flags win over ROQ_* variables over the file.",
+    )
+    parser.add_argument("--config", type=Path, help="TOML file; its keys are the flags' names with underscores")
+    parser.add_argument("--zookeeper", help="h1:port,h2:port[/chroot]; chroot /RoQ if none is given (default 127.0.0.1:2181)")
+    parser.add_argument("--host", help="name of this host in the cluster (default: its own)")
+    parser.add_argument("--address", help="address to bind and to be reached at (default 127.0.0.1)")
+    parser.add_argument("--state-dir", type=Path, help="directory for state, heartbeats and logs (default /var/lib/roq)")
+    parser.add_argument("--port", type=int, help="of the HCM's own interface (default 0: any free one)")
+    parser.add_argument("--control-port", type=int, help="of its Shutdown Monitor (default 0)")
+    parser.add_argument("--port-base", type=int, help="first port given to processes (default 7000)")
+    parser.add_argument("--port-count", type=int, help="number of ports given to processes (default 10000)")
+    parser.add_argument("--exchanges-max", type=int, help="Exchanges placed on this host at most (default 8)")
+    parser.add_argument("--session-seconds", type=float, help="ZooKeeper session time-out (default 6)")
     parser.add_argument(
         "--keep-children",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="leave the processes running when only the HCM is stopped, by a signal (`roq host stop` ends them too)",
+        help="leave the processes running when only the HCM is stopped, by a signal (default; `roq host stop` ends them too)",
     )
     parser.add_argument("--process-module", help=argparse.SUPPRESS)
-    parser.add_argument("--log-path", type=Path, help="log file (standard error if not given)")
-    parser.add_argument("--log-level")
+    parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
+    parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
     return parser
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from pydantic_core import PydanticUndefined
 
-from roq.config import GcmConfig, load
+from roq.config import Config, CoordinatorConfig, GcmConfig, HcmConfig, load
 from roq.errors import InvalidConfiguration
 
 
@@ -56,3 +59,16 @@ def test_frozen() -> None:
     config = load(GcmConfig, None, {}, {})
     with pytest.raises(ValueError, match="frozen"):
         config.port = 7
+
+
+@pytest.mark.parametrize(("program", "model"), [("gcm", GcmConfig), ("hcm", HcmConfig), ("roq.coordinator", CoordinatorConfig)])
+def test_help_tells_every_default(program: str, model: type[Config]) -> None:
+    done = subprocess.run([sys.executable, "-m", program, "--help"], capture_output=True, text=True, timeout=30, check=True)
+    told = " ".join(done.stdout.partition("options:")[2].split())
+    for name, field in model.model_fields.items():
+        value = field.default
+        if isinstance(value, bool) or value is None or value is PydanticUndefined or name in {"name", "process_module"}:
+            continue  # in words, if at all
+        entry = told.partition(f"--{name.replace('_', '-')} {name.upper()} ")[2].partition(" --")[0]
+        shown = f"{value:.10g}" if isinstance(value, float) else f"{value}"
+        assert f"default {shown}" in entry.replace("roq- coordinator", "roq-coordinator"), name

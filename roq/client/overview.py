@@ -21,9 +21,7 @@ from roq.wire.policy import Policy
 
 MONITORS_ASKED_AT_ONCE = 32
 MONITOR_SECONDS = 2.0  # a Monitor that needs longer is shown as not answering
-MONITORS_SILENT_MAX = (
-    64  # once so many do not answer, no more are asked: thousands that hang cost three times as long, not hundreds
-)
+MONITORS_SILENT_MAX = 64  # no more are asked then: thousands that hang cost three times MONITOR_SECONDS, not hundreds
 NOT_ASKED = "its Monitor was not asked: too many others do not answer"
 
 

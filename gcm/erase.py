@@ -23,7 +23,7 @@ async def erase(cluster: Cluster, log_id: str) -> int:
     """How many segments and blobs were deleted."""
     stores = Stores(StaticDirectory(_endpoints(cluster)))
     try:
-        counts = await asyncio.gather(*(_erase_on(stores, host, log_id) for host in stores.directory.hosts()))
+        counts = await asyncio.gather(*(_erase_on(stores, host, log_id) for host in sorted(stores.directory.hosts())))
     finally:
         stores.close()
     return sum(counts)

@@ -280,7 +280,7 @@ class Blobs:
                 continue
             if self._places.changed():
                 self.repair_due.set()
-            hosts = {*self._places.registered(), *self._holders()}
+            hosts = sorted({*self._places.registered(), *self._holders()})
             answers = await asyncio.gather(*(self._beats(host) for host in hosts))
             for host, beats in zip(hosts, answers, strict=True):
                 if self._places.beat(host, beats):
@@ -375,7 +375,7 @@ class Blobs:
             await self._barrier()  # what we know to be gone is gone for good, and we are still the master
             await self._remove(host, self._orphans(host, old))
         count = 0
-        for name in before.keys() - {one.blob for one in held}:
+        for name in sorted(before.keys() - {one.blob for one in held}):
             key, lost = before[name]
             task = self._service.state.blobs.get(key)
             if task is not None and task.payload == lost:

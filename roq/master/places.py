@@ -41,7 +41,7 @@ class Places:
 
     def live(self) -> list[str]:
         """Hosts whose store answers."""
-        return [host for host in self._directory.hosts() if not self.dead(host)]
+        return [host for host in sorted(self._directory.hosts()) if not self.dead(host)]
 
     def roomy(self) -> list[str]:
         """Those of them that can take more."""

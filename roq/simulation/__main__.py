@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 
 from roq.simulation.hunt import Clock, runs, shortest, story
-from roq.simulation.run import FAULT_SECONDS, simulate
+from roq.simulation.run import FAULT_SECONDS, What, simulate
 
 app = typer.Typer(add_completion=False)
+WHAT = typer.Option(
+    help="messages: a queue with publishers and subscribers; tasks: a work queue, its stores, masters and disks."
+)
 
 
 @app.command()
@@ -19,13 +22,15 @@ def hunt(
     first: Annotated[int, typer.Option(help="The first one's seed; the others follow it.")] = 0,
     seconds: Annotated[float, typer.Option(help="Simulated seconds of faults in each.")] = FAULT_SECONDS,
     jobs: Annotated[int, typer.Option(help="Processes that share the runs.")] = os.cpu_count() or 1,
+    what: Annotated[What, WHAT] = What.MESSAGES,
     trace: Annotated[bool, typer.Option("--trace", help="Tell what happened in each run, too.")] = False,
 ) -> None:
     """Simulate a cluster again and again, with other faults each time: GCMs, hosts and clients are killed, stopped and cut off,
-    Exchanges come and go. What every subscriber got is held against what was published. Tells the shortest story that breaks a
-    promise, and ends with 1 if there is one."""
+    Exchanges come and go; with `--what tasks` stores and masters are killed, disks fail, fill up, rot and are replaced. What
+    every subscriber got is held against what was published, and what was worked on against what was put. Tells the shortest
+    story that breaks a promise, and ends with 1 if there is one."""
     clock, broken = Clock(), 0
-    for run in runs(range(first, first + seeds), seconds, jobs):
+    for run in runs(range(first, first + seeds), seconds, jobs, what):
         clock.count += 1
         if trace:
             typer.echo(story(run))
@@ -41,12 +46,15 @@ def hunt(
 def show(
     seed: Annotated[int, typer.Argument(help="Which run.")],
     seconds: Annotated[float, typer.Option(help="Simulated seconds of faults.")] = FAULT_SECONDS,
+    what: Annotated[What, WHAT] = What.MESSAGES,
 ) -> None:
     """Tell one run's story."""
-    run = simulate(seed, seconds)
+    run = simulate(seed, seconds, what=what)
     typer.echo(story(run))
+    words = ("published", "delivered", "told as lost") if what is What.MESSAGES else ("put", "deliveries", "acked")
+    counts = zip((run.published, run.delivered, run.told), words, strict=True)
     typer.echo(
-        f"{run.published} published, {run.delivered} delivered, {run.told} told as lost; "
+        f"{', '.join(f'{count} {word}' for count, word in counts)}; "
         f"{run.seconds:.0f} simulated seconds in {run.real_seconds:.1f} s, {run.steps} steps, trace {run.hash:08x}"
     )
     raise typer.Exit(1 if run.wrong else 0)

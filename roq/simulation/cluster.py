@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ EXCHANGES_MAX = 4
 class SimulatedCluster:
     """Everything of one run. Made in the loop's context; all else happens on its clock."""
 
+    NEWCOMERS = ("subscriber", "publisher")
+
     def __init__(
         self, loop: SimulatedLoop, network: Network, coordinator: Coordinator, wall: Wall, folder: Path, random: Random,
         *, hosts: int, gcms: int, session_seconds: float,
@@ -43,7 +45,7 @@ class SimulatedCluster:
             HostMachine(f"host-{n}", f"10.0.2.{n}", network, folder / f"host-{n}", ZOOKEEPER, session_seconds)
             for n in range(1, hosts + 1)
         ]
-        self._admin = Machine("admin", "10.0.4.1", network, folder)
+        self.admin = Machine("admin", "10.0.4.1", network, folder)
         self.clients: list[Machine] = []
         self._client_of: dict[str, str] = {}  # machine -> publisher or subscriber
         self._folder = folder
@@ -74,11 +76,13 @@ class SimulatedCluster:
         self.clients.append(machine)
         self._client_of[machine.name] = what
         random = Random(self._random.getrandbits(64))
-        if what == "publisher":
-            machine.run(label, lambda stop: publish(self.books, ZOOKEEPER, QUEUE, label, self.traffic, random, stop))
-        else:
-            machine.run(label, lambda stop: subscribe(self.books, ZOOKEEPER, QUEUE, label, stop))
+        machine.run(label, lambda stop: self._program(what, label, random, stop))
         return machine
+
+    def _program(self, what: str, label: str, random: Random, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+        if what == "publisher":
+            return publish(self.books, ZOOKEEPER, QUEUE, label, self.traffic, random, stop)
+        return subscribe(self.books, ZOOKEEPER, QUEUE, label, stop)
 
     async def administer(self, work: Callable[[roq.Cluster], Any]) -> None:
         """Do something as an administrator; returns when it is done. Raises TimeoutError, and what `work` raises."""
@@ -93,7 +97,7 @@ class SimulatedCluster:
             else:
                 done.set_result(None)
 
-        self._admin.run("admin", program)
+        self.admin.run("admin", program)
         async with asyncio.timeout(120):
             await done
 
@@ -144,7 +148,7 @@ class SimulatedCluster:
             case Kind.STOP_CLIENT | Kind.KILL_CLIENT:
                 self._hurt_client(fault)
             case Kind.NEW_CLIENT:
-                what = "subscriber" if fault.choice < 0.6 else "publisher"
+                what = self.NEWCOMERS[0 if fault.choice < 0.6 else 1]
                 self.told(f"{what}-{len(self.clients) + 1} comes")
                 self.client(what)
             case Kind.SLOW_HOST:
@@ -179,7 +183,7 @@ class SimulatedCluster:
             async with roq.connect(ZOOKEEPER) as cluster:
                 await work(cluster)
 
-        self._admin.run("admin", program)
+        self.admin.run("admin", program)
 
     def _children(self) -> list[tuple[HostMachine, Process]]:
         return [
@@ -229,12 +233,12 @@ class SimulatedCluster:
         self.told(f"{host.name} loses power for {fault.seconds:.2f} s")
         host.lose_power()
 
-        def back() -> None:
-            self.told(f"{host.name} has power again")
-            host.regain_power()
-            host.start_hcm()
+        self._later(fault.seconds + RESTART_SECONDS, lambda: self._back(host))
 
-        self._later(fault.seconds + RESTART_SECONDS, back)
+    def _back(self, host: HostMachine) -> None:
+        self.told(f"{host.name} has power again")
+        host.regain_power()
+        host.start_hcm()
 
     def _cut(self, fault: Fault) -> None:
         host = _one(self.hosts, fault.choice)
@@ -306,13 +310,13 @@ class SimulatedCluster:
 
     def end(self) -> None:
         """The run is over."""
-        for machine in (*self.gcms, *self.hosts, *self.clients, self._admin):
+        for machine in (*self.gcms, *self.hosts, *self.clients, self.admin):
             for process in list(machine.processes.values()):
                 machine.kill(process, silently=True)
 
     def defects(self) -> list[str]:
         """Programs that failed with what is no RoqError."""
-        machines: list[Machine] = [*self.gcms, *self.hosts, *self.clients, self._admin]
+        machines: list[Machine] = [*self.gcms, *self.hosts, *self.clients, self.admin]
         return [f"{machine.name}: {name}: {how}" for machine in machines for name, how in machine.ended]
 
 

@@ -32,6 +32,12 @@ class Kind(StrEnum):
     ADD_EXCHANGE = "an Exchange is added"
     MOVE_PUBLISHERS = "publishers are moved"
     REMOVE_EXCHANGE = "an Exchange is drained and removed"
+    LOSE_ALL_POWER = "all hosts lose power"
+    DISK_ERROR = "a write or a sync fails"
+    DISK_FULL = "a disk is full"
+    SLOW_DISK = "a disk is slow"
+    BIT_ROT = "bytes on a disk rot"
+    SWAP_DISK = "a disk is replaced by an empty one"
 
 
 WEIGHTS: dict[Kind, int] = {
@@ -53,6 +59,31 @@ WEIGHTS: dict[Kind, int] = {
     Kind.ADD_EXCHANGE: 3,
     Kind.MOVE_PUBLISHERS: 4,
     Kind.REMOVE_EXCHANGE: 2,
+}
+
+
+TASK_WEIGHTS: dict[Kind, int] = {
+    Kind.KILL_CHILD: 6,
+    Kind.STOP_CHILD: 3,
+    Kind.KILL_HCM: 2,
+    Kind.KILL_GCM: 1,
+    Kind.LOSE_POWER: 4,
+    Kind.LOSE_ALL_POWER: 2,
+    Kind.CUT_HOST: 3,
+    Kind.CUT_HOST_ONE_WAY: 1,
+    Kind.CUT_COORDINATOR: 2,
+    Kind.CUT_CLIENT: 2,
+    Kind.EXPIRE: 2,
+    Kind.STOP_CLIENT: 2,
+    Kind.KILL_CLIENT: 2,
+    Kind.NEW_CLIENT: 1,
+    Kind.SLOW_HOST: 1,
+    Kind.STEP_CLOCK: 1,
+    Kind.DISK_ERROR: 4,
+    Kind.DISK_FULL: 2,
+    Kind.SLOW_DISK: 2,
+    Kind.BIT_ROT: 2,
+    Kind.SWAP_DISK: 3,
 }
 
 
@@ -83,6 +114,19 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.at:6.2f} s  {self.kind} for {self.seconds:.2f} s ({self.choice:.3f}, {self.second:.3f})"
+
+
+def plan_tasks(random: Random, seconds: float) -> list[Fault]:
+    """The faults of a run with a work queue, by time."""
+    faults: list[Fault] = []
+    at = CLEAN_SECONDS
+    while True:
+        at += random.expovariate(1 / BETWEEN_SECONDS) if random.random() < 0.7 else random.random() * 0.05
+        if at > seconds:
+            return faults
+        kind = random.choices(list(TASK_WEIGHTS), list(TASK_WEIGHTS.values()))[0]
+        length = random.choice((0.05, 0.5, 2.0, 5.0, 9.0)) * (0.5 + random.random())
+        faults.append(Fault(at, kind, length, random.random(), random.random()))
 
 
 def plan(random: Random, seconds: float) -> list[Fault]:

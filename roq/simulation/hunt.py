@@ -8,18 +8,19 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
-from roq.simulation.run import FAULT_SECONDS, Run, simulate
+from roq.simulation.run import FAULT_SECONDS, Run, What, simulate
 
 TRIES_MAX = 80  # runs to shorten one story
 
 
-def runs(seeds: Iterable[int], seconds: float = FAULT_SECONDS, jobs: int = 1) -> Iterator[Run]:
+def runs(seeds: Iterable[int], seconds: float = FAULT_SECONDS, jobs: int = 1, what: What = What.MESSAGES) -> Iterator[Run]:
     """The runs of these seeds, in their order. jobs: processes that share them."""
+    one = partial(simulate, seconds=seconds, what=what)
     if jobs <= 1:
-        yield from (simulate(seed, seconds) for seed in seeds)
+        yield from map(one, seeds)
         return
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield from pool.map(partial(simulate, seconds=seconds), seeds)
+        yield from pool.map(one, seeds)
 
 
 def shortest(run: Run, seconds: float = FAULT_SECONDS, again: Callable[..., Run] = simulate) -> Run:
@@ -30,7 +31,7 @@ def shortest(run: Run, seconds: float = FAULT_SECONDS, again: Callable[..., Run]
         for start in range(0, len(best.faults), size):
             fewer = best.faults[:start] + best.faults[start + size :]
             tries += 1
-            shorter = again(run.seed, seconds, faults=fewer)
+            shorter = again(run.seed, seconds, faults=fewer, what=run.what)
             if shorter.wrong:
                 best = shorter
                 break

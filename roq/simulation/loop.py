@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 BOOTED_SECONDS = 1000.0  # the clock of machines that have been up for a while
 STEP_SECONDS = 2e-6  # of each callback
 EXECUTOR_SECONDS = 2e-4  # of what runs in a thread
+GOOD_BYES_MAX = 100  # awaits of a coroutine that is taken apart
 STEPS_MAX = 20_000_000  # of one run; more is a defect
 
 
@@ -49,6 +50,23 @@ class Process:
 PROCESS: ContextVar[Process | None] = ContextVar("PROCESS", default=None)
 
 
+class Ended(BaseException):
+    """The run is over: what a killed process left in the middle is taken apart."""
+
+
+class SimulatedTask(asyncio.Task[Any]):
+    """Sets of tasks are in the same order in every run."""
+
+    def __init__(self, coroutine: Any, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    __eq__ = object.__eq__
+
+
 class Standstill(Exception):
     """Nothing will ever happen again."""
 
@@ -60,13 +78,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = BOOTED_SECONDS
         self._random = random
-        self.steps = 0
+        self.steps = self._numbers = 0  # of what it has run; of what it has made
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # a heap
-        self._asked = 0  # timers so far
         self._dead: list[Process] = []
         self._readers: dict[int, asyncio.Handle] = {}
         self.set_task_factory(self._new_task)
         self.network: Any = None  # network.Network, for create_connection and create_server
+        self.threads: Any = None  # threads.Threads, for run_in_executor
         self.trace = 0  # a number that differs if anything happened in another order
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -80,8 +98,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         """What is due at the same time runs in the order in which it was asked for."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        self._asked += 1
-        heapq.heappush(self._timers, (when, self._asked, timer))
+        self._numbers += 1
+        heapq.heappush(self._timers, (when, self._numbers, timer))
         return timer
 
     def _run_once(self) -> None:
@@ -112,6 +130,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._now += STEP_SECONDS
         handle._run()
 
+    def hold_up(self, seconds: float) -> None:
+        """What runs now takes so long, and everything else waits for it."""
+        self._now += seconds
+
     def note(self, *what: object) -> None:
         """This happened now: part of the run's trace."""
         self.trace = hash_of(self.trace, round(self._now * 1e6), *what)
@@ -119,7 +141,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _new_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+        self._numbers += 1
+        task = SimulatedTask(coroutine, self._numbers, loop=loop, **options)
         process = (options.get("context") or {PROCESS: PROCESS.get()}).get(PROCESS)
         if process is not None:
             process.tasks.add(task)
@@ -150,13 +173,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def bury(self) -> None:
         """At the end: take apart what killed processes left in the middle. Their `finally` blocks run now and do no harm."""
+        if self.threads is not None:
+            self.threads.take_apart()
         for process in self._dead:
             for task in list(process.tasks):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                coroutine = task.get_coro()
-                with contextlib.suppress(BaseException):  # whatever they meant to do, it is too late
-                    if coroutine is not None:
-                        coroutine.close()
+                _take_apart(task.get_coro())
             process.tasks.clear()
 
     def dispose(self) -> None:
@@ -187,23 +209,26 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.call_soon(handle._callback, *handle._args, context=handle._context)  # type: ignore[attr-defined]
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        """The thread's work is done at once; that it is done is known a moment later."""
+        """The thread begins at once; that its work is done is known a moment after it is."""
         future = self.create_future()
 
-        def told() -> None:
-            if not future.done():
-                if error is not None:
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
+        def told(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
 
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            result = func(*args)
-        except BaseException as raised:  # noqa: BLE001 - the caller's, wherever it is raised
-            error = raised
-        self.call_later(EXECUTOR_SECONDS * (0.5 + self._random.random()), told)
+        def work() -> None:
+            result, error = None, None
+            try:
+                result = func(*args)
+            except Exception as raised:  # noqa: BLE001 - the caller's, wherever it is raised
+                error = raised
+            self.call_later(EXECUTOR_SECONDS * (0.5 + self._random.random()), told, result, error)
+
+        self.threads.run(work)
         return future
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
@@ -228,6 +253,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """There is none."""
+
+
+def _take_apart(coroutine: Any) -> None:
+    """Whatever it meant to do, it is too late; what it awaits in the end does not come."""
+    with contextlib.suppress(BaseException):
+        for _ in range(GOOD_BYES_MAX):
+            coroutine.throw(Ended())
 
 
 def hash_of(*parts: object) -> int:

@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import roq.exchange.process
+import roq.master.process
 import roq.monitor.process
 import roq.scaling.process
+import roq.store.process
 from gcm.process import serve as serve_gcm
 from hcm.process import HostManager
 from hcm.supervisor import Event, Exited, Forked, ForkFailed, Ready
 from roq.config import GcmConfig, HcmConfig
 from roq.errors import RoqError
 from roq.runtime.observe import Counters
+from roq.simulation.disks import Disk
 from roq.simulation.loop import PROCESS, Fate, Process, SimulatedLoop
 from roq.simulation.network import Network
 from roq.wire.assignment import ProcessKind
@@ -35,6 +38,8 @@ PROGRAMS: dict[ProcessKind, Callable[[ChildSpec, asyncio.Event], Awaitable[None]
     ProcessKind.MONITOR: roq.monitor.process.serve,
     ProcessKind.EXCHANGE: roq.exchange.process.serve,
     ProcessKind.SCALING: roq.scaling.process.serve,
+    ProcessKind.STORE: roq.store.process.serve,
+    ProcessKind.MASTER: roq.master.process.serve,
 }
 
 _pids = itertools.count(1)
@@ -51,6 +56,7 @@ class Machine:
         self.stops: dict[int, asyncio.Event] = {}
         self.children: Children | None = None
         self.powered = True
+        self.disk = Disk(self.loop, network.random, folder / "store")
         self.ended: list[tuple[str, str]] = []  # processes that ended by themselves, and how
         self.on_gone: Callable[[Process], object] = lambda process: None
 
@@ -106,6 +112,7 @@ class Machine:
         self.network.lose_power(self.address)
         for process in list(self.processes.values()):
             self.kill(process, silently=True)
+        self.disk.lose_power()
 
     def regain_power(self) -> None:
         """Nothing runs yet."""
@@ -184,6 +191,8 @@ class Children:
         if program is None:
             self._on_event(name, ForkFailed(f"no {spec.process.kind} in a simulation"))
             return
+        if spec.process.kind is ProcessKind.STORE:
+            Path(spec.data_dir).mkdir(parents=True, exist_ok=True)  # as the store's `main` does
         run = program
         process = self._machine.run(name, lambda stop: _coroutine(run(spec, stop)))
         self._watched[process.pid] = name

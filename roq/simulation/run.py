@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from random import Random
 
@@ -17,12 +18,14 @@ import roq
 from roq.errors import RoqError
 from roq.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.simulation.coordination import Coordinator
-from roq.simulation.faults import LOSSLESS, Fault, plan
-from roq.simulation.invariants import Inspector
+from roq.simulation.faults import LOSSLESS, Fault, plan, plan_tasks
+from roq.simulation.invariants import Inspector, LogInspector
 from roq.simulation.load import Traffic, judge
 from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
 from roq.simulation.network import Network
 from roq.simulation.surroundings import Wall, replaced
+from roq.simulation.task_cluster import WORK_QUEUE, TaskCluster
+from roq.simulation.tasks import INLINE_BYTES, Pace, judge_tasks
 
 SESSION_SECONDS, FAULT_SECONDS = 4.0, 37.0
 BACK_SECONDS = 8.0  # after everything was healed: sessions end, hosts come back, everybody joins again
@@ -30,13 +33,23 @@ BURST_KEPT = 8  # messages at once that no Exchange drops for
 LOOK_SECONDS = 0.1
 WRONG_MAX = 5  # of one kind; the first tell it
 SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 18.0, 21.0, 6.0
+TASKS_CLOSE_SECONDS, DONE_SECONDS = 40.0, 60.0  # a put waits for 30 s at most
+
+
+class What(StrEnum):
+    """What a run is about."""
+
+    MESSAGES = "messages"  # a queue, its publishers and subscribers
+    TASKS = "tasks"  # a work queue, its stores and masters, producers and workers
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run was like. wrong: empty if all promises were kept. hash: equal for equal runs."""
+    """What a run was like. wrong: empty if all promises were kept. hash: equal for equal runs. published, delivered, told: of a
+    work queue's run tasks that were put, their deliveries, and their acks."""
 
     seed: int
+    what: What
     faults: list[Fault]
     trace: list[str]
     wrong: list[str]
@@ -55,34 +68,48 @@ def simulate(
     *,
     faults: Sequence[Fault] | None = None,
     hosts: int = 3,
+    what: What = What.MESSAGES,
 ) -> Run:
     """faults: instead of those of the seed."""
     began, random = time.monotonic(), Random(seed)
-    chosen = list(faults) if faults is not None else plan(Random(f"{seed} faults"), seconds)
+    planned = plan if what is What.MESSAGES else plan_tasks
+    chosen = list(faults) if faults is not None else planned(Random(f"{seed} faults"), seconds)
     loop = SimulatedLoop(Random(random.getrandbits(64)))
     network = Network(loop, Random(random.getrandbits(64)))
     coordinator, wall = Coordinator(network, COORDINATOR), Wall()
     inspector, chance = Inspector(loop, network.context, coordinator.tree), Random(random.getrandbits(64))
-    table = inspector.replacements()
+    log = LogInspector()
+    table = [*inspector.replacements(), *log.replacements()]
     with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, chance, table):
         drawn = Random(random.getrandbits(64))
-        cluster = SimulatedCluster(
-            loop, network, coordinator, wall, folder, drawn, hosts=hosts, gcms=2, session_seconds=SESSION_SECONDS
-        )
+        kind = SimulatedCluster if what is What.MESSAGES else TaskCluster
+        cluster = kind(loop, network, coordinator, wall, folder, drawn, hosts=hosts, gcms=2, session_seconds=SESSION_SECONDS)
         wrong: list[str] = []
         try:
-            loop.run_until_complete(_scenario(cluster, chosen, seconds, random))
+            if isinstance(cluster, TaskCluster):
+                loop.run_until_complete(_tasks(cluster, chosen, seconds, random))
+            else:
+                loop.run_until_complete(_messages(cluster, chosen, seconds, random))
         except Standstill as error:
             wrong.append(f"standstill: {error}")
         except (TimeoutError, RoqError) as error:
             wrong.append(f"the cluster did not come up: {error!r}")
-        virtual, wrong = loop.time() - BOOTED_SECONDS, wrong + cluster.defects() + inspector.wrong[:WRONG_MAX]
+        virtual, wrong = (
+            loop.time() - BOOTED_SECONDS,
+            wrong + cluster.defects() + inspector.wrong[:WRONG_MAX] + log.wrong[:WRONG_MAX],
+        )
         cluster.end()
         loop.dispose()
-    lossless = all(fault.kind in LOSSLESS for fault in chosen) and cluster.traffic.burst <= BURST_KEPT
-    wrong += judge(cluster.books, lossless=lossless)
-    figures = (*cluster.books.counts(), loop.steps, virtual, time.monotonic() - began)
-    return Run(seed, chosen, cluster.trace, wrong, loop.trace, *figures)
+        wrong += loop.threads.failures
+    if isinstance(cluster, TaskCluster):
+        wrong += cluster.books.errors + judge_tasks(cluster.tasks)
+        counts = cluster.tasks.counts()
+    else:
+        lossless = all(fault.kind in LOSSLESS for fault in chosen) and cluster.traffic.burst <= BURST_KEPT
+        wrong += judge(cluster.books, lossless=lossless)
+        counts = cluster.books.counts()
+    figures = (*counts, loop.steps, virtual, time.monotonic() - began)
+    return Run(seed, what, chosen, cluster.trace, wrong, loop.trace, *figures)
 
 
 @contextlib.contextmanager
@@ -107,7 +134,7 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _scenario(cluster: SimulatedCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+async def _messages(cluster: SimulatedCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
     overflow = random.choice(("block", "drop"))
     topics = random.choice((1, 3, 3))
     cluster.traffic = Traffic(*random.choice(((5.0, 1), (20.0, 1), (5.0, 8), (0.7, 150), (0.7, 150))), topics)
@@ -116,8 +143,7 @@ async def _scenario(cluster: SimulatedCluster, faults: Sequence[Fault], seconds:
     exchanges = random.choice((1, 1, 2))
 
     async def prepare(admin: roq.Cluster) -> None:
-        while sum(host.alive for host in (await admin.view()).hosts) < len(cluster.hosts):  # noqa: ASYNC110 - nobody tells of it
-            await asyncio.sleep(LOOK_SECONDS)
+        await _all_hosts(cluster, admin)
         await admin.create_queue(QUEUE, replication=2, overflow=overflow, timeout_seconds=60.0)
         for _ in range(exchanges - 1):
             await admin.create_exchange(QUEUE, timeout_seconds=60.0)
@@ -127,14 +153,46 @@ async def _scenario(cluster: SimulatedCluster, faults: Sequence[Fault], seconds:
     cluster.told(f"a queue, overflow {overflow}, {exchanges} Exchanges; {topics} topics, bursts of {cluster.traffic.burst}")
     for what in ("subscriber", "publisher", "subscriber", "publisher"):
         cluster.client(what)
-    for fault in faults:
-        await asyncio.sleep(max(0.0, began + fault.at - cluster.loop.time()))
-        cluster.do(fault)
-    await asyncio.sleep(max(0.0, began + seconds - cluster.loop.time()))
-    cluster.heal()
+    await _suffer(cluster, faults, began, seconds)
     cluster.books.healed = cluster.loop.time() + BACK_SECONDS
     await asyncio.sleep(SETTLE_SECONDS)
     cluster.books.ending = cluster.loop.time()
     await cluster.stop_clients("publisher", CLOSE_SECONDS)
     await asyncio.sleep(DRAIN_SECONDS)
     await cluster.stop_clients("subscriber", CLOSE_SECONDS)
+
+
+async def _tasks(cluster: TaskCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+    cluster.pace = Pace(*random.choice(((5.0, 3, 0.1, 0.3), (1.0, 20, 0.0, 0.1), (10.0, 1, 0.3, 0.3))))
+    cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01)) for host in cluster.hosts}
+    for host in cluster.hosts:
+        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.01))
+    cluster.start()
+
+    async def prepare(admin: roq.Cluster) -> None:
+        await _all_hosts(cluster, admin)
+        await admin.create_work_queue(WORK_QUEUE, inline_bytes=INLINE_BYTES, timeout_seconds=60.0)
+
+    await cluster.administer(prepare)
+    began = cluster.loop.time()
+    cluster.told(f"a work queue; syncs of {', '.join(f'{host.disk.sync_seconds * 1000:g}' for host in cluster.hosts)} ms")
+    for what in ("worker", "producer", "worker", "producer", "worker"):
+        cluster.client(what)
+    await _suffer(cluster, faults, began, seconds)
+    await asyncio.sleep(BACK_SECONDS)
+    await cluster.stop_clients("producer", TASKS_CLOSE_SECONDS)
+    await cluster.look(DONE_SECONDS)
+    await cluster.stop_clients("worker", TASKS_CLOSE_SECONDS)
+
+
+async def _all_hosts(cluster: SimulatedCluster, admin: roq.Cluster) -> None:
+    while sum(host.alive for host in (await admin.view()).hosts) < len(cluster.hosts):  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _suffer(cluster: SimulatedCluster, faults: Sequence[Fault], began: float, seconds: float) -> None:
+    for fault in faults:
+        await asyncio.sleep(max(0.0, began + fault.at - cluster.loop.time()))
+        cluster.do(fault)
+    await asyncio.sleep(max(0.0, began + seconds - cluster.loop.time()))
+    cluster.heal()

@@ -17,16 +17,39 @@ import hcm.ports
 import hcm.process
 import roq.coordination.session
 import roq.exchange.process
+import roq.master.dump
 import roq.runtime.child
+import roq.runtime.line
 import roq.runtime.router
 import roq.runtime.sockets
+import roq.store.blobs
+import roq.store.cookie
+import roq.store.process
+import roq.store.proof
+import roq.store.server
+import roq.workqueue.lease_keeper
+import roq.workqueue.master_link
 from roq.simulation import machines, zeromq
+from roq.simulation.blocking import SELECT, Bell, LoopBeside, Sockets
 from roq.simulation.coordination import Coordinator, TreeLink
+from roq.simulation.disks import Files
 from roq.simulation.forwarder import Forwarder
 from roq.simulation.loop import PROCESS, SimulatedLoop
 from roq.simulation.network import Network
+from roq.simulation.threads import SimpleQueue, Threads
+from roq.wire.assignment import ProcessKind
 
 EPOCH = 1_800_000_000.0  # seconds since 1970 when the loop's clock is 0
+JOURNAL_BYTES = 256 * 1024  # of a store's journal file: few enough to come to its end
+
+
+THREADED = (
+    roq.runtime.line,
+    roq.store.process,
+    roq.store.server,
+    roq.workqueue.lease_keeper,
+    roq.workqueue.master_link,
+)
 
 
 class Wall:
@@ -92,6 +115,30 @@ def _table(
         (hcm.process, "disk_free_bytes", lambda path: 1 << 40),
         (hcm.process.HostManager, "_say_ready", lambda manager: None),
         (hcm.process, "_raise_descriptor_limit", lambda: None),
+        *_below_work_queues(loop, network),
+    ]
+
+
+def _below_work_queues(loop: SimulatedLoop, network: Network) -> list[tuple[Any, str, Any]]:
+    """Threads, disks, and what blocking clients stand on."""
+    files = Files(lambda: machines.Children.machines, loop.time)
+    threading, system = Threads(loop).module(), files.module()
+    sizes = {**(roq.store.server.StoreServer.__init__.__kwdefaults__ or {}), "file_bytes": JOURNAL_BYTES}
+    return [
+        *((module, "threading", threading) for module in THREADED),
+        (roq.store.server, "SimpleQueue", SimpleQueue),
+        (roq.store.server, "OsDisk", files.disk),
+        (roq.store.server.StoreServer.__init__, "__kwdefaults__", sizes),
+        *((module, "os", system) for module in (roq.store.server, roq.store.blobs)),
+        *((module, "sync_directory", lambda path: None) for module in (roq.store.server, roq.store.blobs, roq.store.cookie)),
+        (roq.store.proof, "BOOT_ID", files),
+        (roq.master.dump.Dump.__init__, "__defaults__", (1 << 60,)),  # it never forks
+        (hcm.ports, "ROLES", {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles
+        (roq.runtime.line, "socket", Sockets(network).module()),
+        (roq.runtime.line, "select", SELECT),
+        (roq.runtime.line, "Bell", Bell),
+        (roq.workqueue.master_link, "Bell", Bell),
+        (roq.workqueue.master_link, "LoopThread", lambda name: LoopBeside(loop, name)),
     ]
 
 

@@ -1,0 +1,264 @@
+"""A machine's disk: what was synced outlives a loss of power; what was only written may, in whole, in part or not at all.
+
+The journal's files are in memory (`Disk`, as roq/store/disk.py has it). Payloads, and what says whose the disk is, are files
+in the machine's folder; of them `os` is replaced (`Files`), as far as stores use it. A killed process takes nothing with it:
+what it wrote is in the page cache, for the next one to read. After a sync that failed it is there and nowhere else, and no
+later sync writes it. Syncs take time, in which a thread can be killed. Not covered: renames and removals of payloads that a
+loss of power undoes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from roq.simulation.loop import PROCESS, SimulatedLoop
+from roq.simulation.threads import current
+
+SECTOR_BYTES = 512
+TORN_PART = 0.5  # of writes that were not synced: of the last one some sectors are there, and some not
+EVICTED_PART = 0.5  # of syncs that fail: the pages that no sync will write are dropped at once
+
+
+class _File:
+    """durable: what a loss of power leaves; seen: what is read; unsynced: what the next sync writes, oldest first."""
+
+    def __init__(self, size: int) -> None:
+        self.durable, self.seen = bytearray(size), bytearray(size)
+        self.unsynced: list[tuple[int, bytes]] = []
+
+
+class Disk:
+    """One machine's. failing: the next write, or sync, raises EIO. full: nothing new fits. rotten: bytes were changed."""
+
+    def __init__(self, loop: SimulatedLoop, random: Random, folder: Path) -> None:
+        self._loop, self._random, self.folder = loop, random, folder
+        self.sync_seconds = 0.0002
+        self.failing = ""
+        self.full = False
+        self.syncs = 0
+        self.boot = 1  # of the machine
+        self._files: dict[Path, _File] = {}
+        self._removed: list[tuple[Path, _File]] = []  # and the folder not synced since
+        self._open: dict[int, _File] = {}
+        self._payloads: dict[int, Path] = {}  # files that are being written, by descriptor
+        self._unsynced: dict[Path, None] = {}
+        self._made: dict[str, float] = {}  # when payloads were stored
+
+    # --- as roq.store.disk.Disk -----------------------------------------------------------------------------------------
+
+    def create(self, path: Path, size: int) -> None:
+        """See Disk."""
+        self._take_time()
+        if self.full:
+            raise OSError(errno.ENOSPC, "full")
+        self._files[path] = _File(size)
+        self._removed.clear()
+
+    def open(self, path: Path) -> int:
+        """See Disk."""
+        descriptor = len(self._open) + 1
+        self._open[descriptor] = self._files[path]
+        return descriptor
+
+    def size(self, file: int) -> int:
+        """See Disk."""
+        return len(self._open[file].seen)
+
+    def read(self, file: int, offset: int, count: int) -> bytes:
+        """See Disk."""
+        return bytes(self._open[file].seen[offset : offset + count])
+
+    def write(self, file: int, offset: int, data: bytes) -> None:
+        """See Disk."""
+        self._fail("write")
+        found = self._open[file]
+        found.unsynced.append((offset, bytes(data)))
+        found.seen[offset : offset + len(data)] = data
+
+    def sync(self, file: int) -> None:
+        """See Disk."""
+        found = self._open[file]
+        begun = len(found.unsynced)
+        self._take_time()
+        writes, found.unsynced = found.unsynced[:begun], found.unsynced[begun:]
+        if self.failing == "sync":
+            if self._random.random() < EVICTED_PART:
+                found.seen[:] = found.durable
+            self._fail("sync")
+        self.syncs += 1
+        for offset, data in writes:
+            found.durable[offset : offset + len(data)] = data
+
+    def close(self, file: int) -> None:
+        """See Disk."""
+
+    def remove(self, path: Path) -> None:
+        """See Disk. A loss of power may undo it."""
+        self._removed.append((path, self._files.pop(path)))
+
+    def names(self, directory: Path) -> list[str]:
+        """See Disk."""
+        return sorted(path.name for path in self._files if path.parent == directory)
+
+    def _take_time(self) -> None:
+        seconds = self.sync_seconds * (0.5 + self._random.random())
+        thread = current()
+        if thread is not None:
+            thread.park(seconds)
+        else:
+            self._loop.hold_up(seconds)
+
+    def _fail(self, what: str) -> None:
+        if self.failing == what:
+            self.failing = ""
+            raise OSError(errno.EIO, f"the {what} failed")
+
+    # --- in place of `os` -----------------------------------------------------------------------------------------------
+
+    def open_payload(self, path: Path, flags: int, mode: int) -> int:
+        """os.open of a file that is to be written."""
+        descriptor = os.open(path, flags, mode)
+        self._payloads[descriptor] = path
+        self._unsynced[path] = None
+        process = PROCESS.get()
+        if process is not None:
+            process.on_end.append(lambda: self.close_payload(descriptor))
+        return descriptor
+
+    def close_payload(self, descriptor: int) -> None:
+        """os.close."""
+        if self._payloads.pop(descriptor, None) is not None:
+            os.close(descriptor)
+
+    def write_payload(self, descriptor: int, data: bytes, offset: int) -> int:
+        """os.pwrite."""
+        self._fail("write")
+        return os.pwrite(descriptor, data, offset)
+
+    def sync_payload(self, descriptor: int) -> None:
+        """os.fsync."""
+        path = self._payloads.get(descriptor)
+        self._take_time()
+        self._fail("sync")
+        if path is not None:
+            self._unsynced.pop(path, None)
+
+    def made(self, name: str, now: float) -> float:
+        """When a payload was seen first."""
+        return self._made.setdefault(name, now)
+
+    # --- what goes wrong ------------------------------------------------------------------------------------------------
+
+    def lose_power(self) -> None:
+        """What was not synced is there in part or not at all. Files may be back that were removed just before."""
+        self.boot += 1
+        self.failing = ""
+        if self._removed:
+            for path, file in self._removed[self._random.randint(0, len(self._removed)) :]:
+                self._files.setdefault(path, file)
+        self._removed.clear()
+        self._open.clear()
+        for file in self._files.values():
+            if not file.unsynced and file.seen == file.durable:
+                continue
+            for offset, data in file.unsynced[: self._random.randint(0, len(file.unsynced))]:
+                torn = self._random.random() < TORN_PART
+                for begin in range(offset - offset % SECTOR_BYTES, offset + len(data), SECTOR_BYTES):
+                    if not torn or self._random.random() < 0.5:
+                        first, last = max(begin, offset), min(begin + SECTOR_BYTES, offset + len(data))
+                        file.durable[first:last] = data[first - offset : last - offset]
+            file.unsynced.clear()
+            file.seen[:] = file.durable
+        for path in self._unsynced:
+            if path.exists():
+                os.truncate(path, self._random.randint(0, path.stat().st_size))
+        self._unsynced.clear()
+
+    def rot(self, choice: float) -> str:
+        """Some bytes change, of a journal's file or a payload; which."""
+        payloads = sorted(path for path in self.folder.glob("blobs/[0-9a-f][0-9a-f]/*") if path not in self._unsynced)
+        used = [(path, file) for path, file in sorted(self._files.items()) if any(file.durable)]
+        if not used or (payloads and choice < 0.3):
+            if not payloads:
+                return ""
+            path = payloads[int(choice / 0.3 * len(payloads)) % len(payloads)]
+            data = bytearray(path.read_bytes())
+            data[self._random.randrange(len(data))] ^= 0xFF
+            path.write_bytes(data)
+            return f"payload {path.name}"
+        path, file = used[self._random.randrange(len(used))]
+        place = self._random.randrange(len(file.durable.rstrip(b"\0")))
+        file.durable[place] ^= 0xFF
+        file.seen[place] ^= 0xFF
+        return f"{path.name} at {place}"
+
+    def replace(self) -> None:
+        """Another disk, which is empty."""
+        self._files.clear()
+        self._removed.clear()
+        self._open.clear()
+        self._unsynced.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Entry:
+    """Of a folder, as os.scandir tells it."""
+
+    def __init__(self, path: str, made: float) -> None:
+        self.path, self.name, self._made = path, os.path.basename(path), made
+
+    def stat(self) -> SimpleNamespace:
+        """Its size, and when it was stored on the simulated clock."""
+        return SimpleNamespace(st_size=os.stat(self.path).st_size, st_mtime=self._made)
+
+
+class Owner(Protocol):
+    """A machine."""
+
+    disk: Disk
+
+
+class Files:
+    """In place of the module `os`, and of BOOT_ID: what a process finds on its machine's disk. machines: by address."""
+
+    def __init__(self, machines: Callable[[], Mapping[str, Owner]], now: Callable[[], float]) -> None:
+        self._machines, self._now = machines, now
+
+    def disk(self) -> Disk:
+        """Of whoever asks."""
+        process = PROCESS.get()
+        assert process is not None, "only simulated processes have disks"
+        return self._machines()[process.address].disk
+
+    def module(self) -> SimpleNamespace:
+        """As much of `os` as stores use."""
+        return SimpleNamespace(
+            O_RDWR=os.O_RDWR,
+            O_CREAT=os.O_CREAT,
+            O_EXCL=os.O_EXCL,
+            open=lambda path, flags, mode: self.disk().open_payload(path, flags, mode),
+            close=lambda descriptor: self.disk().close_payload(descriptor),
+            pwrite=lambda descriptor, data, offset: self.disk().write_payload(descriptor, data, offset),
+            fsync=lambda descriptor: self.disk().sync_payload(descriptor),
+            unlink=os.unlink,
+            listdir=lambda path: sorted(os.listdir(path)),
+            scandir=self._entries,
+            statvfs=self._space,
+        )
+
+    def _entries(self, folder: Any) -> list[_Entry]:
+        return [_Entry(os.path.join(folder, name), self.disk().made(name, self._now())) for name in sorted(os.listdir(folder))]
+
+    def _space(self, path: Any) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=0 if self.disk().full else 1 << 20, f_frsize=4096)
+
+    def read_bytes(self) -> bytes:
+        """Which boot of the machine this is, as in the kernel's boot_id."""
+        return b"%d" % self.disk().boot

@@ -1,0 +1,136 @@
+"""A simulated cluster with a work queue: stores, masters, producers and workers; and what is done to disks.
+
+Damage keeps within what the queue promises to bear: bytes rot on one disk only, a disk is replaced when `roq doctor` would
+allow it, and nothing else is damaged until everything has its copies again. All else may happen to any disk at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from random import Random
+from typing import Any
+
+import roq
+from roq.coordination.session import Session
+from roq.errors import RoqError, TemporaryError
+from roq.runtime.rpc import RpcClient
+from roq.simulation.cluster import RESTART_SECONDS, ZOOKEEPER, SimulatedCluster
+from roq.simulation.faults import Fault, Kind
+from roq.simulation.machines import HostMachine
+from roq.simulation.tasks import Pace, TaskBooks, look, produce, work
+from roq.store.cookie import forget
+from roq.wire import master as wire
+
+WORK_QUEUE = "tasks"
+ADDRESS = f"roq://{ZOOKEEPER}/{WORK_QUEUE}"
+ASK_SECONDS = 5.0
+SLOW_SECONDS = 0.05  # of a sync of a slow disk
+
+
+class TaskCluster(SimulatedCluster):
+    """As a SimulatedCluster, with other clients."""
+
+    NEWCOMERS = ("worker", "producer")
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tasks = TaskBooks(self.loop)
+        self.pace = Pace(5.0, 3, 0.1, 0.2)
+        self._damaged: HostMachine | None = None  # its disk lacks something, as far as is known
+
+    def _program(self, what: str, label: str, random: Random, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+        if what == "producer":
+            return self._told(label, produce(self.tasks, ADDRESS, self.pace, random, stop))
+        return self._told(label, work(self.tasks, ADDRESS, label, self.pace, random, stop))
+
+    async def _told(self, label: str, program: Coroutine[Any, Any, None]) -> None:
+        try:
+            await program
+        except RoqError as error:
+            self.books.errors.append(f"{label}: {type(error).__name__}: {error}")
+
+    async def look(self, seconds: float) -> None:
+        """Wait until every task is done, for so long at most."""
+        done: asyncio.Future[None] = self.loop.create_future()
+
+        async def program(stop: asyncio.Event) -> None:
+            await self._told("admin", look(self.tasks, ADDRESS, seconds))
+            done.set_result(None)
+
+        self.admin.run("admin", program)
+        await done
+
+    # --- faults -------------------------------------------------------------------------------------------------------
+
+    def do(self, fault: Fault) -> None:
+        """See SimulatedCluster."""
+        host = self.hosts[int(fault.choice * len(self.hosts))]
+        match fault.kind:
+            case Kind.LOSE_ALL_POWER:
+                for number in range(len(self.hosts)):
+                    seconds = fault.seconds * (fault.second + 0.2 * number)
+                    self._lose_power(Fault(fault.at, Kind.LOSE_POWER, seconds, (number + 0.5) / len(self.hosts), 0.0))
+            case Kind.DISK_ERROR:
+                host.disk.failing = "write" if fault.second < 0.3 else "sync"
+                self.told(f"the next {host.disk.failing} on {host.name} fails")
+            case Kind.DISK_FULL:
+                self.told(f"the disk of {host.name} is full for {fault.seconds:.2f} s")
+                host.disk.full = True
+                self._later(fault.seconds, lambda: setattr(host.disk, "full", False))
+            case Kind.SLOW_DISK:
+                self.told(f"the disk of {host.name} is slow for {fault.seconds:.2f} s")
+                before, host.disk.sync_seconds = host.disk.sync_seconds, SLOW_SECONDS
+                self._later(fault.seconds, lambda: setattr(host.disk, "sync_seconds", min(before, host.disk.sync_seconds)))
+            case Kind.BIT_ROT:
+                if self._damaged in (None, host) and (what := host.disk.rot(fault.second)):
+                    self._damaged = host
+                    self.told(f"bytes of {what} on {host.name} rot")
+            case Kind.SWAP_DISK:
+                self._swap(host, fault.seconds)
+            case _:
+                if fault.kind is Kind.STEP_CLOCK:
+                    self.tasks.clocks_stepped = True
+                super().do(fault)
+
+    def heal(self) -> None:
+        """See SimulatedCluster."""
+        for host in self.hosts:
+            host.disk.failing = ""
+        super().heal()
+
+    def _swap(self, host: HostMachine, seconds: float) -> None:
+        async def program(stop: asyncio.Event) -> None:
+            async with roq.connect(ZOOKEEPER) as cluster:
+                if self._damaged is not None or not await self._is_complete(cluster) or self._damaged is not None:
+                    return
+                if not host.powered:
+                    return
+                self._damaged = host
+                self.told(f"{host.name} is shut down, its disk is replaced by an empty one")
+                host.lose_power()
+                host.disk.replace()
+                session = await Session.connect(ZOOKEEPER)
+                await forget(session, host.name)
+                await session.close()
+                self._later(seconds + RESTART_SECONDS, lambda: self._back(host))
+                while not (host.named("store") and await self._is_complete(cluster)):  # noqa: ASYNC110 - nobody tells of it
+                    await asyncio.sleep(1.0)
+                self._damaged = None
+                self.told(f"all copies are there, with the new disk of {host.name}")
+
+        self.admin.run("admin", program)
+
+    async def _is_complete(self, cluster: roq.Cluster) -> bool:
+        """Whether `roq doctor` would say that one disk may be replaced now."""
+        try:
+            info = (await cluster.work_queues())[0]
+            if not info.ready or not info.masters:
+                return False
+            client = RpcClient(info.masters[0].endpoint(), wire.Reply)
+            try:
+                return not (await client.request(wire.GetCopies(), wire.Copies, ASK_SECONDS)).shortages
+            finally:
+                client.close()
+        except TemporaryError:
+            return False

@@ -1,0 +1,52 @@
+"""Simulated work queues: forty seeds keep every promise, a seed is a run, known bugs of stores and masters are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from random import Random
+
+import pytest
+
+from roq.simulation.faults import TASK_WEIGHTS, plan_tasks
+from roq.simulation.hunt import shortest, story
+from roq.simulation.run import What, simulate
+
+SEEDS, AT_ONCE = 40, 5
+SHOW = """
+import sys
+from roq.simulation.run import What, simulate
+
+run = simulate(int(sys.argv[1]), what=What.TASKS)
+print(run.hash, run.steps, run.wrong)
+"""
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_every_promise_is_kept(first: int) -> None:
+    for seed in range(first, first + AT_ONCE):
+        run = simulate(seed, what=What.TASKS)
+        assert not run.wrong, story(shortest(run))
+        assert run.seconds >= 45
+        assert run.told > run.published / 2 > 50, "nobody would have noticed anything"
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_a_seed_is_a_run(seed: int) -> None:
+    """Twice in this process, and in others whose strings have other hashes."""
+    once, again = simulate(seed, what=What.TASKS), simulate(seed, what=What.TASKS)
+    assert (once.hash, once.steps, once.trace) == (again.hash, again.steps, again.trace)
+    told = f"{once.hash} {once.steps} {once.wrong}"
+    for hashes in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hashes}
+        shown = subprocess.run(
+            [sys.executable, "-c", SHOW, str(seed)], env=environment, capture_output=True, text=True, check=True
+        )
+        assert shown.stdout.strip() == told
+    assert simulate(seed + 1, what=What.TASKS).hash != once.hash
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    drawn = {fault.kind for seed in range(20) for fault in plan_tasks(Random(seed), 40.0)}
+    assert drawn == TASK_WEIGHTS.keys()

@@ -162,8 +162,10 @@ class Shelf:
             self._found.append(item)
             return
         for record in parse(item.body):
-            if item.whole or self._intact(item.body, record):
+            if item.whole:
                 self._load(item, record)
+            elif self._intact(item.body, record):
+                self._load(item, _proved(record))
 
     def loaded(self) -> bytes:
         """End of the scan. The DAMAGE record to write if there is damage not on record yet, else b""."""
@@ -239,6 +241,12 @@ class Shelf:
         segment.state_in = batch.number
         if record.kind == Kind.OPEN:
             segment.opened = True
+
+
+def _proved(record: Record) -> Record:
+    """What an intact record of a damaged batch proves: its own checksum covers neither what was confirmed nor an epoch. What it
+    lacks is safe: others know what was confirmed, and without an opening nobody's entries are taken."""
+    return record._replace(confirmed=0) if record.kind == Kind.ENTRY else record._replace(position=0)
 
 
 def place_entry(segment: Segment, position: int, place: int, length: int) -> None:

@@ -222,6 +222,22 @@ def test_a_bit_flip_anywhere_is_never_taken_for_absence() -> None:
             assert after.add(21, entry(21)) is Refusal.NOT_OPEN  # a fence may have been lost, too
 
 
+def test_a_bit_flip_anywhere_confirms_nothing_and_fences_nobody_else() -> None:
+    """A record's own checksum covers what it is, not what it says of others: one flip must not end a log beyond its entries."""
+    bench = Bench()
+    bench.open(epoch=3)
+    assert bench.ask("add", add("s", 1, entry(1), epoch=3)) is None
+    assert bench.ask("add", add("s", 2, entry(2), entry(3), epoch=3, confirmed=1)) is None
+    path = path_of(HERE, 1)
+    end = len(bench.disk.files[path].rstrip(b"\0"))
+    for place, bit in itertools.product(range(end), (0, 7)):
+        disk = bench.disk.power_cut(random.Random(1))
+        disk.files[path][place] ^= 1 << bit
+        after = Bench(disk)
+        assert after.storage.confirmed("s") <= 1
+        assert all(segment.fenced <= 3 for segment in after.storage.shelf.segments.values())
+
+
 def test_a_truncated_file_is_damage_also_when_it_was_cut_between_two_batches() -> None:
     bench = Bench()
     bench.open()

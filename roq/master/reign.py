@@ -38,11 +38,11 @@ class Writer(Protocol):
 
 
 class Clock:
-    """Milliseconds since 1970 that never step back or jump. wall: seconds since 1970."""
+    """Milliseconds since 1970 that never step back or jump. wall: seconds since 1970, if not this machine's."""
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
-        self._wall = wall
-        self._offset = wall() - time.monotonic()
+    def __init__(self, wall: Callable[[], float] | None = None) -> None:
+        self._wall = wall or time.time
+        self._offset = self._wall() - time.monotonic()
 
     def now(self) -> int:
         """Now."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -50,7 +51,7 @@ class Coordinator:
 
     def now_ms(self) -> int:
         """As tree nodes have it."""
-        return int(self.loop.time() * 1000)
+        return int(time.time() * 1000)
 
     def _tick(self) -> None:
         now = self.loop.time()

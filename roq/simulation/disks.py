@@ -23,6 +23,7 @@ from roq.simulation.threads import current
 
 SECTOR_BYTES = 512
 TORN_PART = 0.5  # of writes that were not synced: of the last one some sectors are there, and some not
+NEWEST_PART, NEWEST_BYTES = 0.5, 4096  # of what rots is among the last so many bytes
 EVICTED_PART = 0.5  # of syncs that fail: the pages that no sync will write are dropped at once
 
 
@@ -193,8 +194,10 @@ class Disk:
             data[self._random.randrange(len(data))] ^= 0xFF
             path.write_bytes(data)
             return f"payload {path.name}"
-        path, file = used[self._random.randrange(len(used))]
-        place = self._random.randrange(len(file.durable.rstrip(b"\0")))
+        newest = self._random.random() < NEWEST_PART
+        path, file = used[-1 if newest else self._random.randrange(len(used))]
+        end = len(file.durable.rstrip(b"\0"))
+        place = self._random.randrange(max(0, end - NEWEST_BYTES) if newest else 0, end)
         file.durable[place] ^= 0xFF
         file.seen[place] ^= 0xFF
         return f"{path.name} at {place}"

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
+SWAPS_SHARE, STORMS_SHARE = 0.2, 0.4  # of the seeds with a work queue
 CLEAN_SECONDS = 4.0  # at the begin: the cluster comes up, everybody joins
 BETWEEN_SECONDS = 2.5  # from one fault to the next, on average
+TASKS_BETWEEN_SECONDS = 2.5
 
 
 class Kind(StrEnum):
@@ -118,15 +120,41 @@ class Fault:
 
 def plan_tasks(random: Random, seconds: float) -> list[Fault]:
     """The faults of a run with a work queue, by time."""
-    faults: list[Fault] = []
+    drawn = random.random()
+    faults = _swaps(random, seconds) if drawn < SWAPS_SHARE else []
+    if drawn > 1 - STORMS_SHARE:
+        faults += storm(random, CLEAN_SECONDS + random.random() * seconds / 4)
+        faults += storm(random, seconds / 2 + random.random() * seconds / 4)
     at = CLEAN_SECONDS
     while True:
-        at += random.expovariate(1 / BETWEEN_SECONDS) if random.random() < 0.7 else random.random() * 0.05
+        at += random.expovariate(1 / TASKS_BETWEEN_SECONDS) if random.random() < 0.7 else random.random() * 0.05
         if at > seconds:
-            return faults
+            return sorted(faults, key=lambda fault: fault.at)
         kind = random.choices(list(TASK_WEIGHTS), list(TASK_WEIGHTS.values()))[0]
         length = random.choice((0.05, 0.5, 2.0, 5.0, 9.0)) * (0.5 + random.random())
         faults.append(Fault(at, kind, length, random.random(), random.random()))
+
+
+def storm(random: Random, at: float, damage: Kind | None = None) -> list[Fault]:
+    """One host is away, the disk of another one fails or rots, all lose power, and the third one is the last to come back: what
+    was acknowledged meanwhile was on that disk, or it will be missed."""
+    away, hurt, late = random.sample((1 / 6, 3 / 6, 5 / 6), 3)  # choices of three hosts
+    kind = random.choice((Kind.LOSE_POWER, Kind.CUT_HOST))
+    damage = damage or random.choice((Kind.DISK_ERROR, Kind.DISK_ERROR, Kind.BIT_ROT))
+    dark = at + 2.0 + random.random() * 2.0
+    return [
+        Fault(at, kind, dark - at + random.random(), away, 0.0),
+        *(Fault(at + (dark - at) * part, damage, 0.0, hurt, 1.0 - random.random() / 2) for part in (0.3, 0.6, 0.9)),
+        Fault(dark, Kind.LOSE_ALL_POWER, 4.0 + random.random() * 6.0, late, 0.0),
+    ]
+
+
+def _swaps(random: Random, seconds: float) -> list[Fault]:
+    """Disk after disk is replaced, as soon as `roq doctor` allows it; then nobody has anything but what is on disks."""
+    times = [CLEAN_SECONDS + 2.0 * number for number in range(int((seconds - CLEAN_SECONDS) / 2.0))]
+    first = random.randrange(3)
+    swaps = [Fault(at, Kind.SWAP_DISK, random.random(), (first + place) % 3 / 3 + 1 / 6, 0.0) for place, at in enumerate(times)]
+    return [*swaps, Fault(seconds - 1.0, Kind.LOSE_ALL_POWER, random.random(), random.random(), 0.0)]
 
 
 def plan(random: Random, seconds: float) -> list[Fault]:

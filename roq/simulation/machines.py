@@ -71,13 +71,15 @@ class Machine:
         context = contextvars.copy_context()
         context.run(PROCESS.set, process)
         self.loop.note("start", name)
-        self.loop.create_task(self._body(process, program(stop)), name=name, context=context)
+        self.loop.create_task(self._body(process, program, stop), name=name, context=context)
         return process
 
-    async def _body(self, process: Process, program: Coroutine[Any, Any, None]) -> None:
+    async def _body(
+        self, process: Process, program: Callable[[asyncio.Event], Coroutine[Any, Any, None]], stop: asyncio.Event
+    ) -> None:
         how = "ended"
         try:
-            await program
+            await program(stop)
         except RoqError as error:
             how = f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001 - a defect, which the run reports

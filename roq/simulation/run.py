@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 import roq
+import roq.master.snapshots
 from roq.errors import RoqError
 from roq.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.simulation.coordination import Coordinator
@@ -31,6 +32,7 @@ SESSION_SECONDS, FAULT_SECONDS = 4.0, 37.0
 BACK_SECONDS = 8.0  # after everything was healed: sessions end, hosts come back, everybody joins again
 BURST_KEPT = 8  # messages at once that no Exchange drops for
 LOOK_SECONDS = 0.1
+SNAPSHOT_BYTES = 5_000, 1 << 25  # of a log, until a master's state is written beside it: several in a run, or none
 WRONG_MAX = 5  # of one kind; the first tell it
 SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 18.0, 21.0, 6.0
 TASKS_CLOSE_SECONDS, DONE_SECONDS = 40.0, 60.0  # a put waits for 30 s at most
@@ -79,7 +81,8 @@ def simulate(
     coordinator, wall = Coordinator(network, COORDINATOR), Wall()
     inspector, chance = Inspector(loop, network.context, coordinator.tree), Random(random.getrandbits(64))
     log = LogInspector()
-    table = [*inspector.replacements(), *log.replacements()]
+    often = Random(f"{seed} snapshots").choice(SNAPSHOT_BYTES)
+    table = [*inspector.replacements(), *log.replacements(), (roq.master.snapshots, "SNAPSHOT_BYTES_MIN", often)]
     with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, chance, table):
         drawn = Random(random.getrandbits(64))
         kind = SimulatedCluster if what is What.MESSAGES else TaskCluster
@@ -166,7 +169,7 @@ async def _tasks(cluster: TaskCluster, faults: Sequence[Fault], seconds: float, 
     cluster.pace = Pace(*random.choice(((5.0, 3, 0.1, 0.3), (1.0, 20, 0.0, 0.1), (10.0, 1, 0.3, 0.3))))
     cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01)) for host in cluster.hosts}
     for host in cluster.hosts:
-        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.01))
+        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
     cluster.start()
 
     async def prepare(admin: roq.Cluster) -> None:

@@ -68,9 +68,11 @@ class TaskCluster(SimulatedCluster):
         host = self.hosts[int(fault.choice * len(self.hosts))]
         match fault.kind:
             case Kind.LOSE_ALL_POWER:
-                for number in range(len(self.hosts)):
-                    seconds = fault.seconds * (fault.second + 0.2 * number)
-                    self._lose_power(Fault(fault.at, Kind.LOSE_POWER, seconds, (number + 0.5) / len(self.hosts), 0.0))
+                for number, other in enumerate(self.hosts):  # the chosen one is the last to come back
+                    part = 1.0 if other is host else 0.1 * number
+                    self._lose_power(
+                        Fault(fault.at, Kind.LOSE_POWER, fault.seconds * part, (number + 0.5) / len(self.hosts), 0.0)
+                    )
             case Kind.DISK_ERROR:
                 host.disk.failing = "write" if fault.second < 0.3 else "sync"
                 self.told(f"the next {host.disk.failing} on {host.name} fails")

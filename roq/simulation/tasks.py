@@ -24,6 +24,9 @@ from roq.workqueue.leasing import Task
 
 INLINE_BYTES = 2_000  # payloads from this size on go straight to a store
 LEASE_SECONDS = 4.0
+EARLY_SECONDS = (
+    1.0  # a lease may end before its time when a master takes over: that one's clock begins with what ZooKeeper said
+)
 AGAIN_SECONDS = 0.3
 IDLE_SECONDS = 1.0
 TOLD_MAX = 5  # of what went wrong alike
@@ -92,9 +95,9 @@ class TaskBooks:
         now, order = self.loop.time(), parse_token(task.token)[0]
         before = self.deliveries.setdefault(number, [])
         for one in before:
-            if one.open and one.order < order and one.task.ends_in(now) > 0 and not self.clocks_stepped:
-                left = one.task.ends_in(now)
-                self.wrong.append(f"task {number} came to {worker}, {left:.1f} s before the lease of {one.worker} was over")
+            left = one.task.ends_in(now)
+            if one.open and one.order < order and left > EARLY_SECONDS and not self.clocks_stepped:
+                self.wrong.append(f"task {number} came to {worker}, {left:.2f} s before the lease of {one.worker} was over")
         delivery = Delivery(number, worker, order, now, task)
         before.append(delivery)
         self.loop.note("task", number, worker)

@@ -27,7 +27,7 @@ class Known(NamedTuple):
 
 
 @contextlib.contextmanager
-def _put(*table: tuple[Any, str, Any]) -> Iterator[None]:
+def put(*table: tuple[Any, str, Any]) -> Iterator[None]:
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in table]
     for owner, name, value in table:
         setattr(owner, name, value)
@@ -50,12 +50,12 @@ def _without(module: Any, machine: Any, *rules: str) -> Iterator[None]:
         init.__defaults__ = defaults
 
 
-def _rule(module: Any, machine: Any, *rules: str) -> Bug:
+def rule(module: Any, machine: Any, *rules: str) -> Bug:
     return lambda: _without(module, machine, *rules)
 
 
 def _impatient_hold() -> contextlib.AbstractContextManager[None]:
-    return _put((subscriber, "HOLD_SECONDS", 0.05), (subscriber, "HOLD_MAX_SECONDS", dict.fromkeys(Overflow, 0.05)))
+    return put((subscriber, "HOLD_SECONDS", 0.05), (subscriber, "HOLD_MAX_SECONDS", dict.fromkeys(Overflow, 0.05)))
 
 
 def _reconnecting_link() -> contextlib.AbstractContextManager[None]:
@@ -64,7 +64,7 @@ def _reconnecting_link() -> contextlib.AbstractContextManager[None]:
             link.welcomed = True
             link._on_welcome(link)
 
-    return _put(
+    return put(
         (roq.client.link, "publisher_socket", roq.runtime.sockets.probe_socket), (roq.client.link.ExchangeLink, "_heard", again)
     )
 
@@ -79,16 +79,16 @@ def _nothing_adopted(children: Any, name: str, pid: int, started: int, log_path:
 
 
 BUGS: dict[str, Known] = {
-    "older messages of another topic follow a replay": Known(_rule(order, order.OrderMachine, "order_topics"), 47),
-    "repeats are delivered": Known(_rule(order, order.OrderMachine, "drop_repeats"), 2),
-    "gaps are not reported": Known(_rule(order, order.OrderMachine, "report_gaps"), 1),
-    "a new path overtakes the one before": Known(_rule(order, order.OrderMachine, "hold_for_fin"), 0),
-    "a publisher begins before it is welcome": Known(_rule(path, path.PathMachine, "await_welcome"), 0),
+    "older messages of another topic follow a replay": Known(rule(order, order.OrderMachine, "order_topics"), 47),
+    "repeats are delivered": Known(rule(order, order.OrderMachine, "drop_repeats"), 2),
+    "gaps are not reported": Known(rule(order, order.OrderMachine, "report_gaps"), 1),
+    "a new path overtakes the one before": Known(rule(order, order.OrderMachine, "hold_for_fin"), 0),
+    "a publisher begins before it is welcome": Known(rule(path, path.PathMachine, "await_welcome"), 0),
     "the hold runs out before the FIN comes": Known(_impatient_hold, 0),
     "a publisher's link connects again by itself": Known(_reconnecting_link, 3),
-    "what was sent on a lost path is not sent again": Known(lambda: _put((ring.Ring, "broken", _broken_for_good)), 3),
-    "an HCM that comes back adopts nothing": Known(lambda: _put((machines.Children, "adopt", _nothing_adopted)), 10),
+    "what was sent on a lost path is not sent again": Known(lambda: put((ring.Ring, "broken", _broken_for_good)), 3),
+    "an HCM that comes back adopts nothing": Known(lambda: put((machines.Children, "adopt", _nothing_adopted)), 10),
     "a tail on a topic that falls quiet is lost unsaid": Known(
-        lambda: _put((publisher.Publisher, "_send_beacons", lambda one, topics: None)), 29
+        lambda: put((publisher.Publisher, "_send_beacons", lambda one, topics: None)), 29
     ),
 }

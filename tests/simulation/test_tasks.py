@@ -9,11 +9,15 @@ from random import Random
 
 import pytest
 
-from roq.simulation.faults import TASK_WEIGHTS, plan_tasks
+from roq.simulation.faults import TASK_WEIGHTS, Fault, Kind, plan_tasks, storm
 from roq.simulation.hunt import shortest, story
-from roq.simulation.run import What, simulate
+from roq.simulation.run import Run, What, simulate
+from roq.store import shelf
+from tests.simulation.known_bugs import put
+from tests.simulation.known_task_bugs import BUGS, believed
 
 SEEDS, AT_ONCE = 40, 5
+TRIES = 12  # runs to find a bug that is put back, from the seed on that showed it when this was written
 SHOW = """
 import sys
 from roq.simulation.run import What, simulate
@@ -45,6 +49,30 @@ def test_a_seed_is_a_run(seed: int) -> None:
         )
         assert shown.stdout.strip() == told
     assert simulate(seed + 1, what=What.TASKS).hash != once.hash
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_known_bug_is_found(name: str) -> None:
+    known = BUGS[name]
+    for seed in range(known.seed, known.seed + TRIES):
+        with known.put_back():
+            run = simulate(seed, what=What.TASKS)
+        if run.wrong:
+            return
+    pytest.fail(f"{name}: not found in {TRIES} runs")
+
+
+def test_a_rotten_byte_that_claims_too_much_does_not_end_the_log() -> None:
+    """The simulation found this one: the confirmed position that a damaged batch told was believed."""
+    stories = [storm(Random(seed), 5.0, Kind.BIT_ROT) for seed in range(TRIES)]
+    with put((shelf, "_proved", believed)):
+        found = next(seed for seed in range(TRIES) if _weather(seed, stories[seed]).wrong)
+    run = _weather(found, stories[found])
+    assert not run.wrong, story(run)
+
+
+def _weather(seed: int, faults: list[Fault]) -> Run:
+    return simulate(seed, 12.0, faults=faults, what=What.TASKS)
 
 
 def test_every_kind_of_fault_is_drawn() -> None:

@@ -1,0 +1,74 @@
+"""Bugs of stores, masters and their log that RoQ once had, or that its models switch on, put back one at a time."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from roq.errors import StorageFailed
+from roq.log.replicated.appending import Appending
+from roq.master import reign
+from roq.store import journal, records, storage
+from roq.wire import master as wire
+from roq.workqueue import senders
+from tests.simulation.known_bugs import Known, put
+
+
+def _unsynced(one: journal.Journal, write: journal.Write) -> None:
+    """Written, and answered."""
+    try:
+        one._disk.write(one._files[write.number].descriptor, write.offset, write.data)
+    except OSError as error:
+        raise StorageFailed(str(error)) from error
+
+
+_add = storage.Storage.add
+
+
+def _unfenced_add(one: storage.Storage, request: Any, done: Any) -> None:
+    segment = one.shelf.segments.get(request.segment)
+    before = segment.fenced if segment is not None else 0
+    if segment is not None:
+        segment.fenced = 0
+    _add(one, request, done)
+    if segment is not None:
+        segment.fenced = before
+
+
+_init = Appending.__init__
+
+
+def _one_is_enough(one: Appending, segment: str, epoch: int, nodes: Any, ack_quorum: int, first: int) -> None:
+    _init(one, segment, epoch, nodes, 1, first)
+
+
+_append = reign.Reign._append
+
+
+def _answered_early(one: reign.Reign, batch: Any) -> None:
+    answers, batch.answers = batch.answers, []
+    for peer, id, body in answers:
+        one._send(peer, wire.seal_answer(id, body))
+    _append(one, batch)
+
+
+_use = senders.Sender.use
+
+
+def _always_new(one: senders.Sender, number: int) -> senders.Use:
+    use = _use(one, number)
+    return senders.Use.NEW if use is senders.Use.KNOWN else use
+
+
+def believed(record: records.Record) -> records.Record:
+    """What an intact record of a damaged batch says of others is true."""
+    return record
+
+
+BUGS: dict[str, Known] = {
+    "an entry is acknowledged before it is synced": Known(partial(put, (journal.Journal, "perform", _unsynced)), 0),
+    "a put that is sent again is a new one": Known(partial(put, (senders.Sender, "use", _always_new)), 1),
+    "one store is enough": Known(partial(put, (Appending, "__init__", _one_is_enough)), 2),
+    "a master answers before the log is durable": Known(partial(put, (reign.Reign, "_append", _answered_early)), 2),
+    "a store takes entries of a master that was replaced": Known(partial(put, (storage.Storage, "add", _unfenced_add)), 16),
+}

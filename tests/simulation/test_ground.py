@@ -1,0 +1,208 @@
+"""What simulated programs stand on: threads that wait for each other and for the clock, disks that forget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from roq.simulation.blocking import SELECT, Bell, Sockets
+from roq.simulation.disks import SECTOR_BYTES, Disk
+from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop
+from roq.simulation.machines import Machine
+from roq.simulation.network import Network
+from roq.simulation.threads import Threads, sleep
+
+HERE, THERE = "10.0.3.1", "10.0.3.2"
+Program = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+
+
+class Ground:
+    """A loop with threads and a network, and two machines."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loop = SimulatedLoop(Random(1))
+        self.network = Network(self.loop, Random(2))
+        self.threads = Threads(self.loop)
+        self.module = self.threads.module()
+        self.here, self.there = (Machine(name, name, self.network, folder / name) for name in (HERE, THERE))
+        self.told: list[object] = []
+
+    def tell(self, what: object) -> None:
+        self.told.append((what, round(self.loop.time() - BOOTED_SECONDS, 2)))
+
+    def run(self, seconds: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def end(self) -> None:
+        for machine in (self.here, self.there):
+            for process in list(machine.processes.values()):
+                machine.kill(process)
+        self.loop.dispose()
+        assert not self.threads.failures
+        assert not self.threads.known
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Any:
+    made = Ground(tmp_path)
+    yield made
+    made.end()
+
+
+def test_threads_wait_for_each_other_and_for_the_clock(ground: Ground) -> None:
+    condition, lock, event = ground.module.Condition(), ground.module.Lock(), ground.module.Event()
+
+    def first() -> None:
+        with lock:
+            sleep(1.0)
+        ground.tell("released")
+        with condition:
+            assert condition.wait(10.0)
+        ground.tell("notified")
+        assert not event.wait(0.5)
+        ground.tell("in vain")
+
+    def second() -> None:
+        sleep(0.1)
+        assert not lock.acquire(timeout=0.2)
+        ground.tell("not yet")
+        with lock:
+            ground.tell("locked")
+            sleep(2.0)
+        with condition:
+            condition.notify()
+
+    async def program(stop: asyncio.Event) -> None:
+        threads = [ground.module.Thread(target=target) for target in (first, second)]
+        for thread in threads:
+            thread.start()
+        await asyncio.to_thread(threads[0].join)
+        ground.tell("joined")
+
+    ground.here.run("program", program)
+    ground.run(5.0)
+    steps = [("not yet", 0.3), ("released", 1.0), ("locked", 1.0), ("notified", 3.0), ("in vain", 3.5), ("joined", 3.5)]
+    assert ground.told == steps
+
+
+def test_the_thread_of_a_killed_process_never_goes_on_and_that_of_a_stopped_one_waits(ground: Ground) -> None:
+    def work(name: str) -> None:
+        try:
+            sleep(1.0)
+        finally:
+            ground.tell(name)
+
+    async def program(stop: asyncio.Event) -> None:
+        await asyncio.to_thread(work, "killed or not")
+
+    killed, stopped = ground.here.run("killed", program), ground.there.run("stopped", program)
+    ground.run(0.5)
+    ground.here.kill(killed)
+    ground.loop.stop_process(stopped)
+    ground.run(2.0)
+    assert not ground.told
+    ground.loop.go_on(stopped)
+    ground.run(1.0)
+    assert ground.told == [("killed or not", 2.5)]
+
+
+def test_what_a_thread_raises_comes_to_who_waits_for_it(ground: Ground) -> None:
+    def work() -> None:
+        sleep(0.1)
+        raise ValueError("no")
+
+    async def program(stop: asyncio.Event) -> None:
+        with pytest.raises(ValueError, match="no"):
+            await asyncio.to_thread(work)
+        ground.tell("raised")
+
+    ground.here.run("program", program)
+    ground.run(1.0)
+    assert ground.told == [("raised", 0.1)]
+
+
+def test_a_blocking_socket_waits_for_data_for_the_bell_and_for_its_time(ground: Ground) -> None:
+    bell = Bell()
+
+    async def answer(stop: asyncio.Event) -> None:
+        class Echo(asyncio.Protocol):
+            def connection_made(self, transport: Any) -> None:
+                self.transport = transport
+
+            def data_received(self, data: bytes) -> None:
+                asyncio.get_running_loop().call_later(1.0, self.transport.write, data)
+
+        await asyncio.get_running_loop().create_server(Echo, sock=cast(Any, ground.network.listen(THERE, 7)))
+        await stop.wait()
+
+    def ask() -> None:
+        module = Sockets(ground.network).module()
+        with pytest.raises(ConnectionRefusedError):
+            module.create_connection((THERE, 8), 2.0)
+        connection = module.create_connection((THERE, 7), 2.0)
+        connection.send(b"hello")
+        with pytest.raises(BlockingIOError):
+            connection.recv(10, module.MSG_DONTWAIT)
+        poller = SELECT.poll()
+        poller.register(connection, SELECT.POLLIN)
+        poller.register(bell, SELECT.POLLIN)
+        poller.poll(500.0)
+        ground.tell(connection.readable())
+        poller.poll(5000.0)
+        ground.tell(connection.recv(3) + connection.recv(10))
+        assert bell.wait(10.0)
+        ground.tell("rung")
+
+    async def program(stop: asyncio.Event) -> None:
+        asyncio.get_running_loop().call_later(3.0, bell.ring)
+        await asyncio.to_thread(ask)
+
+    ground.there.run("answer", answer)
+    ground.here.run("ask", program)
+    ground.run(5.0)
+    assert ground.told == [(False, 0.5), (b"hello", 1.0), ("rung", 3.0)]
+
+
+def _disk(ground: Ground, seed: int) -> tuple[Disk, int]:
+    disk = Disk(ground.loop, Random(seed), Path("/nowhere"))
+    path = Path("/nowhere/journal")
+    disk.create(path, 8 * SECTOR_BYTES)
+    return disk, disk.open(path)
+
+
+def test_a_loss_of_power_keeps_what_was_synced_and_of_the_rest_any_sectors(ground: Ground) -> None:
+    outcomes = set()
+    for seed in range(40):
+        disk, file = _disk(ground, seed)
+        disk.write(file, 0, b"a" * SECTOR_BYTES)
+        disk.sync(file)
+        disk.write(file, SECTOR_BYTES, b"b" * 3 * SECTOR_BYTES)
+        assert disk.read(file, SECTOR_BYTES, 1) == b"b"
+        disk.lose_power()
+        data = disk.read(disk.open(Path("/nowhere/journal")), 0, 4 * SECTOR_BYTES)
+        assert data[:SECTOR_BYTES] == b"a" * SECTOR_BYTES
+        sectors = [data[begin : begin + SECTOR_BYTES] for begin in range(SECTOR_BYTES, 4 * SECTOR_BYTES, SECTOR_BYTES)]
+        assert all(sector in (b"b" * SECTOR_BYTES, bytes(SECTOR_BYTES)) for sector in sectors)
+        outcomes.add(tuple(sector[:1] for sector in sectors))
+    assert {(b"b",) * 3, (b"\0",) * 3} < outcomes
+
+
+def test_after_a_sync_that_failed_the_pages_are_clean_and_no_later_sync_writes_them(ground: Ground) -> None:
+    seen = set()
+    for seed in range(20):
+        disk, file = _disk(ground, seed)
+        disk.write(file, 0, b"a")
+        disk.failing = "sync"
+        with pytest.raises(OSError, match="the sync failed"):
+            disk.sync(file)
+        seen.add(disk.read(file, 0, 1))
+        disk.write(file, 1, b"b")
+        disk.sync(file)
+        disk.lose_power()
+        assert disk.read(disk.open(Path("/nowhere/journal")), 0, 2) == b"\0b"
+    assert seen == {b"a", b"\0"}

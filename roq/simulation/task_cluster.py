@@ -37,7 +37,8 @@ class TaskCluster(SimulatedCluster):
         super().__init__(*args, **options)
         self.tasks = TaskBooks(self.loop)
         self.pace = Pace(5.0, 3, 0.1, 0.2)
-        self._damaged: HostMachine | None = None  # its disk lacks something, as far as is known
+        self._swapped: HostMachine | None = None  # its new disk has not got everything yet
+        self._rotten: HostMachine | None = None  # bytes of its disk rotted, and nobody may have noticed
 
     def _program(self, what: str, label: str, random: Random, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
         if what == "producer":
@@ -85,8 +86,8 @@ class TaskCluster(SimulatedCluster):
                 before, host.disk.sync_seconds = host.disk.sync_seconds, SLOW_SECONDS
                 self._later(fault.seconds, lambda: setattr(host.disk, "sync_seconds", min(before, host.disk.sync_seconds)))
             case Kind.BIT_ROT:
-                if self._damaged in (None, host) and (what := host.disk.rot(fault.second)):
-                    self._damaged = host
+                if self._swapped in (None, host) and self._rotten in (None, host) and (what := host.disk.rot(fault.second)):
+                    self._rotten = host
                     self.told(f"bytes of {what} on {host.name} rot")
             case Kind.SWAP_DISK:
                 self._swap(host, fault.seconds)
@@ -104,11 +105,11 @@ class TaskCluster(SimulatedCluster):
     def _swap(self, host: HostMachine, seconds: float) -> None:
         async def program(stop: asyncio.Event) -> None:
             async with roq.connect(ZOOKEEPER) as cluster:
-                if self._damaged is not None or not await self._is_complete(cluster) or self._damaged is not None:
+                if not await self._is_complete(cluster) or self._swapped or self._rotten not in (None, host):
                     return
                 if not host.powered:
                     return
-                self._damaged = host
+                self._swapped, self._rotten = host, None
                 self.told(f"{host.name} is shut down, its disk is replaced by an empty one")
                 host.lose_power()
                 host.disk.replace()
@@ -118,7 +119,7 @@ class TaskCluster(SimulatedCluster):
                 self._later(seconds + RESTART_SECONDS, lambda: self._back(host))
                 while not (host.named("store") and await self._is_complete(cluster)):  # noqa: ASYNC110 - nobody tells of it
                     await asyncio.sleep(1.0)
-                self._damaged = None
+                self._swapped = None
                 self.told(f"all copies are there, with the new disk of {host.name}")
 
         self.admin.run("admin", program)

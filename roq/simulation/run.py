@@ -36,6 +36,7 @@ SNAPSHOT_BYTES = 5_000, 1 << 25  # of a log, until a master's state is written b
 WRONG_MAX = 5  # of one kind; the first tell it
 SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 18.0, 21.0, 6.0
 TASKS_CLOSE_SECONDS, DONE_SECONDS = 40.0, 60.0  # a put waits for 30 s at most
+CALM_SECONDS = 22.0  # after everything was healed: masters come back, disks are copied, and puts go on
 
 
 class What(StrEnum):
@@ -182,7 +183,7 @@ async def _tasks(cluster: TaskCluster, faults: Sequence[Fault], seconds: float, 
     for what in ("worker", "producer", "worker", "producer", "worker"):
         cluster.client(what)
     await _suffer(cluster, faults, began, seconds)
-    await asyncio.sleep(BACK_SECONDS)
+    await asyncio.sleep(CALM_SECONDS)
     await cluster.stop_clients("producer", TASKS_CLOSE_SECONDS)
     await cluster.look(DONE_SECONDS)
     await cluster.stop_clients("worker", TASKS_CLOSE_SECONDS)

@@ -14,16 +14,18 @@ import roq.client.link
 import roq.runtime.sockets
 from roq.client import order, path, publisher, ring, subscriber
 from roq.simulation import machines
+from roq.simulation.run import What
 from roq.wire.assignment import Overflow
 
 Bug = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Known(NamedTuple):
-    """put_back: while it is entered the bug is there. seed: the first whose run shows it, of those from 0 on."""
+    """put_back: while it is entered the bug is there. seed: the first, from 0 on, whose run shows it. what: kind of run."""
 
     put_back: Bug
     seed: int
+    what: What = What.MESSAGES
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 from roq.errors import StorageFailed
 from roq.log.replicated.appending import Appending
 from roq.master import reign
+from roq.simulation.run import What
 from roq.store import journal, records, storage
 from roq.wire import master as wire
 from roq.workqueue import senders
@@ -66,9 +67,11 @@ def believed(record: records.Record) -> records.Record:
 
 
 BUGS: dict[str, Known] = {
-    "an entry is acknowledged before it is synced": Known(partial(put, (journal.Journal, "perform", _unsynced)), 0),
-    "a put that is sent again is a new one": Known(partial(put, (senders.Sender, "use", _always_new)), 1),
-    "one store is enough": Known(partial(put, (Appending, "__init__", _one_is_enough)), 2),
-    "a master answers before the log is durable": Known(partial(put, (reign.Reign, "_append", _answered_early)), 2),
-    "a store takes entries of a master that was replaced": Known(partial(put, (storage.Storage, "add", _unfenced_add)), 16),
+    "an entry is acknowledged before it is synced": Known(partial(put, (journal.Journal, "perform", _unsynced)), 0, What.TASKS),
+    "a put that is sent again is a new one": Known(partial(put, (senders.Sender, "use", _always_new)), 1, What.TASKS),
+    "one store is enough": Known(partial(put, (Appending, "__init__", _one_is_enough)), 2, What.TASKS),
+    "a master answers before the log is durable": Known(partial(put, (reign.Reign, "_append", _answered_early)), 2, What.TASKS),
+    "a store takes entries of a master that was replaced": Known(
+        partial(put, (storage.Storage, "add", _unfenced_add)), 16, What.TASKS
+    ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from roq.bench.load import Load
 from roq.bench.pubsub import own_cluster, run_on
 from roq.bench.result import PubSubResult
 from roq.client.cluster import Cluster, connect
-from roq.errors import RoqError
+from roq.errors import NotReady, RoqError
 from roq.runtime.backoff import delays
 from roq.wire.assignment import Overflow
 from roq.wire.monitor import QueueView
@@ -45,8 +46,9 @@ async def _operate(address: str, operations: int, seconds: float, tell: Callable
     moved, took = 0, []
     async with connect(address) as cluster:
         for wait in delays(0.1, 0.1):  # the load generator makes the queue and its members
-            if await cluster.queues() and len((await _active(cluster, await _queue(cluster)))[1]) == PUBLISHERS:
-                break
+            with contextlib.suppress(NotReady):
+                if await cluster.queues() and len((await _active(cluster, await _queue(cluster)))[1]) == PUBLISHERS:
+                    break
             await asyncio.sleep(wait)
         queue = await _queue(cluster)
         started = time.monotonic()

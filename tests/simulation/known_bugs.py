@@ -81,7 +81,6 @@ def _nothing_adopted(children: Any, name: str, pid: int, started: int, log_path:
 
 
 BUGS: dict[str, Known] = {
-    "older messages of another topic follow a replay": Known(rule(order, order.OrderMachine, "order_topics"), 47),
     "repeats are delivered": Known(rule(order, order.OrderMachine, "drop_repeats"), 2),
     "gaps are not reported": Known(rule(order, order.OrderMachine, "report_gaps"), 1),
     "a new path overtakes the one before": Known(rule(order, order.OrderMachine, "hold_for_fin"), 0),
@@ -91,6 +90,6 @@ BUGS: dict[str, Known] = {
     "what was sent on a lost path is not sent again": Known(lambda: put((ring.Ring, "broken", _broken_for_good)), 3),
     "an HCM that comes back adopts nothing": Known(lambda: put((machines.Children, "adopt", _nothing_adopted)), 10),
     "a tail on a topic that falls quiet is lost unsaid": Known(
-        lambda: put((publisher.Publisher, "_send_beacons", lambda one, topics: None)), 29
+        lambda: put((publisher.Publisher, "_send_beacons", lambda one, topics: None)), 87
     ),
 }

@@ -13,47 +13,37 @@ async with roq.open_queue("file:///data/tasks") as tasks:
 
 from __future__ import annotations
 
-from roq import blocking as blocking
-from roq.client.cluster import Cluster, connect
-from roq.client.message import Message, log_lost, raise_lost
-from roq.client.publisher import Publisher
-from roq.client.subscriber import Subscriber
-from roq.client.topology import Change, TopologyEvent
-from roq.errors import LeaseLost, MessagesLost, RoqError, SlowSubscriber
-from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule, policy_from_toml
-from roq.workqueue.contract import NewTask, Status, TaskState, TaskView
-from roq.workqueue.handling import Work
-from roq.workqueue.leasing import Task
-from roq.workqueue.queue import WorkQueue, open_queue
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
-__all__ = [
-    "Bounds",
-    "Change",
-    "Cluster",
-    "ExchangeRule",
-    "HostRule",
-    "LeaseLost",
-    "Message",
-    "MessagesLost",
-    "NewTask",
-    "Policy",
-    "Publisher",
-    "QueueRule",
-    "RoqError",
-    "SlowSubscriber",
-    "Status",
-    "Subscriber",
-    "Task",
-    "TaskState",
-    "TaskView",
-    "TopologyEvent",
-    "Work",
-    "WorkQueue",
-    "blocking",
-    "connect",
-    "log_lost",
-    "open_queue",
-    "policy_from_toml",
-    "raise_lost",
-]
+
+# Loaded when asked for: a worker of a folder's queue needs no ZooKeeper client, a daemon no publisher. Types: __init__.pyi.
+_HOMES = {
+    "client.cluster": ("Cluster", "connect"),
+    "client.message": ("Message", "log_lost", "raise_lost"),
+    "client.publisher": ("Publisher",),
+    "client.subscriber": ("Subscriber",),
+    "client.topology": ("Change", "TopologyEvent"),
+    "errors": ("LeaseLost", "MessagesLost", "RoqError", "SlowSubscriber"),
+    "wire.policy": ("Bounds", "ExchangeRule", "HostRule", "Policy", "QueueRule", "policy_from_toml"),
+    "workqueue.contract": ("NewTask", "Status", "TaskState", "TaskView"),
+    "workqueue.handling": ("Work",),
+    "workqueue.leasing": ("Task",),
+    "workqueue.queue": ("WorkQueue", "open_queue"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted([*_HOME, "blocking"])  # noqa: PLE0605 - as in __init__.pyi
+
+
+def __getattr__(name: str) -> Any:
+    if name == "blocking":
+        return import_module("roq.blocking")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"roq.{_HOME[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

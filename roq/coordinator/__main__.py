@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, help="folder of the journal (default /var/lib/roq-coordinator)")
     parser.add_argument("--address", help="address to bind (default 127.0.0.1; there is no authentication)")
     parser.add_argument("--port", type=int, help="port to bind (default 2181; 0: any free one)")
+    parser.add_argument("--listener", type=int, metavar="N", help="descriptor of a socket that listens, instead of a port")
     parser.add_argument("--tick-seconds", type=float, help="how often it is looked which sessions are over (default 0.5)")
     parser.add_argument(
         "--force-sync",
@@ -53,9 +55,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-async def serve(config: CoordinatorConfig, stop: asyncio.Event) -> None:
+async def serve(config: CoordinatorConfig, stop: asyncio.Event, listener: socket.socket | None = None) -> None:
     """Run until `stop`, or until the journal fails: raises its error."""
-    coordinator = Coordinator(config)
+    coordinator = Coordinator(config, listener=listener)
     try:
         await coordinator.start()
         ready = Ready(ready=True, port=coordinator.port, pid=os.getpid())
@@ -74,6 +76,12 @@ async def serve(config: CoordinatorConfig, stop: asyncio.Event) -> None:
 def main() -> int:
     """Run until SIGTERM or SIGINT. 0: stopped, 1: could not run or go on, 2: wrong configuration."""
     flags = vars(parse())
+    descriptor = flags.pop("listener")
+    try:
+        listener = None if descriptor is None else socket.socket(fileno=descriptor)
+    except OSError as error:
+        sys.stderr.write(f"python -m roq.coordinator: --listener {descriptor}: {error.strerror}\n")
+        return EXIT_USAGE
     try:
         config = load(CoordinatorConfig, flags.pop("config"), os.environ, flags)
     except RoqError as error:
@@ -81,7 +89,7 @@ def main() -> int:
         return EXIT_USAGE
     set_process_name("roq-coordinator")
     set_up_logging("coordinator", config.log_level, config.log_path)
-    return run(lambda stop: serve(config, stop))
+    return run(lambda stop: serve(config, stop, listener))
 
 
 if __name__ == "__main__":

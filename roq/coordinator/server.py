@@ -15,6 +15,7 @@ import contextlib
 import hmac
 import resource
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -67,7 +68,8 @@ class Coordinator:
     """One coordinator on the running loop: `await start()`, `ended()`, `await stop()`; any time later another one may go on in
     the same folder.
 
-    wall: ms since 1970, what nodes show as their times; clock: seconds, what sessions last by. disk: for tests.
+    wall: ms since 1970, what nodes show as their times; clock: seconds, what sessions last by. disk: for tests. listener: a
+    socket that listens already, in place of the configuration's address and port.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class Coordinator:
         wall: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         clock: Callable[[], float] = time.monotonic,
         disk: Disk | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         self._config, self._wall, self._clock, self._disk = config, wall, clock, disk
+        self._listener = listener
         self.port = 0
         self.counters = Counters()
         self._refusals = Refusals(log, self.counters)
@@ -101,7 +105,7 @@ class Coordinator:
         """Read the journal, then serve. Raises what Journal raises, and PortTaken."""
         loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = loop.create_future()
-        listener = listen(self._config.address, self._config.port)
+        listener = self._listener or listen(self._config.address, self._config.port)
         self.port = listener.getsockname()[1]
         try:
             self._journal = Journal(self._config.data_dir, force_sync=self._config.force_sync, disk=self._disk)

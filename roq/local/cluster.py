@@ -131,8 +131,7 @@ class LocalCluster:
                 self.gcms[f"gcm-{number + 1}"] = self._gcm(number)
             for number in range(self._wanted_hosts):
                 self.hosts[f"host-{number + 1}"] = self._host(number)
-            await self._start_all(list(self.gcms.values()))  # the first to lead makes the chroot that hosts need
-            await self._start_all(list(self.hosts.values()))
+            await self._start_daemons()
             await self.settled(self._start_seconds)
         except BaseException:
             await self.stop()
@@ -154,12 +153,13 @@ class LocalCluster:
             )
 
     async def _start_zookeeper(self) -> None:
+        """Its address is known afterwards. A coordinator may not serve yet, but takes connections."""
         if self._given is None:
             self._refuse_other_tree()
             self._own_zookeeper = self._kind(self.environment(ZOOKEEPER))
             port = self._zookeeper_port
             port = port if port and port_free("127.0.0.1", port) else 0
-            await self._own_zookeeper.start(self.directory / self._kind.folder, port=port)
+            await self._own_zookeeper.begin(self.directory / self._kind.folder, port=port)
             self._ensemble = self._own_zookeeper.connect_string
         assert self._claim is not None
         self._claim.write(starter.Record(self._token, self.zookeeper))
@@ -173,18 +173,19 @@ class LocalCluster:
                 "or take another directory"
             )
 
-    @staticmethod
-    async def _start_all_of(daemons: list[Daemon], timeout_seconds: float) -> None:
-        async with asyncio.TaskGroup() as group:
-            for daemon in daemons:
-                group.create_task(daemon.start(timeout_seconds))
-
-    async def _start_all(self, daemons: list[Daemon]) -> None:
-        """All at once; the first failure is the one reported."""
+    async def _start_daemons(self) -> None:
+        """All at once: hosts wait for the first GCM to lead, which makes the chroot. The first failure is the one reported."""
         try:
-            await self._start_all_of(daemons, self._start_seconds)
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+            async with asyncio.TaskGroup() as group:
+                if self._own_zookeeper is not None:
+                    group.create_task(self._own_zookeeper.ready())
+                for daemon in self._daemons():
+                    group.create_task(daemon.start(self._start_seconds))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    def _daemons(self) -> list[Daemon]:
+        return [*self.gcms.values(), *self.hosts.values()]
 
     def environment(self, process: str) -> dict[str, str]:
         """Of a process that belongs to this cluster and ends with it."""
@@ -254,7 +255,7 @@ class LocalCluster:
             raise DeadlineExceeded(f"the cluster is not whole after {timeout_seconds:g} s: {problem}") from None
 
     def _check_alive(self) -> None:
-        for daemon in [*self.gcms.values(), *self.hosts.values()]:
+        for daemon in self._daemons():
             if daemon.failed:
                 raise ProcessFailed(daemon.epitaph())
 

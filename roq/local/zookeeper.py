@@ -17,12 +17,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roq.errors import PortTaken, ProcessFailed
 from roq.local.daemon import LOG_LINES_SHOWN, tail
 from roq.runtime.extras import install
+from roq.runtime.router import listen
 
 READY_SECONDS = 60.0  # a cold start takes 0.4 s; with a twentieth of a processor 30. One that ends is noticed at once
 STOP_SECONDS = 5.0
@@ -150,21 +151,27 @@ class LocalZooKeeper:
 
         Raises ProcessFailed (nothing to run, or it ended: with the tail of its log), PortTaken.
         """
-        if self._process is not None:
-            raise ProcessFailed(f"this {self.name} was started already")
+        await self.begin(data_dir, address, port)
+        await self.ready()
+
+    async def begin(self, data_dir: Path, address: str = "127.0.0.1", port: int = 0) -> None:
+        """As start(), but it need not serve yet: whoever connects may have to wait for its answer. Then await ready()."""
         for last in range(PORT_TRIES):
-            self._address, self._port = address, _usable_port(address, port)
-            self._launch(data_dir)
+            self._launch(data_dir, address, port)
             try:
-                await self._wait_ready()
+                await self.ready()
                 return
             except PortTaken:
-                await self.stop()
                 if port or last == PORT_TRIES - 1:
                     raise
-            except BaseException:
-                await self.stop()
-                raise
+
+    async def ready(self) -> None:
+        """Returns when it serves; raises what start() raises, and has stopped it then."""
+        try:
+            await self._wait_ready()
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """End it and wait for that; also reaps one that was killed."""
@@ -194,10 +201,18 @@ class LocalZooKeeper:
         """The command-line argument by which the process that serves this (resolved) folder is known."""
         return str(data_dir / "zoo.cfg")
 
-    def _launch(self, data_dir: Path) -> None:
-        data_dir = self._data_dir = data_dir.resolve()
-        command = self._command(data_dir)
-        data_dir.mkdir(parents=True, exist_ok=True)
+    def _launch(self, data_dir: Path, address: str, port: int) -> None:
+        self._prepare(data_dir, address, port)
+        self._run(self._command())
+
+    def _prepare(self, data_dir: Path, address: str, port: int) -> None:
+        if self._process is not None:
+            raise ProcessFailed(f"this {self.name} was started already")
+        self._data_dir = data_dir.resolve()
+        self._address, self._port = address, _usable_port(address, port)
+
+    def _run(self, command: list[str], descriptors: Sequence[int] = ()) -> None:
+        self._data_dir.mkdir(parents=True, exist_ok=True)
         with self._output().open("wb") as output:
             self._process = subprocess.Popen(
                 command,
@@ -205,11 +220,13 @@ class LocalZooKeeper:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
+                pass_fds=descriptors,
                 start_new_session=True,  # Ctrl-C at the terminal is for `roq up`, which stops it in the right order
             )
 
-    def _command(self, data_dir: Path) -> list[str]:
+    def _command(self) -> list[str]:
         java, class_path = find_java(), os.pathsep.join(str(jar) for jar in find_jars())
+        data_dir = self._data_dir
         data_dir.mkdir(parents=True, exist_ok=True)
         configuration, logging = Path(self.argument(data_dir)), data_dir / "log4j2.properties"
         configuration.write_text(
@@ -257,10 +274,13 @@ class LocalCoordinator(LocalZooKeeper):
         """The command-line argument by which the process that serves this (resolved) folder is known."""
         return f"--data-dir={data_dir}"
 
-    def _command(self, data_dir: Path) -> list[str]:
-        where = [self.argument(data_dir), "--address", self._address, "--port", str(self._port)]
-        how = ["--no-force-sync", "--session-seconds-max", str(SESSION_SECONDS_MAX)]
-        return [sys.executable, "-m", "roq.coordinator", *where, *how]
+    async def begin(self, data_dir: Path, address: str = "127.0.0.1", port: int = 0) -> None:
+        """See LocalZooKeeper. Its socket listens before it runs, so nobody who comes meanwhile is refused."""
+        self._prepare(data_dir, address, port)
+        with listen(self._address, self._port) as listener:
+            where = [self.argument(self._data_dir), "--address", self._address, "--port", str(self._port)]
+            how = ["--no-force-sync", "--session-seconds-max", str(SESSION_SECONDS_MAX), "--listener", str(listener.fileno())]
+            self._run([sys.executable, "-m", "roq.coordinator", *where, *how], [listener.fileno()])
 
     def _output(self) -> Path:
         return self._data_dir.with_name(f"{self._data_dir.name}.log")

@@ -257,7 +257,7 @@ def test_a_move_says_what_it_waits_for(tmp_path: Path) -> None:
         [held] = giver.lease(60, 1)
         moving = started("move", source, target)
         try:
-            hears(moving.stderr, b"1 tasks so far; waiting for 1 leased and 0 delayed ones")
+            hears(moving.stderr, b"1 tasks so far; waiting for 1 leased and 0 delayed ones\n")
             held.ack()
             assert moving.communicate(timeout=COMMAND_SECONDS) == (b"", b"roq task move: 1 tasks\n")
         finally:

@@ -33,7 +33,7 @@ async def reaches(session: Session, state: SessionState, seconds: float) -> None
 async def test_a_killed_zookeeper_comes_back_on_the_same_port_and_data(kind: type[LocalZooKeeper], tmp_path: Path) -> None:
     server = kind()
     await server.start(tmp_path / "data")
-    session = await Session.connect(server.connect_string, 2.0)
+    session = await Session.connect(server.connect_string, 4.0)  # it has to come back within that time of the start
     try:
         await session.ensure_path("n")
         mine = await session.create_ephemeral("e", b"mine")
@@ -49,7 +49,7 @@ async def test_a_killed_zookeeper_comes_back_on_the_same_port_and_data(kind: typ
         await reaches(session, SessionState.SUSPENDED, 2)
         with pytest.raises(ZooKeeperUnavailable):
             await session.get("n")
-        await reaches(session, SessionState.LOST, 4)  # nobody else could tell us
+        await reaches(session, SessionState.LOST, 6)  # nobody else could tell us
         await server.stop()
         port = server.port
         await server.start(tmp_path / "data", port=port)
@@ -107,6 +107,21 @@ async def test_it_starts_quickly_and_stops_in_order(kind: type[LocalZooKeeper], 
         assert server.pid == 0
     await server.stop()
     assert min(times) < 3.0  # 0.4 s on an idle machine
+
+
+async def test_nobody_is_refused_while_a_coordinator_starts(tmp_path: Path) -> None:
+    server = LocalCoordinator()
+    await server.begin(tmp_path / "data")
+    try:
+        os.killpg(server.pid, signal.SIGSTOP)  # it takes its time
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"ruok")
+        os.killpg(server.pid, signal.SIGCONT)
+        await server.ready()
+        assert await reader.read() == b"imok"
+        writer.close()
+    finally:
+        await server.stop()
 
 
 @BOTH

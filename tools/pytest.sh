@@ -7,8 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1:-}" in
 unit) chosen=(-n 3 --dist worksteal tests/unit tests/model) ;; # nothing is shared: whoever is done takes from the other one
 simulation) chosen=(-n 2 --dist worksteal tests/simulation) ;;
-integration) chosen=(-n 3 --dist loadfile tests/integration) ;;
-spark | failure) chosen=(-n 2 --dist loadfile "tests/$1") ;; # failure tests: by tools/failure.sh, which makes what they need
+integration) chosen=(-n 3 --dist loadfile --no-loadscope-reorder tests/integration) ;;
+spark | failure) chosen=(-n 2 --dist loadfile --no-loadscope-reorder "tests/$1") ;; # failure tests: by tools/failure.sh, which makes what they need
 interop) chosen=(tests/interop) ;;
 *) printf 'usage: tools/pytest.sh unit | simulation | integration | spark | failure | interop\n' >&2 && exit 2 ;;
 esac

@@ -89,6 +89,7 @@ async def _answers(machines: DockerCluster, host: str) -> bool:
     return True
 
 
+@pytest.mark.long
 async def test_partitions_cut_exactly_these_ways(machines: DockerCluster) -> None:
     everyone = machines.machines()
     await machines.partition_one_way("host-1", "host-2")

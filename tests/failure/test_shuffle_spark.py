@@ -123,6 +123,7 @@ async def shuffle(machines: DockerCluster, driver: SparkDriver, tmp_path: Path) 
     await made.close()
 
 
+@pytest.mark.long
 async def test_a_sorted_data_set(shuffle: Shuffle) -> None:
     """A holder of the first range stands still while it is written, one of the second while it is read.
 

@@ -23,6 +23,7 @@ JUDGED = {"client", "roq-gcm", "roq-hcm", "roq-template", "monitor", "scaling", 
 
 
 @pytest.mark.timeout(SECONDS + END_SECONDS + 30)
+@pytest.mark.long
 async def test_a_while_of_faults_lets_nothing_grow(tmp_path: Path) -> None:
     picture = tmp_path / "memory.svg"
     process = await asyncio.create_subprocess_exec(

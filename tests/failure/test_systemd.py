@@ -126,6 +126,7 @@ async def box(systemd_image: str, image: str, tmp_path: Path) -> AsyncIterator[t
 
 
 @pytest.mark.timeout(240)  # the image may have to be built
+@pytest.mark.long
 async def test_the_units_keep_a_host_serving(box: tuple[DockerCluster, Box]) -> None:
     cluster, machine = box
     told = await machine.install("--gcm", "--enable")

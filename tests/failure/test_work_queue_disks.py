@@ -38,6 +38,7 @@ async def programs(machines: DockerCluster, host: str) -> set[tuple[str, int]]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 async def test_disks_are_full_and_have_room_again(image: str, tmp_path: Path) -> None:
     """First one disk, which nobody feels; then all of them, which stops the puts with a clear error."""
     machines = DockerCluster(

@@ -17,6 +17,7 @@ ARGUMENTS = {"--seconds": 20, "--seed": 3, "--every": 4, "--longest": 2, "--publ
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 async def test_twenty_seconds_without_a_message_lost(tmp_path: Path) -> None:
     picture = tmp_path / "timeline.svg"
     process = await asyncio.create_subprocess_exec(

@@ -119,6 +119,7 @@ async def test_a_master_that_missed_the_end_of_its_queue_does_not_make_its_log_a
 
 
 @pytest.mark.timeout(150)
+@pytest.mark.long
 async def test_a_queue_of_one_host_is_kept_by_three_when_they_join(tmp_path: Path) -> None:
     """What it had before too: then any of them may go. One whose quorums were chosen stays as it is."""
     async with local_cluster(tmp_path, 1) as cluster:

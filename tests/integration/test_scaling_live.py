@@ -76,6 +76,7 @@ class Record:
 
 
 @pytest.mark.timeout(150)
+@pytest.mark.long
 async def test_exchanges_follow_the_load_and_the_record_replays(client: roq.Cluster) -> None:
     queue = "scripted load"
     await client.create_queue(queue, overflow="block", policy=POLICY)

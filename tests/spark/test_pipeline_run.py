@@ -76,6 +76,7 @@ def wait_for(process: Process, condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.timeout(500)
+@pytest.mark.long
 def test_a_job_that_is_killed_goes_on_where_it_was_and_ends_well_at_a_signal(
     environment: dict[str, str], queue: str, tmp_path: Path
 ) -> None:

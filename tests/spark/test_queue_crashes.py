@@ -83,6 +83,7 @@ class Driver:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_each_id_comes_out_once_whenever_the_driver_is_killed(tmp_path: Path) -> None:
     assert sorted(crash.split(":")[0] for crashes in DRIVERS for crash in crashes) == sorted(POINTS)
     source, target = f"log://{tmp_path}/in", f"log://{tmp_path}/out"

@@ -31,6 +31,7 @@ def standalone(tmp_path: Path) -> Iterator[Standalone]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.long
 def test_a_speculated_task_is_published_once(standalone: Standalone, tmp_path: Path) -> None:
     source, target = f"log://{tmp_path}/in", f"log://{tmp_path}/out"
     with roq.blocking.open_queue(source) as queue:

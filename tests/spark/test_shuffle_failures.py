@@ -121,6 +121,7 @@ def test_speculated_tasks(standalone: Standalone, spark: SparkSession, address: 
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 def test_executors_killed(standalone: Standalone, spark: SparkSession, address: str, tmp_path: Path) -> None:
     """A whole executor, with all its Python processes, while it writes; the other one goes on."""
     with driver(standalone.master, address, tmp_path, "slow") as process:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 from roq import blocking
 from tests.harness import commands
 from tests.integration.running import RunningCluster
-from tests.integration.test_cli import COMMAND_SECONDS, ROOT, hears, hears_ctrl_c
+from tests.integration.test_cli import COMMAND_SECONDS, ROOT, hears_ctrl_c, line_of
 from tests.integration.workqueue_rig import new_address, removed_at_the_end
 
 pytestmark = pytest.mark.timeout(90)
@@ -37,14 +38,19 @@ def told(*arguments: str, code: int = 0) -> Any:
     return json.loads(task(*arguments, "--json", code=code).stdout)
 
 
-def started(*arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
         [sys.executable, "-m", "roq.cli", "task", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         preexec_fn=hears_ctrl_c,  # noqa: PLW1509
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture(params=["folder", "log"])
@@ -158,15 +164,14 @@ def test_watch_tells_progress_and_keeps_a_picture(address: str, tmp_path: Path) 
     task("put", address, stdin=b"".join(b"%d\n" % number for number in range(40)))
     picture = tmp_path / "progress.svg"
     where = f"file://{address}" if address.startswith("/") else address
-    watching = started("watch", address, "--json", "--every", "0.2", "--until-empty", "--svg", str(picture))
-    assert watching.stdout is not None
-    first = watching.stdout.readline()  # it has begun
-    with blocking.open_queue(where) as queue:
-        for one in queue.leases(60, wait_seconds=0):
-            time.sleep(0.02)
-            one.ack()
-    out, _ = watching.communicate(timeout=COMMAND_SECONDS)
-    assert watching.returncode == 0
+    with started("watch", address, "--json", "--every", "0.2", "--until-empty", "--svg", str(picture)) as watching:
+        first = line_of(watching.stdout)  # it has begun
+        with blocking.open_queue(where) as queue:
+            for one in queue.leases(60, wait_seconds=0):
+                time.sleep(0.02)
+                one.ack()
+        out, _ = watching.communicate(timeout=COMMAND_SECONDS)
+        assert watching.returncode == 0
     lines = [json.loads(line) for line in (first, *out.splitlines())]
     assert lines[0]["status"]["inserted"] == 40
     assert lines[-1]["status"]["completed"] == 40
@@ -217,11 +222,11 @@ def test_a_move_carries_all_tasks_while_workers_run(tmp_path: Path, work_address
                 one.ack()
 
         threads = [threading.Thread(target=worker, args=(queue, 6.0)) for queue in (giver, taker)]
-        moving = started("move", source, target, "--json")
-        for thread in threads:
-            thread.start()
-        giver.put_many(payloads[280:])  # while it is under way
-        out, said = moving.communicate(timeout=COMMAND_SECONDS)
+        with started("move", source, target, "--json") as moving:
+            for thread in threads:
+                thread.start()
+            giver.put_many(payloads[280:])  # while it is under way
+            out, said = moving.communicate(timeout=COMMAND_SECONDS)
         for thread in threads:
             thread.join()
         assert moving.returncode == 0, said
@@ -255,14 +260,13 @@ def test_a_move_says_what_it_waits_for(tmp_path: Path) -> None:
     with blocking.open_queue(source) as giver:
         giver.put_many([b"one", b"two"])
         [held] = giver.lease(60, 1)
-        moving = started("move", source, target)
-        try:
-            hears(moving.stderr, b"1 tasks so far; waiting for 1 leased and 0 delayed ones\n")
+        with started("move", source, target) as moving:
+            assert line_of(moving.stderr) == (
+                b"roq task move: 1 tasks so far; waiting for 1 leased and 0 delayed ones "
+                b"(if no worker holds them any more: `roq task release-all`)\n"
+            )
             held.ack()
             assert moving.communicate(timeout=COMMAND_SECONDS) == (b"", b"roq task move: 1 tasks\n")
-        finally:
-            moving.kill()
-            moving.wait()
 
 
 def test_a_queue_is_not_moved_to_itself_however_it_is_written(tmp_path: Path) -> None:
@@ -276,12 +280,10 @@ def test_a_killed_move_loses_nothing_and_the_next_one_repeats_nothing(tmp_path: 
     source, target = f"file://{tmp_path}/from", f"log://{tmp_path}/to"
     with blocking.open_queue(source) as giver, blocking.open_queue(target) as taker:
         ids = giver.put_many(b"%d" % number for number in range(2500))
-        moving = started("move", source, target)
-        deadline = time.monotonic() + COMMAND_SECONDS
-        while taker.status().inserted < 10:
-            assert time.monotonic() < deadline
-        moving.kill()
-        moving.communicate()
+        with started("move", source, target):
+            deadline = time.monotonic() + COMMAND_SECONDS
+            while taker.status().inserted < 10:
+                assert time.monotonic() < deadline
         giver.release_all()  # rather than wait for its lease to end
         assert re.search(rb"move: \d+ tasks", task("move", source, target).stderr)
         assert taker.status().inserted == len(ids)
@@ -291,13 +293,13 @@ def test_a_killed_move_loses_nothing_and_the_next_one_repeats_nothing(tmp_path: 
 def test_a_following_move_goes_on_until_it_is_told_to_stop(tmp_path: Path) -> None:
     source, target = f"file://{tmp_path}/from", f"file://{tmp_path}/to"
     with blocking.open_queue(source) as giver, blocking.open_queue(target) as taker:
-        moving = started("move", source, target, "--follow", "--json")
-        for payload in (b"first", b"second"):
-            giver.put(payload, priority=3)
-            [carried] = taker.lease(60, 1, 15.0)
-            assert (carried.payload, carried.priority) == (payload, 3)
-            carried.ack()
-        moving.send_signal(signal.SIGINT)
-        out, _ = moving.communicate(timeout=COMMAND_SECONDS)
-        assert moving.returncode == 0
+        with started("move", source, target, "--follow", "--json") as moving:
+            for payload in (b"first", b"second"):
+                giver.put(payload, priority=3)
+                [carried] = taker.lease(60, 1, 15.0)
+                assert (carried.payload, carried.priority) == (payload, 3)
+                carried.ack()
+            moving.send_signal(signal.SIGINT)
+            out, _ = moving.communicate(timeout=COMMAND_SECONDS)
+            assert moving.returncode == 0
         assert json.loads(out) == {"moved": 2, "again": 0, "dead_left": 0, "stopped": True}

@@ -1,9 +1,10 @@
-"""The machines of a run, checked again and again: each has a `check` that says what must hold between two of its steps."""
+"""The machines of a run, checked after each step: each has a `check` that says what must hold between two of its steps."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from inspect import isfunction
 from typing import Any
 from zlib import crc32
 
@@ -11,60 +12,57 @@ from hcm.supervisor import Child
 from roq.client.order import OrderMachine
 from roq.client.path import PathMachine
 from roq.client.ring import Ring
+from roq.coordinator.tree import Tree
 from roq.errors import RoqError
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.writer import LogWriter
 from roq.master.follower import Follower
 from roq.monitor.membership import Membership
-from roq.simulation.loop import PROCESS, Fate, Process, SimulatedLoop
+from roq.simulation.loop import PROCESS, Process, SimulatedLoop
 from roq.workqueue.state import State
 
-LOOK_SECONDS = 0.25
-MACHINES: tuple[type, ...] = (Appending, Child, Membership, OrderMachine, PathMachine, Ring, State)
+MACHINES: tuple[type, ...] = (Appending, Child, Membership, OrderMachine, PathMachine, Ring, State, Tree)
 
 
 class Inspector:
-    """Looks at every machine that a living process has made, and at the coordinator's tree."""
+    """Looks at a machine, the coordinator's tree too, when a callback of the loop (or a thread's turn) has ended in which a
+    public method of it was called."""
 
-    def __init__(self, loop: SimulatedLoop, context: Any, tree: Any) -> None:
-        self._loop, self._context, self._tree = loop, context, tree
-        self._machines: list[tuple[Process, Any]] = []
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._moved: dict[int, tuple[Any, Process | None]] = {}  # machines in this callback, by id(), and whose they are
         self.wrong: list[str] = []
         self.looks = 0
-        self._later()
+        loop.on_step = self._look
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
-        """For the table of surroundings: machines that are made are known here."""
-        return [(machine, "__init__", self._known(machine)) for machine in MACHINES]
+        """For the table of surroundings: machines tell that they move."""
+        owners = dict.fromkeys(owner for machine in MACHINES for owner in machine.__mro__[:-1])
+        methods = [(owner, name, value) for owner in owners for name, value in vars(owner).items() if isfunction(value)]
+        return [
+            (owner, name, self._telling(method))
+            for owner, name, method in methods
+            if name == "__init__" or not (name.startswith("_") or name == "check")
+        ]
 
-    def _known(self, machine: Any) -> Any:
-        make = machine.__init__
+    def _telling(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def move(machine: Any, *args: Any, **options: Any) -> Any:
+            self._moved[id(machine)] = machine, PROCESS.get()
+            return method(machine, *args, **options)
 
-        @functools.wraps(make)
-        def made(one: Any, *args: Any, **options: Any) -> None:
-            make(one, *args, **options)
-            process = PROCESS.get()
-            if process is not None:
-                self._machines.append((process, one))
-
-        return made
-
-    def _later(self) -> None:
-        self._loop.call_later(LOOK_SECONDS, self._look, context=self._context)
+        return move
 
     def _look(self) -> None:
-        self._machines = [(process, one) for process, one in self._machines if process.fate is not Fate.DEAD]
-        for process, one in self._machines:
-            self._check(process.name, one)
-        self._check("the coordinator", self._tree)
-        self._later()
-
-    def _check(self, name: str, machine: Any) -> None:
-        self.looks += 1
-        try:
-            machine.check()
-        except AssertionError as error:
-            self.wrong.append(f"{name}: {type(machine).__name__}: {error}")
+        if not self._moved:
+            return
+        moved, self._moved = self._moved, {}
+        for machine, process in moved.values():
+            self.looks += 1
+            try:
+                machine.check()
+            except AssertionError as error:
+                name = process.name if process is not None else "the coordinator"
+                self.wrong.append(f"{name}: {type(machine).__name__}: {error}")
 
 
 class LogInspector:

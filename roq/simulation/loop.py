@@ -85,6 +85,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.set_task_factory(self._new_task)
         self.network: Any = None  # network.Network, for create_connection and create_server
         self.threads: Any = None  # threads.Threads, for run_in_executor
+        self.on_step: Callable[[], object] = lambda: None  # called after each callback
         self.trace = 0  # a number that differs if anything happened in another order
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -129,6 +130,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             raise Standstill(f"more than {STEPS_MAX} steps")
         self._now += STEP_SECONDS
         handle._run()
+        self.on_step()
 
     def hold_up(self, seconds: float) -> None:
         """What runs now takes so long, and everything else waits for it."""

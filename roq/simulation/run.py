@@ -80,7 +80,7 @@ def simulate(
     loop = SimulatedLoop(Random(random.getrandbits(64)))
     network = Network(loop, Random(random.getrandbits(64)))
     coordinator, wall = Coordinator(network, COORDINATOR), Wall()
-    inspector, chance = Inspector(loop, network.context, coordinator.tree), Random(random.getrandbits(64))
+    inspector, chance = Inspector(loop), Random(random.getrandbits(64))
     log = LogInspector()
     often = Random(f"{seed} snapshots").choice(SNAPSHOT_BYTES)
     table = [*inspector.replacements(), *log.replacements(), (roq.master.snapshots, "SNAPSHOT_BYTES_MIN", often)]

@@ -10,12 +10,15 @@ from typing import Any, cast
 
 import pytest
 
+from roq.client.ring import Ring
 from roq.simulation.blocking import SELECT, Bell, Sockets
 from roq.simulation.disks import SECTOR_BYTES, Disk
+from roq.simulation.invariants import Inspector
 from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop
 from roq.simulation.machines import Machine
 from roq.simulation.network import Network
 from roq.simulation.threads import Threads, sleep
+from tests.simulation.known_bugs import put
 
 HERE, THERE = "10.0.3.1", "10.0.3.2"
 Program = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
@@ -166,6 +169,30 @@ def test_a_blocking_socket_waits_for_data_for_the_bell_and_for_its_time(ground: 
     ground.here.run("ask", program)
     ground.run(5.0)
     assert ground.told == [(False, 0.5), (b"hello", 1.0), ("rung", 3.0)]
+
+
+def test_a_machine_is_checked_after_each_step_that_it_takes(ground: Ground) -> None:
+    """What is wrong for a moment is seen by whoever looks at once."""
+    inspector = Inspector(ground.loop)
+
+    async def program(stop: asyncio.Event) -> None:
+        ring = Ring()
+        ring.sent(b"frame", 1, 0.0)
+        await asyncio.sleep(0)
+        looks = inspector.looks
+        await asyncio.sleep(0)
+        ground.tell(inspector.looks - looks)
+        ring.sent_to += 1
+        ring.keep(b"frame", 2, 0.0)
+        await asyncio.sleep(0)
+        ring.sent_to -= 1
+        ring.prune(0.0)
+
+    with put(*inspector.replacements()):
+        ground.here.run("program", program)
+        ground.run(1.0)
+    assert ground.told == [(0, 0.0)], "who does nothing is not looked at"
+    assert [wrong.split(": ")[:2] for wrong in inspector.wrong] == [["program", "Ring"]]
 
 
 def _disk(ground: Ground, seed: int) -> tuple[Disk, int]:

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import roq
 from roq.errors import RoqError
+from roq.simulation.clocks import Wall
 from roq.simulation.coordination import Coordinator
 from roq.simulation.faults import Fault, Kind
 from roq.simulation.load import Books, Traffic, publish, subscribe
 from roq.simulation.loop import Fate, Process, SimulatedLoop
 from roq.simulation.machines import Children, GcmMachine, HostMachine, Machine
 from roq.simulation.network import Network
-from roq.simulation.surroundings import Wall
 
 T = TypeVar("T")
 COORDINATOR = "10.0.0.1"
@@ -24,6 +24,7 @@ ZOOKEEPER = f"{COORDINATOR}:2181"
 QUEUE = "q"
 RESTART_SECONDS = 0.3  # a service manager's
 EXCHANGES_MAX = 4
+ALL_CLOCKS_SHARE = 0.2  # of steps; the others are of one clock, half of them of a host's
 
 
 class SimulatedCluster:
@@ -35,7 +36,7 @@ class SimulatedCluster:
         self, loop: SimulatedLoop, network: Network, coordinator: Coordinator, wall: Wall, folder: Path, random: Random,
         *, hosts: int, gcms: int, session_seconds: float,
     ) -> None:  # fmt: skip
-        self.loop, self.network, self.coordinator, self._wall, self._random = loop, network, coordinator, wall, random
+        self.loop, self.network, self.coordinator, self.wall, self._random = loop, network, coordinator, wall, random
         self.books = Books(loop)
         self.gcms = [
             GcmMachine(f"gcm-{n}", f"10.0.1.{n}", network, folder / f"gcm-{n}", ZOOKEEPER, session_seconds)
@@ -159,8 +160,20 @@ class SimulatedCluster:
             case Kind.ADD_EXCHANGE | Kind.MOVE_PUBLISHERS | Kind.REMOVE_EXCHANGE:
                 self._administer(fault)
             case Kind.STEP_CLOCK:
-                self._wall.ahead_seconds += (fault.choice - 0.5) * 20
-                self.told(f"the wall clock steps to {self._wall.ahead_seconds:+.1f} s")
+                self._step_clock(fault)
+
+    def _step_clock(self, fault: Fault) -> None:
+        """Of one machine, or of all."""
+        machines = [(one.name, one.address) for one in (*self.hosts, *self.gcms, *self.clients, self.admin)]
+        machines.append(("the coordinator", COORDINATOR))
+        seconds, drawn = (fault.choice - 0.5) * 20, (fault.second - ALL_CLOCKS_SHARE) / (1 - ALL_CLOCKS_SHARE)
+        if drawn < 0:
+            self.told(f"all wall clocks step by {seconds:+.1f} s")
+        else:
+            machines = [_one(machines[: len(self.hosts)] if drawn < 0.5 else machines, drawn * 2 % 1)]
+            self.told(f"the wall clock of {machines[0][0]} steps by {seconds:+.1f} s")
+        for _, address in machines:
+            self.wall.step(address, seconds)
 
     def _administer(self, fault: Fault) -> None:
         """Ask for it, once; whether it is done depends on what else happens."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from roq.coordination.link import LinkState, Watcher, full_path
 from roq.coordination.operations import Check, Create, CreateEphemeral, Delete, Node, Op, SetData
 from roq.coordinator.tree import EPHEMERAL, SEQUENTIAL, Tree
 from roq.errors import ZooKeeperUnavailable
+from roq.simulation.clocks import Wall
 from roq.simulation.loop import PROCESS, Fate, Process, SimulatedLoop
 from roq.simulation.network import Network
 from roq.wire import zookeeper as wire
@@ -37,10 +37,10 @@ REFUSALS: dict[wire.Code, type[CoordinationError]] = {
 
 
 class Coordinator:
-    """The server: one tree, its sessions' ends, its connections. address: of its machine."""
+    """The server: one tree, its sessions' ends, its connections. address: of its machine, whose clock is one of `wall`."""
 
-    def __init__(self, network: Network, address: str) -> None:
-        self.network, self.address = network, address
+    def __init__(self, network: Network, address: str, wall: Wall) -> None:
+        self.network, self.address, self._wall = network, address, wall
         self.loop: SimulatedLoop = network.loop
         self.tree = Tree()
         self._heard: dict[int, float] = {}  # session -> when
@@ -51,7 +51,7 @@ class Coordinator:
 
     def now_ms(self) -> int:
         """As tree nodes have it."""
-        return int(time.time() * 1000)
+        return int(self._wall.seconds(self.address) * 1000)
 
     def _tick(self) -> None:
         now = self.loop.time()

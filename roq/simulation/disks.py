@@ -218,7 +218,7 @@ class _Entry:
         self.path, self.name, self._made = path, os.path.basename(path), made
 
     def stat(self) -> SimpleNamespace:
-        """Its size, and when it was stored on the simulated clock."""
+        """Its size, and when it was stored on its machine's clock."""
         return SimpleNamespace(st_size=os.stat(self.path).st_size, st_mtime=self._made)
 
 

@@ -30,7 +30,7 @@ class Kind(StrEnum):
     KILL_CLIENT = "a client is killed, another one comes"
     NEW_CLIENT = "a client comes"
     SLOW_HOST = "a host's network is slow"
-    STEP_CLOCK = "the wall clock steps"
+    STEP_CLOCK = "wall clocks step"
     ADD_EXCHANGE = "an Exchange is added"
     MOVE_PUBLISHERS = "publishers are moved"
     REMOVE_EXCHANGE = "an Exchange is drained and removed"

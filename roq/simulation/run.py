@@ -17,6 +17,7 @@ from random import Random
 import roq
 import roq.master.snapshots
 from roq.errors import RoqError
+from roq.simulation.clocks import Wall
 from roq.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.simulation.coordination import Coordinator
 from roq.simulation.faults import LOSSLESS, Fault, plan, plan_tasks
@@ -24,7 +25,7 @@ from roq.simulation.invariants import Inspector, LogInspector
 from roq.simulation.load import Traffic, judge
 from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
 from roq.simulation.network import Network
-from roq.simulation.surroundings import Wall, replaced
+from roq.simulation.surroundings import replaced
 from roq.simulation.task_cluster import WORK_QUEUE, TaskCluster
 from roq.simulation.tasks import INLINE_BYTES, Pace, judge_tasks
 
@@ -79,7 +80,8 @@ def simulate(
     chosen = list(faults) if faults is not None else planned(Random(f"{seed} faults"), seconds)
     loop = SimulatedLoop(Random(random.getrandbits(64)))
     network = Network(loop, Random(random.getrandbits(64)))
-    coordinator, wall = Coordinator(network, COORDINATOR), Wall()
+    wall = Wall(loop, seed)
+    coordinator = Coordinator(network, COORDINATOR, wall)
     inspector, chance = Inspector(loop), Random(random.getrandbits(64))
     log = LogInspector()
     often = Random(f"{seed} snapshots").choice(SNAPSHOT_BYTES)

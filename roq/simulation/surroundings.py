@@ -31,6 +31,7 @@ import roq.workqueue.lease_keeper
 import roq.workqueue.master_link
 from roq.simulation import machines, zeromq
 from roq.simulation.blocking import SELECT, Bell, LoopBeside, Sockets
+from roq.simulation.clocks import Wall
 from roq.simulation.coordination import Coordinator, TreeLink
 from roq.simulation.disks import Files
 from roq.simulation.forwarder import Forwarder
@@ -39,7 +40,6 @@ from roq.simulation.network import Network
 from roq.simulation.threads import SimpleQueue, Threads
 from roq.wire.assignment import ProcessKind
 
-EPOCH = 1_800_000_000.0  # seconds since 1970 when the loop's clock is 0
 JOURNAL_BYTES = 256 * 1024  # of a store's journal file: few enough to come to its end
 
 
@@ -50,13 +50,6 @@ THREADED = (
     roq.workqueue.lease_keeper,
     roq.workqueue.master_link,
 )
-
-
-class Wall:
-    """The wall clock, which steps."""
-
-    def __init__(self) -> None:
-        self.ahead_seconds = 0.0
 
 
 class _HostStats:
@@ -77,8 +70,12 @@ def _table(
     now = loop.time
     context = zeromq.Context(network)
 
+    def wall_time() -> float:
+        process = PROCESS.get()
+        return wall.seconds(process.address if process is not None else coordinator.address)
+
     def clock(which: int) -> float:
-        return EPOCH + now() + wall.ahead_seconds if which == time.CLOCK_REALTIME else now()
+        return wall_time() if which == time.CLOCK_REALTIME else now()
 
     def pid() -> int:
         process = PROCESS.get()
@@ -92,8 +89,8 @@ def _table(
     return [
         (time, "monotonic", now),
         (time, "monotonic_ns", lambda: int(now() * 1e9)),
-        (time, "time", lambda: clock(time.CLOCK_REALTIME)),
-        (time, "time_ns", lambda: int(clock(time.CLOCK_REALTIME) * 1e9)),
+        (time, "time", wall_time),
+        (time, "time_ns", lambda: int(wall_time() * 1e9)),
         (time, "clock_gettime", clock),
         (time, "process_time", lambda: 0.0),
         (os, "urandom", seed.randbytes),
@@ -115,13 +112,13 @@ def _table(
         (hcm.process, "disk_free_bytes", lambda path: 1 << 40),
         (hcm.process.HostManager, "_say_ready", lambda manager: None),
         (hcm.process, "_raise_descriptor_limit", lambda: None),
-        *_below_work_queues(loop, network),
+        *_below_work_queues(loop, network, wall_time),
     ]
 
 
-def _below_work_queues(loop: SimulatedLoop, network: Network) -> list[tuple[Any, str, Any]]:
+def _below_work_queues(loop: SimulatedLoop, network: Network, wall_time: Callable[[], float]) -> list[tuple[Any, str, Any]]:
     """Threads, disks, and what blocking clients stand on."""
-    files = Files(lambda: machines.Children.machines, loop.time)
+    files = Files(lambda: machines.Children.machines, wall_time)
     threading, system = Threads(loop).module(), files.module()
     sizes = {**(roq.store.server.StoreServer.__init__.__kwdefaults__ or {}), "file_bytes": JOURNAL_BYTES}
     return [

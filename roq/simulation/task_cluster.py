@@ -15,7 +15,7 @@ import roq
 from roq.coordination.session import Session
 from roq.errors import RoqError, TemporaryError
 from roq.runtime.rpc import RpcClient
-from roq.simulation.cluster import RESTART_SECONDS, ZOOKEEPER, SimulatedCluster
+from roq.simulation.cluster import COORDINATOR, RESTART_SECONDS, ZOOKEEPER, SimulatedCluster
 from roq.simulation.faults import Fault, Kind
 from roq.simulation.machines import HostMachine
 from roq.simulation.tasks import Pace, TaskBooks, look, produce, work
@@ -92,9 +92,9 @@ class TaskCluster(SimulatedCluster):
             case Kind.SWAP_DISK:
                 self._swap(host, fault.seconds)
             case _:
-                if fault.kind is Kind.STEP_CLOCK:
-                    self.tasks.clocks_stepped = True
                 super().do(fault)
+                stepped = self.wall.stepped
+                self.tasks.clocks_stepped = COORDINATOR in stepped and any(one.address in stepped for one in self.hosts)
 
     def heal(self) -> None:
         """See SimulatedCluster."""

@@ -68,7 +68,8 @@ class Delivery:
 
 @dataclass
 class TaskBooks:
-    """All accounts of a run. status: the queue's own in the end."""
+    """All accounts of a run. clocks_stepped: the coordinator's and a host's, so that a new master may believe both. status: the
+    queue's own in the end."""
 
     loop: SimulatedLoop
     puts: dict[int, Put] = field(default_factory=dict)

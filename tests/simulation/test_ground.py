@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
@@ -12,11 +13,16 @@ import pytest
 
 from roq.client.ring import Ring
 from roq.simulation.blocking import SELECT, Bell, Sockets
+from roq.simulation.clocks import APART_SECONDS, EPOCH, Wall
+from roq.simulation.cluster import COORDINATOR, SimulatedCluster
+from roq.simulation.coordination import Coordinator
 from roq.simulation.disks import SECTOR_BYTES, Disk
+from roq.simulation.faults import Fault, Kind
 from roq.simulation.invariants import Inspector
 from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop
 from roq.simulation.machines import Machine
 from roq.simulation.network import Network
+from roq.simulation.surroundings import replaced
 from roq.simulation.threads import Threads, sleep
 from tests.simulation.known_bugs import put
 
@@ -193,6 +199,40 @@ def test_a_machine_is_checked_after_each_step_that_it_takes(ground: Ground) -> N
         ground.run(1.0)
     assert ground.told == [(0, 0.0)], "who does nothing is not looked at"
     assert [wrong.split(": ")[:2] for wrong in inspector.wrong] == [["program", "Ring"]]
+
+
+def test_each_machine_has_a_wall_clock_of_its_own(ground: Ground, tmp_path: Path) -> None:
+    """All are within half a second at first; a step is one machine's or everybody's; nobody's monotonic clock steps."""
+    wall = Wall(ground.loop, "seed")
+    coordinator = Coordinator(ground.network, COORDINATOR, wall)
+    cluster = SimulatedCluster(
+        ground.loop, ground.network, coordinator, wall, tmp_path, Random(3), hosts=2, gcms=0, session_seconds=4.0
+    )
+    seen: dict[str, list[float]] = {}
+
+    async def look(stop: asyncio.Event) -> None:
+        began = time.monotonic()
+        for _ in range(4):
+            await asyncio.sleep(1.0)
+            for clock in (time.time(), time.time_ns() / 1e9, time.clock_gettime(time.CLOCK_REALTIME)):
+                seen.setdefault(HERE, []).append(clock - EPOCH - ground.loop.time())
+        ground.tell(round(time.monotonic() - began, 2))
+
+    def step(second: float) -> None:
+        cluster.do(Fault(0.0, Kind.STEP_CLOCK, 0.0, 0.75, second))
+
+    with replaced(ground.loop, ground.network, coordinator, wall, Random(4)):
+        cluster.hosts[0].run("look", look)
+        for at, second in ((1.5, 0.2), (2.5, 0.59), (3.5, 0.1)):  # that host's, the other one's, all
+            ground.loop.call_later(at, step, second)
+        ground.run(5.0)
+        cluster.end()
+    first, *later = (seen[HERE][place] for place in (0, 3, 6, 9))
+    assert abs(first) <= max(APART_SECONDS)
+    assert [round(clock - first, 1) for clock in later] == [5.0, 5.0, 10.0]
+    assert max(seen[HERE][:3]) - min(seen[HERE][:3]) < 0.001, "however it is asked for"
+    assert wall.ahead(cluster.hosts[1].address) > 9.0 > 6.0 > wall.ahead(COORDINATOR) > 4.0
+    assert ground.told == [(4.0, 4.0)]
 
 
 def _disk(ground: Ground, seed: int) -> tuple[Disk, int]:

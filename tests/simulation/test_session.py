@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from roq.coordination.session import Session
+from roq.simulation.clocks import Wall
 from roq.simulation.coordination import Coordinator
 from roq.simulation.loop import SimulatedLoop
 from roq.simulation.machines import Machine
 from roq.simulation.network import Network
-from roq.simulation.surroundings import Wall, replaced
+from roq.simulation.surroundings import replaced
 from tests.integration import test_coordination, test_election, test_session_states
 
 HERE, SERVER, BEHIND_THE_WIRE = "10.0.3.1", "10.0.0.1", "10.0.0.2"
@@ -64,7 +65,8 @@ TESTS_MIN = 30
 def run_simulated(test: Test, tmp_path: Any) -> None:
     loop = SimulatedLoop(Random(1))
     network = Network(loop, Random(2))
-    coordinator = Coordinator(network, SERVER)
+    wall = Wall(loop, 1)
+    coordinator = Coordinator(network, SERVER, wall)
     made: list[Session] = []
     outcome: list[BaseException | None] = []
 
@@ -93,7 +95,7 @@ def run_simulated(test: Test, tmp_path: Any) -> None:
             await session.close()
         done.set_result(None)
 
-    with replaced(loop, network, coordinator, Wall(), Random(3)):
+    with replaced(loop, network, coordinator, wall, Random(3)):
         done = loop.create_future()
         machine = Machine("client", HERE, network, tmp_path)
         machine.run("client", program)

@@ -3,8 +3,8 @@
 The journal's files are in memory (`Disk`, as roq/store/disk.py has it). Payloads, and what says whose the disk is, are files
 in the machine's folder; of them `os` is replaced (`Files`), as far as stores use it. A killed process takes nothing with it:
 what it wrote is in the page cache, for the next one to read. After a sync that failed it is there and nowhere else, and no
-later sync writes it. Syncs take time, in which a thread can be killed. Not covered: renames and removals of payloads that a
-loss of power undoes.
+later sync writes it. Which names a folder durably has is known by links in a folder beside: a loss of power undoes any of the
+renames and removals since its last sync. Syncs take time, in which a thread can be killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from roq.simulation.loop import PROCESS, SimulatedLoop
 from roq.simulation.threads import current
@@ -24,6 +24,7 @@ from roq.simulation.threads import current
 SECTOR_BYTES = 512
 TORN_PART = 0.5  # of writes that were not synced: of the last one some sectors are there, and some not
 NEWEST_PART, NEWEST_BYTES = 0.5, 4096  # of what rots is among the last so many bytes
+UNDONE_PART = 0.5  # of renames and removals whose folder was not synced
 EVICTED_PART = 0.5  # of syncs that fail: the pages that no sync will write are dropped at once
 
 
@@ -36,10 +37,11 @@ class _File:
 
 
 class Disk:
-    """One machine's. failing: the next write, or sync, raises EIO. full: nothing new fits. rotten: bytes were changed."""
+    """One machine's. failing: the next read, write or sync raises EIO. full: nothing new fits."""
 
     def __init__(self, loop: SimulatedLoop, random: Random, folder: Path) -> None:
         self._loop, self._random, self.folder = loop, random, folder
+        self._durable = folder.with_name(folder.name + ".durable")  # the names that a loss of power leaves, as links
         self.sync_seconds = 0.0002
         self.failing = ""
         self.full = False
@@ -74,6 +76,7 @@ class Disk:
 
     def read(self, file: int, offset: int, count: int) -> bytes:
         """See Disk."""
+        self._fail("read")
         return bytes(self._open[file].seen[offset : offset + count])
 
     def write(self, file: int, offset: int, data: bytes) -> None:
@@ -151,6 +154,34 @@ class Disk:
         if path is not None:
             self._unsynced.pop(path, None)
 
+    def read_payload(self, path: Path) -> BinaryIO:
+        """Open it to read."""
+        self._fail("read")
+        return path.open("rb")
+
+    def sync_folder(self, folder: Path) -> None:
+        """sync_directory. The loop does it in no time: there the folders of a whole disk are synced in a row."""
+        if current() is not None:
+            self._take_time()
+        self._fail("sync")
+        for name in self._changed(folder):
+            self._link(folder / name, self._durable_of(folder) / name)
+
+    def _durable_of(self, folder: Path) -> Path:
+        return self._durable / folder.relative_to(self.folder)
+
+    def _changed(self, folder: Path) -> list[str]:
+        """Names of files that were made, renamed, replaced or removed there since its last sync."""
+        now, before = _inodes(folder), _inodes(self._durable_of(folder))
+        return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
+
+    def _link(self, source: Path, target: Path) -> None:
+        """Let `target` be what `source` is: a file, or nothing."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        if source.exists():
+            os.link(source, target)
+
     def made(self, name: str, now: float) -> float:
         """When a payload was seen first."""
         return self._made.setdefault(name, now)
@@ -181,6 +212,17 @@ class Disk:
             if path.exists():
                 os.truncate(path, self._random.randint(0, path.stat().st_size))
         self._unsynced.clear()
+        for folder in self._folders():
+            for name in self._changed(folder):
+                here, durable = folder / name, self._durable_of(folder) / name
+                source, target = (durable, here) if self._random.random() < UNDONE_PART else (here, durable)
+                self._link(source, target)
+
+    def _folders(self) -> list[Path]:
+        """With files that stores sync the folders of."""
+        tops = (self.folder, self._durable)
+        found = {path.parent.relative_to(top) for top in tops for path in top.rglob("*") if path.is_file()}
+        return [self.folder / folder for folder in sorted(found)]
 
     def rot(self, choice: float) -> str:
         """Some bytes change, of a journal's file or a payload; which."""
@@ -208,7 +250,15 @@ class Disk:
         self._removed.clear()
         self._open.clear()
         self._unsynced.clear()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for folder in (self.folder, self._durable):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _inodes(folder: Path) -> dict[str, int]:
+    """Of the files in it, by name."""
+    if not folder.is_dir():
+        return {}
+    return {entry.name: entry.inode() for entry in os.scandir(folder) if entry.is_file()}
 
 
 class _Entry:
@@ -239,6 +289,14 @@ class Files:
         process = PROCESS.get()
         assert process is not None, "only simulated processes have disks"
         return self._machines()[process.address].disk
+
+    def read(self, path: Path) -> BinaryIO:
+        """In place of roq.store.blobs.opened."""
+        return self.disk().read_payload(path)
+
+    def sync_directory(self, path: Path) -> None:
+        """In place of roq.store.disk.sync_directory."""
+        self.disk().sync_folder(path)
 
     def module(self) -> SimpleNamespace:
         """As much of `os` as stores use."""

@@ -35,7 +35,7 @@ class Kind(StrEnum):
     MOVE_PUBLISHERS = "publishers are moved"
     REMOVE_EXCHANGE = "an Exchange is drained and removed"
     LOSE_ALL_POWER = "all hosts lose power"
-    DISK_ERROR = "a write or a sync fails"
+    DISK_ERROR = "a read, a write or a sync fails"
     DISK_FULL = "a disk is full"
     SLOW_DISK = "a disk is slow"
     BIT_ROT = "bytes on a disk rot"

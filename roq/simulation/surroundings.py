@@ -45,6 +45,7 @@ JOURNAL_BYTES = 256 * 1024  # of a store's journal file: few enough to come to i
 
 THREADED = (
     roq.runtime.line,
+    roq.store.blobs,
     roq.store.process,
     roq.store.server,
     roq.workqueue.lease_keeper,
@@ -127,7 +128,8 @@ def _below_work_queues(loop: SimulatedLoop, network: Network, wall_time: Callabl
         (roq.store.server, "OsDisk", files.disk),
         (roq.store.server.StoreServer.__init__, "__kwdefaults__", sizes),
         *((module, "os", system) for module in (roq.store.server, roq.store.blobs)),
-        *((module, "sync_directory", lambda path: None) for module in (roq.store.server, roq.store.blobs, roq.store.cookie)),
+        (roq.store.blobs, "opened", files.read),
+        *((module, "sync_directory", files.sync_directory) for module in (roq.store.server, roq.store.blobs, roq.store.cookie)),
         (roq.store.proof, "BOOT_ID", files),
         (roq.master.dump.Dump.__init__, "__defaults__", (1 << 60,)),  # it never forks
         (hcm.ports, "ROLES", {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles

@@ -26,6 +26,7 @@ WORK_QUEUE = "tasks"
 ADDRESS = f"roq://{ZOOKEEPER}/{WORK_QUEUE}"
 ASK_SECONDS = 5.0
 SLOW_SECONDS = 0.05  # of a sync of a slow disk
+READS_SHARE, WRITES_SHARE = 0.2, 0.25  # of disk errors
 
 
 class TaskCluster(SimulatedCluster):
@@ -75,8 +76,7 @@ class TaskCluster(SimulatedCluster):
                         Fault(fault.at, Kind.LOSE_POWER, fault.seconds * part, (number + 0.5) / len(self.hosts), 0.0)
                     )
             case Kind.DISK_ERROR:
-                host.disk.failing = "write" if fault.second < 0.3 else "sync"
-                self.told(f"the next {host.disk.failing} on {host.name} fails")
+                self._fail(host, fault.second)
             case Kind.DISK_FULL:
                 self.told(f"the disk of {host.name} is full for {fault.seconds:.2f} s")
                 host.disk.full = True
@@ -86,7 +86,7 @@ class TaskCluster(SimulatedCluster):
                 before, host.disk.sync_seconds = host.disk.sync_seconds, SLOW_SECONDS
                 self._later(fault.seconds, lambda: setattr(host.disk, "sync_seconds", min(before, host.disk.sync_seconds)))
             case Kind.BIT_ROT:
-                if self._swapped in (None, host) and self._rotten in (None, host) and (what := host.disk.rot(fault.second)):
+                if self._may_lose(host) and (what := host.disk.rot(fault.second)):
                     self._rotten = host
                     self.told(f"bytes of {what} on {host.name} rot")
             case Kind.SWAP_DISK:
@@ -101,6 +101,19 @@ class TaskCluster(SimulatedCluster):
         for host in self.hosts:
             host.disk.failing = ""
         super().heal()
+
+    def _fail(self, host: HostMachine, drawn: float) -> None:
+        what = "read" if drawn < READS_SHARE else "write" if drawn < READS_SHARE + WRITES_SHARE else "sync"
+        if what == "read":
+            if not self._may_lose(host):
+                return
+            self._rotten = host  # what can't be read is put aside
+        host.disk.failing = what
+        self.told(f"the next {what} on {host.name} fails")
+
+    def _may_lose(self, host: HostMachine) -> bool:
+        """Whether what is on its disk is on others, too."""
+        return self._swapped in (None, host) and self._rotten in (None, host)
 
     def _swap(self, host: HostMachine, seconds: float) -> None:
         async def program(stop: asyncio.Event) -> None:

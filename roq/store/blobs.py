@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
+from typing import BinaryIO
 from urllib.parse import quote, unquote
 from zlib import crc32
 
@@ -161,7 +162,7 @@ class Blobs:
 
     def _fits(self, path: Path, total: int, crc: int) -> bool:
         try:
-            with path.open("rb") as file:
+            with opened(path) as file:
                 return _decode(file.read(HEADER_BYTES)) == (total, crc)
         except OSError:
             return False
@@ -195,7 +196,7 @@ class Blobs:
     def get(self, blob: str, offset: int, count: int) -> tuple[int, int, bytes]:
         """(length, crc, part). Raises TaskNotFound, StorageFailed (damaged). The reader checks the whole."""
         try:
-            with self._path(blob).open("rb") as file:
+            with opened(self._path(blob)) as file:
                 head = _decode(file.read(HEADER_BYTES))
                 file.seek(HEADER_BYTES + offset)
                 data = file.read(min(count, BLOB_PART_BYTES))
@@ -212,7 +213,7 @@ class Blobs:
     def check(self, blob: str) -> bool:
         """Read all of it; a damaged one is put aside."""
         try:
-            with self._path(blob).open("rb") as file:
+            with opened(self._path(blob)) as file:
                 head, running, size = _decode(file.read(HEADER_BYTES)), 0, 0
                 while data := file.read(BLOB_PART_BYTES):
                     running, size = crc32(data, running), size + len(data)
@@ -276,6 +277,11 @@ class Blobs:
         found = [(name, self._blobs.get(name)) for name in self.names(prefix, after)[:count]]
         bad = sorted(name for name in self._bad if name.startswith(prefix))[:count]
         return [BlobView(name, one[0], now - one[1]) for name, one in found if one is not None], bad
+
+
+def opened(path: Path) -> BinaryIO:
+    """To read it."""
+    return path.open("rb")
 
 
 def _decode(head: bytes) -> tuple[int, int] | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from roq.errors import StorageFailed
 from roq.log.replicated.appending import Appending
 from roq.master import reign
+from roq.simulation import disks
 from roq.simulation.run import What
 from roq.store import journal, records, storage
 from roq.wire import master as wire
@@ -34,6 +36,15 @@ def _unfenced_add(one: storage.Storage, request: Any, done: Any) -> None:
     _add(one, request, done)
     if segment is not None:
         segment.fenced = before
+
+
+_sync_folder = disks.Disk.sync_folder
+
+
+def _sync_all_but_payloads(disk: disks.Disk, folder: Path) -> None:
+    """As if a store did not ask for it when it has stored a payload, removed one, or found some when it began."""
+    if folder.parent.name != "blobs":
+        _sync_folder(disk, folder)
 
 
 _init = Appending.__init__
@@ -69,6 +80,9 @@ def believed(record: records.Record) -> records.Record:
 BUGS: dict[str, Known] = {
     "an entry is acknowledged before it is synced": Known(partial(put, (journal.Journal, "perform", _unsynced)), 0, What.TASKS),
     "a put that is sent again is a new one": Known(partial(put, (senders.Sender, "use", _always_new)), 1, What.TASKS),
+    "a payload counts as stored before its folder is synced": Known(
+        partial(put, (disks.Disk, "sync_folder", _sync_all_but_payloads)), 0, What.TASKS
+    ),
     "one store is enough": Known(partial(put, (Appending, "__init__", _one_is_enough)), 2, What.TASKS),
     "a master answers before the log is durable": Known(partial(put, (reign.Reign, "_append", _answered_early)), 2, What.TASKS),
     "a store takes entries of a master that was replaced": Known(

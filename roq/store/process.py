@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from roq.coordination.session import Session
-from roq.errors import InvalidConfiguration, RoqError, ZooKeeperUnavailable
+from roq.errors import InvalidConfiguration, RoqError, StorageFailed, ZooKeeperUnavailable
 from roq.runtime.child import announce_ready, beat, open_board
 from roq.runtime.liveness import BEAT_SECONDS, HeartbeatBoard
 from roq.runtime.run import Tasks, run
@@ -61,10 +61,13 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     tasks = Tasks(fail)
     board = open_board(spec)
     tasks.start(beat(board, spec.slot), "heartbeat")
-    cookie = read_cookie(directory, spec.host)
-    fresh = cookie is None
-    if cookie is None:
-        cookie = await accept_disk(spec, directory)
+    try:
+        cookie = read_cookie(directory, spec.host)
+        fresh = cookie is None
+        if cookie is None:
+            cookie = await accept_disk(spec, directory)
+    except OSError as error:
+        raise StorageFailed(f"can't tell whose disk {directory} is on: {error}") from error
     server = StoreServer(directory, spec.host, spec.address, spec.ports["clients"], fail, disk_name=cookie.uuid)
     if not fresh:
         server.storage.doubt(takes_entries=proved_in_this_boot(directory))  # before the first request is read

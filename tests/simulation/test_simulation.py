@@ -88,6 +88,14 @@ def test_a_rotten_byte_that_claims_too_much_does_not_end_the_log() -> None:
     assert not run.wrong, story(run)
 
 
+def test_a_new_disk_that_fails_at_once_ends_the_store_with_an_error_of_its_own() -> None:
+    """The simulation found this one: what says whose a disk is was written with nobody to catch an OSError."""
+    faults = [Fault(8.0, Kind.SWAP_DISK, 3.0, 1 / 6, 0.0), Fault(10.0, Kind.DISK_ERROR, 0.0, 1 / 6, 0.9)]
+    run = _weather(0, faults)
+    assert [line for line in run.trace if "all copies are there, with the new disk of host-1" in line]
+    assert not run.wrong, story(run)
+
+
 def _weather(seed: int, faults: list[Fault]) -> Run:
     return simulate(seed, 12.0, faults=faults, what=What.TASKS)
 

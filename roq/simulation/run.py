@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import roq
+import roq.master.dump
 import roq.master.snapshots
 from roq.errors import RoqError
 from roq.simulation.clocks import Wall
 from roq.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.simulation.coordination import Coordinator
+from roq.simulation.dumps import DIRECT_MAX
 from roq.simulation.faults import LOSSLESS, Fault, plan, plan_tasks
 from roq.simulation.invariants import Inspector, LogInspector
 from roq.simulation.load import Traffic, judge
@@ -84,8 +87,7 @@ def simulate(
     coordinator = Coordinator(network, COORDINATOR, wall)
     inspector, chance = Inspector(loop), Random(random.getrandbits(64))
     log = LogInspector()
-    often = Random(f"{seed} snapshots").choice(SNAPSHOT_BYTES)
-    table = [*inspector.replacements(), *log.replacements(), (roq.master.snapshots, "SNAPSHOT_BYTES_MIN", often)]
+    table = [*inspector.replacements(), *log.replacements(), *_snapshots(seed)]
     with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, chance, table):
         drawn = Random(random.getrandbits(64))
         kind = SimulatedCluster if what is What.MESSAGES else TaskCluster
@@ -116,6 +118,12 @@ def simulate(
         counts = cluster.books.counts()
     figures = (*counts, loop.steps, virtual, time.monotonic() - began)
     return Run(seed, what, chosen, cluster.trace, wrong, loop.trace, *figures)
+
+
+def _snapshots(seed: int) -> list[tuple[Any, str, Any]]:
+    """How often a master makes them, and whether in a fork of it."""
+    often, direct = Random(f"{seed} snapshots").choice(SNAPSHOT_BYTES), Random(f"{seed} forks").choice(DIRECT_MAX)
+    return [(roq.master.snapshots, "SNAPSHOT_BYTES_MIN", often), (roq.master.dump.Dump.__init__, "__defaults__", (direct,))]
 
 
 @contextlib.contextmanager

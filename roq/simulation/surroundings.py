@@ -17,7 +17,6 @@ import hcm.ports
 import hcm.process
 import roq.coordination.session
 import roq.exchange.process
-import roq.master.dump
 import roq.runtime.child
 import roq.runtime.line
 import roq.runtime.router
@@ -34,6 +33,7 @@ from roq.simulation.blocking import SELECT, Bell, LoopBeside, Sockets
 from roq.simulation.clocks import Wall
 from roq.simulation.coordination import Coordinator, TreeLink
 from roq.simulation.disks import Files
+from roq.simulation.dumps import Forks
 from roq.simulation.forwarder import Forwarder
 from roq.simulation.loop import PROCESS, SimulatedLoop
 from roq.simulation.network import Network
@@ -113,11 +113,13 @@ def _table(
         (hcm.process, "disk_free_bytes", lambda path: 1 << 40),
         (hcm.process.HostManager, "_say_ready", lambda manager: None),
         (hcm.process, "_raise_descriptor_limit", lambda: None),
-        *_below_work_queues(loop, network, wall_time),
+        *_below_work_queues(loop, network, seed, wall_time),
     ]
 
 
-def _below_work_queues(loop: SimulatedLoop, network: Network, wall_time: Callable[[], float]) -> list[tuple[Any, str, Any]]:
+def _below_work_queues(
+    loop: SimulatedLoop, network: Network, seed: Random, wall_time: Callable[[], float]
+) -> list[tuple[Any, str, Any]]:
     """Threads, disks, and what blocking clients stand on."""
     files = Files(lambda: machines.Children.machines, wall_time)
     threading, system = Threads(loop).module(), files.module()
@@ -131,7 +133,7 @@ def _below_work_queues(loop: SimulatedLoop, network: Network, wall_time: Callabl
         (roq.store.blobs, "opened", files.read),
         *((module, "sync_directory", files.sync_directory) for module in (roq.store.server, roq.store.blobs, roq.store.cookie)),
         (roq.store.proof, "BOOT_ID", files),
-        (roq.master.dump.Dump.__init__, "__defaults__", (1 << 60,)),  # it never forks
+        *Forks(loop, seed, lambda: machines.Children.machines).replacements(),
         (hcm.ports, "ROLES", {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles
         (roq.runtime.line, "socket", Sockets(network).module()),
         (roq.runtime.line, "select", SELECT),

@@ -8,7 +8,9 @@ from typing import Any
 
 from roq.errors import StorageFailed
 from roq.log.replicated.appending import Appending
+from roq.log.replicated.writer import LogWriter
 from roq.master import reign
+from roq.master.dump import Dump
 from roq.simulation import disks
 from roq.simulation.run import What
 from roq.store import journal, records, storage
@@ -64,6 +66,22 @@ def _answered_early(one: reign.Reign, batch: Any) -> None:
     _append(one, batch)
 
 
+_snapshot = LogWriter.snapshot
+
+
+async def _of_now(one: LogWriter, position: int, data: Any) -> None:
+    """A snapshot claims what was written while it was made."""
+    await _snapshot(one, one.confirmed, data)
+
+
+def _without_what_is_under_way(one: reign.Reign) -> None:
+    """A snapshot claims less than it has: what was applied and not durable yet."""
+    wanted, one._wanted = one._wanted, None
+    if wanted is not None and not wanted.done():
+        one._dump = Dump(one.service.state)
+        wanted.set_result((one.position, one._dump))
+
+
 _use = senders.Sender.use
 
 
@@ -82,6 +100,10 @@ BUGS: dict[str, Known] = {
     "a put that is sent again is a new one": Known(partial(put, (senders.Sender, "use", _always_new)), 1, What.TASKS),
     "a payload counts as stored before its folder is synced": Known(
         partial(put, (disks.Disk, "sync_folder", _sync_all_but_payloads)), 0, What.TASKS
+    ),
+    "a snapshot claims what came after it": Known(partial(put, (LogWriter, "snapshot", _of_now)), 11, What.TASKS),
+    "a snapshot claims less than it has": Known(
+        partial(put, (reign.Reign, "_begin_dump", _without_what_is_under_way)), 3, What.TASKS
     ),
     "one store is enough": Known(partial(put, (Appending, "__init__", _one_is_enough)), 2, What.TASKS),
     "a master answers before the log is durable": Known(partial(put, (reign.Reign, "_append", _answered_early)), 2, What.TASKS),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from random import Random
 
 import pytest
 
+from roq.errors import StorageFailed
+from roq.master.dump import Dump
 from roq.simulation.faults import TASK_WEIGHTS, WEIGHTS, Fault, Kind, plan, plan_tasks, storm
 from roq.simulation.hunt import shortest, story
 from roq.simulation.run import Run, What, simulate
 from roq.store import shelf
+from roq.workqueue.state import State
 from tests.simulation import known_bugs, known_task_bugs
 
 SEEDS, AT_ONCE = {What.MESSAGES: 160, What.TASKS: 40}, 5
@@ -91,9 +95,34 @@ def test_a_rotten_byte_that_claims_too_much_does_not_end_the_log() -> None:
 def test_a_new_disk_that_fails_at_once_ends_the_store_with_an_error_of_its_own() -> None:
     """The simulation found this one: what says whose a disk is was written with nobody to catch an OSError."""
     faults = [Fault(8.0, Kind.SWAP_DISK, 3.0, 1 / 6, 0.0), Fault(10.0, Kind.DISK_ERROR, 0.0, 1 / 6, 0.9)]
-    run = _weather(0, faults)
-    assert [line for line in run.trace if "all copies are there, with the new disk of host-1" in line]
-    assert not run.wrong, story(run)
+    runs = [_weather(seed, faults) for seed in range(3)]
+    assert any("host-1 is shut down, its disk is replaced by an empty one" in line for run in runs for line in run.trace)
+    for run in runs:
+        assert not run.wrong, story(run)
+
+
+def test_masters_fork_to_dump_their_state() -> None:
+    """Forks that hand their dump over, and forks that die first; the run keeps its promises with both."""
+    ended: Counter[bool] = Counter()
+    result = Dump._result
+
+    def counted(dump: Dump) -> memoryview:
+        try:
+            data = result(dump)
+        except StorageFailed:
+            ended[False] += 1
+            raise
+        ended[True] += 1
+        assert State.load(bytes(data)).inserted, "it is the state"
+        return data
+
+    for seed in range(TRIES):
+        with known_bugs.put((Dump, "_result", counted)):
+            run = simulate(seed, what=What.TASKS)
+        assert not run.wrong, story(run)
+        if len(ended) == 2:
+            return
+    pytest.fail(f"dumps in {TRIES} runs: {ended}")
 
 
 def _weather(seed: int, faults: list[Fault]) -> Run:

@@ -1,10 +1,10 @@
 """A machine's disk: what was synced outlives a loss of power; what was only written may, in whole, in part or not at all.
 
-The journal's files are in memory (`Disk`, as roq/store/disk.py has it). Payloads, and what says whose the disk is, are files
-in the machine's folder; of them `os` is replaced (`Files`), as far as stores use it. A killed process takes nothing with it:
-what it wrote is in the page cache, for the next one to read. After a sync that failed it is there and nowhere else, and no
-later sync writes it. Which names a folder durably has is known by links in a folder beside: a loss of power undoes any of the
-renames and removals since its last sync. Syncs take time, in which a thread can be killed.
+The journal's files are in memory (`Disk`, as roq/store/disk.py has it; the stores' own tests use it, too). Payloads, and what says
+whose the disk is, are files in the machine's folder; of them `os` is replaced (`Files`), as far as stores use it. A killed
+process takes nothing with it: what it wrote is in the page cache, for the next one to read. After a sync that failed it is
+there and nowhere else, and no later sync writes it. Which names a folder durably has is known by links in a folder beside: a
+loss of power undoes any of the renames and removals since its last sync. Syncs take time, in which a thread can be killed.
 """
 
 from __future__ import annotations
@@ -29,25 +29,38 @@ EVICTED_PART = 0.5  # of syncs that fail: the pages that no sync will write are 
 
 
 class _File:
-    """durable: what a loss of power leaves; seen: what is read; unsynced: what the next sync writes, oldest first."""
+    """data: what a loss of power leaves. Over it are seen writes, oldest first: cached are those whose sync failed, in the page
+    cache alone; unsynced are what the next sync writes."""
 
-    def __init__(self, size: int) -> None:
-        self.durable, self.seen = bytearray(size), bytearray(size)
+    def __init__(self, data: bytes | bytearray) -> None:
+        self.data = bytearray(data)
+        self.cached: list[tuple[int, bytes]] = []
         self.unsynced: list[tuple[int, bytes]] = []
+
+    def read(self, offset: int, count: int) -> bytes:
+        """What a program sees."""
+        seen = self.data[offset : offset + count]
+        for begin, data in (*self.cached, *self.unsynced):
+            first, last = max(begin, offset), min(begin + len(data), offset + len(seen))
+            if first < last:
+                seen[first - offset : last - offset] = data[first - begin : last - begin]
+        return bytes(seen)
 
 
 class Disk:
-    """One machine's. failing: the next read, write or sync raises EIO. full: nothing new fits."""
+    """One machine's. loop: on whose clock it takes its time, None for none at all. failing: the next read, write or sync raises
+    EIO. full: nothing new fits. files: the journal's."""
 
-    def __init__(self, loop: SimulatedLoop, random: Random, folder: Path) -> None:
+    def __init__(self, loop: SimulatedLoop | None, random: Random, folder: Path) -> None:
         self._loop, self._random, self.folder = loop, random, folder
         self._durable = folder.with_name(folder.name + ".durable")  # the names that a loss of power leaves, as links
         self.sync_seconds = 0.0002
         self.failing = ""
         self.full = False
+        self.evicted_part = EVICTED_PART
         self.syncs = 0
         self.boot = 1  # of the machine
-        self._files: dict[Path, _File] = {}
+        self.files: dict[Path, _File] = {}
         self._removed: list[tuple[Path, _File]] = []  # and the folder not synced since
         self._open: dict[int, _File] = {}
         self._payloads: dict[int, Path] = {}  # files that are being written, by descriptor
@@ -61,30 +74,28 @@ class Disk:
         self._take_time()
         if self.full:
             raise OSError(errno.ENOSPC, "full")
-        self._files[path] = _File(size)
+        self.files[path] = _File(bytes(size))
         self._removed.clear()
 
     def open(self, path: Path) -> int:
         """See Disk."""
         descriptor = len(self._open) + 1
-        self._open[descriptor] = self._files[path]
+        self._open[descriptor] = self.files[path]
         return descriptor
 
     def size(self, file: int) -> int:
         """See Disk."""
-        return len(self._open[file].seen)
+        return len(self._open[file].data)
 
     def read(self, file: int, offset: int, count: int) -> bytes:
         """See Disk."""
         self._fail("read")
-        return bytes(self._open[file].seen[offset : offset + count])
+        return self._open[file].read(offset, count)
 
     def write(self, file: int, offset: int, data: bytes) -> None:
         """See Disk."""
         self._fail("write")
-        found = self._open[file]
-        found.unsynced.append((offset, bytes(data)))
-        found.seen[offset : offset + len(data)] = data
+        self._open[file].unsynced.append((offset, bytes(data)))
 
     def sync(self, file: int) -> None:
         """See Disk."""
@@ -93,30 +104,32 @@ class Disk:
         self._take_time()
         writes, found.unsynced = found.unsynced[:begun], found.unsynced[begun:]
         if self.failing == "sync":
-            if self._random.random() < EVICTED_PART:
-                found.seen[:] = found.durable
+            if self._random.random() >= self.evicted_part:
+                found.cached += writes
             self._fail("sync")
         self.syncs += 1
         for offset, data in writes:
-            found.durable[offset : offset + len(data)] = data
+            found.data[offset : offset + len(data)] = data
+        if found.cached:
+            found.cached += writes  # over what is there
 
     def close(self, file: int) -> None:
         """See Disk."""
 
     def remove(self, path: Path) -> None:
         """See Disk. A loss of power may undo it."""
-        self._removed.append((path, self._files.pop(path)))
+        self._removed.append((path, self.files.pop(path)))
 
     def names(self, directory: Path) -> list[str]:
         """See Disk."""
-        return sorted(path.name for path in self._files if path.parent == directory)
+        return sorted(path.name for path in self.files if path.parent == directory)
 
     def _take_time(self) -> None:
         seconds = self.sync_seconds * (0.5 + self._random.random())
         thread = current()
         if thread is not None:
             thread.park(seconds)
-        else:
+        elif self._loop is not None:
             self._loop.hold_up(seconds)
 
     def _fail(self, what: str) -> None:
@@ -194,20 +207,20 @@ class Disk:
         self.failing = ""
         if self._removed:
             for path, file in self._removed[self._random.randint(0, len(self._removed)) :]:
-                self._files.setdefault(path, file)
+                self.files.setdefault(path, file)
         self._removed.clear()
         self._open.clear()
-        for file in self._files.values():
-            if not file.unsynced and file.seen == file.durable:
+        for file in self.files.values():
+            if not (file.unsynced or file.cached):
                 continue
             for offset, data in file.unsynced[: self._random.randint(0, len(file.unsynced))]:
                 torn = self._random.random() < TORN_PART
                 for begin in range(offset - offset % SECTOR_BYTES, offset + len(data), SECTOR_BYTES):
                     if not torn or self._random.random() < 0.5:
                         first, last = max(begin, offset), min(begin + SECTOR_BYTES, offset + len(data))
-                        file.durable[first:last] = data[first - offset : last - offset]
+                        file.data[first:last] = data[first - offset : last - offset]
             file.unsynced.clear()
-            file.seen[:] = file.durable
+            file.cached.clear()
         for path in self._unsynced:
             if path.exists():
                 os.truncate(path, self._random.randint(0, path.stat().st_size))
@@ -218,6 +231,19 @@ class Disk:
                 source, target = (durable, here) if self._random.random() < UNDONE_PART else (here, durable)
                 self._link(source, target)
 
+    def copied(self, random: Random) -> Disk:
+        """Another one with this one's journal: what is done there changes nothing here."""
+        other = Disk(self._loop, random, self.folder)
+        for path, file in self.files.items():
+            copy = other.files[path] = _File(file.data)
+            copy.cached, copy.unsynced = file.cached[:], file.unsynced[:]
+        return other
+
+    def drop_cache(self) -> None:
+        """The pages that no sync will write are needed for something else."""
+        for file in self.files.values():
+            file.cached.clear()
+
     def _folders(self) -> list[Path]:
         """With files that stores sync the folders of."""
         tops = (self.folder, self._durable)
@@ -227,7 +253,7 @@ class Disk:
     def rot(self, choice: float) -> str:
         """Some bytes change, of a journal's file or a payload; which."""
         payloads = sorted(path for path in self.folder.glob("blobs/[0-9a-f][0-9a-f]/*") if path not in self._unsynced)
-        used = [(path, file) for path, file in sorted(self._files.items()) if any(file.durable)]
+        used = [(path, file) for path, file in sorted(self.files.items()) if any(file.data)]
         if not used or (payloads and choice < 0.3):
             if not payloads:
                 return ""
@@ -238,15 +264,14 @@ class Disk:
             return f"payload {path.name}"
         newest = self._random.random() < NEWEST_PART
         path, file = used[-1 if newest else self._random.randrange(len(used))]
-        end = len(file.durable.rstrip(b"\0"))
+        end = len(file.data.rstrip(b"\0"))
         place = self._random.randrange(max(0, end - NEWEST_BYTES) if newest else 0, end)
-        file.durable[place] ^= 0xFF
-        file.seen[place] ^= 0xFF
+        file.data[place] ^= 0xFF
         return f"{path.name} at {place}"
 
     def replace(self) -> None:
         """Another disk, which is empty."""
-        self._files.clear()
+        self.files.clear()
         self._removed.clear()
         self._open.clear()
         self._unsynced.clear()

@@ -21,7 +21,7 @@ from roq.wire import store as wire
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess, to_json
 from roq.wire.store import Add, Added, Refused, entry_crc
 from tests.integration.zmtp_rig import mute_router
-from tests.unit.lossy_disk import LossyDisk
+from tests.unit.test_store_storage import new_disk, power_cut
 
 
 def add(first: int, *entries: bytes, epoch: int = 1, confirmed: int = 0) -> Add:
@@ -47,7 +47,7 @@ class Peer:
 @pytest.mark.parametrize("failing", ["write", "sync"])
 async def test_a_store_whose_disk_fails_answers_nothing_more(tmp_path: Path, failing: str) -> None:
     failed: asyncio.Queue[RoqError] = asyncio.Queue()
-    disk = LossyDisk()
+    disk = new_disk()
     server = StoreServer(tmp_path, "h", "127.0.0.1", 0, failed.put_nowait, disk=disk)
     peer = Peer(server.port)
     try:
@@ -68,7 +68,7 @@ async def test_a_store_whose_disk_fails_answers_nothing_more(tmp_path: Path, fai
 
 async def test_a_store_that_does_not_know_its_disk_yet_is_asked_again_and_counts_for_no_loss(tmp_path: Path) -> None:
     """As after a power cut, before ZooKeeper answers it: a take-over that counted its doubt would call the entries lost."""
-    server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None, disk=LossyDisk())
+    server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None, disk=new_disk())
     peer = Peer(server.port)
     recover = wire.Recover("s", 2, 1, 10)
     try:
@@ -91,11 +91,11 @@ async def test_a_store_that_does_not_know_its_disk_yet_is_asked_again_and_counts
 async def test_a_store_started_again_after_a_failed_sync_acknowledges_what_is_on_the_disk(tmp_path: Path) -> None:
     """The host starts it again at once, the pages are still in the cache, and the writer sends again what was not answered."""
     failed: asyncio.Queue[RoqError] = asyncio.Queue()
-    disk = LossyDisk()
+    disk = new_disk()
     server = StoreServer(tmp_path, "h", "127.0.0.1", 0, failed.put_nowait, disk=disk)
     peer = Peer(server.port)
     await peer.ask(wire.OpenSegment("s", 1))
-    disk.failing = "once"
+    disk.failing = "sync"
     peer.client.notify(add(1, b"one"))
     assert isinstance(await asyncio.wait_for(failed.get(), 5), StorageFailed)
     peer.client.close()
@@ -111,7 +111,7 @@ async def test_a_store_started_again_after_a_failed_sync_acknowledges_what_is_on
         finally:
             peer.client.close()
             await server.close()
-        disk = disk.power_cut(random.Random(1))
+        disk = power_cut(disk, random.Random(1))
 
 
 @pytest.mark.quick

@@ -270,6 +270,7 @@ def test_after_a_sync_that_failed_the_pages_are_clean_and_no_later_sync_writes_t
         seen.add(disk.read(file, 0, 1))
         disk.write(file, 1, b"b")
         disk.sync(file)
+        assert disk.read(file, 1, 1) == b"b"
         disk.lose_power()
         assert disk.read(disk.open(Path("/nowhere/journal")), 0, 2) == b"\0b"
     assert seen == {b"a", b"\0"}
@@ -321,3 +322,18 @@ def test_a_loss_of_power_undoes_any_renames_and_removals_whose_folder_was_not_sy
             outcomes.add((seed, tuple(sorted(left.items()))))
     assert len(outcomes) == 150, "each seed has one outcome"
     assert len({left for _, left in outcomes}) == 16, "each change is undone or not"
+
+
+def test_what_is_written_over_the_pages_of_a_failed_sync_is_what_is_seen(ground: Ground) -> None:
+    disk, file = _disk(ground, 1)
+    disk.evicted_part = 0.0
+    disk.write(file, 0, b"aa")
+    disk.failing = "sync"
+    with pytest.raises(OSError, match="the sync failed"):
+        disk.sync(file)
+    disk.write(file, 0, b"b")
+    assert disk.read(file, 0, 2) == b"ba"
+    disk.sync(file)
+    assert disk.read(file, 0, 2) == b"ba"
+    disk.drop_cache()
+    assert disk.read(file, 0, 2) == b"b\0"

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 
 import pytest
 
 from roq.runtime.observe import Counters
+from roq.simulation.disks import Disk
 from roq.store import scrub
 from roq.store.scrub import scrub_entries
 from roq.wire.store import Found
-from tests.unit.lossy_disk import LossyDisk
-from tests.unit.test_store_storage import Bench, entry
+from tests.unit.test_store_storage import HERE, Bench, entry
 
 MUCH = 1e12
 
 
-class WatchedDisk(LossyDisk):
+class WatchedDisk(Disk):
     """Counts what is read, by thread; reads in another thread than the loop's wait for `go_on`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(None, random.Random(1), HERE)
         self.on_loop = self.elsewhere = 0
         self.go_on = threading.Event()
         self.go_on.set()

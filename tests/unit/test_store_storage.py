@@ -12,10 +12,10 @@ from zlib import crc32
 import pytest
 
 from roq.errors import StorageFailed, UnknownFormat
+from roq.simulation.disks import Disk
 from roq.store.journal import BATCH_HEADER_BYTES, path_of
 from roq.store.storage import COPY_EPOCH, Storage
 from roq.wire.store import Add, Found, Refusal, entry_crc
-from tests.unit.lossy_disk import LossyDisk
 
 HERE = Path("/journal")
 FILE_BYTES = 64 * 1024
@@ -31,11 +31,25 @@ def add(segment: str, first: int, *entries: bytes, epoch: int = 1, confirmed: in
     return Add(segment, epoch, first, confirmed, crcs, list(entries))
 
 
+def new_disk() -> Disk:
+    """Which takes no time; what its syncs fail to write stays in the page cache."""
+    disk = Disk(None, random.Random(1), HERE)
+    disk.evicted_part = 0.0
+    return disk
+
+
+def power_cut(disk: Disk, draw: random.Random) -> Disk:
+    """The disk after it."""
+    after = disk.copied(draw)
+    after.lose_power()
+    return after
+
+
 class Bench:
     """A Storage whose writes are performed at once; remembers every answer."""
 
-    def __init__(self, disk: LossyDisk | None = None, *, marked: bool = True) -> None:
-        self.disk = disk or LossyDisk()
+    def __init__(self, disk: Disk | None = None, *, marked: bool = True) -> None:
+        self.disk = disk or new_disk()
         self.storage = Storage(self.disk, HERE, FILE_BYTES)
         self.marked = marked
         self.flush()
@@ -72,11 +86,11 @@ class Bench:
     def found(self, *positions: int, segment: str = "s") -> list[Found]:
         return [self.storage.look(segment, position)[0] for position in positions]
 
-    def reopened(self, disk: LossyDisk | None = None) -> Bench:
+    def reopened(self, disk: Disk | None = None) -> Bench:
         return Bench(disk or self.disk, marked=self.marked)
 
     def file(self, number: int) -> bytearray:
-        return self.disk.files[path_of(HERE, number)]
+        return self.disk.files[path_of(HERE, number)].data
 
 
 def test_entries_come_back_with_their_crc_after_a_restart() -> None:
@@ -156,7 +170,7 @@ def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_believed() -
     after = bench.reopened()
     assert after.add(1, entry(1)) is None  # answered at once, since it is there
     for seed in range(20):
-        assert after.reopened(after.disk.power_cut(random.Random(seed))).found(1) == [ENTRY]
+        assert after.reopened(power_cut(after.disk, random.Random(seed))).found(1) == [ENTRY]
 
 
 @pytest.mark.parametrize("marked", [True, False])
@@ -172,7 +186,7 @@ def test_a_torn_tail_is_cut_and_what_was_answered_stays(marked: bool) -> None:
         write = bench.storage.stage()
         assert write is not None
         bench.disk.write(1, write.offset, write.data)
-        after = bench.reopened(bench.disk.power_cut(draw))
+        after = bench.reopened(power_cut(bench.disk, draw))
         assert after.found(1, 2, 3) == [ENTRY] * 3
         whole = after.found(4)[0]
         assert after.found(4, 5, 6, 7, 8) == [whole] * 5  # the batch is there whole or not at all
@@ -189,14 +203,14 @@ def test_a_flip_in_the_last_batch_is_not_taken_for_a_torn_write() -> None:
     assert bench.add(1, entry(1, 900)) is None
     end = len(bytes(bench.file(1)).rstrip(b"\0"))
     for at in range(begin, end, 7):
-        disk = bench.disk.power_cut(random.Random(at))
-        disk.files[path_of(HERE, 1)][at] ^= 16
+        disk = power_cut(bench.disk, random.Random(at))
+        disk.files[path_of(HERE, 1)].data[at] ^= 16
         after = bench.reopened(disk)
         assert after.found(1)[0] is not NO_SUCH, at
         assert after.storage.damaged
         assert after.found(2) == [UNKNOWN]
-    disk = bench.disk.power_cut(random.Random(1))
-    disk.files[path_of(HERE, 1)][begin // 512 * 512 + 512 : end] = bytes(end - begin // 512 * 512 - 512)
+    disk = power_cut(bench.disk, random.Random(1))
+    disk.files[path_of(HERE, 1)].data[begin // 512 * 512 + 512 : end] = bytes(end - begin // 512 * 512 - 512)
     after = bench.reopened(disk)
     assert (after.found(1), after.storage.damaged) == ([NO_SUCH], 0)  # a write of which only the first sector came
 
@@ -209,9 +223,9 @@ def test_a_bit_flip_anywhere_is_never_taken_for_absence() -> None:
         assert bench.add(number, entry(number, draw.randrange(300))) is None
     used = len(bytes(bench.file(1)).rstrip(b"\0"))
     for _ in range(300):
-        disk = bench.disk.power_cut(draw)
+        disk = power_cut(bench.disk, draw)
         at = draw.randrange(used)
-        disk.files[path_of(HERE, 1)][at] ^= 1 << draw.randrange(8)
+        disk.files[path_of(HERE, 1)].data[at] ^= 1 << draw.randrange(8)
         after = bench.reopened(disk)
         found = after.found(*range(1, 22))
         assert NO_SUCH not in found[:20], at
@@ -229,10 +243,10 @@ def test_a_bit_flip_anywhere_confirms_nothing_and_fences_nobody_else() -> None:
     assert bench.ask("add", add("s", 1, entry(1), epoch=3)) is None
     assert bench.ask("add", add("s", 2, entry(2), entry(3), epoch=3, confirmed=1)) is None
     path = path_of(HERE, 1)
-    end = len(bench.disk.files[path].rstrip(b"\0"))
+    end = len(bench.disk.files[path].data.rstrip(b"\0"))
     for place, bit in itertools.product(range(end), (0, 7)):
-        disk = bench.disk.power_cut(random.Random(1))
-        disk.files[path][place] ^= 1 << bit
+        disk = power_cut(bench.disk, random.Random(1))
+        disk.files[path].data[place] ^= 1 << bit
         after = Bench(disk)
         assert after.storage.confirmed("s") <= 1
         assert all(segment.fenced <= 3 for segment in after.storage.shelf.segments.values())
@@ -246,8 +260,8 @@ def test_a_truncated_file_is_damage_also_when_it_was_cut_between_two_batches() -
         assert bench.add(number, entry(number)) is None
         ends.append(len(bytes(bench.file(1)).rstrip(b"\0")))
     for cut in (0, 30, 64, *ends, ends[2] + 7):
-        disk = bench.disk.power_cut(random.Random(1))
-        del disk.files[path_of(HERE, 1)][cut:]
+        disk = power_cut(bench.disk, random.Random(1))
+        del disk.files[path_of(HERE, 1)].data[cut:]
         after = bench.reopened(disk)
         assert NO_SUCH not in after.found(*range(1, 7)), cut
         assert after.storage.damaged
@@ -311,16 +325,16 @@ def test_what_a_failed_sync_left_in_the_page_cache_is_written_again_before_it_is
     while bench.storage.journal.room > 3500 and (fresh or position < 3):
         assert bench.add(position, entry(position, 3000)) is None
         position += 1
-    bench.disk.failing = "once"
+    bench.disk.failing = "sync"
     with pytest.raises(StorageFailed):
         bench.add(position, entry(position, 3500))
     assert (bench.storage.journal.number > before) == fresh  # then the write brought the header of its file
     after = bench.reopened()
     assert after.add(position, entry(position, 3500)) is None  # the writer sends it again: it is acknowledged
-    after.disk.dropped_cache()
+    after.disk.drop_cache()
     assert after.found(1, position) == [ENTRY, ENTRY]
     for seed in range(5):
-        again = after.reopened(after.disk.power_cut(random.Random(seed)))
+        again = after.reopened(power_cut(after.disk, random.Random(seed)))
         assert again.found(1, position) == [ENTRY, ENTRY]
         assert not again.storage.damaged
 
@@ -330,14 +344,14 @@ def test_what_a_failed_sync_left_torn_is_not_there() -> None:
     bench = Bench()
     bench.open()
     assert bench.add(1, entry(1)) is None
-    bench.disk.failing = "once"
+    bench.disk.failing = "sync"
     with pytest.raises(StorageFailed):
         bench.add(2, entry(2))
-    bench.disk.dropped_cache()
+    bench.disk.drop_cache()
     after = bench.reopened()
     assert after.found(1, 2) == [ENTRY, NO_SUCH]
     assert after.add(2, b"another") is None
-    assert after.reopened(after.disk.power_cut(random.Random(1))).found(1, 2) == [ENTRY, ENTRY]
+    assert after.reopened(power_cut(after.disk, random.Random(1))).found(1, 2) == [ENTRY, ENTRY]
 
 
 def test_a_full_disk_refuses_entries_keeps_what_it_has_and_still_fences_and_deletes() -> None:
@@ -397,7 +411,7 @@ def test_scrubbing_finds_what_rotted_and_a_copy_mends_it() -> None:
     assert bench.reopened().found(3) == [ENTRY]
 
 
-def torn_batches() -> Iterator[tuple[int, LossyDisk, bytes]]:
+def torn_batches() -> Iterator[tuple[int, Disk, bytes]]:
     """A last batch that begins anywhere in a sector: (offset in its file, disk without it, its bytes)."""
     for shift in range(0, 512, 3):
         bench = Bench(marked=False)
@@ -418,9 +432,9 @@ def test_a_batch_torn_between_any_two_sectors_is_cut_wherever_its_header_is() ->
         straddling += borders[1] < BATCH_HEADER_BYTES
         pieces = list(itertools.pairwise(borders))
         for present in (one for count in range(len(pieces)) for one in itertools.combinations(pieces, count)):
-            torn = disk.power_cut(random.Random(1))
+            torn = power_cut(disk, random.Random(1))
             for begin, end in present:
-                torn.files[path_of(HERE, 1)][offset + begin : offset + end] = data[begin:end]
+                torn.files[path_of(HERE, 1)].data[offset + begin : offset + end] = data[begin:end]
             after = Bench(torn)
             assert after.found(1, 2) == [ENTRY, NO_SUCH], (offset, present)
             assert not after.storage.damaged, (offset, present)
@@ -442,9 +456,9 @@ def test_the_first_write_of_a_file_torn_between_any_two_sectors_is_cut() -> None
     assert (write.number, write.offset) == (2, 0)
     size = 0
     for present in itertools.product((False, True), repeat=len(range(0, len(write.data), 512))):
-        torn, size = bench.disk.power_cut(random.Random(1)), 0
+        torn, size = power_cut(bench.disk, random.Random(1)), 0
         for begin in (512 * number for number, here in enumerate(present) if here):
-            torn.files[path_of(HERE, 2)][begin : min(begin + 512, len(write.data))] = write.data[begin : begin + 512]
+            torn.files[path_of(HERE, 2)].data[begin : min(begin + 512, len(write.data))] = write.data[begin : begin + 512]
             size += 1
         after = Bench(torn)
         assert after.found(position - 1, position) == [ENTRY, ENTRY if all(present) else NO_SUCH], present
@@ -461,8 +475,8 @@ def test_a_batch_torn_at_any_byte_is_never_believed_and_takes_nothing_with_it() 
     draw = random.Random(3)
     for offset, disk, data in itertools.islice(torn_batches(), 0, None, 43):
         for cut in range(len(data)):
-            torn = disk.power_cut(draw)
-            torn.files[path_of(HERE, 1)][offset : offset + cut] = data[:cut]
+            torn = power_cut(disk, draw)
+            torn.files[path_of(HERE, 1)].data[offset : offset + cut] = data[:cut]
             after = Bench(torn)
             assert after.found(1) == [ENTRY], (offset, cut)
             assert after.found(2) == [UNKNOWN if after.storage.damaged else NO_SUCH]

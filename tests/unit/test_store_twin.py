@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from roq.wire.store import Found, Refusal
 from tests.model.replicated_log import Model
 from tests.model.replicated_state import SEGMENT, Message, Scenario, Store, World, value
-from tests.unit.lossy_disk import LossyDisk
-from tests.unit.test_store_storage import Bench, add
+from tests.unit.test_store_storage import Bench, add, power_cut
 
 POSITIONS = st.integers(1, 3)
 EPOCHS = st.integers(1, 3)
@@ -91,12 +90,12 @@ def real(bench: Bench, verb: tuple[Any, ...]) -> Any:
 @settings(max_examples=300)
 @given(st.lists(VERBS, max_size=30), st.randoms(use_true_random=False))
 def test_the_twin_answers_as_the_store(verbs: list[tuple[Any, ...]], draw: random.Random) -> None:
-    twin, bench = Twin(), Bench(LossyDisk())
+    twin, bench = Twin(), Bench()
     for verb in verbs:
         if verb == ("restart",):
-            bench = bench.reopened(bench.disk.power_cut(draw))
+            bench = bench.reopened(power_cut(bench.disk, draw))
         elif verb == ("lose",):
-            bench = Bench(LossyDisk())
+            bench = Bench()
         assert real(bench, verb) == twin.ask(verb), verb
         for position in (1, 2, 3, 4):
             known = bench.storage.look(SEGMENT, position)[0]

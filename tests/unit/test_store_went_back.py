@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from roq.wire.store import Found, Refusal
-from tests.unit.test_store_storage import Bench, add, entry
+from tests.unit.test_store_storage import Bench, add, entry, power_cut
 
 ENTRY, NO_SUCH, UNKNOWN = Found.ENTRY, Found.NO_SUCH, Found.UNKNOWN
 
@@ -15,7 +15,7 @@ def image_and_later() -> tuple[Bench, int]:
     bench = Bench()
     bench.open()
     assert bench.add(1, entry(1)) is None
-    image = bench.disk.power_cut(random.Random(1))
+    image = power_cut(bench.disk, random.Random(1))
     assert bench.add(2, entry(2)) is None
     assert bench.ask("fence", "s", 5) is None
     return bench.reopened(image), bench.storage.synced
@@ -81,6 +81,6 @@ def test_a_write_that_was_never_synced_is_not_missed() -> None:
     known = bench.storage.synced
     bench.disk.write(1, write.offset, write.data)
     for seed in range(10):
-        after = bench.reopened(bench.disk.power_cut(random.Random(seed)))
+        after = bench.reopened(power_cut(bench.disk, random.Random(seed)))
         after.storage.doubt(takes_entries=False)
         assert after.storage.prove(known)

@@ -1,28 +1,29 @@
 """A machine's disk: what was synced outlives a loss of power; what was only written may, in whole, in part or not at all.
 
-The journal's files are in memory (`Disk`, as roq/store/disk.py has it; the stores' own tests use it, too). Payloads, and what says
-whose the disk is, are files in the machine's folder; of them `os` is replaced (`Files`), as far as stores use it. A killed
-process takes nothing with it: what it wrote is in the page cache, for the next one to read. After a sync that failed it is
-there and nowhere else, and no later sync writes it. Which names a folder durably has is known by links in a folder beside: a
-loss of power undoes any of the renames and removals since its last sync. Syncs take time, in which a thread can be killed.
+The journal's files are in memory (`Disk`, as roq/store/disk.py has it; the stores' own tests use it, too). Payloads, what
+followers keep of shuffles, and what says whose the disk is, are files in the machine's folder; of them `os` is replaced (`Files`),
+as far as stores use it, and it is known what of them was not synced (pages.py). A killed process takes nothing with it: what it
+wrote is in the page cache, for the next one to read. After a sync that failed it is there and nowhere else, and no later sync
+writes it. Which names a folder durably has is known by links in a folder beside: a loss of power undoes any of the renames and
+removals of files since its last sync. Syncs take time, in which a thread can be killed.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from roq.simulation.loop import PROCESS, SimulatedLoop
+from roq.simulation.pages import SECTOR_BYTES, TORN_PART, Pages
 from roq.simulation.threads import current
 
-SECTOR_BYTES = 512
-TORN_PART = 0.5  # of writes that were not synced: of the last one some sectors are there, and some not
 NEWEST_PART, NEWEST_BYTES = 0.5, 4096  # of what rots is among the last so many bytes
 UNDONE_PART = 0.5  # of renames and removals whose folder was not synced
 EVICTED_PART = 0.5  # of syncs that fail: the pages that no sync will write are dropped at once
@@ -63,8 +64,7 @@ class Disk:
         self.files: dict[Path, _File] = {}
         self._removed: list[tuple[Path, _File]] = []  # and the folder not synced since
         self._open: dict[int, _File] = {}
-        self._payloads: dict[int, Path] = {}  # files that are being written, by descriptor
-        self._unsynced: dict[Path, None] = {}
+        self._pages: dict[int, Pages] = {}  # of files that are not all synced, by inode
         self._made: dict[str, float] = {}  # when payloads were stored
 
     # --- as roq.store.disk.Disk -----------------------------------------------------------------------------------------
@@ -139,33 +139,41 @@ class Disk:
 
     # --- in place of `os` -----------------------------------------------------------------------------------------------
 
-    def open_payload(self, path: Path, flags: int, mode: int) -> int:
-        """os.open of a file that is to be written."""
-        descriptor = os.open(path, flags, mode)
-        self._payloads[descriptor] = path
-        self._unsynced[path] = None
-        process = PROCESS.get()
-        if process is not None:
-            process.on_end.append(lambda: self.close_payload(descriptor))
-        return descriptor
+    def opened(self, path: Any, flags: int, mode: int) -> int:
+        """os.open: a real descriptor."""
+        made = not os.path.exists(path)
+        file = os.open(path, flags & ~(os.O_TRUNC | os.O_WRONLY) | os.O_RDWR, mode)  # what stood there is read
+        if made:
+            self._pages.pop(os.fstat(file).st_ino, None)  # of one that was removed
+        elif flags & os.O_TRUNC:
+            self.cut(file, 0)
+        return file
 
-    def close_payload(self, descriptor: int) -> None:
-        """os.close."""
-        if self._payloads.pop(descriptor, None) is not None:
-            os.close(descriptor)
+    def _pages_of(self, file: int) -> Pages:
+        return self._pages.setdefault(os.fstat(file).st_ino, Pages())
 
-    def write_payload(self, descriptor: int, data: bytes, offset: int) -> int:
+    def pwrite(self, file: int, data: Any, offset: int) -> int:
         """os.pwrite."""
         self._fail("write")
-        return os.pwrite(descriptor, data, offset)
+        if self.full and offset + len(data) > os.fstat(file).st_size:
+            raise OSError(errno.ENOSPC, "full")
+        return self._pages_of(file).write(file, bytes(data), offset)
 
-    def sync_payload(self, descriptor: int) -> None:
+    def cut(self, file: int, end: int) -> None:
+        """os.ftruncate."""
+        self._pages_of(file).cut(file, end)
+
+    def fsync(self, file: int) -> None:
         """os.fsync."""
-        path = self._payloads.get(descriptor)
+        pages = self._pages_of(file)
+        waiting = pages.waiting()
         self._take_time()
-        self._fail("sync")
-        if path is not None:
-            self._unsynced.pop(path, None)
+        if self.failing == "sync":
+            pages.not_synced(file, waiting, evicted=self._random.random() < EVICTED_PART)
+            self._fail("sync")
+        pages.synced(waiting)
+        if pages.clean:
+            self._pages.pop(os.fstat(file).st_ino, None)
 
     def read_payload(self, path: Path) -> BinaryIO:
         """Open it to read."""
@@ -177,8 +185,11 @@ class Disk:
         if current() is not None:
             self._take_time()
         self._fail("sync")
+        durable = self._durable_of(folder)
         for name in self._changed(folder):
-            self._link(folder / name, self._durable_of(folder) / name)
+            self._link(folder / name, durable / name)
+        for below in [path for path in durable.glob("*/") if not (folder / path.name).is_dir()]:
+            shutil.rmtree(below)  # a folder that was renamed or removed
 
     def _durable_of(self, folder: Path) -> Path:
         return self._durable / folder.relative_to(self.folder)
@@ -221,10 +232,12 @@ class Disk:
                         file.data[first:last] = data[first - offset : last - offset]
             file.unsynced.clear()
             file.cached.clear()
-        for path in self._unsynced:
-            if path.exists():
-                os.truncate(path, self._random.randint(0, path.stat().st_size))
-        self._unsynced.clear()
+        if self._pages:
+            there = {path.stat().st_ino: path for path in self._all_files()}
+            for inode, pages in self._pages.items():
+                if inode in there:
+                    pages.lose_power(there[inode], self._random)
+        self._pages.clear()
         for folder in self._folders():
             for name in self._changed(folder):
                 here, durable = folder / name, self._durable_of(folder) / name
@@ -244,6 +257,10 @@ class Disk:
         for file in self.files.values():
             file.cached.clear()
 
+    def _all_files(self) -> list[Path]:
+        """Also those whose names a loss of power brings back."""
+        return [path for top in (self.folder, self._durable) for path in sorted(top.rglob("*")) if path.is_file()]
+
     def _folders(self) -> list[Path]:
         """With files that stores sync the folders of."""
         tops = (self.folder, self._durable)
@@ -252,7 +269,7 @@ class Disk:
 
     def rot(self, choice: float) -> str:
         """Some bytes change, of a journal's file or a payload; which."""
-        payloads = sorted(path for path in self.folder.glob("blobs/[0-9a-f][0-9a-f]/*") if path not in self._unsynced)
+        payloads = sorted(path for path in self.folder.glob("blobs/[0-9a-f][0-9a-f]/*") if path.stat().st_ino not in self._pages)
         used = [(path, file) for path, file in sorted(self.files.items()) if any(file.data)]
         if not used or (payloads and choice < 0.3):
             if not payloads:
@@ -274,7 +291,7 @@ class Disk:
         self.files.clear()
         self._removed.clear()
         self._open.clear()
-        self._unsynced.clear()
+        self._pages.clear()
         for folder in (self.folder, self._durable):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -303,11 +320,20 @@ class Owner(Protocol):
     disk: Disk
 
 
+class _Open(NamedTuple):
+    """A descriptor of a simulated process. real: the one beneath."""
+
+    disk: Disk
+    real: int
+
+
 class Files:
     """In place of the module `os`, and of BOOT_ID: what a process finds on its machine's disk. machines: by address."""
 
     def __init__(self, machines: Callable[[], Mapping[str, Owner]], now: Callable[[], float]) -> None:
         self._machines, self._now = machines, now
+        self._numbers = itertools.count(1 << 30)  # no real ones; none is used again: who is killed may give it back late
+        self._open: dict[int, _Open] = {}
 
     def disk(self) -> Disk:
         """Of whoever asks."""
@@ -325,19 +351,53 @@ class Files:
 
     def module(self) -> SimpleNamespace:
         """As much of `os` as stores use."""
+        names = ("O_RDWR", "O_WRONLY", "O_CREAT", "O_EXCL", "O_TRUNC", "O_CLOEXEC", "unlink", "rename", "strerror")
         return SimpleNamespace(
-            O_RDWR=os.O_RDWR,
-            O_CREAT=os.O_CREAT,
-            O_EXCL=os.O_EXCL,
-            open=lambda path, flags, mode: self.disk().open_payload(path, flags, mode),
-            close=lambda descriptor: self.disk().close_payload(descriptor),
-            pwrite=lambda descriptor, data, offset: self.disk().write_payload(descriptor, data, offset),
-            fsync=lambda descriptor: self.disk().sync_payload(descriptor),
-            unlink=os.unlink,
+            **{name: getattr(os, name) for name in names},
+            open=self._opened,
+            close=self._close,
+            fstat=lambda descriptor: os.fstat(self._open[descriptor].real),
+            pread=lambda descriptor, count, offset: os.pread(self._open[descriptor].real, count, offset),
+            pwrite=self._pwrite,
+            write=self._write,
+            ftruncate=self._cut,
+            fsync=self._fsync,
+            fdatasync=self._fsync,
             listdir=lambda path: sorted(os.listdir(path)),
             scandir=self._entries,
             statvfs=self._space,
         )
+
+    def _opened(self, path: Any, flags: int, mode: int = 0o777) -> int:
+        disk, descriptor = self.disk(), next(self._numbers)
+        self._open[descriptor] = _Open(disk, disk.opened(path, flags, mode))
+        process = PROCESS.get()
+        assert process is not None
+        process.on_end.append(lambda: self._close(descriptor))
+        return descriptor
+
+    def _close(self, descriptor: int) -> None:
+        """Also by whoever forgets a file last, whichever process that was in."""
+        if (found := self._open.pop(descriptor, None)) is not None:
+            os.close(found.real)
+
+    def _pwrite(self, descriptor: int, data: Any, offset: int) -> int:
+        disk, real = self._open[descriptor]
+        return disk.pwrite(real, data, offset)
+
+    def _write(self, descriptor: int, data: Any) -> int:
+        disk, real = self._open[descriptor]
+        written = disk.pwrite(real, data, os.lseek(real, 0, os.SEEK_CUR))
+        os.lseek(real, written, os.SEEK_CUR)
+        return written
+
+    def _cut(self, descriptor: int, end: int) -> None:
+        disk, real = self._open[descriptor]
+        disk.cut(real, end)
+
+    def _fsync(self, descriptor: int) -> None:
+        disk, real = self._open[descriptor]
+        disk.fsync(real)
 
     def _entries(self, folder: Any) -> list[_Entry]:
         return [_Entry(os.path.join(folder, name), self.disk().made(name, self._now())) for name in sorted(os.listdir(folder))]

@@ -211,7 +211,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.call_soon(handle._callback, *handle._args, context=handle._context)  # type: ignore[attr-defined]
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        """The thread begins at once; that its work is done is known a moment after it is."""
+        """executor: None or a Pool of threads.py. The thread begins at once, if one is idle; that its work is done is known a moment after it is."""
         future = self.create_future()
 
         def told(result: Any, error: BaseException | None) -> None:
@@ -230,7 +230,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 error = raised
             self.call_later(EXECUTOR_SECONDS * (0.5 + self._random.random()), told, result, error)
 
-        self.threads.run(work)
+        self.threads.run(executor, work)
         return future
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:

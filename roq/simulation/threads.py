@@ -286,6 +286,30 @@ class SimpleQueue:
         return cls
 
 
+class Pool:
+    """In place of concurrent.futures.ThreadPoolExecutor, for run_in_executor: so many at a time, the others in their order."""
+
+    def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
+        self._idle = max_workers
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def taken(self, work: Callable[[], None]) -> Callable[[], None] | None:
+        """What a thread is to do now; None: one of those there are will."""
+        self._waiting.append(work)
+        if not self._idle:
+            return None
+        self._idle -= 1
+        return self._carry
+
+    def _carry(self) -> None:
+        while self._waiting:
+            self._waiting.popleft()()
+        self._idle += 1
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Its threads end when nothing is left to do."""
+
+
 class Threads:
     """All threads of one run. failures: those that ended with what nobody caught."""
 
@@ -306,9 +330,12 @@ class Threads:
             TIMEOUT_MAX=threading.TIMEOUT_MAX,
         )
 
-    def run(self, work: Callable[[], None]) -> None:
-        """In a thread of its own, which begins now: returns when it waits or has ended."""
-        thread = Thread(self._loop, work, name="executor")
+    def run(self, executor: object, work: Callable[[], None]) -> None:
+        """In a thread, which begins now unless all of its pool's are busy: returns when it waits or has ended."""
+        carried = executor.taken(work) if isinstance(executor, Pool) else work
+        if carried is None:
+            return
+        thread = Thread(self._loop, carried, name="executor")
         self.known[thread] = None
         thread.step()
 

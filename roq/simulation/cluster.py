@@ -31,6 +31,7 @@ class SimulatedCluster:
     """Everything of one run. Made in the loop's context; all else happens on its clock."""
 
     NEWCOMERS = ("subscriber", "publisher")
+    LATE = 0  # hosts that are not there when it begins
 
     def __init__(
         self, loop: SimulatedLoop, network: Network, coordinator: Coordinator, wall: Wall, folder: Path, random: Random,
@@ -66,7 +67,7 @@ class SimulatedCluster:
         """GCMs and HCMs."""
         for gcm in self.gcms:
             gcm.start_gcm()
-        for host in self.hosts:
+        for host in self.hosts[: len(self.hosts) - self.LATE]:
             host.start_hcm()
 
     def client(self, what: str) -> Machine:

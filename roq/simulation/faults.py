@@ -3,6 +3,7 @@ runs. Every fault ends."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -40,6 +41,8 @@ class Kind(StrEnum):
     SLOW_DISK = "a disk is slow"
     BIT_ROT = "bytes on a disk rot"
     SWAP_DISK = "a disk is replaced by an empty one"
+    JOIN_HOST = "a host joins, or is drained or taken back"
+    REBALANCE = "a shuffle is cut anew"
 
 
 WEIGHTS: dict[Kind, int] = {
@@ -89,6 +92,30 @@ TASK_WEIGHTS: dict[Kind, int] = {
 }
 
 
+SHUFFLE_WEIGHTS: dict[Kind, int] = {
+    Kind.KILL_CHILD: 6,
+    Kind.STOP_CHILD: 3,
+    Kind.KILL_HCM: 2,
+    Kind.KILL_GCM: 4,
+    Kind.LOSE_POWER: 3,
+    Kind.LOSE_ALL_POWER: 2,
+    Kind.CUT_HOST: 3,
+    Kind.CUT_HOST_ONE_WAY: 1,
+    Kind.CUT_COORDINATOR: 2,
+    Kind.CUT_CLIENT: 2,
+    Kind.EXPIRE: 2,
+    Kind.STOP_CLIENT: 2,
+    Kind.KILL_CLIENT: 3,
+    Kind.SLOW_HOST: 1,
+    Kind.STEP_CLOCK: 1,
+    Kind.DISK_ERROR: 4,
+    Kind.DISK_FULL: 2,
+    Kind.SLOW_DISK: 2,
+    Kind.JOIN_HOST: 3,
+    Kind.REBALANCE: 3,
+}
+
+
 GENTLE = {
     Kind.KILL_GCM,
     Kind.NEW_CLIENT,
@@ -125,14 +152,23 @@ def plan_tasks(random: Random, seconds: float) -> list[Fault]:
     if drawn > 1 - STORMS_SHARE:
         faults += storm(random, CLEAN_SECONDS + random.random() * seconds / 4)
         faults += storm(random, seconds / 2 + random.random() * seconds / 4)
+    return sorted([*faults, *_drawn(random, seconds, TASK_WEIGHTS)], key=lambda fault: fault.at)
+
+
+def plan_shuffles(random: Random, seconds: float) -> list[Fault]:
+    """The faults of a run with shuffles, by time."""
+    return list(_drawn(random, seconds, SHUFFLE_WEIGHTS))
+
+
+def _drawn(random: Random, seconds: float, weights: dict[Kind, int]) -> Iterator[Fault]:
     at = CLEAN_SECONDS
     while True:
         at += random.expovariate(1 / TASKS_BETWEEN_SECONDS) if random.random() < 0.7 else random.random() * 0.05
         if at > seconds:
-            return sorted(faults, key=lambda fault: fault.at)
-        kind = random.choices(list(TASK_WEIGHTS), list(TASK_WEIGHTS.values()))[0]
+            return
+        kind = random.choices(list(weights), list(weights.values()))[0]
         length = random.choice((0.05, 0.5, 2.0, 5.0, 9.0)) * (0.5 + random.random())
-        faults.append(Fault(at, kind, length, random.random(), random.random()))
+        yield Fault(at, kind, length, random.random(), random.random())
 
 
 def storm(random: Random, at: float, damage: Kind | None = None) -> list[Fault]:

@@ -182,6 +182,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 _take_apart(task.get_coro())
             process.tasks.clear()
+            process.on_end.clear()
+        self._dead.clear()
 
     def dispose(self) -> None:
         """Take apart what is left, timers too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import hcm.ports
 import roq
 import roq.master.dump
 import roq.master.snapshots
@@ -23,14 +25,17 @@ from roq.simulation.clocks import Wall
 from roq.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.simulation.coordination import Coordinator
 from roq.simulation.dumps import DIRECT_MAX
-from roq.simulation.faults import LOSSLESS, Fault, plan, plan_tasks
+from roq.simulation.faults import LOSSLESS, Fault, plan, plan_shuffles, plan_tasks
 from roq.simulation.invariants import Inspector, LogInspector
 from roq.simulation.load import Traffic, judge
 from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
 from roq.simulation.network import Network
+from roq.simulation.shuffle_cluster import ShuffleCluster
+from roq.simulation.shuffles import judge_shuffles
 from roq.simulation.surroundings import replaced
 from roq.simulation.task_cluster import WORK_QUEUE, TaskCluster
 from roq.simulation.tasks import INLINE_BYTES, Pace, judge_tasks
+from roq.wire.assignment import ProcessKind
 
 SESSION_SECONDS, FAULT_SECONDS = 4.0, 37.0
 BACK_SECONDS = 8.0  # after everything was healed: sessions end, hosts come back, everybody joins again
@@ -40,6 +45,7 @@ SNAPSHOT_BYTES = 5_000, 1 << 25  # of a log, until a master's state is written b
 WRONG_MAX = 5  # of one kind; the first tell it
 SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 18.0, 21.0, 6.0
 TASKS_CLOSE_SECONDS, DONE_SECONDS = 40.0, 60.0  # a put waits for 30 s at most
+SHUFFLE_CALM_SECONDS = 12.0
 CALM_SECONDS = 22.0  # after everything was healed: masters come back, disks are copied, and puts go on
 
 
@@ -48,6 +54,13 @@ class What(StrEnum):
 
     MESSAGES = "messages"  # a queue, its publishers and subscribers
     TASKS = "tasks"  # a work queue, its stores and masters, producers and workers
+    SHUFFLE = "shuffle"  # shuffles, their leader and followers, drivers, writers and readers
+
+
+PLANS = {What.MESSAGES: plan, What.TASKS: plan_tasks, What.SHUFFLE: plan_shuffles}
+CLUSTERS = {What.MESSAGES: SimulatedCluster, What.TASKS: TaskCluster, What.SHUFFLE: ShuffleCluster}
+HOSTS = {What.MESSAGES: 3, What.TASKS: 3, What.SHUFFLE: 4}  # the last one of these joins late
+FOLLOWER_ROLES = {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control", "shuffle")}
 
 
 @dataclass(frozen=True)
@@ -74,13 +87,12 @@ def simulate(
     seconds: float = FAULT_SECONDS,
     *,
     faults: Sequence[Fault] | None = None,
-    hosts: int = 3,
+    hosts: int = 0,
     what: What = What.MESSAGES,
 ) -> Run:
     """faults: instead of those of the seed."""
     began, random = time.monotonic(), Random(seed)
-    planned = plan if what is What.MESSAGES else plan_tasks
-    chosen = list(faults) if faults is not None else planned(Random(f"{seed} faults"), seconds)
+    chosen = list(faults) if faults is not None else PLANS[what](Random(f"{seed} faults"), seconds)
     loop = SimulatedLoop(Random(random.getrandbits(64)))
     network = Network(loop, Random(random.getrandbits(64)))
     wall = Wall(loop, seed)
@@ -88,14 +100,19 @@ def simulate(
     inspector, chance = Inspector(loop), Random(random.getrandbits(64))
     log = LogInspector()
     table = [*inspector.replacements(), *log.replacements(), *_snapshots(seed)]
+    if what is What.SHUFFLE:
+        table.append((hcm.ports, "ROLES", FOLLOWER_ROLES))
     with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, chance, table):
         drawn = Random(random.getrandbits(64))
-        kind = SimulatedCluster if what is What.MESSAGES else TaskCluster
-        cluster = kind(loop, network, coordinator, wall, folder, drawn, hosts=hosts, gcms=2, session_seconds=SESSION_SECONDS)
+        cluster = CLUSTERS[what](
+            loop, network, coordinator, wall, folder, drawn, hosts=hosts or HOSTS[what], gcms=2, session_seconds=SESSION_SECONDS
+        )
         wrong: list[str] = []
         try:
             if isinstance(cluster, TaskCluster):
                 loop.run_until_complete(_tasks(cluster, chosen, seconds, random))
+            elif isinstance(cluster, ShuffleCluster):
+                loop.run_until_complete(_shuffles(cluster, chosen, seconds, random))
             else:
                 loop.run_until_complete(_messages(cluster, chosen, seconds, random))
         except Standstill as error:
@@ -109,9 +126,14 @@ def simulate(
         cluster.end()
         loop.dispose()
         wrong += loop.threads.failures
+        if what is What.SHUFFLE:
+            gc.collect()  # whoever forgets a file of a follower closes it: here, where it is a simulated one
     if isinstance(cluster, TaskCluster):
         wrong += cluster.books.errors + judge_tasks(cluster.tasks)
         counts = cluster.tasks.counts()
+    elif isinstance(cluster, ShuffleCluster):
+        wrong += cluster.books.errors + judge_shuffles(cluster.shuffles)
+        counts = cluster.shuffles.counts()
     else:
         lossless = all(fault.kind in LOSSLESS for fault in chosen) and cluster.traffic.burst <= BURST_KEPT
         wrong += judge(cluster.books, lossless=lossless)
@@ -199,8 +221,29 @@ async def _tasks(cluster: TaskCluster, faults: Sequence[Fault], seconds: float, 
     await cluster.stop_clients("worker", TASKS_CLOSE_SECONDS)
 
 
+async def _shuffles(cluster: ShuffleCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+    cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01)) for host in cluster.hosts}
+    for host in cluster.hosts:
+        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
+    cluster.start()
+
+    async def prepare(admin: roq.Cluster) -> None:
+        await _all_hosts(cluster, admin)
+
+    await cluster.administer(prepare)
+    began = cluster.loop.time()
+    cluster.told(f"shuffles; syncs of {', '.join(f'{host.disk.sync_seconds * 1000:g}' for host in cluster.hosts)} ms")
+    for what in ("driver", "writer", "reader", "writer", "writer"):
+        cluster.client(what)
+    await _suffer(cluster, faults, began, seconds)
+    await asyncio.sleep(SHUFFLE_CALM_SECONDS)
+    await cluster.look(DONE_SECONDS)
+    for what in ("reader", "writer", "driver"):
+        await cluster.stop_clients(what, TASKS_CLOSE_SECONDS)
+
+
 async def _all_hosts(cluster: SimulatedCluster, admin: roq.Cluster) -> None:
-    while sum(host.alive for host in (await admin.view()).hosts) < len(cluster.hosts):  # noqa: ASYNC110 - nobody tells of it
+    while sum(host.alive for host in (await admin.view()).hosts) < len(cluster.hosts) - cluster.LATE:  # noqa: ASYNC110 - nobody tells of it
         await asyncio.sleep(LOOK_SECONDS)
 
 

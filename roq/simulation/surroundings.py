@@ -21,8 +21,22 @@ import roq.runtime.child
 import roq.runtime.line
 import roq.runtime.router
 import roq.runtime.sockets
+import roq.shuffle.blocks
+import roq.shuffle.follower_link
+import roq.shuffle.writer
 import roq.store.blobs
 import roq.store.cookie
+import roq.store.follower.buffer
+import roq.store.follower.committer
+import roq.store.follower.cutter
+import roq.store.follower.cutting
+import roq.store.follower.datafile
+import roq.store.follower.descriptors
+import roq.store.follower.held
+import roq.store.follower.naming
+import roq.store.follower.server
+import roq.store.follower.storage
+import roq.store.follower.stored
 import roq.store.process
 import roq.store.proof
 import roq.store.server
@@ -37,15 +51,20 @@ from roq.simulation.dumps import Forks
 from roq.simulation.forwarder import Forwarder
 from roq.simulation.loop import PROCESS, SimulatedLoop
 from roq.simulation.network import Network
-from roq.simulation.threads import SimpleQueue, Threads
+from roq.simulation.threads import Pool, SimpleQueue, Threads
 from roq.wire.assignment import ProcessKind
 
 JOURNAL_BYTES = 256 * 1024  # of a store's journal file: few enough to come to its end
+RUN_ROWS, BLOCK_ROWS, DATA_BYTES = 128, 16, 16 * 1024  # of a shuffle: few enough for several runs, blocks and files
 
 
 THREADED = (
     roq.runtime.line,
     roq.store.blobs,
+    roq.store.follower.cutter,
+    roq.store.follower.descriptors,
+    roq.store.follower.held,
+    roq.store.follower.server,
     roq.store.process,
     roq.store.server,
     roq.workqueue.lease_keeper,
@@ -132,6 +151,7 @@ def _below_work_queues(
         *((module, "os", system) for module in (roq.store.server, roq.store.blobs)),
         (roq.store.blobs, "opened", files.read),
         *((module, "sync_directory", files.sync_directory) for module in (roq.store.server, roq.store.blobs, roq.store.cookie)),
+        *_below_shuffles(loop, files),
         (roq.store.proof, "BOOT_ID", files),
         *Forks(loop, seed, lambda: machines.Children.machines).replacements(),
         (hcm.ports, "ROLES", {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles
@@ -140,6 +160,24 @@ def _below_work_queues(
         (roq.runtime.line, "Bell", Bell),
         (roq.workqueue.master_link, "Bell", Bell),
         (roq.workqueue.master_link, "LoopThread", lambda name: LoopBeside(loop, name)),
+    ]
+
+
+def _below_shuffles(loop: SimulatedLoop, files: Files) -> list[tuple[Any, str, Any]]:
+    """Threads and files of followers; links of writers and readers."""
+    below, system = roq.store.follower, files.module()
+    written = (below.committer, below.datafile, below.descriptors, below.naming, below.stored)
+    return [
+        *((module, "os", system) for module in (*written, below.buffer)),
+        *((module, "ThreadPoolExecutor", Pool) for module in (below.buffer, below.committer, below.storage)),
+        (below.stored, "sync_directory", files.sync_directory),
+        (below.committer, "FILE_BYTES", DATA_BYTES),
+        (below.server, "raise_limit", lambda: None),
+        (below.server, "LoopThread", lambda name: LoopBeside(loop, name)),
+        (roq.shuffle.blocks, "BLOCK_ROWS", BLOCK_ROWS),
+        (roq.shuffle.writer, "RUN_ROWS_MAX", RUN_ROWS),
+        (roq.shuffle.follower_link, "Bell", Bell),
+        (roq.shuffle.follower_link, "LoopThread", lambda name: LoopBeside(loop, name)),
     ]
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import roq
 from roq.coordination.session import Session
-from roq.errors import RoqError, TemporaryError
+from roq.errors import TemporaryError
 from roq.runtime.rpc import RpcClient
-from roq.simulation.cluster import COORDINATOR, RESTART_SECONDS, ZOOKEEPER, SimulatedCluster
+from roq.simulation.cluster import COORDINATOR, RESTART_SECONDS, ZOOKEEPER
 from roq.simulation.faults import Fault, Kind
 from roq.simulation.machines import HostMachine
+from roq.simulation.store_cluster import StoreCluster
 from roq.simulation.tasks import Pace, TaskBooks, look, produce, work
 from roq.store.cookie import forget
 from roq.wire import master as wire
@@ -25,11 +26,10 @@ from roq.wire import master as wire
 WORK_QUEUE = "tasks"
 ADDRESS = f"roq://{ZOOKEEPER}/{WORK_QUEUE}"
 ASK_SECONDS = 5.0
-SLOW_SECONDS = 0.05  # of a sync of a slow disk
-READS_SHARE, WRITES_SHARE = 0.2, 0.25  # of disk errors
+READS_SHARE = 0.2  # of disk errors
 
 
-class TaskCluster(SimulatedCluster):
+class TaskCluster(StoreCluster):
     """As a SimulatedCluster, with other clients."""
 
     NEWCOMERS = ("worker", "producer")
@@ -45,12 +45,6 @@ class TaskCluster(SimulatedCluster):
         if what == "producer":
             return self._told(label, produce(self.tasks, ADDRESS, self.pace, random, stop))
         return self._told(label, work(self.tasks, ADDRESS, label, self.pace, random, stop))
-
-    async def _told(self, label: str, program: Coroutine[Any, Any, None]) -> None:
-        try:
-            await program
-        except RoqError as error:
-            self.books.errors.append(f"{label}: {type(error).__name__}: {error}")
 
     async def look(self, seconds: float) -> None:
         """Wait until every task is done, for so long at most."""
@@ -69,22 +63,8 @@ class TaskCluster(SimulatedCluster):
         """See SimulatedCluster."""
         host = self.hosts[int(fault.choice * len(self.hosts))]
         match fault.kind:
-            case Kind.LOSE_ALL_POWER:
-                for number, other in enumerate(self.hosts):  # the chosen one is the last to come back
-                    part = 1.0 if other is host else 0.1 * number
-                    self._lose_power(
-                        Fault(fault.at, Kind.LOSE_POWER, fault.seconds * part, (number + 0.5) / len(self.hosts), 0.0)
-                    )
             case Kind.DISK_ERROR:
                 self._fail(host, fault.second)
-            case Kind.DISK_FULL:
-                self.told(f"the disk of {host.name} is full for {fault.seconds:.2f} s")
-                host.disk.full = True
-                self._later(fault.seconds, lambda: setattr(host.disk, "full", False))
-            case Kind.SLOW_DISK:
-                self.told(f"the disk of {host.name} is slow for {fault.seconds:.2f} s")
-                before, host.disk.sync_seconds = host.disk.sync_seconds, SLOW_SECONDS
-                self._later(fault.seconds, lambda: setattr(host.disk, "sync_seconds", min(before, host.disk.sync_seconds)))
             case Kind.BIT_ROT:
                 if self._may_lose(host) and (what := host.disk.rot(fault.second)):
                     self._rotten = host
@@ -96,20 +76,13 @@ class TaskCluster(SimulatedCluster):
                 stepped = self.wall.stepped
                 self.tasks.clocks_stepped = COORDINATOR in stepped and any(one.address in stepped for one in self.hosts)
 
-    def heal(self) -> None:
-        """See SimulatedCluster."""
-        for host in self.hosts:
-            host.disk.failing = ""
-        super().heal()
-
     def _fail(self, host: HostMachine, drawn: float) -> None:
-        what = "read" if drawn < READS_SHARE else "write" if drawn < READS_SHARE + WRITES_SHARE else "sync"
-        if what == "read":
-            if not self._may_lose(host):
-                return
+        if drawn >= READS_SHARE:
+            super()._fail(host, drawn)
+        elif self._may_lose(host):
             self._rotten = host  # what can't be read is put aside
-        host.disk.failing = what
-        self.told(f"the next {what} on {host.name} fails")
+            host.disk.failing = "read"
+            self.told(f"the next read on {host.name} fails")
 
     def _may_lose(self, host: HostMachine) -> bool:
         """Whether what is on its disk is on others, too."""

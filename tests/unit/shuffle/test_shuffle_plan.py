@@ -209,6 +209,28 @@ def test_winners_that_are_not_there_can_not_win_and_others_can(stored: bool, err
     assert one.record.state is State.SEALED
 
 
+def test_a_shuffle_that_is_cut_anew_is_read_by_the_table_that_was_counted() -> None:
+    """In the new one nobody knows yet how many rows a range should have: a holder that lacks some would not be noticed."""
+    one = Leader()
+    one.feed(Reported((sample(rows=8),), (), wanted=True))
+    one.wait(GATHER_SECONDS)
+    one.feed(Commit((GOOD,)))
+    one.answer(wire.CountRows, wire.TellSamples, wire.FetchInterval, wire.KeepIntervals)
+    before = one.record
+    assert before.state is State.SEALED
+    one.feed(Rebalance("r", 2))
+    one.answer(wire.TellSamples)
+    assert one.stage() is Stage.MOVING
+    assert all(each.rows < 0 for each in one.record.table)
+    told = one.record.describe(0)
+    assert (told.ranges, told.former) == (before.table, one.record.table)
+    one.answer(wire.FetchInterval)
+    one.answer(wire.CountRows)
+    told = one.record.describe(0)
+    assert (told.ranges, told.former) == (one.record.table, ())
+    assert sum(each.rows for each in told.ranges) == before.rows
+
+
 def test_an_uneven_table_is_cut_anew_and_former_holders_forget_last() -> None:
     one = Leader()
     one.feed(Reported((sample(rows=8),), (), wanted=True))

@@ -37,6 +37,7 @@ log = logger(__name__)
 PORT = "shuffle"  # of a store
 REPORT_SECONDS = 5.0  # one report, with all tries
 STOP_SECONDS = 5.0
+OPEN_AGAIN_SECONDS = 5.0  # after its disk failed: the leader counts on it as long as the store runs
 FETCH_SECONDS = 20.0  # then the leader is told that it goes on
 Report = Callable[[ReportRuns], Awaitable[TableInfo]]
 
@@ -230,22 +231,26 @@ class FollowerThread:
         self._thread = LoopThread("follower")
         self._follower: Follower | None = None
         self._gcm: GcmClient | None = None
+        self._stopping = threading.Event()
         self._starting = threading.Thread(target=self._start, name="follower starts", daemon=True)
         self._starting.start()
 
     def _start(self) -> None:
         try:
-            self._thread.call(self._open())
-        except StorageFailed as error:  # work queues go on; whoever asks this follower turns to another one
-            log.critical("no follower", extra={"fields": {"reason": str(error)}})
+            while not self._stopping.is_set():
+                try:
+                    return self._thread.call(self._open())
+                except StorageFailed as error:  # work queues go on; whoever asks this follower turns to another one
+                    log.critical("no follower: its disk is tried again soon", extra={"fields": {"reason": str(error)}})
+                self._stopping.wait(OPEN_AGAIN_SECONDS)
         except Closed:  # stopped before it had begun
-            return
+            return None
         except RoqError as error:
             self._failed(error)
 
     async def _open(self) -> None:
         spec = self._spec
-        gcm = self._gcm = GcmClient(spec.zookeeper)
+        gcm = self._gcm = self._gcm or GcmClient(spec.zookeeper)
 
         async def report(runs: ReportRuns) -> TableInfo:
             try:
@@ -270,6 +275,7 @@ class FollowerThread:
 
     def close(self) -> None:
         """Blocking: stop it."""
+        self._stopping.set()
         try:
             self._thread.call(self._close())
         except (RoqError, TimeoutError) as error:

@@ -143,7 +143,7 @@ class Stored:
             if last and file.whole(offset, size, head.crc) is None:  # written, not synced when the power went
                 damaged += 1
                 continue
-            self.add((head.partition, head.attempt, head.run), Entry(*head[3:], file, offset, size))
+            self._add_newer((head.partition, head.attempt, head.run), Entry(*head[3:], file, offset, size))
             end = seen
         if last:
             damaged += end < file.size
@@ -186,6 +186,13 @@ class Stored:
         entry.file.live += entry.size
         self.live += entry.size
         return True
+
+    def _add_newer(self, key: RunKey, entry: Entry) -> None:
+        """One that was stored later: what it overlaps had been forgotten by then, and may lack rows that it has."""
+        if not self.add(key, entry):
+            for forgotten in self.runs[key].between(entry.first, entry.end):
+                self.remove(key, forgotten)
+            self.add(key, entry)
 
     def remove(self, key: RunKey, entry: Entry) -> bool:
         """Forget a block; False: it was not here any more."""

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from roq.errors import DataLost, RoqError, StorageFailed
+from roq.errors import DataLost, RoqError, StorageFailed, TemporaryError
 from roq.runtime.observe import Counters
+from roq.runtime.rpc import RpcClient
 from roq.store import disk
-from roq.store.follower import committer, descriptors, stored
+from roq.store.follower import committer, descriptors, server, stored
 from roq.store.follower.committer import Committer
 from roq.store.follower.cutting import ArrowCutter
 from roq.store.follower.datafile import PAGE_BYTES, DataFile, encode
@@ -27,7 +28,10 @@ from roq.store.follower.descriptors import Descriptors
 from roq.store.follower.memory import Budget
 from roq.store.follower.storage import Storage
 from roq.store.follower.stored import GONE, remove_folder, write_durably
-from roq.wire.shuffle import Block, ReadBlocks, RunSlice, Spec
+from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
+from roq.wire.child import ChildSpec
+from roq.wire.shuffle import Block, DescribeFollower, FollowerView, ReadBlocks, Reply, RunSlice, Spec
+from tests.harness.ports import free_port, own_address
 from tests.harness.shuffle_rows import SPEC, piece, run_of
 
 Open = Callable[..., Awaitable[Storage]]
@@ -189,6 +193,37 @@ async def test_a_batch_that_could_not_be_tried_does_not_stop_the_next_one(
         answers = await asyncio.gather(*jobs, return_exceptions=True)
     assert sum(isinstance(answer, RoqError) for answer in answers) == 1
     assert sum(answer is None for answer in answers) == 2
+
+
+async def test_a_follower_that_its_disk_kept_from_beginning_begins_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulation found this one: its leader waited for it for ever."""
+    monkeypatch.setattr(server, "OPEN_AGAIN_SECONDS", 0.05)
+    in_the_way = tmp_path / "shuffles"
+    in_the_way.touch()
+    address = own_address()
+    port, monitor = free_port(address), MonitorAddress("", "", 0, 0)
+    ports = {"shuffle": port}
+    spec = ProcessSpec(ProcessKind.STORE, "")
+    child = ChildSpec(spec, "host-1", address, ports, monitor, "", 0, "", f"{address}:1", "", data_dir=str(tmp_path))
+    failed: list[RoqError] = []
+    monkeypatch.setattr(server.log, "critical", lambda *told, **fields: in_the_way.unlink(missing_ok=True))
+    follower = server.FollowerThread(child, failed.append)
+    client = RpcClient(f"tcp://{address}:{port}", Reply)
+    try:
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    view = await client.request(DescribeFollower(), FollowerView, 1.0)
+                    break
+                except TemporaryError:
+                    await asyncio.sleep(0.02)
+    finally:
+        client.close()
+        await asyncio.to_thread(follower.close)
+    assert (view.host, failed) == ("host-1", [])
+    assert in_the_way.is_dir()
 
 
 async def test_rows_that_come_twice_at_a_time_cut_otherwise_are_all_stored(opened: Open) -> None:

@@ -316,6 +316,17 @@ async def test_what_is_outside_is_forgotten_and_its_space_given_back(opened: Ope
     assert (await count(storage, [kept], {0: "a"}))[0][0] > rows[0]
 
 
+async def test_what_came_again_counts_after_a_new_start_and_not_what_was_forgotten_before(opened: Open) -> None:
+    """The simulation found this one: a forgotten block lies in its file as long as others live there."""
+    storage, blocks = await opened(), run_of(range(100), 10)
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, [*blocks[:2], blocks[5]])])
+    await keep(storage, [Interval(None, Position(key_of(20), 0, 0, 0))], {0: "a"})
+    assert await read_all(storage) == [*range(20)]
+    await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(100), 55)[1:])])
+    storage = await opened()
+    assert await read_all(storage) == [*range(20), *range(55, 100)]
+
+
 async def test_all_outside_leaves_no_data(opened: Open, tmp_path: Path) -> None:
     storage = await opened()
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(100), 10))])

@@ -85,7 +85,7 @@ class Links:
     def update(self, found: dict[str, str]) -> None:
         """Where followers are now; connections to other endpoints are closed."""
         self.endpoints = found
-        for endpoint in self._clients.keys() - {*found.values()}:
+        for endpoint in sorted(self._clients.keys() - {*found.values()}):
             self._clients.pop(endpoint).close()
 
     async def request(self, host: str, request: msgspec.Struct, expect: type[T], seconds: float) -> T:

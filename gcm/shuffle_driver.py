@@ -61,7 +61,7 @@ class Driver:
         self._around = around
         self._events: deque[tuple[Event, asyncio.Future[None] | None]] = deque()
         self._work = asyncio.Event()
-        self._changed: set[asyncio.Future[None]] = set()
+        self._changed: dict[asyncio.Future[None], None] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._tries: dict[int, int] = {}
         self._timers: list[asyncio.TimerHandle] = []
@@ -106,11 +106,11 @@ class Driver:
             if self.parked is not None:
                 raise self.parked
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._changed.add(future)
+            self._changed[future] = None
             try:
                 await self._or_over(future)
             finally:
-                self._changed.discard(future)
+                del self._changed[future]
         return self.record
 
     async def _or_over(self, future: asyncio.Future[None]) -> None:
@@ -193,9 +193,9 @@ class Driver:
             case events.Write(record):
                 return await self._write(record)
             case events.Ask():
-                self._asking[instruction.id] = self._start(self._ask(instruction), "ask")
+                self._asking[instruction.id] = self._start(lambda: self._ask(instruction), "ask")
             case events.Recut():
-                self._start(self._recut(instruction), "cut")
+                self._start(lambda: self._recut(instruction), "cut")
             case events.Refuse(error):
                 log.warning("winners refused", extra={"fields": {"shuffle": self.record.name, "reason": str(error)}})
                 self.refused = error
@@ -221,10 +221,10 @@ class Driver:
 
     # --- beside it ----------------------------------------------------------------------------------------------------
 
-    def _start(self, work: Awaitable[None], what: str) -> asyncio.Task[None]:
+    def _start(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
         async def run() -> None:
             try:
-                await work
+                await work()
             except Exception as error:  # a defect that concerns this shuffle only
                 log.exception("a shuffle is left alone", extra={"fields": {"shuffle": self.record.name}})
                 self._park(error)

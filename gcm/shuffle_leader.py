@@ -248,7 +248,7 @@ class ShuffleLeader:
             self._timer = self._loop.call_later(seconds + 0.01, self._look)
         if hosts == self._hosts:
             return
-        for host in hosts.running - self._hosts.running:
+        for host in sorted(hosts.running - self._hosts.running):
             self._reign.tasks.start(self._sweep(host), f"sweep {host}")
         self._hosts = hosts
         for driver in self._drivers.values():

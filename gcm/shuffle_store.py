@@ -80,7 +80,7 @@ class ShuffleStore:
         node = Node(_bare(record), {name: written.part for name, written in parts.items()})
         await self._reign.write(SetData(paths.shuffle(self._id), to_json(node)))
         kept = {written.part.name for written in parts.values()}
-        old = {written.part for written in self._parts.values() if written.part.name not in kept}
+        old = dict.fromkeys(written.part for written in self._parts.values() if written.part.name not in kept)
         self._parts = parts
         for part in old:
             await self._reign.write(*(Delete(path) for path in _paths(self._id, part)))
@@ -98,7 +98,7 @@ class ShuffleStore:
 
     async def delete(self) -> None:
         """Nothing of it is left; all or nothing, as a node without its parts is unreadable. Raises NotLeader."""
-        written = {written.part for written in self._parts.values()}
+        written = dict.fromkeys(written.part for written in self._parts.values())
         old = [Delete(path) for part in written for path in _paths(self._id, part)]
         await self._reign.write(*old, Delete(paths.shuffle(self._id)))
 

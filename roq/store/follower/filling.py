@@ -262,7 +262,7 @@ class Filling:
 
     def _route_all(self) -> None:
         for attempt in self.attempts.values():
-            for portion in [*attempt.open, *attempt.stored]:
+            for portion in sorted([*attempt.open, *attempt.stored], key=lambda one: (one.run, one.blocks[0].first)):
                 self._route(attempt, portion)
 
     def _route(self, attempt: Attempt, portion: Portion) -> None:
@@ -275,7 +275,7 @@ class Filling:
             return
         attempt.stored.discard(portion)
         attempt.open.add(portion)
-        for host in portion.missing:
+        for host in sorted(portion.missing):
             self._around.outbox(host).put(self, portion)
 
     async def _cut_all(self) -> None:

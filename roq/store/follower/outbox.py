@@ -52,7 +52,7 @@ class Outbox:
         self._queue: deque[tuple[Source, Portion]] = deque()
         self._queued: set[Portion] = set()
         self._pauses = delays(RETRY_SECONDS, RETRY_SECONDS_MAX)
-        self._workers: set[asyncio.Task[None]] = set()
+        self._workers: list[asyncio.Task[None]] = []
 
     def put(self, source: Source, portion: Portion) -> None:
         """To be sent when its turn comes; twice is once."""
@@ -62,7 +62,7 @@ class Outbox:
         self._queue.append((source, portion))
         if len(self._workers) < REQUESTS_AT_ONCE:
             worker = asyncio.get_running_loop().create_task(self._work(), name=f"to {self.host}")
-            self._workers.add(worker)
+            self._workers.append(worker)
 
     def _take(self) -> tuple[Source, list[Portion]] | None:
         """Portions of one shuffle for one request."""
@@ -86,7 +86,7 @@ class Outbox:
         try:
             await self._send_all()
         finally:  # at once: whoever puts something in before this task's callbacks run must not count on it
-            self._workers = {task for task in self._workers if task is not asyncio.current_task()}
+            self._workers = [task for task in self._workers if task is not asyncio.current_task()]
 
     async def _send_all(self) -> None:
         while (batch := self._take()) is not None:
@@ -111,7 +111,7 @@ class Outbox:
 
     async def close(self) -> None:
         """Send nothing more."""
-        workers = list(self._workers)
+        workers = self._workers[:]
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)

@@ -17,6 +17,7 @@ from roq.simulation.faults import Fault, Kind
 from roq.simulation.shuffles import Job, ShuffleBooks, drive, read, read_one, write
 from roq.simulation.store_cluster import StoreCluster
 from roq.simulation.threads import sleep
+from roq.store.follower.stored import BAD
 from roq.wire.gcm import DescribeShuffle, ListShuffles, ShuffleInfo, Shuffles
 from roq.wire.shuffle import CountRows, Counts, Reply
 
@@ -138,8 +139,9 @@ class ShuffleCluster(StoreCluster):
             known = {one.id for one in (await gcm.request(ListShuffles(), Shuffles, ASK_SECONDS)).shuffles}
         except TemporaryError as error:
             return f"{type(error).__name__}: {error}"
-        left = [f"{path.name} on {host.name}" for host in self.hosts for path in sorted(host.disk.folder.glob("shuffles/*/"))]
-        return next((f"{one} is left of what was removed" for one in left if one.split(" ")[0] not in known), "")
+        folders = [(path.name, host.name) for host in self.hosts for path in sorted(host.disk.folder.glob("shuffles/*/"))]
+        left = [(name, host) for name, host in folders if name not in known and not name.endswith(BAD)]
+        return next((f"{name} on {host} is left of what was removed" for name, host in left), "")
 
     async def _lacking(self, gcm: GcmClient, job: Job) -> str:
         info = await gcm.request(DescribeShuffle(job.name), ShuffleInfo, ASK_SECONDS)

@@ -9,7 +9,6 @@ receipt holds: its attempt can win, whatever happened since. No run damages what
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -18,10 +17,8 @@ import pyarrow as pa
 
 import roq.shuffle
 from roq.errors import (
-    AttemptConflict,
     AttemptLost,
     CallError,
-    Closed,
     ShuffleNotFound,
     ShuffleNotSealed,
     ShuffleSealed,
@@ -33,6 +30,7 @@ from roq.simulation.threads import sleep
 from roq.wire.shuffle import Description, Receipt, State
 
 SCHEMA = pa.schema([(name, pa.int32()) for name in ("key", "partition", "row", "attempt")] + [("pad", pa.binary())])
+pa.array([0])  # loads pandas if it is installed, which draws random numbers: none of a run
 KEYS = 60  # different ones, so that many rows have the same
 PAD_BYTES = 40
 BATCHES = 3  # of an attempt
@@ -65,7 +63,7 @@ class Job:
     rows: int
     ranges: int
     replicas: int
-    created: bool = False
+    id: str = ""  # since it was created
     attempts: list[Attempt] = field(default_factory=list)
     chosen: dict[int, Attempt] = field(default_factory=dict)
     sealed: bool = False
@@ -106,9 +104,7 @@ class ShuffleBooks:
 
     def new_attempt(self, label: str, random: Random) -> tuple[Job, Attempt] | None:
         """What a writer should do next: mostly a partition that nobody has written or is writing."""
-        some = [
-            (job, partition) for job in self.living() if job.created and not job.chosen for partition in range(job.partitions)
-        ]
+        some = [(job, partition) for job in self.living() if job.id and not job.chosen for partition in range(job.partitions)]
         free = [
             (job, partition)
             for job, partition in some
@@ -201,7 +197,7 @@ async def drive(books: ShuffleBooks, address: str, label: str, random: Random, s
 
     def step(shuffles: Shuffles) -> bool:
         for job in books.living():
-            if not job.created:
+            if not job.id:
                 return _create(books, shuffles, job)
             if not job.sealed and (job.chosen or all(job.written(each) for each in range(job.partitions))):
                 return _commit(books, shuffles, job, random)
@@ -234,8 +230,7 @@ async def drive(books: ShuffleBooks, address: str, label: str, random: Random, s
 
 
 def _create(books: ShuffleBooks, shuffles: Shuffles, job: Job) -> bool:
-    shuffles.create(job.name, ["key"], SCHEMA, job.replicas, job.ranges)
-    job.created = True
+    job.id = shuffles.create(job.name, ["key"], SCHEMA, job.replicas, job.ranges).id
     return True
 
 

@@ -271,12 +271,11 @@ class Storage:
             self._forgotten[shuffle] = None
             while len(self._forgotten) > FORGOTTEN_MAX:
                 self._forgotten.popitem(last=False)
-            stored = self.shuffles.pop(shuffle, None)
-        if stored is not None:
-            try:
-                await self._committer.call(lambda: remove_folder(stored.directory))
-            except OSError as error:
-                raise storage_error(error, f"removing shuffle {shuffle}") from error
+            self.shuffles.pop(shuffle, None)
+        try:
+            await self._committer.call(lambda: remove_folder(self._directory / shuffle))
+        except OSError as error:
+            raise storage_error(error, f"removing shuffle {shuffle}") from error
 
     async def close(self) -> None:
         """Finish what is being written."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from roq.errors import DataLost, RoqError, StorageFailed, TemporaryError
+from roq.errors import DataLost, RoqError, StorageFailed, StorageFull, TemporaryError
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient
 from roq.store import disk
@@ -157,6 +157,19 @@ def test_a_removed_shuffle_does_not_come_back(tmp_path: Path, monkeypatch: pytes
 
 
 # --- the thread that writes -------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_full_disk_left_of_a_new_shuffle_is_removed_with_it(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    storage = await opened()
+    with monkeypatch.context() as patch, pytest.raises(StorageFull):
+        patch.setattr(os, "write", full)
+        await store(storage, 0, run_of(range(10), 10))
+    (folder,) = storage._directory.glob("s")
+    await storage.forget("s")
+    assert not folder.exists()
 
 
 async def test_a_defect_fails_what_it_concerns_and_nothing_else(opened: Open) -> None:

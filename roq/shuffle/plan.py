@@ -6,7 +6,8 @@ shall be so, not what shall be done. So a leader begins by looking at the record
 
     state    stage      what is done                                                        then
     FILLING  NONE       a table is cut when a follower wants one                            the same, with a table
-    FILLING  MOVING     holders were lost: new ones fetch every attempt from the others     NONE
+    FILLING  MOVING     holders were lost: new ones fetch every attempt from the others,    NONE
+                        and wait for those that all of a range's data is with
     SEALING  CHECKING   winners are counted at every holder; who lacks some, fetches        CUTTING, MOVING or SEALED KEEPING
     SEALING  CUTTING    uneven: samples of what is stored, a new table                      MOVING
     SEALING  MOVING     new holders fetch from the former ones; counted again               CUTTING or SEALED KEEPING
@@ -283,10 +284,12 @@ class Plan(Machine):
         return self._ask(Step.FETCH, inquiries.fetch(record, self._epoch, hosts.running))
 
     def _fetched(self) -> bool:
-        if self.record.state is State.FILLING:
-            self._write(msgspec.structs.replace(self.record, former=(), stage=Stage.NONE))
-            return True
-        return self._count()
+        if self.record.state is not State.FILLING:
+            return self._count()
+        if self.record.former and records.stranded(self.record, self._hosts.running):
+            return self._pause()  # not forgotten where it is: they may come back
+        self._write(msgspec.structs.replace(self.record, former=(), stage=Stage.NONE))
+        return True
 
     def _count(self) -> bool:
         return self._ask(Step.COUNT, inquiries.count(self.record))

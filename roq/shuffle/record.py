@@ -127,16 +127,25 @@ def with_holders(shuffle: str, table: Table, hosts: Collection[str], replicas: i
     return tuple(msgspec.structs.replace(each, holders=holders(shuffle, each.identity, hosts, replicas)) for each in table)
 
 
-def refilled(shuffle: str, table: Table, live: Collection[str], hosts: Collection[str], replicas: int) -> Table:
-    """The same ranges with their live holders, and hosts in place of lost ones. A range without any live holder stays with the
-    lost ones: nobody else has it."""
-    found = []
-    for each in table:
+def refilled(record: Record, live: Collection[str], hosts: Collection[str]) -> Table:
+    """The same ranges with their live holders, and hosts in place of lost ones. A range stays with lost ones if none lives of
+    those who have all of it, which are the former ones while data moves: nobody else has it."""
+    shuffle, replicas, found = record.id, record.spec.replicas, []
+    for each, complete in zip(record.table, record.former or record.table, strict=True):
         kept = tuple(host for host in each.holders if host in live)
         more = (host for host in holders(shuffle, each.identity, hosts, len(hosts)) if host not in kept)
         filled = (*kept, *(host for host, _ in zip(more, range(replicas - len(kept)), strict=False)))
-        found.append(msgspec.structs.replace(each, holders=filled) if kept else each)
+        lives = any(host in live for host in complete.holders)
+        found.append(msgspec.structs.replace(each, holders=filled) if lives else each)
     return tuple(found)
+
+
+def stranded(record: Record, running: Collection[str]) -> bool:
+    """While it is filled and data moves: a new holder lacks what only hosts that are away have."""
+    return any(
+        not {*new.holders} <= {*former.holders} and not any(host in running for host in former.holders)
+        for former, new in zip(record.former, record.table, strict=True)
+    )
 
 
 def same_places(one: Table, other: Table) -> bool:

@@ -101,7 +101,7 @@ def follow_hosts(record: Record, hosts: Hosts) -> Record:
     if busy and not lost and not (record.state is State.FILLING and _short(record, len(hosts.members))):
         return record
     if record.state is State.FILLING or record.stage is Stage.CHECKING:
-        table = refilled(record.id, record.table, live, hosts.members, record.spec.replicas)
+        table = refilled(record, live, hosts.members)
         if same_places(table, record.table):
             return record
         stage = Stage.CHECKING if record.stage is Stage.CHECKING else Stage.MOVING

@@ -84,6 +84,30 @@ def test_ranges_that_are_filled_get_as_many_holders_as_there_can_be() -> None:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
+def test_ranges_that_are_filled_stay_with_those_who_have_them_when_these_are_lost_one_after_the_other() -> None:
+    """The simulation found this one: the second loss came before a new holder had fetched anything, and it was taken for one."""
+    one = Leader()
+    one.hosts("a", "b")
+    one.table()
+    one.hosts("a", "d", "e")
+    assert (one.stage(), {host for each in one.record.table for host in each.holders}) == (Stage.MOVING, {"a", "d", "e"})
+    moving = one.record.table
+    one.asked.clear()
+    one.hosts("d", "e")
+    one.answer(wire.TableChanged, wire.FetchInterval)
+    assert one.record.table == moving
+    assert {host for each in one.record.former for host in each.holders} == {"a", "b"}
+    one.wait(RETRY_SECONDS)
+    assert (one.record.state, one.stage()) == (State.FILLING, Stage.MOVING)
+    one.asked.clear()
+    one.hosts("b", "d", "e")
+    one.answer(wire.TableChanged)
+    assert asked(one, wire.FetchInterval) == {"d", "e"}
+    assert all(ask.request.sources == ["b"] for ask in one.asked if isinstance(ask.request, wire.FetchInterval))
+    one.answer(wire.FetchInterval)
+    assert (one.stage(), one.record.former) == (Stage.NONE, ())
+
+
 def test_an_early_tick_is_followed_by_another_one() -> None:
     one = Leader()
     one.feed(Reported((sample(),), (), wanted=True))

@@ -53,7 +53,7 @@ from roq.shuffle.events import (
 )
 from roq.shuffle.machine import Machine
 from roq.shuffle.ranges import range_count
-from roq.shuffle.record import NewTable, Record, Stage
+from roq.shuffle.record import NewTable, Record, Stage, stranded
 from roq.shuffle.sampling import Gathered
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import RunSample, State
@@ -286,7 +286,7 @@ class Plan(Machine):
     def _fetched(self) -> bool:
         if self.record.state is not State.FILLING:
             return self._count()
-        if self.record.former and records.stranded(self.record, self._hosts.running):
+        if self.record.former and stranded(self.record, self._hosts.running):
             return self._pause()  # not forgotten where it is: they may come back
         self._write(msgspec.structs.replace(self.record, former=(), stage=Stage.NONE))
         return True

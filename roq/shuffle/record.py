@@ -72,8 +72,8 @@ class Record(msgspec.Struct, frozen=True):
         return sum(receipt.size for receipt in self.receipts)
 
     def describe(self, stored: int, *, whole: bool = True) -> Description:
-        """As clients see it. whole: with ranges and winners. A sealed shuffle that was cut anew is read by the table before until
-        the new one was counted: how many rows a range should have is not known sooner, and a new holder may lack some."""
+        """As clients see it. whole: with ranges and winners. A sealed shuffle that was cut anew is read by the table before
+        until the new one was counted: how many rows a range should have is not known sooner, and a new holder may lack some."""
         table, former = self.table, self.former
         if self.state is State.SEALED and any(each.rows < 0 for each in table):
             table, former = former, table

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from roq.simulation.hunt import Clock, runs, shortest, story
-from roq.simulation.run import FAULT_SECONDS, What, simulate
+from roq.simulation.run import FAULT_SECONDS, WORDS, What, simulate
 
 app = typer.Typer(add_completion=False)
 WHAT = typer.Option(
-    help="messages: a queue with publishers and subscribers; tasks: a work queue, its stores, masters and disks."
+    help="messages: a queue with publishers and subscribers; tasks: a work queue, its stores, masters and disks; "
+    "shuffle: shuffles, their leader and followers, drivers, writers and readers."
 )
 
 
@@ -26,8 +27,9 @@ def hunt(
     trace: Annotated[bool, typer.Option("--trace", help="Tell what happened in each run, too.")] = False,
 ) -> None:
     """Simulate a cluster again and again, with other faults each time: GCMs, hosts and clients are killed, stopped and cut off,
-    Exchanges come and go; with `--what tasks` stores and masters are killed, disks fail, fill up, rot and are replaced. What
-    every subscriber got is held against what was published, and what was worked on against what was put. Tells the shortest
+    Exchanges come and go; with `--what tasks` stores and masters are killed, disks fail, fill up, rot and are replaced; with
+    `--what shuffle` hosts join and are drained, too, and shuffles are cut anew. What every subscriber got is held against what
+    was published, what was worked on against what was put, what was read against the attempts that won. Tells the shortest
     story that breaks a promise, and ends with 1 if there is one."""
     clock, broken = Clock(), 0
     for run in runs(range(first, first + seeds), seconds, jobs, what):
@@ -51,8 +53,7 @@ def show(
     """Tell one run's story."""
     run = simulate(seed, seconds, what=what)
     typer.echo(story(run))
-    words = ("published", "delivered", "told as lost") if what is What.MESSAGES else ("put", "deliveries", "acked")
-    counts = zip((run.published, run.delivered, run.told), words, strict=True)
+    counts = zip((run.given, run.got, run.settled), WORDS[what], strict=True)
     typer.echo(
         f"{', '.join(f'{count} {word}' for count, word in counts)}; "
         f"{run.seconds:.0f} simulated seconds in {run.real_seconds:.1f} s, {run.steps} steps, trace {run.hash:08x}"

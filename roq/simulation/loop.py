@@ -213,7 +213,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.call_soon(handle._callback, *handle._args, context=handle._context)  # type: ignore[attr-defined]
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        """executor: None or a Pool of threads.py. The thread begins at once, if one is idle; that its work is done is known a moment after it is."""
+        """executor: None or a Pool of threads.py. The thread begins at once, if one is idle; that its work is done is known a
+        moment after it is."""
         future = self.create_future()
 
         def told(result: Any, error: BaseException | None) -> None:

@@ -45,7 +45,7 @@ SNAPSHOT_BYTES = 5_000, 1 << 25  # of a log, until a master's state is written b
 WRONG_MAX = 5  # of one kind; the first tell it
 SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 18.0, 21.0, 6.0
 TASKS_CLOSE_SECONDS, DONE_SECONDS = 40.0, 60.0  # a put waits for 30 s at most
-SHUFFLE_CALM_SECONDS = 12.0
+SHUFFLE_CALM_SECONDS = 22.0
 CALM_SECONDS = 22.0  # after everything was healed: masters come back, disks are copied, and puts go on
 
 
@@ -59,14 +59,20 @@ class What(StrEnum):
 
 PLANS = {What.MESSAGES: plan, What.TASKS: plan_tasks, What.SHUFFLE: plan_shuffles}
 CLUSTERS = {What.MESSAGES: SimulatedCluster, What.TASKS: TaskCluster, What.SHUFFLE: ShuffleCluster}
+WORDS = {  # for what was given, got and settled
+    What.MESSAGES: ("published", "delivered", "told as lost"),
+    What.TASKS: ("put", "deliveries", "acked"),
+    What.SHUFFLE: ("attempts", "rows read", "sealed"),
+}
 HOSTS = {What.MESSAGES: 3, What.TASKS: 3, What.SHUFFLE: 4}  # the last one of these joins late
 FOLLOWER_ROLES = {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control", "shuffle")}
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run was like. wrong: empty if all promises were kept. hash: equal for equal runs. published, delivered, told: of a
-    work queue's run tasks that were put, their deliveries, and their acks."""
+    """What a run was like. wrong: empty if all promises were kept. hash: equal for equal runs. given: messages published, tasks
+    put, attempts written with a receipt; got: messages and tasks delivered, rows read; settled: messages told as lost, tasks
+    acked, shuffles sealed."""
 
     seed: int
     what: What
@@ -74,9 +80,9 @@ class Run:
     trace: list[str]
     wrong: list[str]
     hash: int
-    published: int
-    delivered: int
-    told: int
+    given: int
+    got: int
+    settled: int
     steps: int
     seconds: float  # virtual
     real_seconds: float
@@ -236,6 +242,7 @@ async def _shuffles(cluster: ShuffleCluster, faults: Sequence[Fault], seconds: f
     for what in ("driver", "writer", "reader", "writer", "writer"):
         cluster.client(what)
     await _suffer(cluster, faults, began, seconds)
+    cluster.shuffles.ending = True
     await asyncio.sleep(SHUFFLE_CALM_SECONDS)
     await cluster.look(DONE_SECONDS)
     for what in ("reader", "writer", "driver"):

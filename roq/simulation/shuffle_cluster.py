@@ -10,7 +10,7 @@ from typing import Any
 import roq
 import roq.shuffle
 from roq.client.locate import GcmClient
-from roq.errors import TemporaryError
+from roq.errors import DataLost, TemporaryError
 from roq.runtime.rpc import RpcClient
 from roq.simulation.cluster import ZOOKEEPER
 from roq.simulation.faults import Fault, Kind
@@ -33,8 +33,11 @@ class ShuffleCluster(StoreCluster):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.shuffles = ShuffleBooks(self.loop)
+        self.shuffles = ShuffleBooks(self.loop, self._put_aside)
         self._draining = False
+
+    def _put_aside(self, id: str) -> bool:
+        return any((host.disk.folder / "shuffles" / (id + BAD)).exists() for host in self.hosts)
 
     def _program(self, what: str, label: str, random: Random, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
         program = {"driver": drive, "writer": write, "reader": read}[what]
@@ -93,12 +96,11 @@ class ShuffleCluster(StoreCluster):
 
     async def look(self, seconds: float) -> None:
         """Wait until every shuffle is sealed, for so long at most; read each, and count what its holders have."""
-        self.shuffles.ending = True
         done: asyncio.Future[None] = self.loop.create_future()
 
         async def program(stop: asyncio.Event) -> None:
             until = self.loop.time() + seconds
-            while not all(job.sealed for job in self.shuffles.living()) and self.loop.time() < until:
+            while not all(job.sealed for job in self.shuffles.living()) and self.loop.time() < until:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_SECONDS)
             await self._told("admin", asyncio.to_thread(self._read_all, until))
             await self._told("admin", self._count_all(until))
@@ -115,6 +117,9 @@ class ShuffleCluster(StoreCluster):
                     try:
                         read_one(self.shuffles, shuffles, job, random)
                         break
+                    except DataLost as error:
+                        self.shuffles.refused(f"reading {job.name}", job, error)
+                        break
                     except TemporaryError:
                         if self.loop.time() > until:
                             raise
@@ -124,7 +129,7 @@ class ShuffleCluster(StoreCluster):
         """Every range is where it should be, as often as it should be, whole; nothing is left of what was removed."""
         gcm = GcmClient(ZOOKEEPER)
         try:
-            while (problem := await self._problem(gcm)) and self.loop.time() < until:
+            while (problem := await self._problem(gcm)) and self.loop.time() < until:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             gcm.close()
@@ -134,7 +139,7 @@ class ShuffleCluster(StoreCluster):
     async def _problem(self, gcm: GcmClient) -> str:
         try:
             for job in self.shuffles.living():
-                if job.sealed and (found := await self._lacking(gcm, job)):
+                if job.sealed and not self._put_aside(job.id) and (found := await self._lacking(gcm, job)):
                     return found
             known = {one.id for one in (await gcm.request(ListShuffles(), Shuffles, ASK_SECONDS)).shuffles}
         except TemporaryError as error:

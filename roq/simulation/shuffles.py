@@ -1,9 +1,10 @@
 """Drivers, writers and readers of simulated shuffles, and what their accounts add up to.
 
-As a Spark job has it: a driver makes a shuffle, tasks write its partitions, some of them several times (their writer was killed,
-their buffer was lost, or somebody else was quicker), the driver names one attempt of each, tasks read the ranges. Every row says
-which attempt it is of. What a reader gets to the end is exactly the rows of the winners, in the order that is promised. A
-receipt holds: its attempt can win, whatever happened since. No run damages what is on disks, so nothing may be told as lost.
+As a Spark job has it: a driver makes a shuffle, tasks write its partitions, some of them several times (their writer was
+killed, their buffer was lost, or somebody else was quicker), the driver names one attempt of each, tasks read the ranges. Every
+row says which attempt it is of. What a reader gets to the end is exactly the rows of the winners, in the order that is
+promised. A receipt holds: its attempt can win, whatever happened since. Disks lose nothing that was synced, so nothing may be
+told as lost, except of a shuffle that a store had to put aside, as its disk failed when it read it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import roq.shuffle
 from roq.errors import (
     AttemptLost,
     CallError,
+    DataLost,
     ShuffleNotFound,
     ShuffleNotSealed,
     ShuffleSealed,
@@ -37,7 +39,7 @@ BATCHES = 3  # of an attempt
 AGAIN_SECONDS, IDLE_SECONDS = 0.3, 0.5
 OPEN_MAX = 2  # shuffles at a time
 AGAIN_SHARE = 0.15  # of the looks for work: a partition that somebody else writes, or has written
-READS = 3  # of a shuffle to the end, before it is removed
+READS = 2  # of a shuffle to the end, before it is removed
 TOLD_MAX = 5
 Row = tuple[int, int, int, int]  # key, partition, row, attempt
 
@@ -89,12 +91,12 @@ class Job:
 
 @dataclass
 class ShuffleBooks:
-    """All accounts of a run. ending: no more shuffles are made, and those there are are finished and kept."""
+    """All accounts of a run. put_aside(id): a store could not read what it has of a shuffle, and began without it. ending: no more shuffles are made, and those there are are finished and kept."""
 
     loop: SimulatedLoop
+    put_aside: Callable[[str], bool]
     jobs: list[Job] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    told: int = 0  # errors that clients were told
     rows_read: int = 0
     ending: bool = False
 
@@ -118,13 +120,15 @@ class ShuffleBooks:
         job.attempts.append(attempt)
         return job, attempt
 
-    def refused(self, what: str, error: BaseException) -> None:
+    def refused(self, what: str, job: Job, error: BaseException) -> None:
         """A client was told an error that nothing explains."""
-        self.wrong.append(f"{what}: {type(error).__name__}: {error}")
+        if not (isinstance(error, DataLost) and self.put_aside(job.id)):
+            self.wrong.append(f"{what}: {type(error).__name__}: {error}")
 
     def counts(self) -> tuple[int, int, int]:
-        """Attempts that were confirmed, ranges' rows that were read, errors told."""
-        return sum(one.receipt is not None for job in self.jobs for one in job.attempts), self.rows_read, self.told
+        """Attempts with a receipt, rows that were read, shuffles that were sealed."""
+        receipts = sum(one.receipt is not None for job in self.jobs for one in job.attempts)
+        return receipts, self.rows_read, sum(job.sealed for job in self.jobs)
 
 
 async def again(books: ShuffleBooks, address: str, stop: asyncio.Event, step: Callable[[Shuffles], bool]) -> None:
@@ -140,7 +144,6 @@ async def again(books: ShuffleBooks, address: str, stop: asyncio.Event, step: Ca
         try:
             await asyncio.to_thread(life)
         except TemporaryError:
-            books.told += 1
             await asyncio.sleep(AGAIN_SECONDS)
 
 
@@ -158,10 +161,9 @@ async def write(books: ShuffleBooks, address: str, label: str, random: Random, s
         try:
             _write(books, shuffles, job, attempt, random)
         except (AttemptLost, ShuffleSealed, ShuffleNotFound, TemporaryError) as error:
-            books.told += 1
             over = job.chosen if isinstance(error, ShuffleSealed) else job.removing
             if isinstance(error, ShuffleSealed | ShuffleNotFound) and not over:
-                books.refused(f"writing {job.name}", error)
+                books.refused(f"writing {job.name}", job, error)
             sleep(AGAIN_SECONDS)
         finally:
             attempt.over = True
@@ -210,7 +212,7 @@ async def drive(books: ShuffleBooks, address: str, label: str, random: Random, s
                 job.removing = True
                 return True
         if len([job for job in books.living() if not job.sealed]) < OPEN_MAX and not books.ending:
-            rows, ranges = random.choice((40, 300)), random.choice((3, 6, 12))
+            rows, ranges = random.choice((30, 150)), random.choice((2, 3, 6))
             name = f"s{len(books.jobs) + 1}"
             books.jobs.append(Job(name, random.choice((1, 4, 6)), rows, ranges, random.choice((2, 2, 3))))
             return True
@@ -221,7 +223,7 @@ async def drive(books: ShuffleBooks, address: str, label: str, random: Random, s
             return step(shuffles)
         except ShuffleNotFound as error:  # a removal that was done by the driver before
             if not any(job.removing and not job.removed for job in books.jobs):
-                books.refused("a driver", error)
+                books.wrong.append(f"a driver: {type(error).__name__}: {error}")
             for job in books.jobs:
                 job.removed = job.removed or job.removing
             return True
@@ -240,10 +242,8 @@ def _commit(books: ShuffleBooks, shuffles: Shuffles, job: Job, random: Random) -
     receipts = [one.receipt for one in job.chosen.values() if one.receipt is not None]
     try:
         found = shuffles.commit(job.name, receipts)
-    except TemporaryError:
-        raise
-    except CallError as error:  # a receipt was given
-        books.refused(f"committing {job.name}", error)
+    except (CallError, DataLost) as error:  # receipts were given
+        books.refused(f"committing {job.name}", job, error)
         job.removing = True
         return True
     job.sealed = True
@@ -260,20 +260,18 @@ async def read(books: ShuffleBooks, address: str, label: str, random: Random, st
     """Read what is sealed until `stop`."""
 
     def step(shuffles: Shuffles) -> bool:
-        some = [job for job in books.living() if job.sealed]
+        some = [job for job in books.living() if job.sealed and not (books.ending and job.read)]
         if not some:
             return False
         job = random.choice(some)
         try:
             read_one(books, shuffles, job, random)
-        except TemporaryError:
-            raise
-        except CallError as error:
-            books.told += 1
+            sleep(random.random())
+        except (CallError, DataLost) as error:
             gone = isinstance(error, ShuffleNotFound) and job.removing
-            cut = not isinstance(error, ShuffleNotFound | ShuffleNotSealed) and job.cuts
+            cut = not isinstance(error, ShuffleNotFound | ShuffleNotSealed | DataLost) and job.cuts
             if not (gone or cut):
-                books.refused(f"reading {job.name}", error)
+                books.refused(f"reading {job.name}", job, error)
             sleep(AGAIN_SECONDS)
         return True
 
@@ -306,8 +304,8 @@ def _rows(batch: pa.RecordBatch) -> Iterator[Row]:
 def _difference(rows: list[Row], expected: list[Row]) -> str:
     there, wanted = set(rows), set(expected)
     return (
-        f"{len(rows)} rows instead of {len(expected)}, {len(wanted - there)} are missing, {len(there - wanted)} belong to nobody "
-        f"who won, {len(rows) - len(there)} come again, {'all' if sorted(rows) == rows else 'not all'} in order"
+        f"{len(rows)} rows instead of {len(expected)}, {len(wanted - there)} are missing, {len(there - wanted)} belong to "
+        f"nobody who won, {len(rows) - len(there)} come again, {'all' if sorted(rows) == rows else 'not all'} in order"
     )
 
 

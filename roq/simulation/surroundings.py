@@ -55,7 +55,7 @@ from roq.simulation.threads import Pool, SimpleQueue, Threads
 from roq.wire.assignment import ProcessKind
 
 JOURNAL_BYTES = 256 * 1024  # of a store's journal file: few enough to come to its end
-RUN_ROWS, BLOCK_ROWS, DATA_BYTES = 128, 16, 16 * 1024  # of a shuffle: few enough for several runs, blocks and files
+RUN_ROWS, BLOCK_ROWS, DATA_BYTES = 60, 12, 8 * 1024  # of a shuffle: few enough for several runs, blocks and files
 
 
 THREADED = (

@@ -99,10 +99,10 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """A shuffle as it is now. ranges: what readers read by (epoch: number of the last table, 0 while there is none); former: the
-    other table while data moves, the one before or the one that comes; readers try the holders of both. winners: partition →
-    attempt. rows, size: of the winners. stored: attempts whose data is stored so far. moved, moved_least: bytes that rebalancing
-    has sent, and the least the overlap of old and new ranges demands."""
+    """A shuffle as it is now. ranges: what readers read by (epoch: number of the last table, 0 while there is none); former:
+    the other table while data moves, the one before or the one that comes; readers try the holders of both. winners:
+    partition → attempt. rows, size: of the winners. stored: attempts whose data is stored so far. moved, moved_least: bytes
+    that rebalancing has sent, and the least the overlap of old and new ranges demands."""
 
     name: str
     id: str

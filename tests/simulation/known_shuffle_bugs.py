@@ -1,0 +1,54 @@
+"""Bugs of shuffles that RoQ once had, or rules of followers and their leader that are switched off, one at a time."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from roq.shuffle import inquiries, plan, record
+from roq.simulation.run import What
+from roq.store.follower import datafile, server, stored
+from tests.simulation.known_bugs import Known, put
+
+
+def _unsynced(file: datafile.DataFile) -> None:
+    """Written, and answered."""
+    file._synced = file.size
+
+
+_describe = record.Record.describe
+
+
+def _by_the_last_table(one: record.Record, attempts: int, *, whole: bool = True) -> Any:
+    told = _describe(one, attempts, whole=False)
+    tables = {"ranges": one.table, "former": one.former, "winners": one.winners} if whole else {}
+    return replace(told, **tables)
+
+
+_counted = inquiries.counted
+
+
+def _all_there(*asked: Any) -> inquiries.Counted:
+    return _counted(*asked)._replace(missing=0, lacking=[])
+
+
+BUGS: dict[str, Known] = {
+    "a receipt is given before its rows are synced": Known(
+        partial(put, (datafile.DataFile, "sync", _unsynced)), 0, What.SHUFFLE
+    ),
+    "what is cut anew is read by a table that was not counted": Known(
+        partial(put, (record.Record, "describe", _by_the_last_table)), 0, What.SHUFFLE
+    ),
+    "what came again is left out for what was forgotten": Known(
+        partial(put, (stored.Stored, "_add_newer", stored.Stored.add)), 0, What.SHUFFLE
+    ),
+    "a follower that its disk kept from beginning never begins": Known(
+        partial(put, (server, "OPEN_AGAIN_SECONDS", 1e6)), 0, What.SHUFFLE
+    ),
+    "a new holder that has nothing counts as one that has all": Known(
+        partial(put, (plan, "stranded", lambda one, running: False)), 0, What.SHUFFLE
+    ),
+    "winners are not counted before the seal": Known(partial(put, (inquiries, "counted", _all_there)), 0, What.SHUFFLE),
+}

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import hcm.ports
 import roq
 import roq.master.dump
 import roq.master.snapshots
 from roq.errors import RoqError
+from roq.runtime.extras import brought_by
 from roq.simulation.clocks import Wall
 from roq.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.simulation.coordination import Coordinator
@@ -30,12 +31,9 @@ from roq.simulation.invariants import Inspector, LogInspector
 from roq.simulation.load import Traffic, judge
 from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
 from roq.simulation.network import Network
-from roq.simulation.shuffle_cluster import ShuffleCluster
-from roq.simulation.shuffles import judge_shuffles
 from roq.simulation.surroundings import replaced
 from roq.simulation.task_cluster import WORK_QUEUE, TaskCluster
-from roq.simulation.tasks import INLINE_BYTES, Pace, judge_tasks
-from roq.wire.assignment import ProcessKind
+from roq.simulation.tasks import INLINE_BYTES, Pace
 
 SESSION_SECONDS, FAULT_SECONDS = 4.0, 37.0
 BACK_SECONDS = 8.0  # after everything was healed: sessions end, hosts come back, everybody joins again
@@ -58,14 +56,12 @@ class What(StrEnum):
 
 
 PLANS = {What.MESSAGES: plan, What.TASKS: plan_tasks, What.SHUFFLE: plan_shuffles}
-CLUSTERS = {What.MESSAGES: SimulatedCluster, What.TASKS: TaskCluster, What.SHUFFLE: ShuffleCluster}
 WORDS = {  # for what was given, got and settled
     What.MESSAGES: ("published", "delivered", "told as lost"),
     What.TASKS: ("put", "deliveries", "acked"),
     What.SHUFFLE: ("attempts", "rows read", "sealed"),
 }
 HOSTS = {What.MESSAGES: 3, What.TASKS: 3, What.SHUFFLE: 4}  # the last one of these joins late
-FOLLOWER_ROLES = {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control", "shuffle")}
 
 
 @dataclass(frozen=True)
@@ -106,25 +102,16 @@ def simulate(
     inspector, chance = Inspector(loop), Random(random.getrandbits(64))
     log = LogInspector()
     table = [*inspector.replacements(), *log.replacements(), *_snapshots(seed)]
-    if what is What.SHUFFLE:
-        table.append((hcm.ports, "ROLES", FOLLOWER_ROLES))
+    kind: Any = {What.MESSAGES: SimulatedCluster, What.TASKS: TaskCluster}.get(what)
+    if kind is None:
+        room = _shuffle_room()
+        kind, table = room.ShuffleCluster, [*table, *room.replacements(loop)]
     with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, chance, table):
         drawn = Random(random.getrandbits(64))
-        cluster = CLUSTERS[what](
+        cluster = kind(
             loop, network, coordinator, wall, folder, drawn, hosts=hosts or HOSTS[what], gcms=2, session_seconds=SESSION_SECONDS
         )
-        wrong: list[str] = []
-        try:
-            if isinstance(cluster, TaskCluster):
-                loop.run_until_complete(_tasks(cluster, chosen, seconds, random))
-            elif isinstance(cluster, ShuffleCluster):
-                loop.run_until_complete(_shuffles(cluster, chosen, seconds, random))
-            else:
-                loop.run_until_complete(_messages(cluster, chosen, seconds, random))
-        except Standstill as error:
-            wrong.append(f"standstill: {error}")
-        except (TimeoutError, RoqError) as error:
-            wrong.append(f"the cluster did not come up: {error!r}")
+        wrong = _runs(loop, COURSES[what](cluster, chosen, seconds, random))
         virtual, wrong = (
             loop.time() - BOOTED_SECONDS,
             wrong + cluster.defects() + inspector.wrong[:WRONG_MAX] + log.wrong[:WRONG_MAX],
@@ -134,16 +121,8 @@ def simulate(
         wrong += loop.threads.failures
         if what is What.SHUFFLE:
             gc.collect()  # whoever forgets a file of a follower closes it: here, where it is a simulated one
-    if isinstance(cluster, TaskCluster):
-        wrong += cluster.books.errors + judge_tasks(cluster.tasks)
-        counts = cluster.tasks.counts()
-    elif isinstance(cluster, ShuffleCluster):
-        wrong += cluster.books.errors + judge_shuffles(cluster.shuffles)
-        counts = cluster.shuffles.counts()
-    else:
-        lossless = all(fault.kind in LOSSLESS for fault in chosen) and cluster.traffic.burst <= BURST_KEPT
-        wrong += judge(cluster.books, lossless=lossless)
-        counts = cluster.books.counts()
+    judged, counts = _verdict(cluster, chosen) if what is What.MESSAGES else cluster.verdict()
+    wrong += judged
     figures = (*counts, loop.steps, virtual, time.monotonic() - began)
     return Run(seed, what, chosen, cluster.trace, wrong, loop.trace, *figures)
 
@@ -152,6 +131,28 @@ def _snapshots(seed: int) -> list[tuple[Any, str, Any]]:
     """How often a master makes them, and whether in a fork of it."""
     often, direct = Random(f"{seed} snapshots").choice(SNAPSHOT_BYTES), Random(f"{seed} forks").choice(DIRECT_MAX)
     return [(roq.master.snapshots, "SNAPSHOT_BYTES_MIN", often), (roq.master.dump.Dump.__init__, "__defaults__", (direct,))]
+
+
+def _shuffle_room() -> Any:
+    """Imported when it is needed: messages and tasks are simulated without pyarrow, too."""
+    with brought_by("shuffle", "a simulated shuffle"):
+        return importlib.import_module("roq.simulation.shuffle_cluster")
+
+
+def _runs(loop: SimulatedLoop, course: Coroutine[Any, Any, None]) -> list[str]:
+    """To its end; what kept it from that."""
+    try:
+        loop.run_until_complete(course)
+    except Standstill as error:
+        return [f"standstill: {error}"]
+    except (TimeoutError, RoqError) as error:
+        return [f"the cluster did not come up: {error!r}"]
+    return []
+
+
+def _verdict(cluster: SimulatedCluster, faults: Sequence[Fault]) -> tuple[list[str], tuple[int, int, int]]:
+    lossless = all(fault.kind in LOSSLESS for fault in faults) and cluster.traffic.burst <= BURST_KEPT
+    return judge(cluster.books, lossless=lossless), cluster.books.counts()
 
 
 @contextlib.contextmanager
@@ -227,7 +228,8 @@ async def _tasks(cluster: TaskCluster, faults: Sequence[Fault], seconds: float, 
     await cluster.stop_clients("worker", TASKS_CLOSE_SECONDS)
 
 
-async def _shuffles(cluster: ShuffleCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+async def _shuffles(cluster: Any, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+    """cluster: a ShuffleCluster."""
     cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01)) for host in cluster.hosts}
     for host in cluster.hosts:
         host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
@@ -260,3 +262,10 @@ async def _suffer(cluster: SimulatedCluster, faults: Sequence[Fault], began: flo
         cluster.do(fault)
     await asyncio.sleep(max(0.0, began + seconds - cluster.loop.time()))
     cluster.heal()
+
+
+COURSES: dict[What, Callable[..., Coroutine[Any, Any, None]]] = {
+    What.MESSAGES: _messages,
+    What.TASKS: _tasks,
+    What.SHUFFLE: _shuffles,
+}

@@ -7,22 +7,42 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
+import hcm.ports
 import roq
-import roq.shuffle
+import roq.shuffle.blocks
+import roq.shuffle.follower_link
+import roq.shuffle.writer
+import roq.store.follower.cutting  # followers import it when they need it
 from roq.client.locate import GcmClient
 from roq.errors import DataLost, TemporaryError
 from roq.runtime.rpc import RpcClient
+from roq.simulation.blocking import Bell, LoopBeside
 from roq.simulation.cluster import ZOOKEEPER
 from roq.simulation.faults import Fault, Kind
-from roq.simulation.shuffles import Job, ShuffleBooks, drive, read, read_one, write
+from roq.simulation.loop import SimulatedLoop
+from roq.simulation.shuffles import Job, ShuffleBooks, drive, judge_shuffles, read, read_one, write
 from roq.simulation.store_cluster import StoreCluster
 from roq.simulation.threads import sleep
 from roq.store.follower.stored import BAD
+from roq.wire.assignment import ProcessKind
 from roq.wire.gcm import DescribeShuffle, ListShuffles, ShuffleInfo, Shuffles
 from roq.wire.shuffle import CountRows, Counts, Reply
 
 ADDRESS = f"roq://{ZOOKEEPER}"
 LOOK_SECONDS, ASK_SECONDS = 1.0, 5.0
+RUN_ROWS, BLOCK_ROWS = 60, 12  # few enough for several runs and blocks
+ROLES = {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control", "shuffle")}
+
+
+def replacements(loop: SimulatedLoop) -> list[tuple[Any, str, Any]]:
+    """Below writers and readers, beside surroundings.py: (owner, name, what stands in its place)."""
+    return [
+        (hcm.ports, "ROLES", ROLES),
+        (roq.shuffle.blocks, "BLOCK_ROWS", BLOCK_ROWS),
+        (roq.shuffle.writer, "RUN_ROWS_MAX", RUN_ROWS),
+        (roq.shuffle.follower_link, "Bell", Bell),
+        (roq.shuffle.follower_link, "LoopThread", lambda name: LoopBeside(loop, name)),
+    ]
 
 
 class ShuffleCluster(StoreCluster):
@@ -91,6 +111,10 @@ class ShuffleCluster(StoreCluster):
         for job in self.shuffles.jobs:
             for attempt in job.attempts:
                 attempt.over = attempt.over or attempt.label not in living
+
+    def verdict(self) -> tuple[list[str], tuple[int, int, int]]:
+        """What is wrong, and what was given, got and settled."""
+        return self.books.errors + judge_shuffles(self.shuffles), self.shuffles.counts()
 
     # --- the end --------------------------------------------------------------------------------------------------------
 

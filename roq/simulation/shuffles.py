@@ -91,7 +91,8 @@ class Job:
 
 @dataclass
 class ShuffleBooks:
-    """All accounts of a run. put_aside(id): a store could not read what it has of a shuffle, and began without it. ending: no more shuffles are made, and those there are are finished and kept."""
+    """All accounts of a run. put_aside(id): a store could not read what it has of a shuffle, and began without it. ending: no
+    more shuffles are made, and those there are are finished and kept."""
 
     loop: SimulatedLoop
     put_aside: Callable[[str], bool]

@@ -21,15 +21,11 @@ import roq.runtime.child
 import roq.runtime.line
 import roq.runtime.router
 import roq.runtime.sockets
-import roq.shuffle.blocks
-import roq.shuffle.follower_link
-import roq.shuffle.writer
 import roq.store.blobs
 import roq.store.cookie
 import roq.store.follower.buffer
 import roq.store.follower.committer
 import roq.store.follower.cutter
-import roq.store.follower.cutting
 import roq.store.follower.datafile
 import roq.store.follower.descriptors
 import roq.store.follower.held
@@ -55,7 +51,7 @@ from roq.simulation.threads import Pool, SimpleQueue, Threads
 from roq.wire.assignment import ProcessKind
 
 JOURNAL_BYTES = 256 * 1024  # of a store's journal file: few enough to come to its end
-RUN_ROWS, BLOCK_ROWS, DATA_BYTES = 60, 12, 8 * 1024  # of a shuffle: few enough for several runs, blocks and files
+DATA_BYTES = 8 * 1024  # of a follower's file
 
 
 THREADED = (
@@ -151,7 +147,7 @@ def _below_work_queues(
         *((module, "os", system) for module in (roq.store.server, roq.store.blobs)),
         (roq.store.blobs, "opened", files.read),
         *((module, "sync_directory", files.sync_directory) for module in (roq.store.server, roq.store.blobs, roq.store.cookie)),
-        *_below_shuffles(loop, files),
+        *_below_followers(loop, files),
         (roq.store.proof, "BOOT_ID", files),
         *Forks(loop, seed, lambda: machines.Children.machines).replacements(),
         (hcm.ports, "ROLES", {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles
@@ -163,8 +159,8 @@ def _below_work_queues(
     ]
 
 
-def _below_shuffles(loop: SimulatedLoop, files: Files) -> list[tuple[Any, str, Any]]:
-    """Threads and files of followers; links of writers and readers."""
+def _below_followers(loop: SimulatedLoop, files: Files) -> list[tuple[Any, str, Any]]:
+    """Threads and files of followers. What is below writers and readers: shuffle_cluster.py."""
     below, system = roq.store.follower, files.module()
     written = (below.committer, below.datafile, below.descriptors, below.naming, below.stored)
     return [
@@ -174,10 +170,6 @@ def _below_shuffles(loop: SimulatedLoop, files: Files) -> list[tuple[Any, str, A
         (below.committer, "FILE_BYTES", DATA_BYTES),
         (below.server, "raise_limit", lambda: None),
         (below.server, "LoopThread", lambda name: LoopBeside(loop, name)),
-        (roq.shuffle.blocks, "BLOCK_ROWS", BLOCK_ROWS),
-        (roq.shuffle.writer, "RUN_ROWS_MAX", RUN_ROWS),
-        (roq.shuffle.follower_link, "Bell", Bell),
-        (roq.shuffle.follower_link, "LoopThread", lambda name: LoopBeside(loop, name)),
     ]
 
 

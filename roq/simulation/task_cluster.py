@@ -19,7 +19,7 @@ from roq.simulation.cluster import COORDINATOR, RESTART_SECONDS, ZOOKEEPER
 from roq.simulation.faults import Fault, Kind
 from roq.simulation.machines import HostMachine
 from roq.simulation.store_cluster import StoreCluster
-from roq.simulation.tasks import Pace, TaskBooks, look, produce, work
+from roq.simulation.tasks import Pace, TaskBooks, judge_tasks, look, produce, work
 from roq.store.cookie import forget
 from roq.wire import master as wire
 
@@ -45,6 +45,10 @@ class TaskCluster(StoreCluster):
         if what == "producer":
             return self._told(label, produce(self.tasks, ADDRESS, self.pace, random, stop))
         return self._told(label, work(self.tasks, ADDRESS, label, self.pace, random, stop))
+
+    def verdict(self) -> tuple[list[str], tuple[int, int, int]]:
+        """What is wrong, and what was given, got and settled."""
+        return self.books.errors + judge_tasks(self.tasks), self.tasks.counts()
 
     async def look(self, seconds: float) -> None:
         """Wait until every task is done, for so long at most."""

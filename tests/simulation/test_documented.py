@@ -26,9 +26,11 @@ def test_hunting_and_showing_a_run() -> None:
         )
         assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
         told.append(ended.stdout)
-    hunted, shown, tasks = told
+    hunted, shown, tasks, shuffles = told
     assert hunted.startswith("10 runs, ")
     assert "seed 17:\n" in shown
     assert "everything is healed" in shown
     assert "its disk is replaced by an empty one" in tasks
     assert " acked; " in tasks
+    assert "the next sync on host-4 fails" in shuffles
+    assert " sealed; " in shuffles

@@ -16,12 +16,13 @@ from roq.simulation.blocking import SELECT, Bell, Sockets
 from roq.simulation.clocks import APART_SECONDS, EPOCH, Wall
 from roq.simulation.cluster import COORDINATOR, SimulatedCluster
 from roq.simulation.coordination import Coordinator
-from roq.simulation.disks import SECTOR_BYTES, Disk
+from roq.simulation.disks import Disk
 from roq.simulation.faults import Fault, Kind
 from roq.simulation.invariants import Inspector
 from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop
 from roq.simulation.machines import Machine
 from roq.simulation.network import Network
+from roq.simulation.pages import SECTOR_BYTES
 from roq.simulation.surroundings import replaced
 from roq.simulation.threads import Threads, sleep
 from tests.simulation.known_bugs import put

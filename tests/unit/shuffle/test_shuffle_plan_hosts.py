@@ -85,7 +85,7 @@ def test_ranges_that_are_filled_get_as_many_holders_as_there_can_be() -> None:
 
 
 def test_ranges_that_are_filled_stay_with_those_who_have_them_when_these_are_lost_one_after_the_other() -> None:
-    """The simulation found this one: the second loss came before a new holder had fetched anything, and it was taken for one."""
+    """The simulation found this one: a new holder that had fetched nothing was taken for one that has all."""
     one = Leader()
     one.hosts("a", "b")
     one.table()

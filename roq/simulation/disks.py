@@ -1,11 +1,11 @@
 """A machine's disk: what was synced outlives a loss of power; what was only written may, in whole, in part or not at all.
 
 The journal's files are in memory (`Disk`, as roq/store/disk.py has it; the stores' own tests use it, too). Payloads, what
-followers keep of shuffles, and what says whose the disk is, are files in the machine's folder; of them `os` is replaced (`Files`),
-as far as stores use it, and it is known what of them was not synced (pages.py). A killed process takes nothing with it: what it
-wrote is in the page cache, for the next one to read. After a sync that failed it is there and nowhere else, and no later sync
-writes it. Which names a folder durably has is known by links in a folder beside: a loss of power undoes any of the renames and
-removals of files since its last sync. Syncs take time, in which a thread can be killed.
+followers keep of shuffles, and what says whose the disk is, are files in the machine's folder; of them `os` is replaced
+(`Files`), as far as stores use it, and it is known what of them was not synced (pages.py). A killed process takes nothing
+with it: what it wrote is in the page cache, for the next one to read. After a sync that failed it is there and nowhere else,
+and no later sync writes it. Which names a folder durably has is known by links in a folder beside: a loss of power undoes any
+of the renames and removals of files since its last sync. Syncs take time, in which a thread can be killed.
 """
 
 from __future__ import annotations
@@ -269,7 +269,9 @@ class Disk:
 
     def rot(self, choice: float) -> str:
         """Some bytes change, of a journal's file or a payload; which."""
-        payloads = sorted(path for path in self.folder.glob("blobs/[0-9a-f][0-9a-f]/*") if path.stat().st_ino not in self._pages)
+        payloads = sorted(
+            path for path in self.folder.glob("blobs/[0-9a-f][0-9a-f]/*") if path.stat().st_ino not in self._pages
+        )
         used = [(path, file) for path, file in sorted(self.files.items()) if any(file.data)]
         if not used or (payloads and choice < 0.3):
             if not payloads:

@@ -288,9 +288,10 @@ def _put_aside(path: Path, reason: Exception) -> None:
 
 def remove_folder(directory: Path) -> None:
     """All of a shuffle, if there is anything; half of it is never seen, and it does not come back. Blocking. Raises OSError."""
-    if not directory.exists():
-        return
     gone = directory.with_name(directory.name + GONE)
-    os.rename(directory, gone)
+    if directory.exists():
+        os.rename(directory, gone)
+    elif not gone.exists():  # the try before came so far
+        return
     sync_directory(directory.parent)
     shutil.rmtree(gone)

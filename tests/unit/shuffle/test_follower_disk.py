@@ -156,6 +156,22 @@ def test_a_removed_shuffle_does_not_come_back(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir())
 
 
+def test_a_removal_whose_sync_failed_is_finished_by_the_next_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(stored, "sync_directory", fails)
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "spec").write_bytes(b"x")
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            remove_folder(tmp_path / "s")
+    assert [path.name for path in tmp_path.iterdir()] == ["s" + GONE]
+    monkeypatch.undo()
+    remove_folder(tmp_path / "s")
+    assert not list(tmp_path.iterdir())
+
+
 # --- the thread that writes -------------------------------------------------------------------------------------------------
 
 

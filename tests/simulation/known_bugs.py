@@ -84,7 +84,7 @@ BUGS: dict[str, Known] = {
     "repeats are delivered": Known(rule(order, order.OrderMachine, "drop_repeats"), 2),
     "gaps are not reported": Known(rule(order, order.OrderMachine, "report_gaps"), 1),
     "a new path overtakes the one before": Known(rule(order, order.OrderMachine, "hold_for_fin"), 0),
-    "a publisher begins before it is welcome": Known(rule(path, path.PathMachine, "await_welcome"), 0),
+    "a publisher begins before it is welcome": Known(rule(path, path.PathMachine, "await_welcome"), 1),
     "the hold runs out before the FIN comes": Known(_impatient_hold, 0),
     "a publisher's link connects again by itself": Known(_reconnecting_link, 3),
     "what was sent on a lost path is not sent again": Known(lambda: put((ring.Ring, "broken", _broken_for_good)), 3),

@@ -97,7 +97,7 @@ def believed(record: records.Record) -> records.Record:
 
 BUGS: dict[str, Known] = {
     "an entry is acknowledged before it is synced": Known(partial(put, (journal.Journal, "perform", _unsynced)), 0, What.TASKS),
-    "a put that is sent again is a new one": Known(partial(put, (senders.Sender, "use", _always_new)), 1, What.TASKS),
+    "a put that is sent again is a new one": Known(partial(put, (senders.Sender, "use", _always_new)), 0, What.TASKS),
     "a payload counts as stored before its folder is synced": Known(
         partial(put, (disks.Disk, "sync_folder", _sync_all_but_payloads)), 0, What.TASKS
     ),

@@ -13,9 +13,9 @@ from statistics import median
 import msgspec
 
 from benchmarks.machine import proportional_bytes, quiet
-from roq.bench.cpu import CpuMeter, queue_pids
 from roq.client.cluster import Cluster, connect
-from roq.local.cluster import JAVA, LocalCluster
+from roq.tools.bench.cpu import CpuMeter, queue_pids
+from roq.tools.local.cluster import JAVA, LocalCluster
 
 EXCHANGES_MAX = 400  # slots of the one host: room for every queue of this benchmark
 IDLE_WATCH_SECONDS = 20.0

@@ -11,13 +11,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from roq.chaos.load import Load
-from roq.chaos.verdict import judge
 from roq.client.cluster import Cluster, connect
 from roq.errors import DeadlineExceeded, RoqError
-from roq.local.cluster import LocalCluster
-from roq.local.zookeeper import LocalZooKeeper
 from roq.runtime.rpc import RpcClient
+from roq.tools.chaos.load import Load
+from roq.tools.chaos.verdict import judge
+from roq.tools.local.cluster import LocalCluster
+from roq.tools.local.zookeeper import LocalZooKeeper
 from roq.wire import hcm
 from roq.wire.assignment import ProcessState, RunningProcess
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from roq.bench.cpu import MachineMeter
+from roq.tools.bench.cpu import MachineMeter
 
 QUIET_CORES = 0.25  # busy cores below which a run may start
 QUIET_SECONDS = 40.0  # then it starts anyway, and the noise is in its `foreign_cores`

@@ -8,8 +8,8 @@ import msgspec
 
 from benchmarks.contenders import Run
 from benchmarks.scenarios import Scenario
-from roq.bench.result import PubSubResult
 from roq.errors import RoqError
+from roq.tools.bench.result import PubSubResult
 
 FOREIGN_CORES_MAX = 0.3  # a run beside more foreign work than this is repeated
 

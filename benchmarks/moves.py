@@ -11,12 +11,12 @@ from statistics import median
 
 import msgspec
 
-from roq.bench.load import Load
-from roq.bench.pubsub import own_cluster, run_on
-from roq.bench.result import PubSubResult
 from roq.client.cluster import Cluster, connect
 from roq.errors import NotReady, RoqError
 from roq.runtime.backoff import delays
+from roq.tools.bench.load import Load
+from roq.tools.bench.pubsub import own_cluster, run_on
+from roq.tools.bench.result import PubSubResult
 from roq.wire.assignment import Overflow
 from roq.wire.monitor import QueueView
 

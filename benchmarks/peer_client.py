@@ -1,4 +1,4 @@
-"""One client process of a peer: `python -m benchmarks.peer_client`, driven as RoQ's own (roq/bench/protocol.py).
+"""One client process of a peer: `python -m benchmarks.peer_client`, driven as RoQ's own (roq/tools/bench/protocol.py).
 
 It counts deliveries and, in a paced load, latencies; peers number nothing, so duplicates and reordering are not looked for.
 """
@@ -14,9 +14,19 @@ import time
 import msgspec
 
 from benchmarks.peers.peer import Handle, Peer
-from roq.bench.accounting import Samples, thin
-from roq.bench.load import STAMP, Load
-from roq.bench.protocol import SAMPLES_SENT, Delivered, Failed, Order, Published, PublishOrder, Ready, SubscribeOrder, encode
+from roq.tools.bench.accounting import Samples, thin
+from roq.tools.bench.load import STAMP, Load
+from roq.tools.bench.protocol import (
+    SAMPLES_SENT,
+    Delivered,
+    Failed,
+    Order,
+    Published,
+    PublishOrder,
+    Ready,
+    SubscribeOrder,
+    encode,
+)
 
 PEERS = {
     "nats-py": ("nats_peer", "PEER"),

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from roq.bench.load import Load
-from roq.bench.result import PubSubResult
+from roq.tools.bench.load import Load
+from roq.tools.bench.result import PubSubResult
 
 Metric = Literal["throughput", "p50", "p99"]
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks.spark_queue [--rounds 3] [--rows 2000000] [--cluster-rows 400000] [--only log-stream …]
 
-Four cases take turns: a stream of what is available from `log:` and from a cluster work queue (three hosts of `roq.local`, all
-on this machine), and a save into each. A stream's time is from its first batch's end, when all of Spark runs, to its own end,
-every task acked by then; a save's is that of `save()`. CPU seconds are those of everything this program started: Spark's JVM,
-its Python processes and, for the cluster, stores and master. Not covered: other payload sizes, latency.
+Four cases take turns: a stream of what is available from `log:` and from a cluster work queue (three hosts of
+`roq.tools.local`, all on this machine), and a save into each. A stream's time is from its first batch's end, when all of
+Spark runs, to its own end, every task acked by then; a save's is that of `save()`. CPU seconds are those of everything this
+program started: Spark's JVM, its Python processes and, for the cluster, stores and master. Not covered: other payload sizes,
+latency.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import roq.blocking
 import roq.spark
-from roq.local.cluster import JAVA, LocalCluster
+from roq.tools.local.cluster import JAVA, LocalCluster
 from roq.workqueue.contract import NewTask
 
 PAYLOAD = "repeat('v', 92) || lpad(cast(id as string), 8, '0')"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
-import roq.exchange.process
-import roq.master.process
-import roq.monitor.process
-import roq.scaling.process
-import roq.store.process
+import roq.log.store.process
+import roq.pubsub.exchange.process
+import roq.pubsub.monitor.process
+import roq.pubsub.scaling.process
+import roq.workqueue.master.process
+from roq.shuffle.node.server import beside_store
 from roq.wire.assignment import ProcessKind
 from roq.wire.child import ChildSpec
 
 PROGRAMS: Mapping[ProcessKind, Callable[[ChildSpec], int]] = {
-    ProcessKind.MONITOR: roq.monitor.process.main,
-    ProcessKind.EXCHANGE: roq.exchange.process.main,
-    ProcessKind.SCALING: roq.scaling.process.main,
-    ProcessKind.STORE: roq.store.process.main,
-    ProcessKind.MASTER: roq.master.process.main,
+    ProcessKind.MONITOR: roq.pubsub.monitor.process.main,
+    ProcessKind.EXCHANGE: roq.pubsub.exchange.process.main,
+    ProcessKind.SCALING: roq.pubsub.scaling.process.main,
+    ProcessKind.STORE: partial(roq.log.store.process.main, beside=beside_store),
+    ProcessKind.MASTER: roq.workqueue.master.process.main,
 }

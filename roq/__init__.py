@@ -21,9 +21,9 @@ __version__ = "0.1.0"
 # Loaded when asked for: a worker of a folder's queue needs no ZooKeeper client, a daemon no publisher. Types: __init__.pyi.
 _HOMES = {
     "client.cluster": ("Cluster", "connect"),
-    "client.message": ("Message", "log_lost", "raise_lost"),
-    "client.publisher": ("Publisher",),
-    "client.subscriber": ("Subscriber",),
+    "pubsub.message": ("Message", "log_lost", "raise_lost"),
+    "pubsub.publisher": ("Publisher",),
+    "pubsub.subscriber": ("Subscriber",),
     "client.topology": ("Change", "TopologyEvent"),
     "errors": ("LeaseLost", "MessagesLost", "RoqError", "SlowSubscriber"),
     "wire.policy": ("Bounds", "ExchangeRule", "HostRule", "Policy", "QueueRule", "policy_from_toml"),

@@ -1,10 +1,10 @@
 from roq import blocking as blocking
 from roq.client.cluster import Cluster, connect
-from roq.client.message import Message, log_lost, raise_lost
-from roq.client.publisher import Publisher
-from roq.client.subscriber import Subscriber
 from roq.client.topology import Change, TopologyEvent
 from roq.errors import LeaseLost, MessagesLost, RoqError, SlowSubscriber
+from roq.pubsub.message import Message, log_lost, raise_lost
+from roq.pubsub.publisher import Publisher
+from roq.pubsub.subscriber import Subscriber
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule, policy_from_toml
 from roq.workqueue.contract import NewTask, Status, TaskState, TaskView
 from roq.workqueue.handling import Work

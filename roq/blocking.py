@@ -23,13 +23,13 @@ from typing import Any, TypeVar
 
 from roq.client import cluster as asynchronous
 from roq.client.cluster import ADMIN_SECONDS
-from roq.client.health import PublisherHealth, SubscriberHealth
-from roq.client.locate import ZOOKEEPER_SECONDS
-from roq.client.message import Message, log_lost
-from roq.client.publisher import Publisher as AsyncPublisher
-from roq.client.subscriber import Subscriber as AsyncSubscriber
 from roq.client.topology import TopologyEvent
+from roq.coordination.locate import ZOOKEEPER_SECONDS
 from roq.errors import Closed, MessagesLost, RoqError
+from roq.pubsub.health import PublisherHealth, SubscriberHealth
+from roq.pubsub.message import Message, log_lost
+from roq.pubsub.publisher import Publisher as AsyncPublisher
+from roq.pubsub.subscriber import Subscriber as AsyncSubscriber
 from roq.runtime.loop_thread import LoopThread
 from roq.wire import gcm
 from roq.wire import monitor as wire

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from roq.local.zookeeper import find_jars  # noqa: E402
+from roq.tools.local.zookeeper import find_jars  # noqa: E402
 
 DOCKER = ROOT / "docker"
 WORK = ROOT / "build" / "docker"

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 from benchmarks.churn import virtual_loop
 from benchmarks.churn.cluster import Cluster, Fate, SimulatedLog, SimulatedStores, Speeds
 from roq.errors import RoqError
-from roq.master.blobs import Blobs, Pace
-from roq.master.recent import Recent
-from roq.master.reign import Clock, Reign
-from roq.master.service import Service
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.wire.work_queue import WorkQueueSpec
+from roq.workqueue.master.blobs import Blobs, Pace
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.master.reign import Clock, Reign
+from roq.workqueue.master.service import Service
 from roq.workqueue.records import Configure
 from roq.workqueue.state import State
 

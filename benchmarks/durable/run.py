@@ -18,7 +18,7 @@ import msgspec
 from benchmarks.durable.systems import SYSTEMS
 from benchmarks.durable.workload import Mode, Phase, Rate, Workload
 from benchmarks.machine import quiet
-from roq.bench.cpu import MachineMeter
+from roq.tools.bench.cpu import MachineMeter
 
 QUEUE = "figure2"
 START_SECONDS, PHASE_SECONDS, END_SECONDS = 60.0, 120.0, 10.0

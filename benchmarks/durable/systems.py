@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmarks import servers
 from benchmarks.durable.clients import beanstalk, jetstream, rabbitmq, redis_streams, roq_queue
 from benchmarks.durable.clients.client import Client
-from roq.local.cluster import JAVA, LocalCluster
+from roq.tools.local.cluster import JAVA, LocalCluster
 
 Started = Callable[[], AbstractAsyncContextManager[str]]
 

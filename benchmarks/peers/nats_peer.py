@@ -10,8 +10,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.peers.peer import FOREVER, Handle, Peer, ReadyCall
-from roq.bench.protocol import PublishOrder, SubscribeOrder
-from roq.bench.publish import flat_out, paced
+from roq.tools.bench.protocol import PublishOrder, SubscribeOrder
+from roq.tools.bench.publish import flat_out, paced
 
 PENDING_BYTES = 8 << 20  # what its client buffers before publish waits
 FLUSH_SECONDS = 120

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from roq.bench.load import STAMP, TICK_SECONDS, Load, Pace
-from roq.bench.protocol import PublishOrder, SubscribeOrder
+from roq.tools.bench.load import STAMP, TICK_SECONDS, Load, Pace
+from roq.tools.bench.protocol import PublishOrder, SubscribeOrder
 
 Handle = Callable[[bytes], bool]  # True: that was the last
 ReadyCall = Callable[[], None]

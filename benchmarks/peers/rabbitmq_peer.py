@@ -9,8 +9,8 @@ import uvloop
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
 
 from benchmarks.peers.peer import Handle, Peer, ReadyCall
-from roq.bench.protocol import PublishOrder, SubscribeOrder
-from roq.bench.publish import flat_out, paced
+from roq.tools.bench.protocol import PublishOrder, SubscribeOrder
+from roq.tools.bench.publish import flat_out, paced
 
 
 async def _exchange(connection: AbstractConnection, topic: str) -> tuple[AbstractChannel, AbstractExchange]:

@@ -8,7 +8,7 @@ import redis
 from redis.client import PubSub
 
 from benchmarks.peers.peer import Handle, Peer, ReadyCall, payloads
-from roq.bench.protocol import PublishOrder, SubscribeOrder
+from roq.tools.bench.protocol import PublishOrder, SubscribeOrder
 
 PIPELINE = 100
 

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from benchmarks.peers.peer import Handle, Peer, ReadyCall, payloads
-from roq.bench.protocol import PublishOrder, SubscribeOrder
+from roq.tools.bench.protocol import PublishOrder, SubscribeOrder
 
 BATCH = 100
 SETTLE_SECONDS = 0.5  # a publisher's connection is up and has the proxy's subscriptions by then

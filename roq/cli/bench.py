@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 import uvloop
 
-from roq.bench.harness import IDLE_SECONDS
-from roq.bench.load import Load
-from roq.bench.pubsub import run
-from roq.bench.result import PubSubResult
 from roq.cli.address import FILES, ClusterOption, JsonOption, cluster_address, either
 from roq.cli.output import console, print_json, rate, say, seconds, table, working
+from roq.tools.bench.harness import IDLE_SECONDS
+from roq.tools.bench.load import Load
+from roq.tools.bench.pubsub import run
+from roq.tools.bench.result import PubSubResult
 from roq.wire.assignment import Overflow
 
 MESSAGES = 100_000  # per publisher, when the load is bounded by nothing else

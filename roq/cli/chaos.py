@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 import uvloop
 
-from roq.chaos.picture import memory, timeline
-from roq.chaos.result import Options, Result, Run
 from roq.cli.address import JsonOption
 from roq.cli.output import console, print_json, say, table
 from roq.errors import CallError
+from roq.tools.chaos.picture import memory, timeline
+from roq.tools.chaos.result import Options, Result, Run
 
-RUN_MODULE = "roq.chaos.run"  # imported when it is wanted: the Docker client would cost every command 60 ms
+RUN_MODULE = "roq.tools.chaos.run"  # imported when it is wanted: the Docker client would cost every command 60 ms
 LOCAL_HELP = "A cluster on loopback addresses: kills and pauses. With a real ZooKeeper: needs Java, or the extra 'local'."
 DOCKER_HELP = "A cluster in containers: partitions too. Needs the extra 'testing'."
 

@@ -24,8 +24,8 @@ from roq.cli.address import TERMINATED
 from roq.cli.up import stop_signals
 from roq.client.cluster import Cluster, connect
 from roq.errors import ProcessFailed, RoqError
-from roq.local import leftovers
-from roq.local.cluster import JAVA, LocalCluster
+from roq.tools.local import leftovers
+from roq.tools.local.cluster import JAVA, LocalCluster
 
 LINES = 120_000
 SUBSCRIBERS = 2

@@ -15,7 +15,7 @@ from roq.cli.doctor_local import check_local
 from roq.cli.doctor_machine import check_machine
 from roq.cli.finding import Finding, Verdict, warning
 from roq.cli.output import console, print_json
-from roq.local import starter
+from roq.tools.local import starter
 
 LISTENS_SECONDS = 1.0
 NONE = "start one here, `roq up`, or name yours: --cluster, ROQ_CLUSTER or a configuration file"

@@ -9,7 +9,7 @@ import msgspec
 
 from roq.cli.finding import Finding, good, warning, wrong
 from roq.client.cluster import Cluster
-from roq.client.locate import GcmClient
+from roq.coordination.locate import GcmClient
 from roq.errors import DataLost, RoqError
 from roq.runtime.rpc import RpcClient
 from roq.wire import gcm, shuffle

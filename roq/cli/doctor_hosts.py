@@ -11,7 +11,7 @@ import msgspec
 
 from roq.cli.finding import Finding, good, warning, wrong
 from roq.client.cluster import Cluster
-from roq.client.locate import GcmClient
+from roq.coordination.locate import GcmClient
 from roq.errors import RoqError
 from roq.runtime.rpc import RpcClient
 from roq.runtime.version import SOURCE, installed_version

@@ -8,7 +8,7 @@ from roq.cli.down import COMMAND, named
 from roq.cli.finding import Finding, good, wrong
 from roq.coordination.address import parse_address
 from roq.errors import InvalidConfiguration
-from roq.local.starter import Found
+from roq.tools.local.starter import Found
 
 
 def check_local(found: Sequence[Found], address: str, *, chosen: bool) -> list[Finding]:

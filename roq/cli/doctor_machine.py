@@ -13,9 +13,9 @@ import time
 
 from roq.cli.finding import Finding, good, warning, wrong
 from roq.errors import RoqError
-from roq.local.loopback import LoopbackSubnet
-from roq.local.zookeeper import find_jars, find_java
 from roq.runtime.sockets import zeromq_versions
+from roq.tools.local.loopback import LoopbackSubnet
+from roq.tools.local.zookeeper import find_jars, find_java
 
 PYTHON_MIN = (3, 11)
 LIBZMQ_MIN = (4, 3, 4)  # older ones lose subscriptions at a reconnect under load

@@ -12,9 +12,9 @@ import typer
 
 from roq.cli.output import say, working
 from roq.errors import CallError
-from roq.local import starter
-from roq.local.leftovers import Leftover
-from roq.local.starter import Found
+from roq.tools.local import starter
+from roq.tools.local.leftovers import Leftover
+from roq.tools.local.starter import Found
 
 COMMAND = "roq up"
 DIRECTORY_HELP = "The directory of the cluster; needed if several run here, and by root for another user's."

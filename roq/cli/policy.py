@@ -16,7 +16,7 @@ from roq.cli.task_address import age
 from roq.client.cluster import Cluster
 from roq.client.overview import policy_tables
 from roq.errors import CallError, FrameError
-from roq.scaling.replay import replay as replay_kpis
+from roq.pubsub.scaling.replay import replay as replay_kpis
 from roq.wire.kpi import Decision, QueueKpi, from_json_line
 from roq.wire.policy import Policy
 

@@ -14,9 +14,9 @@ from roq.cli.address import ClusterOption, with_cluster
 from roq.cli.output import say
 from roq.cli.streams import Output
 from roq.client.cluster import Cluster
-from roq.client.message import Message
-from roq.client.subscriber import Subscriber
 from roq.errors import MessagesLost
+from roq.pubsub.message import Message
+from roq.pubsub.subscriber import Subscriber
 
 EVERYTHING = ">"
 STANDARD_OUTPUT = 1

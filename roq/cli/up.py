@@ -17,9 +17,9 @@ from roq.cli.address import JsonOption
 from roq.cli.down import COMMAND
 from roq.cli.output import print_json, say, working
 from roq.errors import ProcessFailed, RoqError
-from roq.local import starter
-from roq.local.cluster import LocalCluster
-from roq.local.daemon import Daemon
+from roq.tools.local import starter
+from roq.tools.local.cluster import LocalCluster
+from roq.tools.local.daemon import Daemon
 
 ZOOKEEPER_PORT = 2181  # where clients look by default; another one is taken when this one is in use
 

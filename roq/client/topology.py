@@ -18,8 +18,8 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from roq.client.locate import GcmClient
 from roq.coordination.leader import read_leader
+from roq.coordination.locate import GcmClient
 from roq.errors import Closed, TemporaryError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import Counters, Refusals, logger

@@ -1,6 +1,6 @@
 """What a Session stands on: one connection after the other to a coordinator, and requests on it. Values and an interface only.
 
-Two keep it: kazoo (kazoo_link.py), and the tree in memory (roq/simulation/coordination.py). The tests of a Session
+Two keep it: kazoo (kazoo_link.py), and the tree in memory (roq/tools/simulation/coordination.py). The tests of a Session
 run on both.
 """
 

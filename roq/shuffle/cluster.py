@@ -1,6 +1,6 @@
 """The shuffles of a cluster (`roq://zk1:2181,zk2:2181`): a contract.Service. The leading GCM knows them, followers hold them.
 
-Not covered: writing (cluster_sink.py), reading (cluster_source.py), the leader (gcm) and followers (roq/store/follower).
+Not covered: writing (cluster_sink.py), reading (cluster_source.py), the leader (gcm) and followers (roq/shuffle/node).
 """
 
 from __future__ import annotations

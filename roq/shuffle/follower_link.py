@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from roq.client.locate import GcmClient
+from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, FrameError, Unavailable
 from roq.runtime.line import Bell, Lines
 from roq.runtime.loop_thread import LoopThread

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from roq.errors import CallError, ProcessFailed, RoqError
-from roq.local import leftovers
-from roq.local.cluster import HCM_PORT, JAVA, LocalCluster
 from roq.testing.cluster import CLIENT, GCM, HCM, HostProcess, NotPossible, TestedCluster
+from roq.tools.local import leftovers
+from roq.tools.local.cluster import HCM_PORT, JAVA, LocalCluster
 
 T = TypeVar("T")
 CALL_SECONDS = 90.0

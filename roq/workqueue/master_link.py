@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from roq.client.locate import GcmClient
+from roq.coordination.locate import GcmClient
 from roq.errors import (
     Closed,
     DeadlineExceeded,

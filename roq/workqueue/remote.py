@@ -2,7 +2,7 @@
 
 Puts carry numbers of this client, lease requests numbers of this instance of it, so that a request sent again after silence or
 a fail-over takes effect once. Payloads from the queue's `blob_bytes` on go straight to a store (big_payloads.py). Not covered:
-which master (master_link.py), what it does (roq/master).
+which master (master_link.py), what it does (roq/workqueue/master).
 """
 
 from __future__ import annotations

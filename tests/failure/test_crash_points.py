@@ -13,11 +13,11 @@ import pytest
 
 import roq
 from gcm.transactions import exchange_id
-from roq.chaos import invariants
-from roq.chaos.witness import Witness
-from roq.client.locate import GcmClient
+from roq.coordination.locate import GcmClient
 from roq.errors import DeadlineExceeded
 from roq.testing import DockerCluster
+from roq.tools.chaos import invariants
+from roq.tools.chaos.witness import Witness
 from roq.wire import gcm
 from roq.wire.assignment import QueueSettings
 from tests.failure.conftest import SESSION_SECONDS

@@ -1,7 +1,7 @@
 """A short soak: random faults under 2,000 messages a second, and nothing grows. docs/soak.md has the hour.
 
 A minute and a half by default, ROQ_SOAK_SECONDS=300 for a nightly run. With much less a process would have fewer readings than
-there are windows to judge it by (roq/chaos/resources.py).
+there are windows to judge it by (roq/tools/chaos/resources.py).
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from collections import Counter
 import pytest
 
 import roq
-from roq.chaos.witness import Witness
-from roq.client.locate import GcmClient
+from roq.coordination.locate import GcmClient
 from roq.errors import QueueConflict
 from roq.testing import DockerCluster
+from roq.tools.chaos.witness import Witness
 from roq.wire import gcm
 from roq.wire.assignment import MonitorRole, QueueSettings
 from roq.wire.policy import Bounds, Policy, QueueRule

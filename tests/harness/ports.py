@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 from functools import cache
 
-from roq.local.loopback import LoopbackSubnet
+from roq.tools.local.loopback import LoopbackSubnet
 
 _given: set[int] = set()
 

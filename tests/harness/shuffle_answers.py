@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from roq.shuffle.node.orders import Orders
+from roq.shuffle.node.questions import Questions
+from roq.shuffle.node.storage import Storage
 from roq.shuffle.winners import Winners
-from roq.store.follower.orders import Orders
-from roq.store.follower.questions import Questions
-from roq.store.follower.storage import Storage
 from roq.wire.shuffle import BEGIN, SAMPLE_KEYS_MAX, Cursor, Interval, RunSample, RunSlice
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import roq
 from roq.coordination.session import Session
-from roq.local.zookeeper import LocalZooKeeper
+from roq.tools.local.zookeeper import LocalZooKeeper
 from tests.integration.coordinator_rig import RunningCoordinator
 from tests.integration.faults import Wire, expire
 from tests.integration.running import RunningCluster

@@ -21,11 +21,11 @@ from roq.shuffle.cluster_sink import Buffer, ClusterSink
 from roq.shuffle.cluster_source import ClusterSource
 from roq.shuffle.follower_link import FollowerLink
 from roq.shuffle.merge import merged
+from roq.shuffle.node.server import Follower
 from roq.shuffle.placement import holders
 from roq.shuffle.ranges import cut, table_of
 from roq.shuffle.sampling import Distribution
 from roq.shuffle.writer import MEMORY_BYTES_MIN, Writer
-from roq.store.follower.server import Follower
 from roq.wire import shuffle as wire
 from roq.wire.gcm import ReportRuns, ShuffleInfo, Shuffles, TableInfo
 from roq.wire.shuffle import Description, Range, Receipt, RunSample, State

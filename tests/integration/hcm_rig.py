@@ -16,9 +16,9 @@ import msgspec
 from roq.coordination import paths
 from roq.coordination.operations import ANY_VERSION, Node
 from roq.coordination.session import Session
-from roq.local import leftovers
 from roq.runtime.rpc import RpcClient
 from roq.runtime.shutdown import ask
+from roq.tools.local import leftovers
 from roq.wire import hcm as wire
 from roq.wire.assignment import (
     Assignment,

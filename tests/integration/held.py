@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import roq
-from roq.local.cluster import LocalCluster
 from roq.log.replicated.directory import StaticDirectory
 from roq.log.replicated.stores import Stores
+from roq.tools.local.cluster import LocalCluster
 from roq.wire import store as store_wire
 from roq.wire.assignment import ProcessKind
 

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roq.local.cluster import JAVA, LocalCluster
+from roq.tools.local.cluster import JAVA, LocalCluster
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from tests.harness.ports import free_port, own_address
 ROOT = Path(__file__).parents[2]
 START = """
 import sys, msgspec
-from roq.store import process
+from roq.log.store import process
 from roq.runtime.observe import set_up_logging
 from roq.wire.child import ChildSpec
 set_up_logging("store")

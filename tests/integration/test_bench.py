@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from roq.bench.cpu import CpuMeter
-from roq.bench.load import Load
-from roq.bench.pubsub import run_on
 from roq.client.cluster import connect
 from roq.errors import CallError
-from roq.local.cluster import JAVA, LocalCluster
+from roq.tools.bench.cpu import CpuMeter
+from roq.tools.bench.load import Load
+from roq.tools.bench.pubsub import run_on
+from roq.tools.local.cluster import JAVA, LocalCluster
 from roq.wire.assignment import Overflow
 
 RUN_SECONDS = 50.0

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from roq.local import leftovers, starter
+from roq.tools.local import leftovers, starter
 from tests.harness import commands
 from tests.harness.lives import kept_waiting
 

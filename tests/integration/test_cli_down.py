@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from roq.local import leftovers, starter
 from roq.runtime.lives import start_time
+from roq.tools.local import leftovers, starter
 from tests.harness.lives import outlive, running
 
 ROOT = Path(__file__).parents[2]

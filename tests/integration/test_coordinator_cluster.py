@@ -11,7 +11,7 @@ import pytest
 import roq
 from roq.coordination.leader import read_leader
 from roq.errors import TemporaryError
-from roq.local.cluster import LocalCluster
+from roq.tools.local.cluster import LocalCluster
 from tests.integration.coordinator_rig import RunningCoordinator
 
 

@@ -28,11 +28,11 @@ from roq.cli.doctor_hosts import ASKED_AT_ONCE
 from roq.client.cluster import connect
 from roq.coordination import paths
 from roq.coordination.registration import Registration, ServiceInstance
-from roq.local import leftovers, starter
-from roq.local.cluster import LocalCluster
-from roq.local.daemon import Daemon
-from roq.local.zookeeper import JVM_OPTIONS, find_jars, find_java
 from roq.runtime.backoff import delays
+from roq.tools.local import leftovers, starter
+from roq.tools.local.cluster import LocalCluster
+from roq.tools.local.daemon import Daemon
+from roq.tools.local.zookeeper import JVM_OPTIONS, find_jars, find_java
 from roq.wire.assignment import ProcessKind, ProcessState
 from roq.wire.hcm import HostPayload
 from tests.harness.lives import running

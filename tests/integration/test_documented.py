@@ -22,8 +22,8 @@ import pytest
 
 import roq
 from roq.cli import demo
-from roq.local import leftovers
-from roq.local.loopback import LoopbackSubnet
+from roq.tools.local import leftovers
+from roq.tools.local.loopback import LoopbackSubnet
 from tests.harness.documented import ROOT, block, run
 from tests.integration.running import RunningCluster
 from tests.integration.workqueue_rig import new_address, removed_at_the_end

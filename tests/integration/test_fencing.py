@@ -16,9 +16,9 @@ import pytest
 
 import roq
 from roq.errors import CallError, MessagesLost, NotReady, ProcessFailed
-from roq.exchange.process import serve
-from roq.monitor.fencing import fence
-from roq.monitor.process import serve as serve_monitor
+from roq.pubsub.exchange.process import serve
+from roq.pubsub.monitor.fencing import fence
+from roq.pubsub.monitor.process import serve as serve_monitor
 from roq.runtime.liveness import HeartbeatBoard
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient
@@ -176,7 +176,7 @@ MEMBERS = 300
 AS_A_TEMPLATE_ENDS_IT = """
 import os, sys
 import msgspec
-from roq.monitor.process import main
+from roq.pubsub.monitor.process import main
 from roq.wire.child import ChildSpec
 os._exit(main(msgspec.json.decode(sys.argv[1], type=ChildSpec)))
 """

@@ -9,9 +9,9 @@ import pytest
 
 from roq.errors import AttemptConflict, AttemptLost, CallError, Overloaded, StaleEpoch, StorageFull
 from roq.shuffle import cluster_sink
+from roq.shuffle.node.committer import Committer
 from roq.shuffle.ranges import cut, table_of
 from roq.shuffle.sampling import Distribution
-from roq.store.follower.committer import Committer
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Receipt
 from tests.harness.shuffle_rows import run_of, sample_of
@@ -226,7 +226,7 @@ def test_borders_that_change_while_data_is_written(make: Make) -> None:
 def test_a_leader_that_does_not_get_to_its_new_table_does_not_stop_a_buffer(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roq.store.follower.filling.PAUSE_SECONDS_MAX", 0.5)
+    monkeypatch.setattr("roq.shuffle.node.filling.PAUSE_SECONDS_MAX", 0.5)
     followers = make()
     followers.write("a", 0, 1000)
     with followers.writer("a", 1) as writer:

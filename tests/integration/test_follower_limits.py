@@ -16,9 +16,9 @@ import pytest
 from roq.errors import AttemptLost, CallError, Overloaded, PayloadTooLarge, RoqError
 from roq.runtime.intake import READ_BYTES_MIN
 from roq.shuffle.follower_link import FollowerLink
-from roq.store.follower.attempt import Attempt
-from roq.store.follower.filling import Filling
-from roq.store.follower.server import Follower
+from roq.shuffle.node.attempt import Attempt
+from roq.shuffle.node.filling import Filling
+from roq.shuffle.node.server import Follower
 from roq.wire import shuffle as wire
 from roq.wire import zmtp
 from roq.wire.shuffle import (
@@ -321,7 +321,7 @@ def test_a_fetch_that_meets_another_one_has_its_own_sources(make: Make) -> None:
 def test_nothing_is_sent_by_the_old_table_while_something_is_still_on_its_way(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roq.store.follower.filling.PAUSE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("roq.shuffle.node.filling.PAUSE_SECONDS_MAX", 0.2)
     followers = make()
     followers.write("a", 0, 1000)
     filling = filling_of(followers.follower("a"))

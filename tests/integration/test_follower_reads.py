@@ -10,7 +10,7 @@ import pytest
 
 from roq.errors import Closed, DataLost, Unavailable
 from roq.shuffle import cluster_source
-from roq.store.follower.datafile import DataFile
+from roq.shuffle.node.datafile import DataFile
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Position
 from tests.harness.shuffle_rows import key_of

@@ -20,8 +20,8 @@ import pytest
 
 from gcm.crash import POINTS, VARIABLE
 from gcm.transactions import exchange_id
-from roq.client.locate import GcmClient
 from roq.coordination import paths
+from roq.coordination.locate import GcmClient
 from roq.coordination.session import Session
 from roq.wire import gcm as wire
 from roq.wire.assignment import Assignment, MonitorRole, ProcessKind, QueueSettings, from_json

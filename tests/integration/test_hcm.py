@@ -19,11 +19,11 @@ import pytest
 from roq.coordination import paths
 from roq.coordination.registration import parse_instance
 from roq.coordination.session import Session
-from roq.local import leftovers
 from roq.runtime.backoff import delays
 from roq.runtime.lives import start_time
 from roq.runtime.notify import EXIT_FOR_GOOD
 from roq.runtime.shutdown import ask
+from roq.tools.local import leftovers
 from roq.wire import hcm as wire
 from roq.wire.assignment import (
     ProcessKind,

@@ -15,7 +15,7 @@ import pytest
 from roq.coordination import paths
 from roq.coordination.operations import Node
 from roq.coordination.session import Session
-from roq.local import leftovers
+from roq.tools.local import leftovers
 from roq.wire.assignment import MonitorAddress, MonitorRole, ProcessKind, ProcessSpec, ProcessState
 from tests.integration.hcm_rig import HOST, WAIT_SECONDS, Rig, queue
 

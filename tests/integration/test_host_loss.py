@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from roq.client.locate import GcmClient
 from roq.coordination import paths
+from roq.coordination.locate import GcmClient
 from roq.coordination.session import Node, Session
-from roq.local.cluster import JAVA, LocalCluster
+from roq.tools.local.cluster import JAVA, LocalCluster
 from roq.wire import gcm as wire
 from roq.wire.assignment import (
     Assignment,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from roq.client.cluster import connect
-from roq.local.cluster import LocalCluster
-from roq.local.daemon import Daemon
+from roq.tools.local.cluster import LocalCluster
+from roq.tools.local.daemon import Daemon
 from tests.harness.lives import outlive
 
 ROOT = Path(__file__).parents[2]

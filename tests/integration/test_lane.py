@@ -10,8 +10,8 @@ import asyncio
 import pytest
 import zmq
 
-from roq.client import lane as module
-from roq.client.lane import Lane
+from roq.pubsub import lane as module
+from roq.pubsub.lane import Lane
 from roq.runtime.sockets import bind, exchange_front
 from roq.wire.assignment import Overflow
 from roq.wire.frame import Kind, encode_data, mark_body, parse, welcome

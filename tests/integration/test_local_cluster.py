@@ -12,11 +12,11 @@ import pytest
 
 from roq.client.cluster import connect
 from roq.errors import CallError, DeadlineExceeded, HostNotFound, ProcessFailed
-from roq.local import leftovers
-from roq.local.cluster import JAVA, LocalCluster
-from roq.local.daemon import Daemon, tail
-from roq.local.loopback import LoopbackSubnet
-from roq.local.zookeeper import LocalCoordinator
+from roq.tools.local import leftovers
+from roq.tools.local.cluster import JAVA, LocalCluster
+from roq.tools.local.daemon import Daemon, tail
+from roq.tools.local.loopback import LoopbackSubnet
+from roq.tools.local.zookeeper import LocalCoordinator
 from tests.harness.lives import running
 
 WAIT_SECONDS = 20.0
@@ -161,7 +161,7 @@ async def test_a_directory_serves_one_cluster_at_a_time(tmp_path: Path) -> None:
 async def test_what_a_killed_run_left_is_ended_by_the_next_one(tmp_path: Path) -> None:
     code = (
         "import asyncio, pathlib, sys\n"
-        "from roq.local.cluster import LocalCluster\n"
+        "from roq.tools.local.cluster import LocalCluster\n"
         "async def main():\n"
         "    cluster = LocalCluster(pathlib.Path(sys.argv[1]))\n"
         "    await cluster.start()\n"

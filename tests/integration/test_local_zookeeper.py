@@ -16,7 +16,7 @@ import pytest
 from roq.coordination.operations import ANY_VERSION, Node
 from roq.coordination.session import Session, SessionState
 from roq.errors import PortTaken, ProcessFailed, ZooKeeperUnavailable
-from roq.local.zookeeper import LocalCoordinator, LocalZooKeeper
+from roq.tools.local.zookeeper import LocalCoordinator, LocalZooKeeper
 
 BOTH = pytest.mark.parametrize("kind", [LocalZooKeeper, LocalCoordinator])
 

@@ -16,16 +16,16 @@ from roq.errors import DataLost, LogUnavailable, RoqError, TaskNotFound, Tempora
 from roq.log.replicated.directory import StaticDirectory
 from roq.log.replicated.placement import rank
 from roq.log.replicated.stores import Stores
-from roq.master.blobs import Blobs, Pace
-from roq.master.recent import Recent
-from roq.master.service import Service
+from roq.log.store.server import StoreServer
 from roq.runtime.line import Bell, Lines
 from roq.runtime.observe import Counters
-from roq.store.server import StoreServer
 from roq.wire import master as wire
 from roq.wire.store import BlobView
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.big_payloads import BigPayloads
+from roq.workqueue.master.blobs import Blobs, Pace
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.master.service import Service
 from roq.workqueue.records import BlobRef
 from roq.workqueue.state import State
 

@@ -25,9 +25,9 @@ from roq.errors import (
     NotLeader,
     RoqError,
 )
-from roq.local.cluster import JAVA, LocalCluster
 from roq.log.replicated.metadata import LogMeta
 from roq.runtime.line import Bell, Line
+from roq.tools.local.cluster import JAVA, LocalCluster
 from roq.wire import gcm
 from roq.wire import master as wire
 from roq.wire.assignment import RunningProcess, from_json

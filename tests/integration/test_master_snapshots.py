@@ -10,14 +10,14 @@ import pytest
 
 from roq.coordination.session import Session
 from roq.log.replicated.repairer import Repairer, RepairSettings
-from roq.master import snapshots
-from roq.master.follower import Follower
-from roq.master.recent import Recent
-from roq.master.reign import Clock, Reign
-from roq.master.service import Service
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.workqueue.contract import Settings
+from roq.workqueue.master import snapshots
+from roq.workqueue.master.follower import Follower
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.master.reign import Clock, Reign
+from roq.workqueue.master.service import Service
 from roq.workqueue.records import Configure
 from roq.workqueue.state import State
 from tests.integration.store_rig import StoreRig

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import pytest
 
 import roq
-from roq.chaos.watch import read
 from roq.errors import MessagesLost, SlowSubscriber
 from roq.testing import LoopbackCluster
+from roq.tools.chaos.watch import read
 
 NO_QUICK_TEST = "half a gibibyte has to pass"
 PAYLOAD = bytes(64 * 1024 - 200)

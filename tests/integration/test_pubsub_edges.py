@@ -15,10 +15,10 @@ import weakref
 import pytest
 
 import roq
-from roq.client.lane import HELD_SECONDS
-from roq.client.link import BACKLOG_BYTES
-from roq.client.ring import RING_BYTES
 from roq.errors import Closed, MessagesLost
+from roq.pubsub.lane import HELD_SECONDS
+from roq.pubsub.link import BACKLOG_BYTES
+from roq.pubsub.ring import RING_BYTES
 from roq.wire import monitor as wire
 from tests.integration.running import RunningCluster
 

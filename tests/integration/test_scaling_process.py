@@ -11,11 +11,11 @@ import pytest
 import zmq
 
 from roq.errors import ProcessFailed
+from roq.pubsub.scaling.process import serve
 from roq.runtime import sockets
 from roq.runtime.liveness import HeartbeatBoard
 from roq.runtime.rpc import RpcServer
 from roq.runtime.shutdown import ask
-from roq.scaling.process import serve
 from roq.wire import kpi as kpis
 from roq.wire import monitor, process
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec

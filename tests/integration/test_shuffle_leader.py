@@ -17,8 +17,8 @@ import pytest
 
 import roq.shuffle
 from gcm.crash import SHUFFLE_STAGES
-from roq.client.locate import GcmClient
 from roq.coordination import paths
+from roq.coordination.locate import GcmClient
 from roq.errors import (
     AttemptConflict,
     AttemptNotFound,
@@ -29,9 +29,9 @@ from roq.errors import (
     ShuffleNotSealed,
     ShuffleSealed,
 )
+from roq.shuffle.node.server import Follower
 from roq.shuffle.placement import holders
 from roq.shuffle.ranges import imbalance
-from roq.store.follower.server import Follower
 from roq.wire import gcm as wire
 from roq.wire.assignment import ProcessKind
 from roq.wire.shuffle import Description, Receipt, Spec, State

@@ -11,10 +11,10 @@ import pytest
 
 from roq.coordination.session import Session
 from roq.log.replicated.repairer import Repairer, RepairSettings
+from roq.log.store import storage
+from roq.log.store.disk import OsDisk
+from roq.log.store.server import StoreServer
 from roq.runtime.rpc import RpcClient
-from roq.store import storage
-from roq.store.disk import OsDisk
-from roq.store.server import StoreServer
 from roq.wire import store as wire
 from tests.integration.store_rig import Load, StoreRig
 

@@ -14,9 +14,9 @@ from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import LogFenced, LogUnavailable, RoqError, StorageFailed
 from roq.log.replicated.directory import StoreDirectory
+from roq.log.store.disk import TEMPORARY
+from roq.log.store.server import StoreServer
 from roq.runtime.rpc import RpcClient
-from roq.store.disk import TEMPORARY
-from roq.store.server import StoreServer
 from roq.wire import store as wire
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess, to_json
 from roq.wire.store import Add, Added, Refused, entry_crc
@@ -146,7 +146,7 @@ async def test_a_reader_that_waited_in_vain_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_seconds: float
 ) -> None:
     """Whether the loop writes or, as with a slow disk, a thread."""
-    monkeypatch.setattr("roq.store.server.QUICK_SECONDS", quick_seconds)
+    monkeypatch.setattr("roq.log.store.server.QUICK_SECONDS", quick_seconds)
     server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None)
     peer = Peer(server.port)
     try:
@@ -188,8 +188,8 @@ async def test_big_payloads_do_not_hold_up_the_repair_of_a_segment(tmp_path: Pat
 
 
 async def test_an_abandoned_upload_goes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roq.store.server.EXPIRE_EVERY_SECONDS", 0.05)
-    monkeypatch.setattr("roq.store.blobs.UPLOAD_SECONDS_MAX", 0.3)
+    monkeypatch.setattr("roq.log.store.server.EXPIRE_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("roq.log.store.blobs.UPLOAD_SECONDS_MAX", 0.3)
     server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None)
     peer = Peer(server.port)
     try:

@@ -13,10 +13,10 @@ from itertools import count
 import pytest
 import zmq
 
-from roq.client import subscriber as module
-from roq.client.locate import GcmClient
-from roq.client.subscriber import HOLD_SECONDS, Subscriber
+from roq.pubsub import subscriber as module
+from roq.coordination.locate import GcmClient
 from roq.errors import MessagesLost
+from roq.pubsub.subscriber import HOLD_SECONDS, Subscriber
 from roq.runtime.sockets import bind, exchange_back
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow

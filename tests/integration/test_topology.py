@@ -17,10 +17,10 @@ import pytest
 
 import roq
 from roq import blocking
-from roq.client.locate import GcmClient
 from roq.client.topology import topology_events
+from roq.coordination.locate import GcmClient
 from roq.errors import Closed
-from roq.local.cluster import JAVA, LocalCluster
+from roq.tools.local.cluster import JAVA, LocalCluster
 from tests.integration.running import RunningCluster
 from tests.integration.test_cli import COMMAND_SECONDS, ROOT, hears_ctrl_c
 

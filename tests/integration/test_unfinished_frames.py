@@ -19,9 +19,9 @@ import pytest
 
 import roq
 from roq import blocking
-from roq.chaos.watch import read
 from roq.coordination.leader import read_leader
 from roq.runtime.shutdown import ask
+from roq.tools.chaos.watch import read
 from roq.wire import process as process_wire
 from roq.wire import zmtp
 from roq.wire.limits import CONTROL_BYTES_MAX

@@ -18,8 +18,8 @@ from roq import blocking
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import Unavailable, WorkQueueConflict
-from roq.local.cluster import LocalCluster
 from roq.log.replicated.metadata import LogMeta
+from roq.tools.local.cluster import LocalCluster
 from roq.wire.assignment import from_json
 from roq.workqueue.contract import ClusterSettings
 from tests.integration.held import blobs_of

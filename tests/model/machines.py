@@ -10,11 +10,11 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from roq.client.order import HELD_FRAME_BYTES, TOPIC_BYTES, Deliver, Event, OrderMachine, Publisher
-from roq.client.order import Safeguards as OrderSafeguards
-from roq.client.path import Instruction, PathMachine
-from roq.client.path import Safeguards as PathSafeguards
 from roq.errors import MessagesLost
+from roq.pubsub.order import HELD_FRAME_BYTES, TOPIC_BYTES, Deliver, Event, OrderMachine, Publisher
+from roq.pubsub.order import Safeguards as OrderSafeguards
+from roq.pubsub.path import Instruction, PathMachine
+from roq.pubsub.path import Safeguards as PathSafeguards
 from roq.wire.frame import Header, Kind, PathOpening
 from roq.wire.monitor import ExchangeAddress
 

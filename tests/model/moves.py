@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roq.client.path import CloseLink, Connect, Finished, Instruction, SendFin, SendOpen
+from roq.pubsub.path import CloseLink, Connect, Finished, Instruction, SendFin, SendOpen
 from roq.wire.frame import Kind
 from tests.model.machines import NAMES, NOWHERE, TOPICS, Frame, Order, Path, bit, direct, hear, numbers, topic_of
 from tests.model.state import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from roq.client.path import PathMachine
+from roq.pubsub.path import PathMachine
 from roq.wire import monitor as wire
 from roq.wire.frame import Kind
 from roq.wire.monitor import ExchangeAddress

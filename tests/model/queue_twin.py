@@ -12,15 +12,15 @@ hearing of it.
 
 from __future__ import annotations
 
-from roq.client.path import CloseLink, Connect, Reuse, SendFin, SendOpen
-from roq.client.path import Instruction as PathInstruction
-from roq.client.subscriber import LISTING_SECONDS
 from roq.errors import RoqError
-from roq.monitor.expected import EXPECTED_SECONDS, LIVING_SECONDS
-from roq.monitor.former import FormerLives
-from roq.monitor.membership import Membership
-from roq.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS, carrying_tokens
-from roq.monitor.records import CARRYING, Answer, ExchangeState, Instruction, Notify, Retire
+from roq.pubsub.monitor.expected import EXPECTED_SECONDS, LIVING_SECONDS
+from roq.pubsub.monitor.former import FormerLives
+from roq.pubsub.monitor.membership import Membership
+from roq.pubsub.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS, carrying_tokens
+from roq.pubsub.monitor.records import CARRYING, Answer, ExchangeState, Instruction, Notify, Retire
+from roq.pubsub.path import CloseLink, Connect, Reuse, SendFin, SendOpen
+from roq.pubsub.path import Instruction as PathInstruction
+from roq.pubsub.subscriber import LISTING_SECONDS
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess, Overflow
 from roq.wire.frame import Kind, PathOpening

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
-from roq.client import order, path
+from roq.pubsub import order, path
 from roq.wire.frame import Kind
 from tests.model.machines import Doubts, Frame, Order, Path
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from roq.monitor import proofs
-from roq.monitor.expected import Expected
-from roq.monitor.membership import NEWCOMER_SECONDS, Membership
-from roq.monitor.proofs import JOINING_SECONDS
-from roq.monitor.records import Exchange, Subscriber
+from roq.pubsub.monitor import proofs
+from roq.pubsub.monitor.expected import Expected
+from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, Membership
+from roq.pubsub.monitor.proofs import JOINING_SECONDS
+from roq.pubsub.monitor.records import Exchange, Subscriber
 from tests.model.queue_twin import EXCHANGES, PUBLISHERS, SUBSCRIBERS, Queue
 
 WALKS, STEPS = 300, 70  # per seed

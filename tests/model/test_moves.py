@@ -10,8 +10,8 @@ import logging
 
 import pytest
 
-from roq.client.order import Safeguards as OrderSafeguards
-from roq.client.path import Safeguards as PathSafeguards
+from roq.pubsub.order import Safeguards as OrderSafeguards
+from roq.pubsub.path import Safeguards as PathSafeguards
 from tests.model.search import Found, search
 from tests.model.state import Config, Rules
 

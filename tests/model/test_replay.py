@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import pytest
 
-from roq.client.order import Deliver, Event, OrderMachine
-from roq.client.ring import ENTRY_BYTES, Ring, Safeguards
 from roq.errors import MessagesLost
+from roq.pubsub.order import Deliver, Event, OrderMachine
+from roq.pubsub.ring import ENTRY_BYTES, Ring, Safeguards
 from roq.wire.frame import Header, Kind, PathOpening, encode_data, parse
 
 PUBLISHER = 7

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from roq.scaling.decide import Memory, decide
-from roq.scaling.replay import replay
+from roq.pubsub.scaling.decide import Memory, decide
+from roq.pubsub.scaling.replay import replay
 from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule
 

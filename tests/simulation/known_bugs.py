@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import roq.client.link
+import roq.pubsub.link
 import roq.runtime.sockets
-from roq.client import order, path, publisher, ring, subscriber
-from roq.simulation import machines
-from roq.simulation.run import What
+from roq.pubsub import order, path, publisher, ring, subscriber
+from roq.tools.simulation import machines
+from roq.tools.simulation.run import What
 from roq.wire.assignment import Overflow
 
 Bug = Callable[[], contextlib.AbstractContextManager[None]]
@@ -67,7 +67,7 @@ def _reconnecting_link() -> contextlib.AbstractContextManager[None]:
             link._on_welcome(link)
 
     return put(
-        (roq.client.link, "publisher_socket", roq.runtime.sockets.probe_socket), (roq.client.link.ExchangeLink, "_heard", again)
+        (roq.pubsub.link, "publisher_socket", roq.runtime.sockets.probe_socket), (roq.pubsub.link.ExchangeLink, "_heard", again)
     )
 
 

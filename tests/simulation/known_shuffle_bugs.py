@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from roq.shuffle import inquiries, record
-from roq.simulation.run import What
-from roq.store.follower import datafile, server
+from roq.shuffle.node import datafile, server
+from roq.tools.simulation.run import What
 from tests.simulation.known_bugs import Known, put
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from roq.errors import StorageFailed
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.writer import LogWriter
-from roq.master import reign
-from roq.master.dump import Dump
-from roq.simulation import disks
-from roq.simulation.run import What
-from roq.store import journal, records, storage
+from roq.log.store import journal, records, storage
+from roq.tools.simulation import disks
+from roq.tools.simulation.run import What
 from roq.wire import master as wire
 from roq.workqueue import senders
+from roq.workqueue.master import reign
+from roq.workqueue.master.dump import Dump
 from tests.simulation.known_bugs import Known, put
 
 

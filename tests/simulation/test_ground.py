@@ -11,20 +11,20 @@ from typing import Any, cast
 
 import pytest
 
-from roq.client.ring import Ring
-from roq.simulation.blocking import SELECT, Bell, Sockets
-from roq.simulation.clocks import APART_SECONDS, EPOCH, Wall
-from roq.simulation.cluster import COORDINATOR, SimulatedCluster
-from roq.simulation.coordination import Coordinator
-from roq.simulation.disks import Disk
-from roq.simulation.faults import Fault, Kind
-from roq.simulation.invariants import Inspector
-from roq.simulation.loop import BOOTED_SECONDS, SimulatedLoop
-from roq.simulation.machines import Machine
-from roq.simulation.network import Network
-from roq.simulation.pages import SECTOR_BYTES
-from roq.simulation.surroundings import replaced
-from roq.simulation.threads import Threads, sleep
+from roq.pubsub.ring import Ring
+from roq.tools.simulation.blocking import SELECT, Bell, Sockets
+from roq.tools.simulation.clocks import APART_SECONDS, EPOCH, Wall
+from roq.tools.simulation.cluster import COORDINATOR, SimulatedCluster
+from roq.tools.simulation.coordination import Coordinator
+from roq.tools.simulation.disks import Disk
+from roq.tools.simulation.faults import Fault, Kind
+from roq.tools.simulation.invariants import Inspector
+from roq.tools.simulation.loop import BOOTED_SECONDS, SimulatedLoop
+from roq.tools.simulation.machines import Machine
+from roq.tools.simulation.network import Network
+from roq.tools.simulation.pages import SECTOR_BYTES
+from roq.tools.simulation.surroundings import replaced
+from roq.tools.simulation.threads import Threads, sleep
 from tests.simulation.known_bugs import put
 
 HERE, THERE = "10.0.3.1", "10.0.3.2"

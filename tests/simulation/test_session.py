@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from roq.coordination.session import Session
-from roq.simulation.clocks import Wall
-from roq.simulation.coordination import Coordinator
-from roq.simulation.loop import SimulatedLoop
-from roq.simulation.machines import Machine
-from roq.simulation.network import Network
-from roq.simulation.surroundings import replaced
+from roq.tools.simulation.clocks import Wall
+from roq.tools.simulation.coordination import Coordinator
+from roq.tools.simulation.loop import SimulatedLoop
+from roq.tools.simulation.machines import Machine
+from roq.tools.simulation.network import Network
+from roq.tools.simulation.surroundings import replaced
 from tests.integration import test_coordination, test_election, test_session_states
 
 HERE, SERVER, BEHIND_THE_WIRE = "10.0.3.1", "10.0.0.1", "10.0.0.2"

@@ -11,11 +11,21 @@ from random import Random
 import pytest
 
 from roq.errors import StorageFailed
-from roq.master.dump import Dump
-from roq.simulation.faults import SHUFFLE_WEIGHTS, TASK_WEIGHTS, WEIGHTS, Fault, Kind, plan, plan_shuffles, plan_tasks, storm
-from roq.simulation.hunt import shortest, story
-from roq.simulation.run import Run, What, simulate
-from roq.store import shelf
+from roq.log.store import shelf
+from roq.tools.simulation.faults import (
+    SHUFFLE_WEIGHTS,
+    TASK_WEIGHTS,
+    WEIGHTS,
+    Fault,
+    Kind,
+    plan,
+    plan_shuffles,
+    plan_tasks,
+    storm,
+)
+from roq.tools.simulation.hunt import shortest, story
+from roq.tools.simulation.run import Run, What, simulate
+from roq.workqueue.master.dump import Dump
 from roq.workqueue.state import State
 from tests.simulation import known_bugs, known_shuffle_bugs, known_task_bugs
 
@@ -26,7 +36,7 @@ TRIES = 12  # runs to find a bug that is put back, from the seed on that showed 
 BUGS = known_bugs.BUGS | known_task_bugs.BUGS | known_shuffle_bugs.BUGS
 SHOW = """
 import sys
-from roq.simulation.run import What, simulate
+from roq.tools.simulation.run import What, simulate
 
 run = simulate(int(sys.argv[1]), what=What(sys.argv[2]))
 print(run.hash, run.steps, run.wrong)

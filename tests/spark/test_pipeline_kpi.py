@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from roq.errors import CallError, InvalidPolicy
-from roq.scaling.what_if import what_if
+from roq.pubsub.scaling.what_if import what_if
 from roq.spark.pipeline import kpi
 from roq.spark.pipeline.capacity import QueueReport
 from roq.spark.pipeline.job import read_kept

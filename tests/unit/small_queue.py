@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from roq.monitor.membership import (
+from roq.pubsub.monitor.membership import (
     Membership,
 )
-from roq.monitor.records import Answer, ExchangeState, Instruction, Notify
+from roq.pubsub.monitor.records import Answer, ExchangeState, Instruction, Notify
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import PathOpening

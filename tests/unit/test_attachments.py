@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from roq.client import subscriber as module
-from roq.client.locate import GcmClient
-from roq.client.subscriber import LISTING_SECONDS, Subscriber
+from roq.pubsub import subscriber as module
+from roq.coordination.locate import GcmClient
+from roq.pubsub.subscriber import LISTING_SECONDS, Subscriber
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from roq.monitor.beacons import BEACONS_KEPT, REPEATS, RESTING_SECONDS, Beacons
+from roq.pubsub.monitor.beacons import BEACONS_KEPT, REPEATS, RESTING_SECONDS, Beacons
 from roq.wire.frame import Header, Kind
 
 PUBLISHER = 7

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from benchmarks.measure import Measured
 from benchmarks.report import full, goal_row
 from benchmarks.scenarios import SCENARIOS, Goal, cpu_per_million
-from roq.bench.accounting import (
+from roq.errors import CallError
+from roq.tools.bench.accounting import (
     NEVER,
     PAUSE_EVERY,
     Account,
@@ -25,11 +26,10 @@ from roq.bench.accounting import (
     stream_of,
     thin,
 )
-from roq.bench.load import STAMP, Load, Pace, on_topic
-from roq.bench.protocol import Delivered, Published
-from roq.bench.publish import flat_out, flat_out_many, paced
-from roq.bench.result import summary
-from roq.errors import CallError
+from roq.tools.bench.load import STAMP, Load, Pace, on_topic
+from roq.tools.bench.protocol import Delivered, Published
+from roq.tools.bench.publish import flat_out, flat_out_many, paced
+from roq.tools.bench.result import summary
 
 
 def counted(numbers: list[int], end: int = NEVER) -> Tally:

@@ -7,16 +7,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from roq.chaos import invariants
-from roq.chaos.history import STAMP, Done, Heard, Sent, Told
-from roq.chaos.invariants import Order, Reign, Reported, Seen, Term, history_violations, unsettled
-from roq.chaos.numbers import Numbers, count
-from roq.chaos.picture import timeline
-from roq.chaos.result import Options
-from roq.chaos.schedule import CALM_SECONDS, IN_CONTAINERS, ON_LOOPBACK, Fault, Kind, Role, schedule
-from roq.chaos.verdict import Verdict, gaps, judge, together
 from roq.errors import CallError
 from roq.testing import HostProcess
+from roq.tools.chaos import invariants
+from roq.tools.chaos.history import STAMP, Done, Heard, Sent, Told
+from roq.tools.chaos.invariants import Order, Reign, Reported, Seen, Term, history_violations, unsettled
+from roq.tools.chaos.numbers import Numbers, count
+from roq.tools.chaos.picture import timeline
+from roq.tools.chaos.result import Options
+from roq.tools.chaos.schedule import CALM_SECONDS, IN_CONTAINERS, ON_LOOPBACK, Fault, Kind, Role, schedule
+from roq.tools.chaos.verdict import Verdict, gaps, judge, together
 from roq.wire.assignment import (
     HostReport,
     MonitorAddress,

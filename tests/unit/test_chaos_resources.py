@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from roq.chaos.history import Done
-from roq.chaos.nemesis import Spared
-from roq.chaos.picture import memory
-from roq.chaos.resources import (
+from roq.tools.chaos.history import Done
+from roq.tools.chaos.nemesis import Spared
+from roq.tools.chaos.picture import memory
+from roq.tools.chaos.resources import (
     CLIENT_FLOOR,
     DESCRIPTORS_MORE,
     THREADS_MORE,
@@ -24,8 +24,8 @@ from roq.chaos.resources import (
     judge,
     warm_up,
 )
-from roq.chaos.schedule import Fault, Kind, Role, gentle
-from roq.chaos.watch import read
+from roq.tools.chaos.schedule import Fault, Kind, Role, gentle
+from roq.tools.chaos.watch import read
 
 MIB = 1 << 20
 HOUR = 3600.0

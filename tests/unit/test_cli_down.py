@@ -10,9 +10,9 @@ import pytest
 
 from roq.cli.down import chosen, told
 from roq.errors import CallError
-from roq.local import starter
-from roq.local.leftovers import Leftover, Origin
-from roq.local.starter import Found, Record
+from roq.tools.local import starter
+from roq.tools.local.leftovers import Leftover, Origin
+from roq.tools.local.starter import Found, Record
 
 A, B = Path("/tmp/a"), Path("/tmp/b")
 

@@ -7,8 +7,8 @@ import time
 import msgspec
 import pytest
 
-from roq.scaling.assess import Scale
-from roq.scaling.decide import (
+from roq.pubsub.scaling.assess import Scale
+from roq.pubsub.scaling.decide import (
     BACKOFF_FIRST_SECONDS,
     IN_SECONDS,
     OUT_SECONDS,
@@ -18,8 +18,8 @@ from roq.scaling.decide import (
     Memory,
     decide,
 )
-from roq.scaling.plan import MOVES_MAX, NEW, Bin, bins_of, drain, relieve, scale_out
-from roq.scaling.replay import replay
+from roq.pubsub.scaling.plan import MOVES_MAX, NEW, Bin, bins_of, drain, relieve, scale_out
+from roq.pubsub.scaling.replay import replay
 from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, from_json_line
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule
 

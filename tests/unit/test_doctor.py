@@ -34,9 +34,9 @@ from roq.client.overview import (
     QueueRow,
     read_overview,
 )
-from roq.local.leftovers import Origin
-from roq.local.starter import Found
 from roq.runtime.version import SOURCE, installed_version
+from roq.tools.local.leftovers import Origin
+from roq.tools.local.starter import Found
 from roq.wire import gcm, hcm, shuffle
 from roq.wire import master as wire
 from roq.wire.assignment import MonitorAddress, Overflow, QueueRecord, QueueSettings

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gcm.cluster import Cluster, Host, Registration
 from gcm.followers import JOIN_SECONDS, RESTART_SECONDS, SETTLE_SECONDS, Membership, endpoints
 from roq.shuffle.events import Hosts
-from roq.store.follower.server import REPORT_SECONDS
+from roq.shuffle.node.server import REPORT_SECONDS
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess
 from roq.wire.hcm import HostPayload
 

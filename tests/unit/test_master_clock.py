@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from roq.master.process import GRACE_MS
-from roq.master.recent import Recent
-from roq.master.reign import Clock
-from roq.master.service import Service
 from roq.workqueue.contract import Settings
+from roq.workqueue.master.process import GRACE_MS
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.master.reign import Clock
+from roq.workqueue.master.service import Service
 from roq.workqueue.records import Configure, Pop, Push
 from roq.workqueue.state import State
 

@@ -11,8 +11,8 @@ import pytest
 import uvloop
 
 from roq.errors import StorageFailed
-from roq.master.dump import Dump
 from roq.workqueue.contract import Settings
+from roq.workqueue.master.dump import Dump
 from roq.workqueue.records import Complete, Configure, Pop, Push
 from roq.workqueue.state import State
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import tracemalloc
 
-from roq.master.recent import KEPT, KEPT_BYTES, RUN, Recent
 from roq.workqueue.effects import Settled
 from roq.workqueue.fold import APPLIED
+from roq.workqueue.master.recent import KEPT, KEPT_BYTES, RUN, Recent
 from roq.workqueue.records import POP_SHIFT, Complete, Requeue
 
 SLACK_BYTES = 1024 * 1024  # the newest ones are in a set

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from roq.errors import Overloaded, RoqError
-from roq.master.batch import WAITING_BYTES_MAX
-from roq.master.recent import Recent
-from roq.master.reign import APPENDS_AT_ONCE, Clock, Reign
-from roq.master.service import Service
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.workqueue.contract import Settings
+from roq.workqueue.master.batch import WAITING_BYTES_MAX
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.master.reign import APPENDS_AT_ONCE, Clock, Reign
+from roq.workqueue.master.service import Service
 from roq.workqueue.records import Configure
 from roq.workqueue.state import State
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from roq.errors import CallError, PayloadTooLarge, RoqError
-from roq.master.batch import WAITING_BYTES_MAX, Batch
-from roq.master.recent import Recent
-from roq.master.service import ENTRY_BYTES, PROOF_MS, REPLY_BYTES, Service
 from roq.wire import master as wire
 from roq.workqueue import desk
 from roq.workqueue.contract import Settings
+from roq.workqueue.master.batch import WAITING_BYTES_MAX, Batch
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.master.service import ENTRY_BYTES, PROOF_MS, REPLY_BYTES, Service
 from roq.workqueue.records import BlobRef, Configure, Push, decode, encode
 from roq.workqueue.state import State
 

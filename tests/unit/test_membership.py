@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from roq.errors import NotReady
-from roq.monitor.membership import (
+from roq.pubsub.monitor.membership import (
     MOVE_SECONDS,
     REJOIN_SECONDS,
 )
-from roq.monitor.proofs import JOINING_SECONDS
-from roq.monitor.records import ExchangeState, Notify, Probe, Subscriber, Watch
+from roq.pubsub.monitor.proofs import JOINING_SECONDS
+from roq.pubsub.monitor.records import ExchangeState, Notify, Probe, Subscriber, Watch
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from tests.unit.small_queue import P, Queue, S, T, address, notices, replies

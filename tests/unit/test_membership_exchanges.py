@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from roq.errors import ExchangeNotFound, LastExchange, NotReady
-from roq.monitor.backup import HEARD_SECONDS, KNOWN_SECONDS, Roll
-from roq.monitor.loss import LINK_SECONDS
-from roq.monitor.membership import (
+from roq.pubsub.monitor.backup import HEARD_SECONDS, KNOWN_SECONDS, Roll
+from roq.pubsub.monitor.loss import LINK_SECONDS
+from roq.pubsub.monitor.membership import (
     EXCHANGE_SILENT_SECONDS,
     PUBLISHER_SILENT_SECONDS,
     REJOIN_SECONDS,
     SUBSCRIBER_SILENT_SECONDS,
     Membership,
 )
-from roq.monitor.proofs import JOINING_SECONDS
-from roq.monitor.records import Answer, ExchangeState, Retire, Unwatch, Watch
+from roq.pubsub.monitor.proofs import JOINING_SECONDS
+from roq.pubsub.monitor.records import Answer, ExchangeState, Retire, Unwatch, Watch
 from roq.wire import monitor as wire
 from tests.unit.small_queue import USE, P, Queue, S, T, address, notices, replies
 

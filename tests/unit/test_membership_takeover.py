@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from roq.errors import DeadlineExceeded, NotReady
-from roq.monitor.expected import EXPECTED_SECONDS, LIVING_SECONDS
-from roq.monitor.former import FormerLives
-from roq.monitor.membership import EXCHANGE_SILENT_SECONDS, NEWCOMER_SECONDS, NOBODY_SECONDS, REJOIN_SECONDS, Membership
-from roq.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS, answer
-from roq.monitor.proofs import JOINING_ALL_SECONDS, JOINING_SECONDS, PROVING_SECONDS, PROVING_SILENT_SECONDS
-from roq.monitor.records import ExchangeState, Publisher, Waiting
+from roq.pubsub.monitor.expected import EXPECTED_SECONDS, LIVING_SECONDS
+from roq.pubsub.monitor.former import FormerLives
+from roq.pubsub.monitor.membership import EXCHANGE_SILENT_SECONDS, NEWCOMER_SECONDS, NOBODY_SECONDS, REJOIN_SECONDS, Membership
+from roq.pubsub.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS, answer
+from roq.pubsub.monitor.proofs import JOINING_ALL_SECONDS, JOINING_SECONDS, PROVING_SECONDS, PROVING_SILENT_SECONDS
+from roq.pubsub.monitor.records import ExchangeState, Publisher, Waiting
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess
 from roq.wire.process import Named

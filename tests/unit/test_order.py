@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from roq.client.order import HELD_FRAME_BYTES, Deliver, Event, OrderMachine, Output
 from roq.errors import MessagesLost
+from roq.pubsub.order import HELD_FRAME_BYTES, Deliver, Event, OrderMachine, Output
 from roq.wire.frame import Header, Kind, PathOpening
 
 PUBLISHER = 7

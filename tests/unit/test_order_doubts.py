@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from roq.client import order
-from roq.client.order import Event, OrderMachine
-from roq.client.subscriber import FORGET_SECONDS
+from roq.pubsub import order
+from roq.pubsub.order import Event, OrderMachine
+from roq.pubsub.subscriber import FORGET_SECONDS
 from roq.wire.frame import Header, Kind, PathOpening
 from tests.unit.test_order import Subscriber
 

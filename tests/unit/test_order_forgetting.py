@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from roq.client import order
-from roq.client.order import Event
-from roq.client.subscriber import FORGET_SECONDS
+from roq.pubsub import order
 from roq.errors import MessagesLost
-from roq.monitor.beacons import REPEATS
+from roq.pubsub.monitor.beacons import REPEATS
+from roq.pubsub.order import Event
+from roq.pubsub.subscriber import FORGET_SECONDS
 from roq.wire.frame import Header, Kind
 from tests.unit.test_order import PUBLISHER, Subscriber
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roq.client.path import CloseLink, Connect, Finished, PathMachine, Replay, Reuse, SendFin, SendOpen
+from roq.pubsub.path import CloseLink, Connect, Finished, PathMachine, Replay, Reuse, SendFin, SendOpen
 from roq.wire.monitor import ExchangeAddress
 
 A, B, C = (ExchangeAddress(name, "127.0.0.1", 1, 2, 5) for name in "ABC")

@@ -10,9 +10,9 @@ from roq.log.replicated.appending import Appending
 from roq.log.replicated.comparing import Comparison, under_replicated
 from roq.log.replicated.metadata import Fragment, LogMeta, Segment, Snapshot, State
 from roq.log.replicated.repair import Copy, Holding, OpenPart, garbage, holdings, open_parts, plan
-from roq.store.blobs import Blobs
-from roq.store.shelf import BAD, Shelf
-from roq.store.shelf import Segment as Shelved
+from roq.log.store.blobs import Blobs
+from roq.log.store.shelf import BAD, Shelf
+from roq.log.store.shelf import Segment as Shelved
 from roq.wire.master import Shortage
 
 ABC = ("a", "b", "c")

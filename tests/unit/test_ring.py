@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from roq.client.ring import ENTRY_BYTES, MARK_BYTES, MARKS_KEPT, Ring, Unknown
+from roq.pubsub.ring import ENTRY_BYTES, MARK_BYTES, MARKS_KEPT, Ring, Unknown
 from roq.wire.frame import encode_data, parse, payloads
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from roq.errors import DeadlineExceeded, HostFull, RoqError
+from roq.pubsub.scaling.performer import DECISIONS_WAITING, NO_SLOT, Performer
+from roq.pubsub.scaling.plan import NEW
 from roq.runtime.observe import Counters
-from roq.scaling.performer import DECISIONS_WAITING, NO_SLOT, Performer
-from roq.scaling.plan import NEW
 from roq.wire import gcm, monitor
 from roq.wire.kpi import Decision
 

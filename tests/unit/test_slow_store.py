@@ -7,10 +7,10 @@ import pytest
 
 from roq.log.replicated import appending as machine
 from roq.log.replicated.appending import Appending
+from roq.log.store import storage
+from roq.log.store.storage import COPY_EPOCH
 from roq.runtime import dealer
 from roq.runtime.dealer import Dealer
-from roq.store import storage
-from roq.store.storage import COPY_EPOCH
 from roq.wire.store import Refusal
 from tests.unit.test_store_storage import Bench, add, entry
 

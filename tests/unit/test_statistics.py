@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roq.monitor.statistics import LOSSES_REMEMBERED, Statistics
+from roq.pubsub.monitor.statistics import LOSSES_REMEMBERED, Statistics
 from roq.wire.kpi import ExchangeKpi, PublisherKpi, QueueKpi
 from roq.wire.monitor import ExchangeAddress, ExchangeReport, PublisherReport, SubscriberReport
 

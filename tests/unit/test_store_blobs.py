@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 
 from roq.errors import CallError, TemporaryError
-from roq.store.blobs import Blobs
+from roq.log.store.blobs import Blobs
 
 DATA = b"0123456789" * 100
 CRC = crc32(DATA)
@@ -77,7 +77,7 @@ def test_what_a_killed_process_renamed_and_did_not_sync_is_durable_before_it_is_
 ) -> None:
     """kill -9 between the rename and the sync of its directory: the next process says "it is here already"."""
     synced: list[Path] = []
-    monkeypatch.setattr("roq.store.blobs.sync_directory", synced.append)  # the names a power cut would leave are those synced
+    monkeypatch.setattr("roq.log.store.blobs.sync_directory", synced.append)  # a power cut leaves the names that were synced
     blobs = Blobs(tmp_path, 0)
     synced.clear()
 
@@ -85,7 +85,7 @@ def test_what_a_killed_process_renamed_and_did_not_sync_is_durable_before_it_is_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("roq.store.blobs.sync_directory", killed)
+        patch.setattr("roq.log.store.blobs.sync_directory", killed)
         with pytest.raises(KeyboardInterrupt):
             blobs.put("b", 0, len(DATA), CRC, DATA)
     (here,) = [path.parent for path in tmp_path.glob("??/*")]
@@ -102,6 +102,6 @@ def test_a_blob_put_aside_stays_there(tmp_path: Path, monkeypatch: pytest.Monkey
     (path,) = tmp_path.glob("??/*")
     path.write_bytes(path.read_bytes()[:-1])
     synced: list[Path] = []
-    monkeypatch.setattr("roq.store.blobs.sync_directory", synced.append)
+    monkeypatch.setattr("roq.log.store.blobs.sync_directory", synced.append)
     assert not blobs.check("b")
     assert set(synced) == {path.parent, tmp_path / "bad"}

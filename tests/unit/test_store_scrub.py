@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
+from roq.log.store import scrub
+from roq.log.store.scrub import scrub_entries
 from roq.runtime.observe import Counters
-from roq.simulation.disks import Disk
-from roq.store import scrub
-from roq.store.scrub import scrub_entries
+from roq.tools.simulation.disks import Disk
 from roq.wire.store import Found
 from tests.unit.test_store_storage import HERE, Bench, entry
 

@@ -12,9 +12,9 @@ from zlib import crc32
 import pytest
 
 from roq.errors import StorageFailed, UnknownFormat
-from roq.simulation.disks import Disk
-from roq.store.journal import BATCH_HEADER_BYTES, path_of
-from roq.store.storage import COPY_EPOCH, Storage
+from roq.log.store.journal import BATCH_HEADER_BYTES, path_of
+from roq.log.store.storage import COPY_EPOCH, Storage
+from roq.tools.simulation.disks import Disk
 from roq.wire.store import Add, Found, Refusal, entry_crc
 
 HERE = Path("/journal")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roq.scaling.what_if import ABSENT_SECONDS, Step, what_if
+from roq.pubsub.scaling.what_if import ABSENT_SECONDS, Step, what_if
 from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from roq.scaling.decide import GAP_SECONDS
+from roq.pubsub.scaling.decide import GAP_SECONDS
 from roq.wire.policy import Policy
 
 SPARSE_SHARE = 0.1  # of all records; with more of them far apart, a policy's decisions are not what it would have decided

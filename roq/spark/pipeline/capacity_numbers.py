@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
 
-from roq.scaling.decide import GAP_SECONDS
+from roq.pubsub.scaling.decide import GAP_SECONDS
 from roq.spark.pipeline.capacity import QueueReport, Spread, Told, Trial
 from roq.spark.pipeline.job import moment
 from roq.wire.policy import Policy

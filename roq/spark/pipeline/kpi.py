@@ -7,7 +7,7 @@
 Records are collected from a running cluster or come from files that `roq queue kpis` wrote. A record that is in the history
 already is not added twice, so that a job that was killed can be run again. One job at a time may add to a history.
 The report is capacity.json and one picture per queue: load, Exchanges, latency over time, and for each --policy what it
-would have done (assumptions: roq/scaling/what_if.py).
+would have done (assumptions: roq/pubsub/scaling/what_if.py).
 """
 
 from __future__ import annotations

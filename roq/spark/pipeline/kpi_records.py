@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from roq.errors import FrameError
-from roq.scaling.what_if import what_if
+from roq.pubsub.scaling.what_if import what_if
 from roq.spark.schema import arrow_schema
 from roq.wire.kpi import PublisherKpi, QueueKpi, SubscriberKpi, from_json_line
 from roq.wire.policy import Policy

@@ -9,9 +9,9 @@ import pytest
 
 from roq.errors import Overloaded, Unavailable
 from roq.runtime.observe import Counters
-from roq.store.follower.buffer import Buffer
-from roq.store.follower.cutting import ArrowCutter
-from roq.store.follower.memory import Budget
+from roq.shuffle.node.buffer import Buffer
+from roq.shuffle.node.cutting import ArrowCutter
+from roq.shuffle.node.memory import Budget
 from roq.wire import shuffle as wire
 from roq.wire.gcm import ReportRuns, TableInfo
 from tests.harness.shuffle_rows import SPEC, run_of

@@ -17,17 +17,17 @@ from pathlib import Path
 import pytest
 
 from roq.errors import DataLost, RoqError, StorageFailed, StorageFull, TemporaryError
+from roq.log.store import disk
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient
-from roq.store import disk
-from roq.store.follower import committer, descriptors, server, stored
-from roq.store.follower.committer import Committer
-from roq.store.follower.cutting import ArrowCutter
-from roq.store.follower.datafile import PAGE_BYTES, DataFile, encode
-from roq.store.follower.descriptors import Descriptors
-from roq.store.follower.memory import Budget
-from roq.store.follower.storage import Storage
-from roq.store.follower.stored import GONE, remove_folder, write_durably
+from roq.shuffle.node import committer, descriptors, server, stored
+from roq.shuffle.node.committer import Committer
+from roq.shuffle.node.cutting import ArrowCutter
+from roq.shuffle.node.datafile import PAGE_BYTES, DataFile, encode
+from roq.shuffle.node.descriptors import Descriptors
+from roq.shuffle.node.memory import Budget
+from roq.shuffle.node.storage import Storage
+from roq.shuffle.node.stored import GONE, remove_folder, write_durably
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
 from roq.wire.child import ChildSpec
 from roq.wire.shuffle import Block, DescribeFollower, FollowerView, ReadBlocks, Reply, RunSlice, Spec
@@ -426,7 +426,7 @@ async def test_more_shuffles_than_descriptors(opened: Open, monkeypatch: pytest.
 def test_a_store_takes_the_descriptors_it_is_allowed() -> None:
     program = (
         "import resource\n"
-        "from roq.store.follower.descriptors import raise_limit\n"
+        "from roq.shuffle.node.descriptors import raise_limit\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
         "raise_limit()\n"

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roq.store.follower.cutting import ArrowCutter
-from roq.store.follower.datafile import DataFile, encode
-from roq.store.follower.memory import PAUSE, RESUME, Budget
-from roq.store.follower.runindex import Entry, RunIndex, split_keys
+from roq.shuffle.node.cutting import ArrowCutter
+from roq.shuffle.node.datafile import DataFile, encode
+from roq.shuffle.node.memory import PAUSE, RESUME, Budget
+from roq.shuffle.node.runindex import Entry, RunIndex, split_keys
 from roq.wire.shuffle import Block, Position
 from tests.harness.shuffle_rows import SPEC, key_of, positions, rows_in, run_of
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from roq.errors import RoqError, Unavailable
-from roq.store.follower.held import Held, Portion
-from roq.store.follower.outbox import REQUESTS_AT_ONCE, Outbox
+from roq.shuffle.node.held import Held, Portion
+from roq.shuffle.node.outbox import REQUESTS_AT_ONCE, Outbox
 from roq.wire.shuffle import BLOCKS_BYTES_MAX, Block, Piece, Spec, StorePieces
 from tests.harness.shuffle_rows import SPEC
 

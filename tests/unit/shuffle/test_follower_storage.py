@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from roq.errors import CallError, DataLost, FrameError, Overloaded, ShuffleNotFound, StaleEpoch, StorageFull, TemporaryError
 from roq.runtime.observe import Counters
+from roq.shuffle.node.cutting import ArrowCutter
+from roq.shuffle.node.memory import Budget
+from roq.shuffle.node.orders import Orders
+from roq.shuffle.node.questions import Questions
+from roq.shuffle.node.storage import Storage
 from roq.shuffle.winners import Winners
-from roq.store.follower.cutting import ArrowCutter
-from roq.store.follower.memory import Budget
-from roq.store.follower.orders import Orders
-from roq.store.follower.questions import Questions
-from roq.store.follower.storage import Storage
 from roq.wire.shuffle import Block, CutBlocks, Interval, Position, ReadBlocks
 from tests.harness.shuffle_answers import count, keep, samples, slices
 from tests.harness.shuffle_rows import SPEC, key_of, piece, positions, rows_in, run_of

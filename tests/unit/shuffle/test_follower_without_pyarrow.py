@@ -31,7 +31,7 @@ def test_such_a_host_has_no_port_for_shuffles() -> None:
 def test_a_follower_says_what_to_install() -> None:
     program = """
 from roq.errors import InvalidConfiguration
-from roq.store.follower.cutter import LazyCutter
+from roq.shuffle.node.cutter import LazyCutter
 try:
     LazyCutter().check()
 except InvalidConfiguration as error:

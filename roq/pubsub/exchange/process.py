@@ -1,0 +1,84 @@
+"""Exchange process: shell around the forwarder. Reports to the queue's Monitor, beats its heart, stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+
+from roq.errors import ProcessFailed
+from roq.pubsub.exchange.forwarder import Forwarder
+from roq.runtime.child import Lease, announce_ready, open_board
+from roq.runtime.liveness import BEAT_SECONDS
+from roq.runtime.observe import Counters
+from roq.runtime.rpc import RpcClient
+from roq.runtime.run import run
+from roq.runtime.shutdown import ShutdownMonitor
+from roq.wire import monitor as wire
+from roq.wire.assignment import ProcessSpec
+from roq.wire.child import ChildSpec
+
+log = logging.getLogger(__name__)
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * PAGE_BYTES
+
+
+async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
+    """Forward until `stop`. Raises PortTaken."""
+    process = spec.process
+    counters = Counters()
+    forwarder = Forwarder(spec.address, spec.ports["front"], spec.ports["back"], process.settings)
+    monitor = RpcClient(spec.monitor.clients_endpoint(), wire.Reply)
+
+    def configure(changed: ProcessSpec) -> None:
+        """The queue has another Monitor: report there from now on."""
+        nonlocal monitor
+        if changed.monitor is not None and changed.monitor.clients_endpoint() != monitor.endpoint:
+            monitor.close()
+            monitor = RpcClient(changed.monitor.clients_endpoint(), wire.Reply)
+        report()
+
+    control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, counters, configure, process.term)
+    board = open_board(spec)
+    lease = Lease(board)
+    where = wire.ExchangeAddress(
+        process.exchange, spec.address, forwarder.front_port, forwarder.back_port, time.time_ns() & 0xFFFF_FFFF_FFFF
+    )
+
+    def report() -> None:
+        load = board.host_load()
+        cpu = time.process_time()
+        monitor.notify(wire.ExchangeReport(where, spec.host, *forwarder.traffic, cpu, resident_bytes(), *load))
+
+    forwarder.start(where.token)
+    report()
+    board.beat(spec.slot)
+    announce_ready(spec)
+    try:
+        while not stop.is_set():
+            if not forwarder.alive:
+                raise ProcessFailed("the forwarding thread ended by itself")
+            lease.check()
+            board.beat(spec.slot)
+            try:
+                async with asyncio.timeout(BEAT_SECONDS):
+                    await stop.wait()
+            except TimeoutError:
+                forwarder.refresh()
+                report()
+    finally:
+        forwarder.stop()
+        control.close()
+        monitor.close()
+        board.close()
+
+
+def main(spec: ChildSpec) -> int:
+    """Entry point of the forked child; its exit code."""
+    return run(lambda stop: serve(spec, stop))

@@ -1,0 +1,401 @@
+"""A publisher's lane to its Exchanges: links, replay buffer and confirmations, as the path machine (path.py) orders.
+
+The publisher gives it frames in order; the lane sees to it that they leave on one path at a time, are kept (ring.py) until they
+are known to have passed the Exchange, and are sent again if their path breaks. A replay leaves in portions: the next one when a
+MARK behind the last one has come out of the Exchange, so that it overruns no queue there; what is published then follows it.
+Not here: batches and topics (publisher.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from roq.errors import Closed, DeadlineExceeded, NotConfirmed
+from roq.pubsub.link import BACKLOG_BYTES, ExchangeLink
+from roq.pubsub.path import CloseLink, Connect, Finished, Instruction, PathMachine, Replay, Reuse, SendFin, SendOpen
+from roq.pubsub.ring import HOLD_BYTES, Ring
+from roq.runtime.observe import logger
+from roq.wire.frame import Kind, PathOpening, encode_bundle, encode_control, parse
+from roq.wire.limits import BATCH_BYTES
+from roq.wire.monitor import ExchangeAddress
+
+log = logger(__name__)
+FIN_SECONDS = 10.0  # a FIN that is not confirmed by then: the old link counts as lost, and what went over it is sent again
+PORTION_FRAMES = 8  # of a replay, before its MARK: a small part of what an Exchange queues for each subscriber
+PORTION_SECONDS = 0.25  # a portion that nobody confirms (the Monitor is away): the next one leaves all the same
+REPLAY_SECONDS = 10.0  # from here on a replay no longer waits for confirmations: only for room, as live messages do
+ASK_SECONDS = 0.1  # while the buffer is full of unconfirmed frames: how often a confirmation is asked for
+MONITOR_SECONDS = 0.5  # a Monitor that was asked so often and is silent for so long confirms nothing now: messages flow on
+HELD_SECONDS = 10.0  # nor does one that answers, and has confirmed nothing for so long
+
+
+class Lane:
+    """`before_change()` is called before the path changes: what is batched belongs to the old one. `on_change()` after it, and
+    when a replay is over. `last_sequence()`: number of the last payload given to `send`."""
+
+    def __init__(
+        self,
+        publisher: int,
+        before_change: Callable[[], None],
+        on_change: Callable[[], None],
+        last_sequence: Callable[[], int],
+    ) -> None:
+        self.opened = asyncio.Event()  # the first path is open
+        self.has_room = asyncio.Event()  # set whenever the backlog may have shrunk
+        self.lost_token = ""  # Exchange whose link was lost, until the next path opens
+        self.replays = 0  # times what may be missing was sent again
+        self.blocks = False  # the queue's overflow is "block": wait for confirmations rather than forget what has none
+        self.bundle_bytes = BATCH_BYTES
+        self._publisher = publisher
+        self._before_change, self._on_change, self._last_sequence = before_change, on_change, last_sequence
+        self._machine = PathMachine()
+        self._links: dict[int, ExchangeLink] = {}  # by path
+        self._link: ExchangeLink | None = None  # where frames go now
+        self._ring = Ring()
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []  # (number of the last payload to be confirmed, who waits)
+        self._portion = 0  # MARK behind the part of a replay that is under way, 0 if none is
+        self._portion_timer: asyncio.TimerHandle | None = None
+        self._replay_until = 0.0
+        self._fin_waits = 0  # path whose FIN follows what waits, 0 if none does
+        self._held_since: float | None = None  # the buffer is full of unconfirmed frames
+        self._unheard = False  # nobody confirms: not held back until somebody does
+        self._finished = asyncio.Event()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def path(self) -> int:
+        """Number of the current path, 0 before the first."""
+        return self._machine.path
+
+    @property
+    def exchange(self) -> str:
+        """Id of the Exchange frames go to now, "" if there is none."""
+        return self._machine.current.id if self._machine.current else ""
+
+    @property
+    def token(self) -> str:
+        """Which life of the Exchange that is."""
+        return self._machine.current.token if self._machine.current else ""
+
+    @property
+    def leaving(self) -> int:
+        """Earlier paths whose FIN is not confirmed."""
+        return len(self._machine.leaving)
+
+    # --- frames -------------------------------------------------------------------------------------------------------
+
+    def send(self, frame: bytes, last: int) -> int:
+        """Send a data frame of the current path, or keep it for when its turn comes. last: number of its last payload. How many
+        payloads were given up for that."""
+        ring, now = self._ring, time.monotonic()
+        if self._link is None or ring.waiting:
+            given_up = ring.keep(frame, last, now)
+            self._fail_flushes()
+            self._pump()
+            return given_up
+        ring.sent(frame, last, now)
+        self._link.send(frame)
+        if ring.mark_due:
+            self.mark()
+        return 0
+
+    def send_control(self, kind: Kind, body: Any) -> None:
+        """Send a control frame on the current path, if there is one and nothing waits for it that would be overtaken."""
+        if self._link is not None and not self._ring.waiting:
+            self._control(self._link, kind, self._machine.path, body)
+
+    @property
+    def follows(self) -> bool:
+        """Whether a control frame would follow everything published: there is a link, and no replay is under way."""
+        return self._link is not None and not self._ring.waiting
+
+    def backlog(self) -> int:
+        """Bytes that wait for an Exchange, as far as they count: the replay buffer holds much while there is none."""
+        held = 0
+        if (over := self._ring.unconfirmed_bytes - HOLD_BYTES) > 0:
+            waits = self._link is None or bool(self._ring.waiting)
+            held = over + BACKLOG_BYTES if waits or (self.blocks and not self._unheard) else 0
+        return held + sum(link.backlog_bytes for link in self._links.values())
+
+    def drop(self) -> int:
+        """Give up the oldest half of what waits; how many payloads."""
+        frames = [frame for link in self._links.values() for frame in link.drop_oldest(BACKLOG_BYTES // 2)]
+        return sum(parse(frame)[1].count for frame in frames)
+
+    # --- confirmations ------------------------------------------------------------------------------------------------
+
+    @property
+    def mark_number(self) -> int:
+        """Of the newest MARK."""
+        return self._ring.mark_number
+
+    @property
+    def confirmed_mark(self) -> int:
+        """Everything before this MARK has passed the Exchange."""
+        return self._ring.confirmed_mark
+
+    def mark(self) -> int:
+        """Ask for confirmation of everything sent; the number of the MARK. Only while `follows`, or at the end of a portion."""
+        assert self._link is not None
+        number = self._ring.mark(self._machine.path)
+        self._control(self._link, Kind.MARK, self._machine.path, number)
+        return number
+
+    def keep_asking(self) -> None:
+        """Once a second: a MARK if something sent is not confirmed, and forget what need not be kept."""
+        if self.follows and self._ring.open_question:
+            self.mark()
+        self._ring.prune(time.monotonic())
+
+    def held_back(self) -> bool:
+        """Whether it is for want of confirmations alone that there is no room."""
+        return self.follows and all(link.backlog_bytes <= BACKLOG_BYTES for link in self._links.values())
+
+    def ask(self, monitor_silent_seconds: float) -> None:
+        """The publisher waits for a confirmation: ask for it again, or go on without if nobody is there who could give it."""
+        now = time.monotonic()
+        self._held_since = self._held_since or now
+        held = now - self._held_since
+        if (held > MONITOR_SECONDS and monitor_silent_seconds > MONITOR_SECONDS) or held > HELD_SECONDS:
+            log.warning("nobody confirms what was sent: going on; it can't be sent again if the Exchange is lost now")
+            self._unheard, self._held_since = True, None
+            self.has_room.set()
+        elif self._link is not None and not self._link.backlog_bytes and not self._ring.waiting:
+            self.mark()
+
+    async def confirm(self, timeout_seconds: float) -> None:
+        """Return when everything sent so far has passed the Exchange. Raises DeadlineExceeded, NotConfirmed, Closed."""
+        self.raise_unknown()
+        target = self._last_sequence()
+        if self._ring.confirmed >= target:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        waiting = (target, future)
+        self._flushes.append(waiting)
+        if self.follows:
+            self.mark()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await future
+        except TimeoutError:
+            raise DeadlineExceeded(f"the Exchange did not confirm within {timeout_seconds:g} s") from None
+        finally:
+            self._flushes.remove(waiting)
+
+    def raise_unknown(self) -> None:
+        """Raise NotConfirmed if it became unknown since this was last said whether some messages have passed."""
+        unknown, self._ring.unknown = self._ring.unknown, None
+        if unknown is not None:
+            raise NotConfirmed(
+                f"messages {unknown.first}..{unknown.last} had left the replay buffer unconfirmed when their path broke: "
+                "it is not known whether subscribers get them; those who don't are told",
+                *unknown,
+            )
+
+    def _fail_flushes(self) -> None:
+        """Whoever waits in `flush` learns of what became unknown; if nobody does, the next one will."""
+        waiting = [future for _, future in self._flushes if not future.done()]
+        if waiting and self._ring.unknown is not None:
+            try:
+                self.raise_unknown()
+            except NotConfirmed as error:
+                for future in waiting:
+                    future.set_exception(NotConfirmed(str(error), error.first, error.last))
+
+    def _break(self) -> None:
+        """The path is broken: what is kept will be sent again."""
+        self._held_since, self._unheard = None, False
+        self._ring.broken()
+        if self._ring.unknown is not None:
+            fields = self._ring.unknown._asdict()
+            log.warning("path broken: messages had left the replay buffer unconfirmed", extra={"fields": fields})
+        self._fail_flushes()
+
+    # --- paths --------------------------------------------------------------------------------------------------------
+
+    def assign(self, exchange: ExchangeAddress, path: int, abandon: str = "") -> None:
+        """The Monitor's word: go on there, on this path. abandon: token of the Exchange that is gone."""
+        if abandon:
+            self.abandoned(abandon, path - 1)
+        self._perform(self._machine.assign(exchange, path))
+
+    def forwarded(self, path: int, mark: int) -> None:
+        """The Monitor's word: everything on this path up to its FIN (mark 0) or the mark has passed the Exchange."""
+        if self._ring.forwarded(path, mark):
+            self._held_since, self._unheard = None, False
+            for target, future in self._flushes:
+                if target <= self._ring.confirmed and not future.done():
+                    future.set_result(None)
+            self.has_room.set()
+        if mark == 0:
+            self._perform(self._machine.forwarded(path))
+        elif path == self._machine.path and mark >= self._portion > 0:
+            self._next_portion()
+
+    def abandoned(self, token: str, path: int) -> None:
+        """The Monitor's word: paths up to this one through this life of an Exchange are over, whatever its links look like."""
+        for link in [one for one in self._links.values() if one.exchange.token == token and one.path <= path]:
+            self._lost(link)
+
+    def _give_up(self, path: int) -> None:
+        """Nobody has confirmed the FIN: closing the link may cut something off, so it counts as lost."""
+        if path in self._machine.leaving and path in self._links and not self._fin_waits:
+            log.warning(
+                "the end of a path was not confirmed: sending again what may be missing", extra={"fields": {"path": path}}
+            )
+            self._lost(self._links[path])
+
+    async def finish(self, timeout_seconds: float) -> bool:
+        """End the path, and wait until all of it is known to be forwarded; whether it is."""
+        had_path = self._machine.current is not None or self._machine.broken is not None
+        self._perform(self._machine.close())
+        try:
+            if timeout_seconds > 0:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._finished.wait()
+        except TimeoutError:
+            return not had_path
+        return not had_path or self._finished.is_set()
+
+    def close(self) -> None:
+        """Close every link; whoever waits for a confirmation gets Closed."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+        self._link = None
+        for timer in self._timers:
+            timer.cancel()
+        if self._portion_timer is not None:
+            self._portion_timer.cancel()
+        unknown, self._ring = self._ring.unknown, Ring()
+        self._ring.unknown = unknown
+        self.has_room.set()
+        for _, future in self._flushes:
+            if not future.done():
+                future.set_exception(Closed("the publisher was closed"))
+
+    def _perform(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Connect(exchange, path):
+                    self._links[path] = ExchangeLink(exchange, path, self._welcomed, self._lost, self._room)
+                case SendFin(path):
+                    if self._machine.closing and self._ring.waiting:
+                        self._fin_waits = path
+                    else:
+                        self._fin(path)
+                case SendOpen(path, left, finished):
+                    self._open(path, PathOpening(left, finished))
+                case Replay():
+                    self._replay()
+                case Reuse(old, new):
+                    self._links[new] = self._links.pop(old)
+                    self._links[new].path = new
+                case CloseLink(path):
+                    if (link := self._links.pop(path, None)) is not None:
+                        link.close()
+                    self.has_room.set()
+                case Finished():
+                    self._finished.set()
+        self._machine.check()
+        if any(isinstance(instruction, SendOpen) for instruction in instructions):
+            self._on_change()  # only now: what it sends must not overtake a replay
+
+    def _fin(self, path: int) -> None:
+        """The last frame of this path: behind what was sent on it. What waits goes on with the next one."""
+        self._fin_waits = 0
+        if self._machine.closing:
+            self._on_change()  # for the last beacons
+        self._ring.mark(path, fin=True)
+        self._control(self._links[path], Kind.FIN, path, None)
+        self._timers = [timer for timer in self._timers if timer.when() > self._loop.time()]
+        self._timers.append(self._loop.call_later(FIN_SECONDS, self._give_up, path))
+        self._link = None if self._machine.closing else self._link
+
+    def _open(self, path: int, opening: PathOpening) -> None:
+        self._link = self._links[path]
+        self._portion = 0
+        last = self._ring.sent_to
+        if not opening.finished:
+            self._break()  # a replay follows: subscribers are told where it begins
+            last = self._ring.opens_after()
+            unfinished, self._fin_waits = self._fin_waits, 0
+            self._perform(self._machine.forwarded(unfinished))  # all of it is sent again: nobody is to wait for its FIN
+        self._control(self._link, Kind.OPEN, path, opening, last)
+        self.lost_token = ""
+        self.opened.set()
+        if opening.finished:
+            self._pump()
+
+    # --- replays ------------------------------------------------------------------------------------------------------
+
+    def _replay(self) -> None:
+        """All that subscribers may be missing has begun to leave again."""
+        self.replays += 1
+        self._replay_until = time.monotonic() + REPLAY_SECONDS
+        if self._ring.waiting:
+            self._pump()
+        else:
+            self._caught_up()
+
+    def _pump(self) -> None:
+        """Send the next portion of what waits, unless the one before is still on its way."""
+        link, ring = self._link, self._ring
+        if link is None or not ring.waiting or self._portion or link.backlog_bytes:
+            return
+        path = link.path
+        for _ in range(PORTION_FRAMES):
+            found = ring.take(path, self.bundle_bytes)
+            first = encode_bundle(self._publisher, path, ring.sent_to, found, time.time_ns()) if len(found) > 1 else found[0]
+            link.send(first)
+            if not ring.waiting:
+                break
+        number = self.mark()
+        if ring.waiting:
+            self._portion = number
+            patience = PORTION_SECONDS if time.monotonic() < self._replay_until else 0.0
+            self._portion_timer = self._loop.call_later(patience, self._next_portion)
+        else:
+            self._caught_up()
+
+    def _next_portion(self) -> None:
+        self._portion = 0
+        if self._portion_timer is not None:
+            self._portion_timer.cancel()
+        self._pump()
+
+    def _caught_up(self) -> None:
+        """Nothing waits any more."""
+        self.has_room.set()
+        if self._fin_waits:
+            self._fin(self._fin_waits)
+        self._loop.call_soon(self._on_change)
+
+    def _room(self) -> None:
+        self.has_room.set()
+        self._pump()
+
+    # --- links --------------------------------------------------------------------------------------------------------
+
+    def _control(self, link: ExchangeLink, kind: Kind, path: int, body: Any, sequence: int | None = None) -> None:
+        number = self._ring.sent_to if sequence is None else sequence
+        link.send(encode_control(kind, self._publisher, path, number, body, time.time_ns()))
+
+    def _welcomed(self, link: ExchangeLink) -> None:
+        self._before_change()
+        self._perform(self._machine.attached(link.path))
+
+    def _lost(self, link: ExchangeLink) -> None:
+        """The Exchange at the other end is gone, or is another life of it."""
+        self.lost_token = link.exchange.token
+        self._before_change()
+        if self._link is link:
+            self._link = None
+            self._fin_waits = 0
+            self._break()
+        self._perform(self._machine.lost(link.path))
+        self._on_change()

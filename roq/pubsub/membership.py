@@ -1,0 +1,203 @@
+"""One client's membership of one queue: join at the active Monitor, report once a second, rejoin when needed.
+
+Reports go to the backup Monitors too: one that has been activated answers with a higher term than the last, and is joined
+at once. A Monitor of a lower term is not obeyed.
+
+Honest by construction: `monitor_silent_seconds` grows while the Monitor does not answer, and the owner's intent (topics,
+path) is told again on every join. One endless loop does it all, with jittered waits; nothing but `close` ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from roq.coordination.locate import GcmClient
+from roq.errors import CallError, NotReady, QueueStopped, RoqError
+from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
+from roq.runtime.rpc import RpcClient
+from roq.wire import gcm
+from roq.wire import monitor as wire
+from roq.wire.assignment import MonitorAddress
+
+log = logger(__name__)
+REPORT_SECONDS = 1.0
+WORRY_SECONDS = 1.5  # a report was not answered: report more often, so that an activated backup is found soon
+WORRIED_REPORT_SECONDS = 0.2
+SILENT_SECONDS = 3.0  # three reports unanswered: look for the Monitor again
+JOIN_SECONDS = 3.0  # one try
+NOT_READY_SECONDS = 0.2  # longest wait between tries while the Monitor answers that it is not ready
+REJOIN_SECONDS = 1.0  # one try of a member that looks for its Monitor again
+
+
+class Member(Protocol):
+    """Who joins: the publisher or the subscriber."""
+
+    def join_request(self) -> msgspec.Struct:
+        """JoinPublisher or JoinSubscriber as of now."""
+
+    def report(self) -> msgspec.Struct:
+        """PublisherReport or SubscriberReport as of now."""
+
+    def take(self, notice: Any) -> None:
+        """A welcome or a notice of the Monitor, except those about Monitors themselves."""
+
+
+class Membership:
+    """`await join()` once, then it keeps itself up until `close`."""
+
+    def __init__(self, gcm_client: GcmClient, queue: str, member: Member) -> None:
+        self._gcm, self._queue, self._member = gcm_client, queue, member
+        self._monitors: dict[str, RpcClient] = {}  # by endpoint: all that are known
+        self._leader = ""  # endpoint of the one we are with
+        self._term = 0
+        self._heard = 0.0
+        self._joined = False
+        self._again = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Whether the Monitor knows us."""
+        return self._joined
+
+    def monitor_silent_seconds(self) -> float:
+        """Since the Monitor was heard last."""
+        return time.monotonic() - self._heard
+
+    async def join(self, timeout_seconds: float) -> None:
+        """Join for the first time. Raises the refusal (QueueNotFound, QueueStopped, …) or what kept us from joining."""
+        deadline = time.monotonic() + timeout_seconds
+        for wait in delays(0.02, 0.5):
+            try:
+                await self._join_once(deadline - time.monotonic())
+                break
+            except CallError:
+                raise
+            except RoqError as error:
+                self._disconnect()
+                if time.monotonic() + wait >= deadline:
+                    raise error
+            await asyncio.sleep(wait)
+        self._task = asyncio.get_running_loop().create_task(self._keep_up(), name=f"membership of {self._queue}")
+
+    async def _join_once(self, left_seconds: float) -> None:
+        if not self._leader:
+            info = await self._gcm.request(gcm.DescribeQueue(self._queue), gcm.QueueInfo, max(0.1, left_seconds))
+            if not info.record.running:
+                raise QueueStopped(f"queue {self._queue!r} is stopped: start it first")
+            if not info.monitors:
+                raise NotReady(f"queue {self._queue!r} has no serving Monitor yet")
+            self._listen_to(info.monitors)
+            self._leader = info.monitors[0].clients_endpoint()
+        request = self._member.join_request()
+        expect: Any = wire.PublisherWelcome if isinstance(request, wire.JoinPublisher) else wire.SubscriberWelcome
+        rpc = self._monitors[self._leader]
+        welcome = await rpc.request(request, expect, max(0.1, min(JOIN_SECONDS, left_seconds)))
+        self._heard, self._joined = time.monotonic(), True
+        self._term = welcome.term
+        if welcome.monitors:
+            self._listen_to(welcome.monitors)
+        self._member.take(welcome)
+
+    def _listen_to(self, monitors: Iterable[MonitorAddress]) -> None:
+        """Be connected to exactly these Monitors (and to the one we are with)."""
+        wanted = dict.fromkeys(one.clients_endpoint() for one in monitors)
+        for endpoint in [one for one in self._monitors if one not in wanted and one != self._leader]:
+            self._monitors.pop(endpoint).close()
+        for endpoint in [one for one in wanted if one not in self._monitors]:
+            hear = functools.partial(self._notice, endpoint)
+            self._monitors[endpoint] = RpcClient(endpoint, wire.Reply, wire.NoticeToMember, hear)
+
+    async def _keep_up(self) -> None:
+        waits = delays(0.05, 1.0)
+        while True:
+            try:
+                if not self._joined:
+                    await self._join_once(REJOIN_SECONDS)
+                    waits = delays(0.05, 1.0)
+                    log.info("joined queue again", extra={"fields": {"queue": self._queue}})
+                self.report_now()
+                worried = self.monitor_silent_seconds() > WORRY_SECONDS
+                await self._pause(WORRIED_REPORT_SECONDS if worried else REPORT_SECONDS)
+                if self.monitor_silent_seconds() > SILENT_SECONDS and self._joined:
+                    log.warning("monitor is silent: looking for it again", extra={"fields": {"queue": self._queue}})
+                    self._joined, self._leader = False, ""
+            except RoqError as error:
+                fields = {"queue": self._queue, "error": type(error).__name__, "reason": str(error)}
+                log.warning("could not join queue again; trying on", extra={"fields": fields})
+                self._leader = ""
+                self.report_now()  # a backup that was activated meanwhile answers
+                wait = next(waits)
+                await self._pause(min(wait, NOT_READY_SECONDS) if isinstance(error, NotReady) else wait)
+            except Exception:  # a defect must not end the membership in silence
+                log.exception("membership met with a defect; trying on")
+                await self._pause(next(waits))
+
+    async def _pause(self, seconds: float) -> None:
+        """Until the next report is due or something must be done at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._again.wait()
+        self._again.clear()
+
+    def _notice(self, source: str, notice: Any) -> None:
+        term = getattr(notice, "term", self._term)
+        if source != self._leader:
+            if isinstance(notice, wire.Rejoin) and term > self._term:
+                log.info("another Monitor leads the queue", extra={"fields": {"queue": self._queue, "term": term}})
+                self._leader, self._term, self._joined = source, term, False
+                self._again.set()
+            return
+        if term < self._term:
+            return  # it no longer leads
+        self._heard = time.monotonic()
+        match notice:
+            case wire.Rejoin():
+                self._joined = False
+                self._again.set()
+            case wire.Standby():
+                self._leader, self._joined = "", False  # it leads no more: ask who does
+                self._again.set()
+            case wire.Monitors(_, monitors):
+                self._listen_to(monitors)
+            case _:
+                self._member.take(notice)
+
+    def report_now(self) -> None:
+        """Send a report without waiting for the next second."""
+        if self._monitors:
+            report = self._member.report()
+            for rpc in self._monitors.values():
+                rpc.notify(report)
+
+    def _disconnect(self) -> None:
+        self._joined, self._leader = False, ""
+        for rpc in self._monitors.values():
+            rpc.close()
+        self._monitors.clear()
+
+    async def close(self, member: int, timeout_seconds: float) -> None:
+        """Say good-bye within the bound and stop."""
+        if self._task is not None:
+            self._task.cancel()
+        rpc = self._monitors.get(self._leader)
+        if rpc is not None and self._joined and timeout_seconds > 0:
+            try:
+                await rpc.request(wire.Leave(member), wire.Left, timeout_seconds)
+            except RoqError as error:
+                log.info("left without a good-bye", extra={"fields": {"queue": self._queue, "reason": str(error)}})
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop at once, without a word."""
+        if self._task is not None:
+            self._task.cancel()
+        self._disconnect()

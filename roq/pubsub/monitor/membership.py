@@ -1,0 +1,563 @@
+"""Who belongs to a queue, who publishes where, and how that changes without loss. Pure: no IO, no clock.
+
+Theory of operation. An Exchange starts as STARTING; it becomes ACTIVE, and so a target for publishers, once every ready
+subscriber has proved its attachment (a probe sent *through* the Exchange came back as a report). A subscriber becomes ready
+once it has proved its attachment to every ACTIVE or DRAINING Exchange; from then on nothing carries messages before it has
+proved it. Moves and joining subscribers exclude each other (for a bounded time), so that nobody who attaches to the
+Exchanges one after the other misses a part of a stream that moves between them. A move tells the publisher where to go; it
+is over when the publisher's FIN came out of the old Exchange. Draining moves every publisher away; then RETIRE is sent
+through the Exchange, behind everything else; when every subscriber has detached after reading it, the Exchange is DRAINED
+and may be stopped. The living never wait long for the dead: an Exchange becomes ACTIVE without the proof of a subscriber that
+is silent; that one is not ready any more, and sees from the numbers what it missed.
+
+A Monitor that takes over from another one (`begun`) knows neither the subscribers nor the publishers yet, nor what its
+predecessor left behind. Until they had time to come back, no Exchange becomes ACTIVE, no publisher begins (what it sent would
+be unknown to the subscribers that are missing, a silent loss), and nobody new is told that it is ready: publishers may be on
+an Exchange that has not reported yet. Those that may carry messages of that time have to be proved though they are STARTING.
+
+Invariants (`check`): publishers are on Exchanges that exist; nobody is moved to an Exchange that is not ACTIVE; an Exchange
+that carries messages is proved by every ready subscriber. While `_settled`, nothing waits for what a subscriber reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+
+from roq.errors import ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
+from roq.pubsub.monitor.expected import Expected
+from roq.pubsub.monitor.former import FormerLives
+from roq.pubsub.monitor.loss import all_back, lose, missed, replacement
+from roq.pubsub.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS, answer
+from roq.pubsub.monitor.proofs import (
+    JOINING_ALL_SECONDS,
+    JOINING_SECONDS,
+    become_ready,
+    carrying_tokens,
+    missing_proofs,
+    possible_tokens,
+    proved,
+)
+from roq.pubsub.monitor.records import (
+    CARRYING,
+    Answer,
+    Exchange,
+    ExchangeState,
+    Instruction,
+    Notify,
+    Publisher,
+    Retire,
+    Subscriber,
+    Unwatch,
+    Waiting,
+    Watch,
+)
+from roq.wire import monitor as wire
+from roq.wire.frame import PathOpening
+from roq.wire.process import Named
+
+EXCHANGE_SILENT_SECONDS = 3.5  # an Exchange that has not reported for this long is gone
+PUBLISHER_SILENT_SECONDS = 10.0  # a publisher that has not reported for this long has left without a good-bye
+SUBSCRIBER_SILENT_SECONDS = 30.0  # the user's loop may be busy; then it is evicted so that the others can go on
+EXCHANGE_GONE_SECONDS = 15.0  # for so long subscribers keep their place at a dead Exchange whose publishers must replay
+REJOIN_SECONDS = 1.5  # after a Monitor's start: its members rejoin within a report's interval
+NOBODY_SECONDS = 3.0  # that long if no subscriber has: they may only be slow to notice
+NEWCOMER_SECONDS = 5.0  # what may harm in silence waits for the slowest: 3 s until it looks for its Monitor, and two tries
+MOVE_SECONDS = 10.0  # a publisher that has not ended its path by then is not counted as moved
+
+
+class Membership:
+    """All of one queue. Every method returns what is to be done, in order."""
+
+    def __init__(
+        self,
+        term: int,
+        terms_of_use: wire.PublisherWelcome,
+        expected: Mapping[int, float] | None = None,
+        begun: float | None = None,
+        former: FormerLives | None = None,
+    ) -> None:
+        """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used. expected: subscribers that will
+        come back, and when each was heard last; None if nobody can name them. begun: when this Monitor took over from another
+        one; None if it is the first of a new queue. former: what that one's host may have left behind."""
+        self.former = former or FormerLives()
+        self.term = term
+        self.version = 1
+        self._use = terms_of_use
+        self.exchanges: dict[str, Exchange] = {}
+        self.publishers: dict[int, Publisher] = {}
+        self.subscribers: dict[int, Subscriber] = {}
+        self._waiting: list[Waiting] = []
+        self._settled = False  # nothing waits for a subscriber: what one reports changes nothing but itself
+        self._joined = 0.0  # when a subscriber did last
+        self._held_since: float | None = None  # since when something has waited for subscribers that join
+        self._started = begun or 0.0
+        self._begun = begun
+        self._expected = Expected(expected, self._started)
+
+    # --- Exchanges ----------------------------------------------------------------------------------------------------
+
+    def exchange_report(self, report: wire.ExchangeReport, now: float) -> list[Instruction]:
+        """An Exchange lives. A new one, or a new life of one, has to be proved."""
+        address = report.exchange
+        known = self.exchanges.get(address.id)
+        if known is not None and known.address == address:
+            known.last_report = now
+            return []
+        out: list[Instruction] = []
+        if known is not None:
+            out.append(Unwatch(known.address))
+        fresh = Exchange(address, report.host, now)
+        if self._begun is not None and known is None:  # later: one that has forwarded anything was known to somebody
+            fresh.may_carry = now - self._begun < NEWCOMER_SECONDS or report.frames_in > 0
+        if known is not None:  # another life of it: its publishers replay once it, or another one, is proved
+            lose(self.publishers.values(), known.address, now)
+            anew = {ExchangeState.ACTIVE: ExchangeState.STARTING, ExchangeState.DRAINING: ExchangeState.RETIRING}
+            fresh.state = anew.get(known.state, known.state)
+        self.exchanges[address.id] = fresh
+        self.former.gone(address.id, report.host)  # it obeys this Monitor, and is proved like any other
+        self.version += 1
+        fresh.listed = self.version
+        for one in self.subscribers.values():  # whoever kept it unlisted may be about to leave it
+            one.attached -= {address.token}
+        out.append(Watch(address))
+        out += self._tell_subscribers()
+        return out + self._settle(now)
+
+    def _tell_subscribers(self) -> list[Instruction]:
+        notice = wire.Exchanges(self.term, self.version, self.visible())
+        return [Notify(subscriber.peer, notice) for subscriber in self.subscribers.values()]
+
+    def peers(self) -> list[bytes]:
+        """Everybody who can be told something."""
+        return [one.peer for one in self.publishers.values()] + [one.peer for one in self.subscribers.values()]
+
+    def visible(self) -> tuple[wire.ExchangeAddress, ...]:
+        """The Exchanges that subscribers shall be attached to."""
+        return tuple(one.address for one in self.exchanges.values() if one.state is not ExchangeState.DRAINED)
+
+    # --- publishers ---------------------------------------------------------------------------------------------------
+
+    def join_publisher(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
+        """Assign an Exchange, or confirm the one a rejoining publisher is on. Raises NotReady while none is active."""
+        self._started = self._started or now
+        if not request.path and not self._newcomers_served(now):
+            raise NotReady("this Monitor has taken over: not every subscriber may have come back to it yet")
+        here = self.exchanges.get(request.exchange) if request.path else None
+        if request.path and (here is None or request.token != here.address.token):
+            return self._join_after_loss(request, peer, now)
+        known = self.publishers.get(request.publisher)
+        if here is not None and here.state in (ExchangeState.STARTING, *CARRYING):
+            exchange, path = here, request.path
+            here.may_carry = True
+        else:
+            exchange = self._least_loaded(request.exchange)
+            path = max(request.path, known.path if known and here is None else 0) + 1
+        publisher = Publisher(peer, exchange.address.id, path, now)
+        if known is not None:
+            publisher.offered = known.offered
+            publisher.offer(known.exchange, known.path)  # it may have come there in the meantime
+        if here is not None and here is not exchange:
+            publisher.path, publisher.exchange = request.path, request.exchange  # and its FIN has to come through there
+            self._send_to(publisher, exchange.address.id, now)
+        self.publishers[request.publisher] = publisher
+        use = self._use
+        return wire.PublisherWelcome(self.term, path, exchange.address, use.overflow, use.max_frame_bytes)
+
+    def _join_after_loss(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
+        """Its Exchange is gone, or is another life of it, and it may not know: it replays on the next path. Right after a start
+        of this Monitor that may only mean that the Exchange, or subscribers, have not come back to it yet."""
+        exchange = self._least_loaded()
+        young = now - self._started < REJOIN_SECONDS or self._expected.awaited(self.subscribers, now)
+        if young and not all_back(self._expected.all, self.subscribers, exchange, request):
+            raise NotReady("not everybody may have come back yet: it would replay to some subscribers only")
+        if self._joining(now):
+            raise NotReady("a subscriber is just joining: it would miss the beginning of the replay")
+        known = self.publishers.get(request.publisher)
+        publisher = self.publishers[request.publisher] = Publisher(peer, exchange.address.id, request.path + 1, now)
+        if known is not None:
+            publisher.offered = known.offered  # it may be on its way there
+        publisher.offer(exchange.address.id, publisher.path)
+        terms = (self._use.overflow, self._use.max_frame_bytes, (), request.token)
+        return wire.PublisherWelcome(self.term, publisher.path, exchange.address, *terms)
+
+    def _least_loaded(self, but: str = "") -> Exchange:
+        active = [e for e in self.exchanges.values() if e.state is ExchangeState.ACTIVE and e.address.id != but]
+        if not active:
+            raise NotReady("the queue has no active Exchange yet")
+        return min(active, key=lambda exchange: (self.load(exchange.address.id), exchange.address.id))
+
+    def load(self, exchange: str) -> int:
+        """Publishers on an Exchange or on their way to it."""
+        return sum((publisher.target or publisher.exchange) == exchange for publisher in self.publishers.values())
+
+    def publisher_report(self, report: wire.PublisherReport, peer: bytes, now: float) -> list[Instruction]:
+        """A publisher lives, and says where it is."""
+        publisher = self.publishers.get(report.publisher)
+        if publisher is None:
+            return [Notify(peer, wire.Rejoin(self.term))]
+        publisher.peer, publisher.last_report = peer, now
+        heard = wire.Heard(self.term, True, gone=publisher.lost, gone_path=publisher.lost_path)
+        out: list[Instruction] = [Notify(peer, heard)]
+        if report.lost and not report.exchange and not self._dealt_with(report, publisher):
+            publisher.lose(report.lost, report.path, now)
+        if report.path >= publisher.path and not report.leaving and report.exchange in self.exchanges:
+            # no FIN is under way, so it knows best: it never used its last path, took another one, or gave up on the FIN
+            publisher.is_on(report.path, report.exchange)
+            publisher.offered = {offer: path for offer, path in publisher.offered.items() if path > report.path}
+        if publisher.relocated and report.path <= publisher.path:
+            out.append(self._relocate(publisher))  # it may have missed the notice; a repetition changes nothing
+        return out + self._settle(now)
+
+    def _dealt_with(self, report: wire.PublisherReport, publisher: Publisher) -> bool:
+        """Whether it reports a loss for which it has been given its next path already, not one of that path's own link."""
+        if report.path >= publisher.path:
+            return False
+        here = self.exchanges.get(publisher.exchange)
+        return report.path < publisher.opened or (here is not None and report.lost != here.address.token)
+
+    def _send_to(self, publisher: Publisher, exchange: str, now: float) -> None:
+        publisher.target, publisher.relocated, publisher.deadline = exchange, True, now + MOVE_SECONDS
+        publisher.offer(exchange, publisher.path + 1)
+
+    def _relocate(self, publisher: Publisher) -> Instruction:
+        target = self.exchanges[publisher.target].address
+        return Notify(publisher.peer, wire.Relocate(self.term, publisher.path + 1, target, publisher.lost))
+
+    def fin_seen(self, id: int, path: int, exchange: str, now: float) -> list[Instruction]:
+        """A publisher's FIN came out of an Exchange: everything before it has been forwarded."""
+        publisher = self.publishers.get(id)
+        if publisher is None:
+            return []
+        out: list[Instruction] = [Notify(publisher.peer, wire.Forwarded(path, 0))]
+        if publisher.offered.get(exchange, path + 1) <= path:
+            del publisher.offered[exchange]
+        if publisher.target and publisher.exchange == exchange and path == publisher.path:
+            publisher.exchange, publisher.path = publisher.target, path + 1
+            publisher.target, publisher.relocated = "", False
+        return out + self._settle(now)
+
+    def open_seen(self, id: int, path: int, exchange: str, opening: PathOpening, now: float) -> list[Instruction]:
+        """A publisher's OPEN came out of an Exchange: there it is, even if it was told otherwise since. Who subscribes
+        there from now on doesn't see this OPEN."""
+        publisher = self.publishers.get(id)
+        if publisher is None or exchange not in self.exchanges:
+            return []
+        publisher.opened = max(publisher.opened, path)
+        if path == publisher.path or (path > publisher.path and not opening.finished):
+            publisher.is_on(path, exchange)
+            publisher.offered = {offer: number for offer, number in publisher.offered.items() if number != path}
+        elif path == publisher.path + 1 and self.exchanges[exchange].state in CARRYING:
+            publisher.target, publisher.relocated = exchange, True  # its FIN is still to come
+            publisher.deadline = now + MOVE_SECONDS
+        return self._settle(now)
+
+    def mark_seen(self, id: int, path: int, mark: int) -> list[Instruction]:
+        """A publisher's MARK came out of an Exchange."""
+        publisher = self.publishers.get(id)
+        return [Notify(publisher.peer, wire.Forwarded(path, mark))] if publisher else []
+
+    # --- subscribers --------------------------------------------------------------------------------------------------
+
+    def join_subscriber(self, request: wire.JoinSubscriber, peer: bytes, now: float) -> wire.SubscriberWelcome:
+        """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move."""
+        if any(one.relocated or one.opening(now) for one in self.publishers.values()):
+            raise NotReady("publishers are being moved: try again")
+        self.subscribers[request.subscriber] = Subscriber(peer, now, request.returning)
+        self._joined = now
+        use = self._use
+        return wire.SubscriberWelcome(self.term, self.version, self.visible(), use.overflow, use.max_frame_bytes)
+
+    def subscriber_report(self, report: wire.SubscriberReport, peer: bytes, now: float) -> list[Instruction]:
+        """A subscriber lives, and says what it has proved."""
+        subscriber = self.subscribers.get(report.subscriber)
+        if subscriber is None:
+            if self._begun is not None:
+                self._expected.reported(report.subscriber, now)
+            return [Notify(peer, wire.Rejoin(self.term))]
+        subscriber.peer, subscriber.last_report = peer, now
+        subscriber.attached = frozenset(report.attached)
+        if subscriber.returning and not subscriber.reported:
+            subscriber.may_miss(possible_tokens(self.exchanges))  # an earlier Monitor may have let them carry without it
+        subscriber.reported = True
+        subscriber.attached -= {one.address.token for one in self.exchanges.values() if one.listed > report.version}
+        if carrying := carrying_tokens(self.exchanges):
+            subscriber.ready = carrying <= subscriber.attached  # one that gave up detaches from all
+        waits = () if subscriber.returning else self.waits(now)
+        subscriber.tell(subscriber.ready and not waits and possible_tokens(self.exchanges) <= subscriber.attached)
+        heard = wire.Heard(self.term, subscriber.told, waits, answers=report.sent, passed_by=subscriber.passed_by)
+        out: list[Instruction] = [Notify(peer, heard)]
+        if report.version < self.version:
+            out.append(Notify(peer, wire.Exchanges(self.term, self.version, self.visible())))
+        return out if self._settled else out + self._settle(now)
+
+    def leave(self, member: int, now: float) -> list[Instruction]:
+        """A member said good-bye, or is taken for gone."""
+        self.publishers.pop(member, None)
+        self.subscribers.pop(member, None)
+        self._expected.left(member)
+        return self._settle(now)
+
+    # --- orders of the scaling process and of people ------------------------------------------------------------------
+
+    def move(self, moves: Iterable[tuple[int, str]], waiter: Hashable, now: float) -> list[Instruction]:
+        """Move publishers; answered when every one has moved or is given up."""
+        moving: set[tuple[int, str]] = set()
+        refused: list[str] = []
+        for id, target in moves:
+            try:
+                self._start_move(id, target)
+                if self.publishers[id].target:
+                    moving.add((id, target))
+            except RoqError as error:
+                refused.append(f"{id:016x} to {target}: {error}")
+        self._waiting.append(Waiting(waiter, "move", now + MOVE_ANSWER_SECONDS, "", frozenset(moving), tuple(refused)))
+        return self._settle(now)
+
+    def _start_move(self, id: int, target: str) -> None:
+        publisher, exchange = self.publishers.get(id), self.exchanges.get(target)
+        if publisher is None:
+            raise PublisherNotFound(f"no publisher {id:016x} in this queue")
+        if exchange is None or exchange.state is not ExchangeState.ACTIVE:
+            raise ExchangeNotFound(f"no active Exchange {target!r} in this queue")
+        if publisher.lost:
+            raise NotReady("its Exchange was lost: it is being placed anew")
+        if publisher.target:
+            raise NotReady(f"it is already on its way to {publisher.target}")
+        if publisher.exchange != target:
+            publisher.target = target
+
+    def drain(self, id: str, waiter: Hashable, now: float) -> list[Instruction]:
+        """Empty an Exchange. Raises ExchangeNotFound, LastExchange, NotReady."""
+        exchange = self.exchanges.get(id)
+        if exchange is None:
+            raise ExchangeNotFound(f"no Exchange {id!r} in this queue")
+        others = [one for one in self.exchanges.values() if one is not exchange and one.state is ExchangeState.ACTIVE]
+        if not others and exchange.state in (ExchangeState.ACTIVE, ExchangeState.STARTING):
+            raise LastExchange(f"Exchange {id!r} is the queue's only active one")
+        if exchange.state is ExchangeState.STARTING and self._used(id):
+            raise NotReady(f"Exchange {id!r} has come back with publishers on it, and not every subscriber has")
+        out: list[Instruction] = []
+        if exchange.state is ExchangeState.ACTIVE:
+            exchange.state = ExchangeState.DRAINING
+        elif exchange.state is ExchangeState.STARTING:
+            exchange.state = ExchangeState.RETIRING  # nothing ever passed through it
+            out.append(Retire(exchange.address))
+        self._waiting.append(Waiting(waiter, "drain", now + DRAIN_ANSWER_SECONDS, id))
+        return out + self._settle(now)
+
+    def await_active(self, id: str, waiter: Hashable, now: float) -> list[Instruction]:
+        """Answered when the Exchange is active (it may not even have reported yet)."""
+        self._waiting.append(Waiting(waiter, "active", now + ACTIVE_ANSWER_SECONDS, id))
+        return self._settle(now)
+
+    def forget(self, waiter: Hashable) -> None:
+        """Whoever asked is gone."""
+        self._waiting = [one for one in self._waiting if one.waiter != waiter]
+
+    # --- what follows from what ---------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Once a second: who has fallen silent, what has taken too long, which proofs are missing."""
+        out: list[Instruction] = []
+        for id, exchange in list(self.exchanges.items()):
+            silent = now - exchange.last_report
+            if silent > EXCHANGE_SILENT_SECONDS:
+                lose(self.publishers.values(), exchange.address, now)
+                exchange.proving_since = now
+                if exchange.state is ExchangeState.ACTIVE:
+                    exchange.state = ExchangeState.STARTING
+            if silent > EXCHANGE_SILENT_SECONDS and (
+                silent > EXCHANGE_GONE_SECONDS or not missed(self.publishers.values(), exchange)
+            ):
+                del self.exchanges[id]
+                self.version += 1
+                out.append(Unwatch(exchange.address))
+                out += self._tell_subscribers()
+        for member, publisher in list(self.publishers.items()):
+            if now - publisher.last_report > PUBLISHER_SILENT_SECONDS:
+                del self.publishers[member]
+            elif publisher.target not in self.exchanges or (publisher.relocated and now > publisher.deadline):
+                publisher.target, publisher.relocated = "", False
+        for member, subscriber in list(self.subscribers.items()):
+            silent = now - subscriber.last_report
+            if silent > SUBSCRIBER_SILENT_SECONDS:
+                del self.subscribers[member]
+                out.append(Notify(subscriber.peer, wire.Evicted(silent)))
+        self._forget_carrying(now)
+        return out + self._settle(now) + self._tell_ready(now) + self.probes()
+
+    def stood_still(self, seconds: float, now: float) -> None:
+        """This Monitor was not running for so long: what nobody heard was no silence, and no move was late."""
+        members: list[Exchange | Publisher | Subscriber] = [*self.exchanges.values(), *self.publishers.values()]
+        for one in (*members, *self.subscribers.values()):
+            one.last_report = min(now, one.last_report + seconds)
+        for publisher in self.publishers.values():
+            publisher.deadline += seconds
+            publisher.lost_at = min(now, publisher.lost_at + seconds)
+        for exchange in self.exchanges.values():
+            exchange.proving_since = min(now, exchange.proving_since + seconds)
+        for subscriber in self.subscribers.values():
+            subscriber.joined = min(now, subscriber.joined + seconds)
+        if self._begun is not None:
+            self._begun = min(now, self._begun + seconds)
+        self._expected.stood_still(seconds)
+        if self._held_since is not None:
+            self._held_since = min(now, self._held_since + seconds)
+
+    def probes(self) -> list[Instruction]:
+        """What has to be sent through Exchanges again and again, until every proof is in and everybody has left."""
+        return missing_proofs(self.exchanges.values(), self.subscribers.values())
+
+    def _forget_carrying(self, now: float) -> None:
+        """An Exchange that is not proved carries nothing if nobody has said in time to be on it."""
+        used = {publisher.exchange for publisher in self.publishers.values()}
+        for id, exchange in self.exchanges.items():
+            exchange.may_carry &= id in used or now - exchange.proving_since < NEWCOMER_SECONDS
+
+    def _settle(self, now: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        starting = [one for one in self.exchanges.values() if one.state is ExchangeState.STARTING and self._proved(one, now)]
+        for exchange in starting:
+            exchange.state = ExchangeState.ACTIVE
+            for one in self.subscribers.values():  # those that were not waited for
+                one.may_miss((exchange.address.token,))
+        if starting and become_ready(self.exchanges, self.subscribers):  # had proved it before it carried anything
+            out += self._tell_ready(now)
+        for exchange in self.exchanges.values():
+            if exchange.state in (ExchangeState.DRAINING, ExchangeState.RETIRING, ExchangeState.DRAINED):
+                self._empty(exchange)  # a publisher that was forgotten may have come back to it
+            if exchange.state is ExchangeState.DRAINING and not self._used(exchange.address.id):
+                exchange.state = ExchangeState.RETIRING
+                out.append(Retire(exchange.address))
+            if exchange.state is ExchangeState.RETIRING and self._left(exchange):
+                exchange.state = ExchangeState.DRAINED
+                self.version += 1
+                out.append(Unwatch(exchange.address))
+                out += self._tell_subscribers()
+        out += self._relocations(now) + self._answers(now)
+        self._settled = self._nothing_pending()
+        return out
+
+    def _nothing_pending(self) -> bool:
+        """Whether `_settle` has nothing to do, whatever subscribers report and however much time passes. With thousands of them
+        nearly all calls of it would be for their reports, and each looks at all of them."""
+        steady = (ExchangeState.ACTIVE, ExchangeState.DRAINED)
+        return (
+            not self._waiting
+            and all(one.state in steady for one in self.exchanges.values())
+            and not any(one.lost or (one.target and not one.relocated) for one in self.publishers.values())
+        )
+
+    def _tell_ready(self, now: float) -> list[Instruction]:
+        """Tell those that are ready and have not been told."""
+        waits, possible = bool(self.waits(now)), possible_tokens(self.exchanges)
+        untold = [one for one in self.subscribers.values() if one.ready and not one.told and (one.returning or not waits)]
+        ready = [one for one in untold if possible <= one.attached]
+        for subscriber in ready:
+            subscriber.tell(True)
+        return [Notify(subscriber.peer, wire.Heard(self.term, True)) for subscriber in ready]
+
+    # --- what a Monitor that has taken over does not know yet -----------------------------------------------------------
+
+    def waits(self, now: float) -> tuple[str, ...]:
+        """Why nobody new is told that it is ready: what may carry messages and can't be proved."""
+        young = self._begun is not None and now - self._begun < NEWCOMER_SECONDS
+        return (*self.former.left(now), *(("Exchanges that may not have reported to the new Monitor yet",) if young else ()))
+
+    def _newcomers_served(self, now: float) -> bool:
+        """Whether a new publisher may begin: nobody who subscribed before would miss it without knowing."""
+        if self._begun is None or self._expected.all_in(self.subscribers):
+            return True
+        return now - self._begun >= NEWCOMER_SECONDS and not self._expected.awaited(self.subscribers, now)
+
+    def _members_known(self, now: float) -> bool:
+        """Whether the subscribers that were there before this Monitor have had time to come back."""
+        if self._begun is None or self._expected.all_in(self.subscribers):
+            return True
+        if self._expected.awaited(self.subscribers, now):
+            return False
+        return now - self._begun >= (REJOIN_SECONDS if self.subscribers else NOBODY_SECONDS)
+
+    def expect(self, named: Named, now: float) -> None:
+        """A Monitor before this one names the subscribers it had."""
+        heard = {subscriber: now - silent for subscriber, silent in named.subscribers.items()}
+        if named.all:
+            self._expected = Expected(heard, now)
+        else:
+            self._expected.add(heard, now)
+
+    def named(self, now: float) -> Named:
+        """For the Monitor that follows: the subscribers that had been told that they are ready. Not all that there may be, as
+        long as those of the Monitor before this one may still come back."""
+        ready = {id: one for id, one in self.subscribers.items() if one.ready or one.told or one.returning}
+        return Named({id: now - one.last_report for id, one in ready.items()}, self._newcomers_served(now))
+
+    def _relocations(self, now: float) -> list[Instruction]:
+        """Tell those who are to move, unless a subscriber is just joining, or is about to."""
+        if not any(self._due(one) for one in self.publishers.values()):
+            return []
+        if self._joining(now) or self._expected.awaited(self.subscribers, now):
+            return []
+        out: list[Instruction] = []
+        for publisher in self.publishers.values():
+            if publisher.lost and not publisher.target:
+                publisher.target = replacement(self.exchanges.values(), publisher, self.load)
+            if publisher.target in self.exchanges and not publisher.relocated:
+                self._send_to(publisher, publisher.target, now)
+                out.append(self._relocate(publisher))
+        return out
+
+    def _due(self, publisher: Publisher) -> bool:
+        """Whether this publisher is to be told where to go on."""
+        if publisher.lost and not publisher.target:
+            return bool(replacement(self.exchanges.values(), publisher, self.load))
+        return publisher.target in self.exchanges and not publisher.relocated
+
+    def _joining(self, now: float) -> bool:
+        """Whether what is due waits for a subscriber that is just joining. When one has joined after the other for long enough
+        since the first wait, there is a time in which nobody is waited for, and all that is due goes on."""
+        recently = now - self._joined < JOINING_SECONDS
+        if not recently or not any(not one.ready and now - one.joined < JOINING_SECONDS for one in self.subscribers.values()):
+            self._held_since = None
+            return False
+        if self._held_since is None or now - self._held_since >= JOINING_ALL_SECONDS + JOINING_SECONDS:
+            self._held_since = now
+        return now - self._held_since < JOINING_ALL_SECONDS
+
+    def _proved(self, exchange: Exchange, now: float) -> bool:
+        if now - exchange.last_report > EXCHANGE_SILENT_SECONDS or not self._members_known(now):
+            return False
+        return proved(exchange, self.subscribers.values(), now)
+
+    def _used(self, exchange: str) -> bool:
+        """Whether a publisher's FIN may still have to come through this Exchange."""
+        return any(exchange in (one.exchange, one.target, *one.offered) for one in self.publishers.values())
+
+    def _left(self, exchange: Exchange) -> bool:
+        token = exchange.address.token
+        return all(token not in one.attached for one in self.subscribers.values())
+
+    def _empty(self, exchange: Exchange) -> None:
+        for id, publisher in self.publishers.items():
+            if publisher.exchange == exchange.address.id and not publisher.target:
+                try:
+                    self._start_move(id, self._least_loaded(exchange.address.id).address.id)
+                except NotReady:
+                    return  # another Exchange must become active first; asked again then
+
+    def _answers(self, now: float) -> list[Instruction]:
+        replies = [(one, answer(one, self.exchanges, self.publishers, now)) for one in self._waiting]
+        self._waiting = [one for one, reply in replies if reply is None]
+        return [Answer(one.waiter, reply) for one, reply in replies if reply is not None]
+
+    def check(self) -> None:
+        """The invariants; AssertionError if one is broken."""
+        for id, publisher in self.publishers.items():
+            if publisher.target and publisher.target in self.exchanges:
+                state = self.exchanges[publisher.target].state
+                assert state in CARRYING, f"publisher {id} is moved to an Exchange that is {state}"
+        for subscriber in self.subscribers.values():
+            if subscriber.ready:
+                for exchange in self.exchanges.values():
+                    proved = exchange.address.token in subscriber.attached
+                    assert proved or exchange.state not in CARRYING, f"{exchange.address.id} carries unproved"

@@ -1,0 +1,413 @@
+"""Monitor process: shell around the membership machine and the StatMonitor.
+
+Sockets: `clients` (everybody of the queue), `kpis` (PUB, one record a second), `control` (Shutdown Monitor), and two per
+Exchange (watch.py). Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+import zmq
+
+from roq.errors import FrameError, NotReady, RoqError
+from roq.pubsub.monitor.backup import Roll
+from roq.pubsub.monitor.beacons import Beacons
+from roq.pubsub.monitor.expected import EXPECTED_SECONDS
+from roq.pubsub.monitor.fencing import fence
+from roq.pubsub.monitor.former import FormerLives
+from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
+from roq.pubsub.monitor.records import CARRYING, Answer, Instruction, Notify, Probe, Retire, Unwatch, Watch
+from roq.pubsub.monitor.statistics import Statistics
+from roq.pubsub.monitor.watch import ExchangeWatch
+from roq.runtime import sockets
+from roq.runtime.backoff import delays
+from roq.runtime.child import Lease, announce_ready, open_board
+from roq.runtime.liveness import BEAT_SECONDS
+from roq.runtime.observe import Counters, Refusals, logger
+from roq.runtime.rpc import RpcServer
+from roq.runtime.run import Tasks, run
+from roq.runtime.shutdown import ShutdownMonitor
+from roq.wire import frame as frames
+from roq.wire import kpi as kpi_wire
+from roq.wire import monitor as wire
+from roq.wire.assignment import FormerProcess, MonitorRole, ProcessSpec
+from roq.wire.child import ChildSpec
+from roq.wire.frame import Header, Kind
+from roq.wire.limits import DECISIONS_KEPT
+from roq.wire.process import Named
+
+log = logger(__name__)
+MONITOR_ID = 1  # publisher id on probes; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
+PROBE_FIRST_SECONDS = 0.004  # after a change, until every proof is in: first wait between probes
+PROBE_MAX_SECONDS = 0.5
+STILL_SECONDS = 1.5 * BEAT_SECONDS  # between two looks at the clock, of which there is one a beat at least
+
+
+class Monitor:
+    """One queue's Monitor, on the running loop."""
+
+    def __init__(self, spec: ChildSpec, stop: asyncio.Event) -> None:
+        self._spec, self._stop = spec, stop
+        process = self._process = spec.process
+        self.counters = Counters()
+        self._refusals = Refusals(log, self.counters)
+        self._statistics = Statistics()
+        self._roll = Roll()
+        self._restarted = spec.restarted  # in this term
+        self._membership = self._fresh_membership(None, spec.restarted or process.term > 1)
+        self._watches: dict[str, ExchangeWatch] = {}
+        self._beacons = Beacons()
+        self._decisions: deque[kpi_wire.Decision] = deque(maxlen=DECISIONS_KEPT)
+        self._kpi: kpi_wire.QueueKpi | None = None
+        self._looked = time.monotonic()
+        self._probe_wanted = asyncio.Event()
+        self._tasks = Tasks(lambda error: stop.set())
+        self._control = ShutdownMonitor(
+            process.name,
+            spec.address,
+            spec.ports["control"],
+            stop,
+            self.counters,
+            self._configure,
+            process.term,
+            self._fenced,
+        )
+        kpis = sockets.control_socket(zmq.PUB)
+        sockets.bind(kpis, spec.address, spec.ports["kpis"])
+        self._kpis = sockets.Link(kpis)
+        self._server = RpcServer(
+            spec.address,
+            spec.ports["clients"],
+            wire.Request,
+            self._handle,
+            wire.NoticeToMonitor,
+            self._notice,
+            self.counters,
+        )
+
+    def _fresh_membership(self, expected: dict[int, float] | None, takes_over: bool = True) -> Membership:
+        nowhere = wire.ExchangeAddress("", "", 0, 0)
+        settings = self._process.settings
+        use = wire.PublisherWelcome(self._process.term, 0, nowhere, settings.overflow, settings.max_frame_bytes)
+        if not takes_over:
+            return Membership(self._process.term, use)
+        for seconds in (REJOIN_SECONDS, NEWCOMER_SECONDS):  # what had to wait goes on then, not only at the next tick
+            asyncio.get_running_loop().call_later(seconds + 0.01, self._look)  # a loop's clock may be early
+        now = time.monotonic()
+        lives = [life for life in self._process.former if life.exchange]
+        return Membership(self._process.term, use, expected, now, FormerLives(lives, now))
+
+    def _fenced(self, term: int) -> Named | None:
+        """The queue is led elsewhere: everybody shall look there at once. Whom the Monitor of that term has to wait for."""
+        for peer in self._membership.peers():
+            self._server.notify(peer, wire.Standby(term))
+        if self._process.role is MonitorRole.BACKUP:
+            return None
+        named = self._membership.named(self._now())
+        return msgspec.structs.replace(named, all=named.all and term == self._process.term + 1)
+
+    async def _fence(self, former: FormerProcess, term: int) -> None:
+        """What lives on at a lost host ends now if it can be reached, else with its lease."""
+        await fence(former, term, lambda named: self._expect(named, term))
+        if term == self._process.term:
+            self._membership.former.gone(former.exchange, former.host)
+            self._look()
+
+    def _expect(self, named: Named, term: int) -> None:
+        """The Monitor that was fenced has named its subscribers. Others may have joined an earlier process of ours."""
+        if term == self._process.term:
+            fields = {"term": term, "subscribers": len(named.subscribers), "all": named.all}
+            log.info("the fenced Monitor named its subscribers", extra={"fields": fields})
+            self._membership.expect(msgspec.structs.replace(named, all=named.all and not self._restarted), self._now())
+            asyncio.get_running_loop().call_later(EXPECTED_SECONDS + 0.01, self._look)
+            self._look()
+
+    def _fence_all(self) -> None:
+        if self._process.role is MonitorRole.ACTIVE:
+            for former in self._process.former:
+                self._tasks.start(self._fence(former, self._process.term), f"fence {former.name}")
+
+    def _configure(self, process: ProcessSpec) -> None:
+        """A backup is activated, a term begins, or the queue's Monitors changed."""
+        before, self._process = self._process, process
+        if (process.role, process.term) != (before.role, before.term):
+            log.info("role changed", extra={"fields": {"role": str(process.role), "term": process.term}})
+            for watch in self._watches.values():
+                watch.close()
+            self._watches.clear()
+            self._statistics = Statistics()
+            self._beacons = Beacons()  # a publisher that has not rejoined yet is not gone
+            activated = (before.role, process.role) == (MonitorRole.BACKUP, MonitorRole.ACTIVE)
+            self._membership = self._fresh_membership(self._roll.expected(time.monotonic()) if activated else None)
+            self._roll = Roll()
+            self._restarted = False
+            self._fence_all()
+        elif process.former != before.former:
+            self._membership.former.keep({(one.exchange, one.host) for one in process.former})
+        if process.role is MonitorRole.ACTIVE and process.monitors != before.monitors:
+            for peer in self._membership.peers():
+                self._server.notify(peer, wire.Monitors(process.term, process.monitors))
+
+    # --- requests and notices -----------------------------------------------------------------------------------------
+
+    async def _handle(self, peer: bytes, request: Any) -> msgspec.Struct:
+        now = self._now()
+        if self._process.role is MonitorRole.BACKUP and not isinstance(request, wire.Describe):
+            raise NotReady("this is a backup Monitor: ask the active one")
+        match request:
+            case wire.JoinPublisher():
+                welcome = self._membership.join_publisher(request, peer, now)
+                self._statistics.join_publisher(request.publisher, now, request.path)
+                return msgspec.structs.replace(welcome, monitors=self._process.monitors)
+            case wire.JoinSubscriber():
+                joined = self._membership.join_subscriber(request, peer, now)
+                self._probe_wanted.set()
+                return msgspec.structs.replace(joined, monitors=self._process.monitors)
+            case wire.Leave(member):
+                self._perform(self._membership.leave(member, now))
+                self._statistics.forget(member)
+                return wire.Left()
+            case wire.Record(decision):
+                self._remember(decision)
+                return wire.Recorded()
+            case wire.Describe():
+                return self._describe(now)
+            case _:
+                return await self._order(request, now)
+
+    async def _order(self, request: wire.Move | wire.Drain | wire.AwaitExchange, now: float) -> msgspec.Struct:
+        waiter: asyncio.Future[msgspec.Struct] = asyncio.get_running_loop().create_future()
+        match request:
+            case wire.Move(moves):
+                instructions = self._membership.move(moves, waiter, now)
+            case wire.Drain(exchange):
+                instructions = self._membership.drain(exchange, waiter, now)
+            case wire.AwaitExchange(exchange):
+                instructions = self._membership.await_active(exchange, waiter, now)
+        self._perform(instructions)
+        try:
+            return await waiter
+        finally:
+            self._membership.forget(waiter)
+
+    def _notice(self, peer: bytes, notice: Any) -> None:
+        now = self._now()
+        if self._process.role is MonitorRole.BACKUP:
+            if not isinstance(notice, wire.ExchangeReport):
+                self._server.notify(peer, wire.Standby(self._process.term))
+            if isinstance(notice, wire.SubscriberReport):
+                self._roll.heard(notice.subscriber, now)
+            return
+        match notice:
+            case wire.PublisherReport():
+                self._perform(self._membership.publisher_report(notice, peer, now))
+                if notice.publisher in self._membership.publishers:
+                    self._statistics.report_publisher(notice, now)
+            case wire.SubscriberReport():
+                self._perform(self._membership.subscriber_report(notice, peer, now))
+                if (subscriber := self._membership.subscribers.get(notice.subscriber)) is not None:
+                    self._statistics.report_subscriber(notice, now, subscriber.told)
+            case wire.ExchangeReport():
+                self._perform(self._membership.exchange_report(notice, now))
+                self._statistics.report_exchange(notice, now)
+
+    def _control_frame(self, exchange: str, header: Header, body: memoryview, frame: bytes) -> None:
+        """A publisher's control frame came out of an Exchange."""
+        now = self._now()
+        if header.kind == Kind.FIN:
+            self._perform(self._membership.fin_seen(header.publisher, header.path, exchange, now))
+        elif header.kind == Kind.OPEN:
+            try:
+                opening = frames.opening_body(body)
+            except FrameError as error:
+                self._refusals.note("undecodable_frame", error)
+                return
+            self._perform(self._membership.open_seen(header.publisher, header.path, exchange, opening, now))
+        elif header.kind == Kind.MARK:
+            try:
+                mark = frames.mark_body(body)
+            except FrameError as error:
+                self._refusals.note("undecodable_frame", error)
+                return
+            self._perform(self._membership.mark_seen(header.publisher, header.path, mark))
+        elif header.kind == Kind.BEACON and (known := self._membership.exchanges.get(exchange)) is not None:
+            try:
+                topics = frames.beacon_body(body)
+            except FrameError as error:
+                self._refusals.note("undecodable_frame", error)
+                return
+            self._beacons.saw(known.address.token, header, topics, frame, now)
+
+    def _remember(self, decision: kpi_wire.Decision) -> None:
+        """A decision, or the outcome of one already remembered (same time and cause)."""
+        for place, known in enumerate(self._decisions):
+            if (known.time, known.cause) == (decision.time, decision.cause):
+                self._decisions[place] = decision
+                return
+        self._decisions.append(decision)
+
+    # --- doing --------------------------------------------------------------------------------------------------------
+
+    def _perform(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Notify(peer, notice):
+                    if not self._server.notify(peer, notice):
+                        self.counters["notices_undelivered"] += 1
+                case Watch(exchange):
+                    watch = ExchangeWatch(exchange, MONITOR_ID, self._refusals, self._control_frame, self._probe_wanted.set)
+                    self._watches[exchange.token] = watch
+                    self._probe_wanted.set()
+                case Unwatch(exchange):
+                    if (old := self._watches.pop(exchange.token, None)) is not None:
+                        old.close()
+                        self._statistics.forget(exchange.id)
+                case Probe(exchange):
+                    self._send(exchange, Kind.PROBE)
+                case Retire(exchange):
+                    self._send(exchange, Kind.RETIRE)
+                    self._probe_wanted.set()  # it is repeated until everybody has left
+                case Answer(waiter, reply):
+                    self._answer(waiter, reply)
+
+    def _send(self, exchange: wire.ExchangeAddress, kind: Kind) -> None:
+        watch = self._watches.get(exchange.token)
+        if watch is not None:
+            watch.send(kind)
+
+    def _answer(self, waiter: Any, reply: msgspec.Struct | RoqError) -> None:
+        if not waiter.done():
+            if isinstance(reply, RoqError):
+                waiter.set_exception(reply)
+            else:
+                waiter.set_result(reply)
+
+    async def _probe(self) -> None:
+        """Probe often right after a change, then ever more rarely, until every proof is in."""
+        while True:
+            await self._probe_wanted.wait()
+            for wait in delays(PROBE_FIRST_SECONDS, PROBE_MAX_SECONDS):
+                wanted = self._membership.probes()
+                self._probe_wanted.clear()
+                if not wanted:
+                    break
+                for instruction in wanted:
+                    match instruction:
+                        case Probe(exchange):
+                            self._send(exchange, Kind.PROBE)
+                        case Retire(exchange):
+                            self._send(exchange, Kind.RETIRE)
+                await asyncio.sleep(wait)
+
+    def _now(self) -> float:
+        """Monotonic seconds. If this process stood still since it looked last, the membership is told: it was deaf then."""
+        now = time.monotonic()
+        still = now - self._looked
+        if still > STILL_SECONDS:
+            log.warning("this process stood still", extra={"fields": {"seconds": round(still, 1)}})
+            self._membership.stood_still(still, now)
+        self._looked = now
+        return now
+
+    def _look(self) -> None:
+        """Time has passed for which something waited."""
+        if self._process.role is MonitorRole.ACTIVE and not self._stop.is_set():
+            self._perform(self._membership.tick(self._now()))
+
+    def _tick(self) -> None:
+        now = self._now()
+        if self._process.role is MonitorRole.BACKUP:
+            self._roll.forget(now)
+            return
+        self._perform(self._membership.tick(now))
+        try:
+            self._membership.check()
+        except AssertionError:  # it goes on: a Monitor that ends would only make things worse
+            self.counters["invariants_broken"] += 1
+            log.exception("an invariant of the membership is broken")
+        self._repeat_beacons(now)
+        states = {id: str(exchange.state) for id, exchange in self._membership.exchanges.items()}
+        queue, term = self._process.queue, self._process.term
+        self._kpi = self._statistics.snapshot(now, time.time(), queue, term, states)
+        self._kpis.send((queue.encode(), kpi_wire.encode(self._kpi)))
+
+    def _repeat_beacons(self, now: float) -> None:
+        exchanges = self._membership.exchanges.values()
+        known = [one.address.token for one in exchanges]
+        carrying = [one.address.token for one in exchanges if one.state in CARRYING]
+        for token, frame in self._beacons.due(now, known, carrying, self._membership.publishers.__contains__):
+            if (watch := self._watches.get(token)) is not None:
+                watch.send_frame(frame)
+
+    async def serve(self) -> None:
+        """Until stopped."""
+        board = open_board(self._spec)
+        lease = Lease(board)
+        self._tasks.start(self._probe(), "probe")
+        self._fence_all()
+        board.beat(self._spec.slot)
+        announce_ready(self._spec)
+        try:
+            while not self._stop.is_set():
+                lease.check()
+                board.beat(self._spec.slot)
+                try:
+                    async with asyncio.timeout(BEAT_SECONDS):
+                        await self._stop.wait()
+                except TimeoutError:
+                    self._tick()
+        finally:
+            await self._tasks.stop()
+            for watch in self._watches.values():
+                watch.close()
+            self._server.close()
+            self._kpis.close()
+            self._control.close()
+            board.close()
+
+    def _describe(self, now: float) -> wire.QueueView:
+        membership = self._membership
+        exchanges = tuple(
+            wire.ExchangeView(
+                one.address,
+                one.host,
+                str(one.state),
+                membership.load(one.address.id),
+                sum(one.address.token in subscriber.attached for subscriber in membership.subscribers.values()),
+            )
+            for one in membership.exchanges.values()
+        )
+        publishers = [
+            wire.MemberView(id, "publisher", (one.exchange,), one.path, not one.target, now - one.last_report)
+            for id, one in membership.publishers.items()
+        ]
+        subscribers = [
+            wire.MemberView(id, "subscriber", tuple(sorted(one.attached)), 0, one.told, now - one.last_report)
+            for id, one in membership.subscribers.items()
+        ]
+        process = self._process
+        return wire.QueueView(
+            process.queue,
+            process.term,
+            process.settings.overflow,
+            exchanges,
+            (*publishers, *subscribers),
+            tuple(self._decisions),
+            self._kpi,
+            dict(self.counters),
+        )
+
+
+async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
+    """Serve until `stop`. Raises PortTaken."""
+    await Monitor(spec, stop).serve()
+
+
+def main(spec: ChildSpec) -> int:
+    """Entry point of the forked child; its exit code."""
+    return run(lambda stop: serve(spec, stop))

@@ -1,0 +1,384 @@
+"""Publisher: natural batching, order kept, planned moves without loss, honest about what it could not do.
+
+`publish` appends to a batch; the batch leaves when the loop turns or when it is full (128 KiB). Within a batch, consecutive
+payloads of one topic form one frame, so order holds across topics too. The decisions about paths are in path.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from roq.coordination.locate import GcmClient
+from roq.errors import Closed, DeadlineExceeded, InvalidTopic, PayloadTooLarge
+from roq.ids import new_id
+from roq.pubsub.health import PublisherHealth
+from roq.pubsub.lane import ASK_SECONDS, Lane
+from roq.pubsub.link import BACKLOG_BYTES
+from roq.pubsub.membership import Membership
+from roq.pubsub.ring import RING_SECONDS
+from roq.pubsub.topics import TopicRecord
+from roq.wire import monitor as wire
+from roq.wire.assignment import Overflow
+from roq.wire.frame import Kind, encode_data
+from roq.wire.limits import BATCH_BYTES, BEACON_TOPICS_MAX, FRAME_OVERHEAD_BYTES
+
+BEACON_ITEM_BYTES = 24  # what one topic adds to a beacon besides its name, at most
+CHUNK_MESSAGES = 512  # taken from publish_many's iterable at once
+ITEM_BYTES = 6  # what one payload adds to a batch besides itself, about
+DROP_PATIENCE_SECONDS = 0.005  # with overflow "drop": how long a full link is waited for before frames are dropped
+TOPICS_REMEMBERED = 100_000  # per publisher; gaps on topics unused for longer are not told
+OPEN_SECONDS = 15.0
+
+
+class Publisher:
+    """Made by `Cluster.publisher`; use as an async context manager. Not thread-safe (see roq.blocking)."""
+
+    def __init__(self, gcm: GcmClient, queue: str) -> None:
+        self.id = new_id()
+        self.queue = queue
+        self.dropped = 0  # messages given up with overflow "drop"
+        self.messages = 0
+        self.bytes = 0
+        self.blocked_seconds = 0.0
+        self._asked = 0.0  # monotonic: when a confirmation was asked for because there was no room
+        self._loop = asyncio.get_running_loop()
+        self._membership = Membership(gcm, queue, self)
+        self._lane = Lane(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
+        self._topics: dict[str, TopicRecord] = {}
+        self._sequence = 0
+        self._overflow = Overflow.DROP
+        self._payload_max = 0
+        self._batch_bytes = 0
+        # the batch being filled; `_room` is 0 while there is none, which sends `publish` the slow way
+        self._topic: str | None = None
+        self._record: TopicRecord | None = None
+        self._run: list[bytes] = []
+        self._runs: list[tuple[TopicRecord, list[bytes]]] = []
+        self._append = self._run.append
+        self._room = 0
+        self._batch_time = 0
+        self._scheduled = False
+        self._touched: dict[str, TopicRecord] = {}  # used since their last beacon
+        self._revealed: dict[str, TopicRecord] = {}  # named in a beacon that may yet have to be repeated; oldest first
+        self._replays = 0
+        self._closed = False
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def open(self, timeout_seconds: float = OPEN_SECONDS) -> Publisher:
+        """Join the queue and attach to an Exchange. Raises QueueNotFound, QueueStopped, Unavailable, DeadlineExceeded."""
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            await self._membership.join(timeout_seconds)
+            async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
+                await self._lane.opened.wait()
+        except TimeoutError:
+            await self.close(0)
+            raise DeadlineExceeded(f"no Exchange of {self.queue!r} took this publisher in {timeout_seconds:g} s") from None
+        except BaseException:
+            await self.close(0)
+            raise
+        return self
+
+    async def __aenter__(self) -> Publisher:
+        return await self.open()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self, timeout_seconds: float = 5.0) -> None:
+        """Send what is batched, end the path, wait until the Exchange has forwarded all of it. Takes at most about
+        `timeout_seconds`; raises DeadlineExceeded if by then the Exchange had not confirmed everything, NotConfirmed if it
+        never will have (see `flush`)."""
+        if self._closed:
+            return
+        deadline = time.monotonic() + timeout_seconds
+        self._flush()
+        self._send_beacons(list(self._touched.values()))
+        self._closed, self._room, self._topic = True, 0, None
+        try:
+            confirmed = await self._lane.finish(timeout_seconds) or not self.messages
+            await self._membership.close(self.id, min(1.0, max(0.0, deadline - time.monotonic())))
+        finally:
+            self._membership.stop()
+            self._lane.close()
+        if timeout_seconds > 0:
+            self._lane.raise_unknown()
+        if not confirmed and timeout_seconds > 0:
+            raise DeadlineExceeded(f"closed after {timeout_seconds:g} s without confirmation that all messages were forwarded")
+
+    # --- publishing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        """Publish one message. Returns at once unless the queue's overflow is "block" and the way is full.
+
+        topic: 1..255 bytes of UTF-8 without NUL. payload: bytes-like. Raises InvalidTopic, PayloadTooLarge, Closed.
+        """
+        if topic == self._topic and payload.__class__ is bytes and (room := self._room - len(payload)) > 0:
+            self._append(payload)
+            self._room = room - ITEM_BYTES
+        else:
+            await self._publish_slowly(topic, payload)
+
+    async def _publish_slowly(self, topic: str, payload: bytes) -> None:
+        """First of a batch, first of a topic, the one that fills the batch, or one that is refused."""
+        self._check_open()
+        payload = self._checked(payload)
+        if not self._scheduled and self._lane.backlog() > BACKLOG_BYTES:
+            await self._find_room()  # batches that leave with the turn of the loop, however small, wait as full ones do
+            if self._closed:
+                raise Closed("the publisher was closed meanwhile")
+        if topic != self._topic or self._record is None:
+            self._switch(topic)
+        idle = not self._scheduled
+        self._make_room(len(payload) + ITEM_BYTES)
+        self._append(payload)
+        self._room -= len(payload) + ITEM_BYTES
+        if idle:
+            self._flush()  # the first message of a loop turn has nothing to wait for; those after it form a batch
+        elif self._room <= 0:
+            self._flush()
+            await self._take_breath()
+
+    def _make_room(self, size: int) -> None:
+        """Open a batch unless one is open that can take `size` bytes more within one frame."""
+        batched = self._batch_bytes - self._room if self._run or self._runs else 0
+        if batched + size > self._payload_max:
+            self._flush()
+            batched = 0
+        if not batched:
+            self._room, self._batch_time = self._batch_bytes, time.time_ns()
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._loop_turned)
+
+    async def publish_many(self, topic: str, payloads: Iterable[bytes]) -> None:
+        """Publish several messages on one topic, in order; cheaper than one by one. Errors as `publish`: messages before
+        the offending one are published."""
+        self._check_open()
+        source = iter(payloads)
+        while chunk := list(itertools.islice(source, CHUNK_MESSAGES)):
+            if not self._scheduled and self._lane.backlog() > BACKLOG_BYTES:
+                await self._find_room()
+            if self._closed:
+                raise Closed("the publisher was closed meanwhile")
+            plain = set(map(type, chunk)) == {bytes}
+            size = sum(map(len, chunk)) + ITEM_BYTES * len(chunk) if plain else 0
+            if not plain or size > self._batch_bytes:
+                for payload in chunk:
+                    await self._publish_slowly(topic, payload)
+                continue
+            if topic != self._topic:
+                self._switch(topic)
+            self._make_room(size)
+            self._run.extend(chunk)
+            self._room -= size
+            if self._room <= 0:
+                self._flush()
+                await self._take_breath()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the publisher is closed")
+        if not self._payload_max:  # not welcomed yet
+            raise Closed("open this publisher first: async with …")
+
+    def _checked(self, payload: bytes) -> bytes:
+        if payload.__class__ is not bytes:
+            try:
+                payload = bytes(memoryview(payload))
+            except TypeError:
+                raise TypeError(f"a payload is bytes-like, got {type(payload).__name__}") from None
+        if len(payload) > self._payload_max:
+            raise PayloadTooLarge(f"payload of {len(payload)} bytes; this queue takes at most {self._payload_max}")
+        return payload
+
+    def _switch(self, topic: str) -> None:
+        """The next payloads are of `topic`: the run of the last topic is complete."""
+        record = self._topics.get(topic) if topic.__class__ is str else None
+        if record is None:
+            if topic.__class__ is not str:
+                raise InvalidTopic(f"a topic is a string, got {type(topic).__name__}")
+            if len(self._topics) >= TOPICS_REMEMBERED:
+                for name in list(self._topics)[: TOPICS_REMEMBERED // 2]:
+                    del self._topics[name]
+            record = self._topics[topic] = TopicRecord(topic)
+        if self._run and self._record is not None:
+            self._runs.append((self._record, self._run))
+        self._run = []
+        self._append = self._run.append
+        self._topic, self._record = topic, record
+
+    def _loop_turned(self) -> None:
+        self._scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send the batch as it is."""
+        runs, self._runs = self._runs, []
+        if self._run and self._record is not None:
+            runs.append((self._record, self._run))
+            self._run = []
+            self._append = self._run.append
+        self._room = 0
+        for record, run in runs:
+            self._send_run(record, run, self._batch_time)
+
+    def _send_run(self, record: TopicRecord, run: list[bytes], timestamp: int) -> None:
+        first = self._sequence + 1
+        count = len(run)
+        frame = encode_data(record.encoded, self.id, self._lane.path, first, record.last, record.sent, run, timestamp)
+        self._sequence = record.last = first + count - 1
+        record.sent += count
+        self.messages += count
+        self.bytes += len(frame)
+        self._touched[record.name] = record
+        self.dropped += self._lane.send(frame, self._sequence)
+
+    async def _take_breath(self) -> None:
+        """After a full batch: let the loop turn, and wait or drop if the way is full."""
+        if self._lane.backlog() > BACKLOG_BYTES:
+            await self._find_room()
+        else:
+            await asyncio.sleep(0)
+
+    async def _find_room(self) -> None:
+        """The way is full: wait until it is not, or drop what has waited longest."""
+        started = time.monotonic()
+        try:
+            if self._overflow is Overflow.BLOCK:
+                while self._lane.backlog() > BACKLOG_BYTES and not self._closed:
+                    self._lane.has_room.clear()
+                    if self._lane.held_back():
+                        await self._ask_for_room()
+                    else:
+                        await self._lane.has_room.wait()
+            else:
+                self._lane.has_room.clear()
+                try:
+                    async with asyncio.timeout(DROP_PATIENCE_SECONDS):
+                        await self._lane.has_room.wait()
+                except TimeoutError:
+                    self.dropped += self._lane.drop()
+        finally:
+            self.blocked_seconds += time.monotonic() - started
+
+    async def _ask_for_room(self) -> None:
+        """The replay buffer is full of what is not confirmed: ask the Monitor until it confirms, or is found silent."""
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                await self._lane.has_room.wait()
+        except TimeoutError:
+            if time.monotonic() - self._asked < ASK_SECONDS:
+                return  # another of those who wait has
+            self._asked = time.monotonic()
+            self._lane.ask(self._membership.monitor_silent_seconds())
+            self._membership.report_now()
+
+    async def flush(self, timeout_seconds: float = 10.0) -> None:
+        """Return when everything published so far has passed the Exchange.
+
+        Raises DeadlineExceeded; Closed; NotConfirmed if messages had left the replay buffer unconfirmed when their path broke:
+        once for each such loss, to all who wait just then, else to the next who calls. (What was given up at this end with
+        overflow "drop" because a link was full is in `dropped`.)
+        """
+        self._check_open()
+        self._flush()
+        self._send_beacons(list(self._touched.values()))  # if this publisher dies, the Monitor can tell what there was
+        await self._lane.confirm(timeout_seconds)
+
+    @property
+    def replays(self) -> int:
+        """How often recent messages were sent again because an Exchange died."""
+        return self._lane.replays
+
+    # --- what the membership asks and tells ---------------------------------------------------------------------------
+
+    def _send_beacons(self, topics: list[TopicRecord]) -> None:
+        """Reveal the last numbers of these topics: a lost tail would not show otherwise. They are remembered until a MARK
+        behind the beacons is confirmed, and then as long as the replay buffer keeps what is: a beacon may be lost as well."""
+        if not self._lane.follows or not topics:
+            return
+        body: dict[str, tuple[int, int]] = {}
+        size = 0
+        for topic in topics:
+            size += len(topic.encoded) + BEACON_ITEM_BYTES
+            if body and (size > self._payload_max or len(body) >= BEACON_TOPICS_MAX):
+                self._lane.send_control(Kind.BEACON, body)
+                body, size = {}, len(topic.encoded) + BEACON_ITEM_BYTES
+            body[topic.name] = (topic.last, topic.sent)
+        self._lane.send_control(Kind.BEACON, body)
+        mark, now = self._lane.mark(), time.monotonic()
+        for topic in topics:
+            self._touched.pop(topic.name, None)
+            self._revealed.pop(topic.name, None)
+            topic.mark, topic.revealed_at = mark, now
+            self._revealed[topic.name] = topic
+
+    def _look_after_beacons(self) -> None:
+        """Forget those that have arrived; send again what may not have, and those of topics that have fallen quiet."""
+        if self._replays != self._lane.replays:
+            self._replays = self._lane.replays
+            self._touched = {**self._revealed, **self._touched}
+            self._revealed.clear()
+        confirmed, old = self._lane.confirmed_mark, time.monotonic() - RING_SECONDS
+        while self._revealed:
+            oldest = next(iter(self._revealed.values()))
+            if len(self._revealed) <= TOPICS_REMEMBERED and (oldest.mark > confirmed or oldest.revealed_at > old):
+                break
+            del self._revealed[oldest.name]
+        every = self._closed or len(self._touched) >= TOPICS_REMEMBERED
+        self._send_beacons([topic for topic in self._touched.values() if every or topic.last == topic.reported])
+        for topic in self._touched.values():
+            topic.reported = topic.last
+
+    def join_request(self) -> wire.JoinPublisher:
+        """See membership.Member."""
+        return wire.JoinPublisher(self.id, self._lane.path, self._lane.exchange, self._lane.token)
+
+    def report(self) -> wire.PublisherReport:
+        """See membership.Member. Also the moment for beacons, and to ask for confirmation."""
+        self._look_after_beacons()
+        lane = self._lane
+        lane.keep_asking()
+        place = (lane.path, lane.exchange, lane.lost_token, lane.leaving)
+        return wire.PublisherReport(self.id, *place, self.messages, self.bytes, self.dropped, self.blocked_seconds)
+
+    def take(self, notice: Any) -> None:
+        """See membership.Member."""
+        match notice:
+            case wire.PublisherWelcome():
+                self._overflow = notice.overflow
+                self._payload_max = notice.max_frame_bytes - FRAME_OVERHEAD_BYTES
+                self._batch_bytes = self._lane.bundle_bytes = min(BATCH_BYTES, self._payload_max)
+                self._lane.blocks = self._overflow is Overflow.BLOCK
+                self._lane.assign(notice.exchange, notice.path, notice.abandon)
+            case wire.Relocate():
+                self._lane.assign(notice.exchange, notice.path, notice.abandon)
+            case wire.Forwarded():
+                self._lane.forwarded(notice.path, notice.mark)
+            case wire.Heard(gone=token) if token:
+                self._lane.abandoned(token, notice.gone_path)
+
+    def health(self) -> PublisherHealth:
+        """What is well and what is not."""
+        silent = self._membership.monitor_silent_seconds()
+        problems = []
+        if self._closed:
+            problems.append("closed")
+        elif not self._lane.exchange:
+            problems.append("not attached to an Exchange")
+        if not self._membership.joined or silent > 3:
+            problems.append(f"the Monitor has been silent for {silent:.1f} s")
+        if (backlog := self._lane.backlog()) > BACKLOG_BYTES:
+            problems.append(f"{backlog} bytes wait for the Exchange")
+        if self.dropped:
+            problems.append(f"{self.dropped} messages were dropped")
+        exchange = self._lane.exchange
+        ready = not self._closed and exchange != ""
+        return PublisherHealth(ready, exchange, self._lane.path, silent, backlog, self.dropped, tuple(problems))

@@ -1,0 +1,169 @@
+"""Who moves where: packing publishers on Exchanges (EQS, thesis figure 6.1). Pure, deterministic; nothing is decided here.
+
+Loads are compared as fractions of a limit (`Scale`): 1.0 is full. A publisher is never split. A move is planned only if
+- the Exchange it goes to stays within its limit, and either below MARGIN of it or GAIN less loaded than the one it leaves,
+- and the fuller of the two becomes less full than the one it leaves was. (So a plan can't undo itself.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from heapq import nlargest
+
+from roq.pubsub.scaling.assess import Scale
+from roq.wire.kpi import PublisherKpi, QueueKpi
+
+MARGIN = 0.9  # a remedy leaves an Exchange at most this full
+GAIN = 0.2  # or at least this much less loaded
+MOVES_MAX = 200  # planned for one Exchange at a time; the next records plan the rest
+CANDIDATES = 200  # most productive publishers of an Exchange that are looked at: planning takes milliseconds, never seconds
+NEW = "new"  # stands for the Exchange that a scale-out creates
+
+Moves = list[tuple[int, str]]
+
+
+class Bin:
+    """One Exchange and what it carries, as planned."""
+
+    __slots__ = ("bytes", "host", "id", "messages", "publishers")
+
+    def __init__(self, id: str, host: str) -> None:
+        self.id, self.host = id, host
+        self.messages = self.bytes = 0.0
+        self.publishers: dict[int, PublisherKpi] = {}
+
+    def level(self, scale: Scale) -> float:
+        """How full it is."""
+        return max(self.messages * scale.message, self.bytes * scale.byte, len(self.publishers) * scale.publisher)
+
+    def level_with(self, publisher: PublisherKpi, scale: Scale) -> float:
+        """How full it would be with `publisher` in addition."""
+        return max(
+            (self.messages + publisher.messages_per_second) * scale.message,
+            (self.bytes + publisher.bytes_per_second) * scale.byte,
+            (len(self.publishers) + 1) * scale.publisher,
+        )
+
+    def level_without(self, publisher: PublisherKpi, scale: Scale) -> float:
+        """How full it would be without its `publisher`."""
+        return max(
+            (self.messages - publisher.messages_per_second) * scale.message,
+            (self.bytes - publisher.bytes_per_second) * scale.byte,
+            (len(self.publishers) - 1) * scale.publisher,
+        )
+
+    def add(self, publisher: PublisherKpi) -> None:
+        """Put a publisher on it."""
+        self.publishers[publisher.id] = publisher
+        self.messages += publisher.messages_per_second
+        self.bytes += publisher.bytes_per_second
+
+    def remove(self, publisher: PublisherKpi) -> None:
+        """Take a publisher away."""
+        del self.publishers[publisher.id]
+        self.messages -= publisher.messages_per_second
+        self.bytes -= publisher.bytes_per_second
+
+
+def bins_of(kpi: QueueKpi) -> list[Bin]:
+    """The active Exchanges as they are, in a fixed order."""
+    bins = {each.id: Bin(each.id, each.host) for each in sorted(kpi.exchanges, key=lambda e: e.id) if each.state == "active"}
+    for publisher in kpi.publishers:
+        home = bins.get(publisher.exchange)
+        if home is not None:
+            home.add(publisher)
+    return list(bins.values())
+
+
+def worst(bins: Iterable[Bin], scale: Scale) -> float:
+    """How full the fullest is."""
+    return max((each.level(scale) for each in bins), default=0.0)
+
+
+def relieve(
+    sources: Sequence[Bin], targets: Sequence[Bin], scale: Scale, hard: Scale, goal: float, settled: Collection[int] = ()
+) -> Moves:
+    """Move publishers (not those in `settled`) from the fullest source to the emptiest target until every source is at most
+    `goal` full, or no move helps. An Exchange with one publisher can't be relieved. Changes the bins."""
+    moves: Moves = []
+    candidates = {
+        each: nlargest(CANDIDATES, (one for one in each.publishers.values() if one.id not in settled), _productivity)
+        for each in sources
+    }
+    while len(moves) < MOVES_MAX and targets:
+        candidates = {each: own for each, own in candidates.items() if len(each.publishers) > 1 and each.level(scale) > goal}
+        if not candidates:
+            break
+        source = max(candidates, key=lambda each: each.level(scale))
+        others = [each for each in targets if each is not source]
+        target = min(others, key=lambda each: each.level(scale), default=None)
+        publisher = _best(source, candidates[source], target, scale, hard) if target is not None else None
+        if publisher is None or target is None:
+            del candidates[source]
+            continue
+        candidates[source].remove(publisher)
+        source.remove(publisher)
+        target.add(publisher)
+        moves.append((publisher.id, target.id))
+    return moves
+
+
+def _productivity(publisher: PublisherKpi) -> tuple[float, float]:
+    return publisher.messages_per_second, publisher.bytes_per_second
+
+
+def _best(source: Bin, candidates: Iterable[PublisherKpi], target: Bin, scale: Scale, hard: Scale) -> PublisherKpi | None:
+    """The publisher whose move leaves the fuller of the two least full; on ties the most productive one."""
+    level = source.level(scale)
+    best, best_after = None, level
+    for each in candidates:
+        after = target.level_with(each, scale)
+        if after > level or target.level_with(each, hard) > 1.0 or (after > MARGIN and after > (1 - GAIN) * level):
+            continue
+        fuller = max(after, source.level_without(each, scale))
+        if fuller < best_after:
+            best, best_after = each, fuller
+    return best
+
+
+def scale_out(bins: list[Bin], needed: int, hot: Collection[str], room: int, scale: Scale, hard: Scale) -> list[Moves]:
+    """One list of moves (to NEW) per Exchange to create, at most `room`: `needed` whatever happens, one if it relieves `hot`
+    hosts, and more while an Exchange is over its limit and a new one would relieve it. Changes the bins and appends the new
+    ones."""
+    plans: list[Moves] = []
+    while len(plans) < room:
+        new = Bin(NEW, "")
+        over = [each for each in bins if each.level(hard) > (MARGIN if plans else 1.0)]
+        moves = relieve(over, [new], hard, hard, 0.0)
+        helps = new.level(hard) >= GAIN or (bool(moves) and worst(over, hard) <= 1.0)  # not one publisher alone too much
+        if len(plans) < needed:
+            moves += relieve(bins, [new], scale, hard, 0.0)
+        elif not plans and hot:
+            moves += relieve([each for each in bins if each.host in hot], [new], scale, hard, 0.0)
+            helps = helps or bool(moves)
+        if not helps and len(plans) >= needed:
+            break
+        bins.append(new)
+        planned = {publisher for publisher, _ in moves}
+        plans = [[each for each in earlier if each[0] not in planned] for earlier in plans]  # nobody moves twice
+        plans.append(last_moves(moves))
+    return plans
+
+
+def last_moves(moves: Moves) -> Moves:
+    """Each publisher once, with where it ends up."""
+    return list(dict(moves).items())
+
+
+def drain(bins: Sequence[Bin], scale: Scale, hard: Scale, ceiling: float) -> tuple[Bin, Moves, float] | None:
+    """The least loaded Exchange, where its publishers go, and how full the fullest other one is then; None if they don't
+    fit below `ceiling`. Changes the bins."""
+    victim = min(bins, key=lambda each: (each.level(scale), len(each.publishers)))
+    others = [each for each in bins if each is not victim]
+    moves: Moves = []
+    for publisher in sorted(victim.publishers.values(), key=lambda p: (-p.messages_per_second, -p.bytes_per_second, p.id)):
+        target = min(others, key=lambda each: (each.level(scale), len(each.publishers)))
+        target.add(publisher)
+        moves.append((publisher.id, target.id))
+    fullest = worst(others, hard)
+    return (victim, moves, fullest) if others and fullest <= ceiling else None

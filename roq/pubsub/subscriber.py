@@ -1,0 +1,500 @@
+"""Subscriber: attached to every Exchange of the queue, each publisher's messages in order, gaps told.
+
+Frames are read into a bounded buffer whether or not the application iterates, so that proofs and hand-overs go on; a full
+buffer stops reading, and ZeroMQ's back-pressure does the rest. What the order machine holds back has a bound of its own: beyond
+it only those Exchanges are read from which the end of a path is awaited, so that what is held can always be released; at the
+last bound the longest wait ends without it. The decisions about order are in order.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count, repeat
+from operator import length_hint
+from types import TracebackType
+from typing import Any
+
+import zmq
+
+from roq.coordination.locate import GcmClient
+from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
+from roq.ids import new_id
+from roq.pubsub.attachment import Attachment
+from roq.pubsub.health import SubscriberHealth
+from roq.pubsub.membership import Membership
+from roq.pubsub.message import Batch, Message
+from roq.pubsub.order import Deliver, Event, OrderMachine, Output
+from roq.pubsub.topics import TopicFilter
+from roq.runtime.observe import Counters, Refusals, logger
+from roq.wire import frame as frames
+from roq.wire import monitor as wire
+from roq.wire.assignment import Overflow
+from roq.wire.frame import Header, Kind
+from roq.wire.limits import SUBSCRIBER_FRAMES_QUEUED
+
+log = logger(__name__)
+BUFFER_BYTES = 4 * 1024 * 1024  # payload bytes read ahead of the application
+REST_FRAMES = 4 * SUBSCRIBER_FRAMES_QUEUED  # more is not left in a socket whose peer is gone
+FRAMES_AT_ONCE = 64  # read from one Exchange before other work gets a turn
+BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however much there is to read
+HELD_BYTES = 64 * 1024 * 1024  # held back for order before other reading stops: some 100 ms of all that a host can send
+HELD_BYTES_MAX = 2 * HELD_BYTES  # what was sent before the awaited FINs and is held too fits in; beyond it the wait ends
+HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its old one when nothing lies unread
+# and in any case: a reader that needs longer for what came before does without; with "drop" the end itself may not have come
+HOLD_MAX_SECONDS = {Overflow.BLOCK: 600.0, Overflow.DROP: 60.0}
+SLOW_SECONDS = 10.0  # with overflow "block": no message taken for this long while the buffer is full
+SWEEP_SECONDS = 60.0  # between two looks at who has ended
+FORGET_SECONDS = 150.0  # after a publisher's end: the Monitor repeats its last beacon for 63 s, a busy one for longer
+OPEN_SECONDS = 15.0
+LISTING_SECONDS = 3.5  # after a rejoin: until then a new Monitor may not have heard of every Exchange that lives
+LATENCIES_KEPT = 512
+
+
+class Subscriber:
+    """Made by `Cluster.subscriber`; use as an async context manager, then iterate. Not thread-safe (see roq.blocking)."""
+
+    def __init__(self, gcm: GcmClient, queue: str, topics: tuple[str, ...], on_lost: Callable[[MessagesLost], None]) -> None:
+        self.id = new_id()
+        self.queue = queue
+        self.lost = self.messages = self.bytes = 0
+        self.counters = Counters()
+        self._filter = TopicFilter(topics or (">",))
+        self._on_lost = on_lost
+        self._order = OrderMachine(self._is_attached, self._filter.wants)
+        self._membership = Membership(gcm, queue, self)
+        self._attachments: dict[str, Attachment] = {}
+        self._retired: set[str] = set()
+        self._version = 0
+        self._listed: dict[str, wire.ExchangeAddress] = {}  # by token: what the Monitor told last
+        self._listing_until = 0.0
+        self._overflow = Overflow.DROP
+        self._max_frame_bytes = 0  # not welcomed yet
+        self._buffer: deque[Batch | MessagesLost] = deque()
+        self._buffered = 0
+        self._unread: dict[Attachment, None] = {}  # not read to the end for want of room, longest first
+        self._current: Iterator[Message] = iter(())
+        self._waiters: list[asyncio.Future[None]] = []
+        self._ready = asyncio.Event()
+        self._started = 0.0  # when it was ready for the first time: what comes earlier is not ours, and is not kept
+        self._failure: RoqError | None = None
+        self._passed_by = 0  # see wire.Heard
+        self._well_at = 0.0  # when the last report was sent after which that had not grown
+        self._waits: tuple[str, ...] = ()  # what the Monitor waits for before it says that we are ready
+        self._opened = self._closed = False
+        self._breath = 0
+        self._latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
+        self._lag_seconds = 0.0
+        self._progress = (0, time.monotonic())
+        self._refusals = Refusals(log, self.counters)
+        self._swept = time.monotonic()
+
+    @property
+    def duplicated(self) -> int:
+        """Messages that arrived again and were dropped before delivery."""
+        return self._order.duplicated
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def open(self, timeout_seconds: float = OPEN_SECONDS) -> Subscriber:
+        """Join the queue and wait until ready. Raises QueueNotFound, QueueStopped, Unavailable, DeadlineExceeded."""
+        deadline = time.monotonic() + timeout_seconds
+        self._opened = True
+        try:
+            await self._membership.join(timeout_seconds)
+            await self.ready(max(0.1, deadline - time.monotonic()))
+        except BaseException:
+            await self.close(0)
+            raise
+        return self
+
+    async def ready(self, timeout_seconds: float = OPEN_SECONDS) -> None:
+        """Return once every subscription is active at every Exchange. Raises DeadlineExceeded naming those missing, Closed."""
+        self._check_opened()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._ready.wait()
+        except TimeoutError:
+            missing = ", ".join((*self.health().missing, *self._waits)) or "the Monitor's word"
+            raise DeadlineExceeded(f"not ready in {timeout_seconds:g} s: {missing} missing") from None
+
+    async def __aenter__(self) -> Subscriber:
+        return await self.open()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self, timeout_seconds: float = 1.0) -> None:
+        """Leave the queue; iteration ends. Takes at most about `timeout_seconds`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._drop_attachments()
+        self._wake()
+        try:
+            await self._membership.close(self.id, timeout_seconds)
+        finally:
+            self._membership.stop()
+
+    def _check_opened(self) -> None:
+        if not self._opened and not self._max_frame_bytes:
+            raise Closed("open this subscriber first: async with …")
+
+    def _drop_attachments(self) -> None:
+        for attachment in self._attachments.values():
+            attachment.close()
+        self._attachments.clear()
+        self._unread.clear()
+
+    def _fail(self, error: RoqError) -> None:
+        """The queue goes on without us; the application is told when it has taken what is buffered."""
+        self._failure = error
+        self._ready.clear()
+        self._drop_attachments()
+        self._wake()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _is_attached(self, exchange: str) -> bool:
+        return any(one.proved and one.exchange.id == exchange for one in self._attachments.values())
+
+    def _read(self, attachment: Attachment) -> None:
+        """Take what the Exchange has for us, up to the bounds."""
+        receive, order = attachment.socket.recv, self._order
+        try:
+            for turn in range(FRAMES_AT_ONCE):
+                if (self._buffered >= BUFFER_BYTES or order.held_bytes >= HELD_BYTES) and not self._has_room(attachment):
+                    self._overrun(attachment)
+                    if turn:
+                        self._unread.pop(attachment, None)  # it had its turn: the others go first
+                    self._unread.setdefault(attachment)
+                    break
+                self._take_frame(attachment, receive(zmq.NOBLOCK))
+                if attachment.closed:
+                    break
+                if self._waiters and self._buffer:
+                    attachment.look_soon()  # the application waits: it goes first
+                    break
+            else:
+                attachment.look_soon()
+        except zmq.Again:
+            attachment.read_at = time.monotonic()
+            if attachment in self._unread:
+                del self._unread[attachment]
+                attachment.unread_at = attachment.read_at
+        if self._buffer:
+            self._wake()
+
+    def _has_room(self, attachment: Attachment) -> bool:
+        """Whether it may be read: the application keeps up, and what is held back has room or waits for this Exchange."""
+        if self._buffered >= BUFFER_BYTES:
+            return False
+        if self._order.held_bytes < HELD_BYTES:
+            return True
+        awaited = self._order.awaits()
+        return "" in awaited or attachment.exchange.id in awaited
+
+    def _overrun(self, attachment: Attachment) -> None:
+        """Reading stops: an Exchange that drops may drop the beginning of a publisher, or has since all was read."""
+        if attachment not in self._unread and self._started and self._overflow is Overflow.DROP:
+            read_at = min((one.read_at for one in self._attachments.values() if one.proved), default=0.0)
+            self._give(self._order.doubt(max(read_at, self._started), time.monotonic()))
+
+    def _unread_at(self, exchange: str) -> float:
+        """When frames that had come from this Exchange (or "": from any) last lay unread."""
+        those = [one for one in self._attachments.values() if exchange in ("", one.exchange.id)]
+        if any(one in self._unread or one.looking for one in those):
+            return time.monotonic()
+        return max((one.unread_at for one in those), default=0.0)
+
+    def _look_at_unread(self) -> None:
+        if self._buffered < BUFFER_BYTES:
+            for attachment in self._unread:
+                attachment.look_soon()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _take_frame(self, attachment: Attachment, frame: bytes) -> None:
+        try:
+            topic, header, body = frames.parse(frame)
+            if header.kind:
+                self._control(attachment, header, body)
+                return
+            if not self._filter.wants(topic):
+                return
+            payloads = frames.payloads(header, body)
+        except (FrameError, ValueError) as error:
+            self._refusals.note("undecodable", error)
+            return
+        if self._order.accept(topic, header):
+            if self._started:
+                self._buffer.append(Batch(topic, header, payloads, len(frame)))
+                self._buffered += len(frame)
+        else:
+            self._handle(Event(topic, header, (payloads, len(frame)), None, len(frame)))
+
+    def _control(self, attachment: Attachment, header: Header, body: memoryview) -> None:
+        match header.kind:
+            case Kind.PROBE:
+                if frames.text_body(body) == attachment.exchange.token and not attachment.proved:
+                    attachment.proved = True
+                    self._membership.report_now()
+            case Kind.RETIRE:
+                if frames.text_body(body) == attachment.exchange.token:
+                    self._retire(attachment)
+            case Kind.OPEN:
+                self._handle(Event(b"", header, None, frames.opening_body(body), len(body)))
+            case Kind.BEACON:
+                self._handle(Event(b"", header, None, frames.beacon_body(body), len(body)))
+            case Kind.BUNDLE:
+                for part in frames.bundle_body(body):
+                    self._take_frame(attachment, part)
+            case Kind.FIN:
+                self._handle(Event(b"", header))
+
+    def _handle(self, event: Event) -> None:
+        now = time.monotonic()
+        outputs = self._order.handle(event, now)
+        if self._order.held_bytes > HELD_BYTES_MAX:
+            outputs += self._order.relieve(now, HELD_BYTES_MAX)
+        self._give(outputs)
+
+    def _give(self, outputs: list[Output]) -> None:
+        for output in outputs if self._started else ():
+            if isinstance(output, Deliver):
+                payloads, size = output.event.body
+                header = output.event.header
+                if output.skip:
+                    header = header._replace(sequence=header.sequence + output.skip, count=header.count - output.skip)
+                self._buffer.append(Batch(output.event.topic, header, payloads[output.skip :], size))
+                self._buffered += size
+            else:
+                self._buffer.append(output)
+        if outputs:
+            self._wake()
+        if self._unread:
+            self._look_at_unread()  # what was held may have been released
+
+    # --- attachments --------------------------------------------------------------------------------------------------
+
+    def _attach(self, version: int, exchanges: tuple[wire.ExchangeAddress, ...]) -> None:
+        """Be attached to these (those that retired excepted)."""
+        self._version = version
+        self._listed = {exchange.token: exchange for exchange in exchanges}
+        self._retired &= self._listed.keys()
+        self._leave_unlisted(time.monotonic())
+        for token, exchange in self._listed.items():
+            if token not in (*self._attachments, *self._retired) and self._failure is None and not self._closed:
+                prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX]
+                self._attachments[token] = Attachment(exchange, prefixes, self._max_frame_bytes, self._read)
+        self._membership.report_now()
+
+    def _leave_unlisted(self, now: float) -> None:
+        """Detach from Exchanges that are gone: another life of them is listed, or the Monitor had its time to hear of them."""
+        ids = {one.id for one in self._listed.values()}
+        for token in [token for token in self._attachments if token not in self._listed]:
+            if now >= self._listing_until or self._attachments[token].exchange.id in ids:
+                self._read_rest(self._attachments.pop(token))
+        self._give(self._order.detached(now))
+
+    def _read_rest(self, attachment: Attachment) -> None:
+        """An Exchange is gone: take what had come from it, at most what a socket queues, and close."""
+        self._unread.pop(attachment, None)
+        try:
+            for _ in range(REST_FRAMES):
+                if attachment.closed:
+                    return
+                self._take_frame(attachment, attachment.socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            pass
+        attachment.close()
+
+    def _retire(self, attachment: Attachment) -> None:
+        """Nothing comes through this Exchange any more."""
+        token = attachment.exchange.token
+        self._retired.add(token)
+        self._attachments.pop(token, None)
+        self._unread.pop(attachment, None)
+        attachment.close()
+        self._give(self._order.detached(time.monotonic()))
+        self._membership.report_now()
+
+    # --- handing out --------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Message]:
+        while True:
+            for message in self._current:
+                yield message
+            batch = await self.next_batch()
+            if batch is None:
+                return
+            self._current = iter(batch)
+
+    async def __anext__(self) -> Message:
+        """One message; for `await anext(subscriber)`."""
+        while True:
+            for message in self._current:
+                return message
+            batch = await self.next_batch()
+            if batch is None:
+                raise StopAsyncIteration
+            self._current = iter(batch)
+
+    async def batches(self) -> AsyncIterator[list[Message]]:
+        """The messages in lists as they arrive, each list of one publisher and topic; cheaper than one by one."""
+        rest = list(self._current)
+        if rest:
+            yield rest
+        while (batch := await self.next_batch()) is not None:
+            yield batch
+
+    async def next_batch(self) -> list[Message] | None:
+        """The next messages, of one publisher and topic; None once closed. Raises SlowSubscriber, or what `on_lost` raises."""
+        self._breath += 1
+        if self._breath >= BATCHES_WITHOUT_BREATH:
+            self._breath = 0
+            await asyncio.sleep(0)
+        while True:
+            while not self._buffer:
+                if self._closed:
+                    return None
+                if self._failure is not None:
+                    raise self._failure
+                self._check_opened()
+                for attachment in list(self._attachments.values()):
+                    if not attachment.looking:
+                        self._read(attachment)
+                if not self._buffer:
+                    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiters.append(waiter)
+                    try:
+                        await waiter
+                    finally:
+                        self._waiters.remove(waiter)
+            item = self._buffer.popleft()
+            if isinstance(item, MessagesLost):
+                self.lost += item.count
+                self._on_lost(item)
+                continue
+            self._buffered -= item.size
+            if self._unread:
+                self._look_at_unread()
+            return self._messages(item)
+
+    def _messages(self, batch: Batch) -> list[Message]:
+        topic, header, payloads, size = batch
+        self.messages += len(payloads)
+        self.bytes += size
+        self._lag_seconds = max(0.0, (time.time_ns() - header.timestamp) / 1e9)
+        self._latencies.append(self._lag_seconds)
+        first, name = header.sequence, topic.decode()
+        return list(map(Message, repeat(name), payloads, repeat(header.publisher), count(first), repeat(header.timestamp)))
+
+    # --- what the membership asks and tells ---------------------------------------------------------------------------
+
+    def join_request(self) -> wire.JoinSubscriber:
+        """See membership.Member."""
+        return wire.JoinSubscriber(self.id, self._filter.patterns, self._started > 0 and self._failure is None)
+
+    def report(self) -> wire.SubscriberReport:
+        """See membership.Member. Also the moment to look after time limits."""
+        now = time.monotonic()
+        self._leave_unlisted(now)
+        if self._order.waiting:
+            self._end_holds(now)
+        if now - self._swept > SWEEP_SECONDS:
+            self._swept = now
+            self._order.sweep(now, FORGET_SECONDS, self._unread_at(""))
+        self._note_limits()
+        for attachment in self._unread if self._overflow is Overflow.BLOCK else ():
+            attachment.show_life(now)
+        taken = self.messages - length_hint(self._current)
+        if self._buffered < BUFFER_BYTES or taken != self._progress[0]:
+            self._progress = (taken, now)
+        elif self._overflow is Overflow.BLOCK and now - self._progress[1] > SLOW_SECONDS and self._failure is None:
+            self._fail(SlowSubscriber(f"no message was taken for {SLOW_SECONDS:g} s while others waited"))
+        ordered = sorted(self._latencies)
+        half = ordered[len(ordered) // 2] if ordered else 0.0
+        most = ordered[int(len(ordered) * 0.99)] if ordered else 0.0
+        attached = tuple(token for token, one in self._attachments.items() if one.proved)
+        totals = (self.messages, self.bytes, self.lost, self.duplicated)
+        return wire.SubscriberReport(self.id, self._version, attached, *totals, self._lag_seconds, half, most, now)
+
+    def _note_limits(self) -> None:
+        """Say aloud what was given up to stay within the bounds of time and memory."""
+        order = self._order
+        totals = {
+            "paths_given_up": order.unfinished,
+            "topics_forgotten": order.forgotten_topics,
+            "publishers_forgotten": order.forgotten_publishers,
+        }
+        if any(total != self.counters[name] for name, total in totals.items()):
+            self.counters.update({name: total - self.counters[name] for name, total in totals.items()})
+            fields = {"queue": self.queue, **totals}
+            log.warning("the limits of ordering were reached, gaps are reported", extra={"fields": fields})
+
+    def _end_holds(self, now: float) -> None:
+        """Go on where the end of a path was awaited for too long, after a look at what has come while the loop was busy."""
+        for attachment in list(self._attachments.values()):
+            if not attachment.looking:
+                self._read(attachment)
+        self._give(self._order.expire(now, HOLD_SECONDS, HOLD_MAX_SECONDS[self._overflow], self._unread_at))
+
+    def take(self, notice: Any) -> None:
+        """See membership.Member."""
+        match notice:
+            case wire.SubscriberWelcome():
+                self._overflow, self._max_frame_bytes = notice.overflow, notice.max_frame_bytes
+                self._passed_by = 0
+                self._retired.clear()  # a Monitor that lists it again did not know of its end, and may use it again
+                self._listing_until = time.monotonic() + LISTING_SECONDS if self._attachments else 0.0
+                self._attach(notice.version, notice.exchanges)
+            # One that overtakes the first welcome comes again: before it no socket can be made, the limit of frames is unknown.
+            case wire.Exchanges() if self._max_frame_bytes and notice.version >= self._version:
+                self._attach(notice.version, notice.exchanges)
+            case wire.Heard(ready=ready):
+                if notice.answers:
+                    self._look_back(notice)
+                self._started = self._started or (time.monotonic() if ready else 0.0)
+                self._waits = notice.waits
+                (self._ready.set if ready else self._ready.clear)()
+            case wire.Evicted():
+                self._fail(SlowSubscriber(f"silent for {notice.silent_seconds:.0f} s: disconnected so that others could go on"))
+
+    def _look_back(self, heard: wire.Heard) -> None:
+        """Messages may have passed us by since we were last known to be well, though we were ready."""
+        if heard.passed_by > self._passed_by and self._started:
+            self._give(self._order.doubt(self._well_at, time.monotonic()))
+        else:
+            self._well_at = heard.answers
+        self._passed_by = heard.passed_by
+
+    def health(self) -> SubscriberHealth:
+        """What is well and what is not."""
+        silent = self._membership.monitor_silent_seconds()
+        missing = tuple(one.exchange.id for one in self._attachments.values() if not one.proved)
+        problems = []
+        if self._closed:
+            problems.append(str(Closed("closed")))
+        if self._failure is not None:
+            problems.append(str(self._failure))
+        if missing:
+            problems.append(f"not attached to Exchanges {', '.join(missing)}")
+        if not self._membership.joined or silent > 3:
+            problems.append(f"the Monitor has been silent for {silent:.1f} s")
+        if self._buffered >= BUFFER_BYTES:
+            problems.append("the application does not keep up: the buffer is full")
+        if self.lost:
+            problems.append(f"{self.lost} messages were lost")
+        attached = tuple(one.exchange.id for one in self._attachments.values() if one.proved)
+        ready = self._ready.is_set() and not missing and self._failure is None and not self._closed
+        buffered = self._buffered + self._order.held_bytes
+        return SubscriberHealth(ready, attached, missing, silent, buffered, self.lost, tuple(problems))

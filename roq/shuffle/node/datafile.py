@@ -1,0 +1,219 @@
+"""A storage follower's files: blocks one after the other, never changed, only appended.
+
+    "RoQs" · length of head u32 · length of data u32 · crc32 of head u32 · head · data      head: msgpack Head
+
+A file that was closed is only read. What can't be read is skipped up to the next record that can; a torn tail is cut off.
+After a sync that failed nothing is known of what was written since the one before: it is cut off, and the file takes no more.
+Blocking code. Not covered: which blocks there are (runindex.py), when they are durable (committer.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from roq.errors import RoqError, StorageFailed, StorageFull
+from roq.shuffle.node.descriptors import Descriptors, Opened
+from roq.wire.decoding import UNDECODABLE
+from roq.wire.limits import CONTROL_BYTES_MAX
+from roq.wire.shuffle import Block
+
+MAGIC = b"RoQs"
+SEARCH_BYTES = 1024 * 1024
+PAGE_BYTES = 4096  # what can't be read is as large, or a multiple of it
+_fixed = Struct("<4sIII")
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)  # what a disk or file system says of bytes it has lost
+
+
+class Head(NamedTuple):
+    """A block without its data, and whose it is."""
+
+    partition: int
+    attempt: str
+    run: int
+    first: int
+    rows: int
+    first_key: bytes
+    last_key: bytes
+    crc: int
+
+
+class Found(NamedTuple):
+    """A record in a file. offset, size: of its data. begin: of the record."""
+
+    head: Head
+    offset: int
+    size: int
+    begin: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Head).decode
+
+
+def storage_error(error: OSError, what: object) -> RoqError:
+    """StorageFull or StorageFailed."""
+    if error.errno in NO_SPACE:
+        return StorageFull(f"no space for {what}")
+    return StorageFailed(f"{what}: {error}")
+
+
+def encode(partition: int, attempt: str, run: int, block: Block) -> tuple[bytes, bytes]:
+    """What stands before the data in the file, and the data."""
+    head = _encode(Head(partition, attempt, run, block.first, block.rows, block.first_key, block.last_key, block.crc))
+    return _fixed.pack(MAGIC, len(head), len(block.data), crc32(head)) + head, block.data
+
+
+class DataFile:
+    """One file, there as long as anybody has this object. size: of what is whole in it. broken: a sync failed.
+
+    Opened when it is needed (descriptors.py). One thread writes, any thread reads.
+    """
+
+    def __init__(self, path: Path, number: int, descriptors: Descriptors | None = None) -> None:
+        self.path, self.number = path, number
+        self._descriptors = descriptors if descriptors is not None else Descriptors()
+        self._opened = Opened(path)
+        self.live = 0  # bytes of its blocks that are still wanted
+        self.broken: OSError | None = None
+        with self._file(os.O_CREAT) as file:
+            self.size = self._synced = os.fstat(file).st_size
+
+    @contextlib.contextmanager
+    def _file(self, flags: int = 0) -> Iterator[int]:
+        file = self._descriptors.take(self._opened, flags)
+        try:
+            yield file
+        finally:
+            self._descriptors.give_back(self._opened)
+
+    def append(self, parts: list[bytes]) -> int:
+        """Write behind the end; where it begins. Raises OSError: then nothing was added."""
+        if self.broken is not None:
+            raise OSError(self.broken.errno, f"{self.path} takes no more: {self.broken.strerror}")
+        begin = at = self.size
+        with self._file() as file:
+            self._descriptors.keep(self._opened)
+            try:
+                for part in parts:
+                    view = memoryview(part)
+                    while view:
+                        written = os.pwrite(file, view, at)
+                        at += written
+                        view = view[written:]
+            except OSError:
+                self.cut(begin)
+                raise
+        self.size = at
+        return begin
+
+    def cut(self, size: int) -> None:
+        """Forget what stands behind `size`."""
+        with self._file() as file:
+            os.ftruncate(file, size)
+        self.size = size
+        self._synced = min(self._synced, size)
+
+    def sync(self) -> None:
+        """All is durable when this returns. Raises OSError, then and ever after."""
+        if self.broken is not None:  # the kernel tells it once; what was to be written is lost for all that
+            raise OSError(self.broken.errno, f"{self.path}: a sync failed before: {self.broken.strerror}")
+        with self._file() as file:
+            try:
+                os.fdatasync(file)
+            except OSError as error:
+                self.broken = error
+                with contextlib.suppress(OSError):  # else it would count after a new start
+                    self.cut(self._synced)
+                raise
+            finally:
+                self._descriptors.release(self._opened)
+        self._synced = self.size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """That part of the file, shorter if the file is. Raises OSError."""
+        with self._file() as file:
+            return os.pread(file, size, offset)
+
+    def whole(self, offset: int, size: int, crc: int) -> bytes | None:
+        """That part of the file, None if it is damaged. Raises OSError (it may be whole)."""
+        data = self._readable(offset, size)
+        return data if data is not None and len(data) == size and crc32(data) == crc else None
+
+    def _readable(self, offset: int, size: int) -> bytes | None:
+        try:
+            return self.read(offset, size)
+        except OSError as error:
+            if error.errno in UNREADABLE:
+                return None
+            raise
+
+    def void(self, offset: int) -> None:
+        """The record whose data begins there is damaged: `scan` shall not tell of it again. Raises OSError."""
+        with self._file() as file:
+            (byte,) = os.pread(file, 1, offset - 1)  # the last one of its head
+            self._descriptors.keep(self._opened)
+            os.pwrite(file, bytes([byte ^ 0xFF]), offset - 1)
+            self.sync()
+
+    def scan(self) -> Iterator[Found]:
+        """Every record whose head is whole and whose data is within the file."""
+        at = 0
+        while at < self.size:
+            found = self._record(at)
+            if found is None:
+                at = self._search(at + 1)
+            else:
+                yield found
+                at = found.offset + found.size
+
+    def _record(self, at: int) -> Found | None:
+        fixed = self._readable(at, _fixed.size)
+        if fixed is None or len(fixed) < _fixed.size:
+            return None
+        magic, head_size, size, crc = _fixed.unpack(fixed)
+        offset = at + _fixed.size + head_size
+        if magic != MAGIC or max(head_size, size) > CONTROL_BYTES_MAX or offset + size > self.size:
+            return None
+        head = self.whole(at + _fixed.size, head_size, crc)
+        if head is None:
+            return None
+        try:
+            return Found(_decode(head), offset, size, at)
+        except UNDECODABLE:
+            return None
+
+    def _search(self, at: int) -> int:
+        """Where the next record may begin; the end of the file if none does."""
+        while at < self.size:
+            page = at + PAGE_BYTES - at % PAGE_BYTES  # the next one
+            tries = (SEARCH_BYTES, page - at + len(MAGIC) - 1, page - at)
+            data = next((data for size in tries if (data := self._readable(at, size)) is not None), None)
+            if data is None:
+                at = page
+                continue
+            found = data.find(MAGIC)
+            if found >= 0:
+                return at + found
+            if at + len(data) >= self.size or not data:
+                break
+            at += max(1, len(data) - len(MAGIC) + 1)
+        return self.size
+
+    def remove(self) -> None:
+        """Unlink it; whoever reads it can go on. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError), self._file():
+            self._descriptors.keep(self._opened)  # it can't be opened again
+            self.path.unlink()
+
+    def __del__(self) -> None:
+        self._descriptors.drop(self._opened)

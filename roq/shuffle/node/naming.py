@@ -1,0 +1,125 @@
+"""Which attempts of a shuffle count, as this follower was told: kept beside the shuffle's spec, and named by a digest.
+
+    <id>/winners-<digest>      crc32 u32 · msgpack {partition: attempt}
+
+A digest has but one meaning, so it does not matter who tells it. Nothing is promised: what is not known here (any more, as the
+disk was full or the file is damaged) is told again by whoever asks. Not covered: what is asked (questions.py, orders.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import OrderedDict
+from pathlib import Path
+from struct import Struct
+from zlib import crc32
+
+import msgspec
+
+from roq.errors import FrameError, WinnersUnknown
+from roq.runtime.observe import logger
+from roq.shuffle.node.stored import Stored, write_durably
+from roq.shuffle.winners import Winners, joined
+from roq.wire.decoding import UNDECODABLE
+from roq.wire.shuffle import PARTITIONS_MAX, WINNERS_AT_ONCE, NameWinners
+
+log = logger(__name__)
+TELLING_MAX = 8  # digests that are being told at a time
+KNOWN_MAX = 300_000  # names in memory, or a single shuffle's: some 45 MiB
+PARTS_MAX = -(-PARTITIONS_MAX // WINNERS_AT_ONCE)
+_crc = Struct("<I")
+_decode = msgspec.msgpack.Decoder(dict[int, str]).decode
+Name = tuple[str, str]  # shuffle, digest
+
+
+class Naming:
+    """On the follower's loop. free_bytes_min: of the disk, below which nothing is written."""
+
+    def __init__(self, free_bytes_min: int) -> None:
+        self._free_bytes_min = free_bytes_min
+        self._known: OrderedDict[Name, Winners] = OrderedDict()
+        self._telling: OrderedDict[Name, dict[int, NameWinners]] = OrderedDict()
+        self._writing = asyncio.Lock()
+
+    async def of(self, shuffle: str, stored: Stored | None, digest: str) -> Winners:
+        """The winners of this digest. Raises WinnersUnknown."""
+        name = (shuffle, digest)
+        if name not in self._known and stored is not None:
+            found = await asyncio.to_thread(_read, stored.directory, digest)
+            if found is not None and found.digest == digest:
+                self._keep(name, found)
+        if name not in self._known:
+            raise WinnersUnknown
+        self._known.move_to_end(name)
+        return self._known[name]
+
+    def _keep(self, name: Name, winners: Winners) -> None:
+        self._known[name] = winners
+        while len(self._known) > 1 and sum(map(len, self._known.values())) > KNOWN_MAX:
+            self._known.popitem(last=False)
+
+    async def told(self, part: NameWinners) -> Winners | None:
+        """One part came; the winners when all have. Raises FrameError."""
+        if not 0 <= part.number < PARTS_MAX:
+            raise FrameError(f"part {part.number} of the winners of shuffle {part.shuffle}")
+        name = (part.shuffle, part.digest)
+        if name in self._known:
+            return self._known[name]
+        parts = self._telling.setdefault(name, {})
+        self._telling.move_to_end(name)
+        parts[part.number] = part
+        while len(self._telling) > TELLING_MAX:
+            self._telling.popitem(last=False)
+        if not parts[max(parts)].last or len(parts) <= max(parts):
+            return None
+        self._telling.pop(name, None)
+        winners = await asyncio.to_thread(joined, [parts[number].winners for number in sorted(parts)])
+        if winners.digest != part.digest:
+            raise FrameError(f"the winners of shuffle {part.shuffle} are not those of their digest")
+        self._keep(name, winners)
+        return winners
+
+    async def save(self, stored: Stored, winners: Winners) -> None:
+        """Also after a new start, if the disk has room."""
+        async with self._writing:
+            try:
+                await asyncio.to_thread(_write, stored.directory, winners, self._free_bytes_min)
+            except OSError as error:  # also when the shuffle was just forgotten
+                log.warning("winners are not kept", extra={"fields": {"shuffle": stored.id, "reason": str(error)}})
+
+    def forget(self, shuffle: str) -> None:
+        """Nothing of it is asked any more."""
+        for names in (self._known, self._telling):
+            for name in [name for name in names if name[0] == shuffle]:
+                del names[name]
+
+
+def _path(directory: Path, digest: str) -> Path | None:
+    return directory / f"winners-{digest}" if digest.isalnum() and len(digest) <= 64 else None
+
+
+def _read(directory: Path, digest: str) -> Winners | None:
+    path = _path(directory, digest)
+    try:
+        data = path.read_bytes() if path is not None else b""
+        if data[: _crc.size] != _crc.pack(crc32(data[_crc.size :])):
+            return None
+        return Winners(_decode(data[_crc.size :]))
+    except (OSError, *UNDECODABLE):
+        return None
+
+
+def _write(directory: Path, winners: Winners, free_bytes_min: int) -> None:
+    """In place of others."""
+    path = _path(directory, winners.digest)
+    if path is None or path.exists():
+        return
+    data = msgspec.msgpack.encode(winners.by)
+    space = os.statvfs(directory)
+    if space.f_bavail * space.f_frsize < len(data) + free_bytes_min:
+        raise OSError("no space")
+    write_durably(path, _crc.pack(crc32(data)) + data)
+    for old in directory.glob("winners-*"):
+        if old != path:
+            old.unlink(missing_ok=True)

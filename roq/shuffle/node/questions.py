@@ -1,0 +1,204 @@
+"""What is here of which attempts, between which borders: answered page by page, however many attempts there are.
+
+A page ends when it is as long as a message may be, or has taken long enough; others get their turns meanwhile (turns.py).
+Borders mostly lie between blocks, as writers' buffers cut blocks at them; where one lies within a block, its keys have to be
+read. Not covered: what is forgotten (orders.py), how a block is read (storage.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+from roq.shuffle.node.runindex import Entry, RunIndex, split_keys
+from roq.shuffle.node.storage import Storage
+from roq.shuffle.node.stored import RunKey, Stored
+from roq.shuffle.node.turns import Turn
+from roq.shuffle.thinning import key_count, message_bytes, reduced
+from roq.shuffle.winners import Winners
+from roq.wire.shuffle import BEGIN, Counts, Cursor, Interval, Position, RunSample, RunSlice, Samples, Slices
+
+SLICES_MAX = 20_000  # in one page: 1 MiB with usual names
+SAMPLE_BLOCKS_MAX = 1024  # looked into for one page of samples; of more, as many are drawn
+FEW_BLOCKS = 16  # of a stretch; with more, their first keys are sample enough
+KEYS_OF_BLOCK = 8  # at least of a block that is looked into: one alone would say that all of it lies at its begin
+PAGE_BLOCKS = 8 * SAMPLE_BLOCKS_MAX  # are one page of samples
+PAGE_KEYS = 512  # are left of such a page if others follow: what all of them say is as good
+SAMPLE_BYTES_MAX = 4 * 1024 * 1024  # of one page
+
+
+class Stretch(NamedTuple):
+    """Rows of a run that are here without a gap: first … end-1. number: of their interval. size: their bytes, about. weight:
+    bytes they stand for, their own and those of stretches that were not drawn."""
+
+    key: RunKey
+    number: int
+    entries: list[Entry]
+    first: int
+    end: int
+    size: int
+    weight: int
+
+
+def drawn(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
+    """As many of them as have about so many blocks, at random (the same each time), but some of each interval. Long ones, of
+    which few keys are read, all stay."""
+    found: list[Stretch] = []
+    short: dict[int, list[Stretch]] = {}
+    for stretch in stretches:
+        if len(stretch.entries) > FEW_BLOCKS:
+            found.append(stretch)
+        else:
+            short.setdefault(stretch.number, []).append(stretch)
+    blocks = sum(len(stretch.entries) for each in short.values() for stretch in each)
+    chance = Random(0)
+    for each in short.values():
+        some = chance.sample(each, min(len(each), -(-len(each) * most // max(1, blocks))))
+        total, part = sum(stretch.weight for stretch in each), sum(stretch.weight for stretch in some)
+        found += [stretch._replace(weight=stretch.weight * total // max(1, part)) for stretch in some]
+    return found
+
+
+class Questions:
+    """On the follower's loop."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    async def row(self, stored: Stored, key: RunKey, run: RunIndex, border: Position) -> int:
+        """The first row of the run that is not before the border. Raises DataLost, Overloaded, StorageFailed."""
+        while isinstance(found := run.row_of(border), Entry):
+            entry = found
+            keys = await self._storage.keys_of(stored, key, entry)
+            run.learn(border, entry, entry.first + split_keys(keys, entry.first, run.place, border))
+        return found
+
+    async def rows(self, stored: Stored, key: RunKey, run: RunIndex, interval: Interval) -> tuple[int, int]:
+        """Rows first … end-1 of the run lie in the interval. Raises as `row`."""
+        lower, upper = interval.lower, interval.upper
+        first = run.begin if lower is None else run.row_of(lower)
+        if lower is not None and isinstance(first, Entry):
+            first = await self.row(stored, key, run, lower)
+        end = run.end if upper is None else run.row_of(upper)
+        if upper is not None and isinstance(end, Entry):
+            end = await self.row(stored, key, run, upper)
+        assert isinstance(first, int)
+        assert isinstance(end, int)
+        return first, end
+
+    async def slices(self, shuffle: str, interval: Interval, winners: Winners | None, begin: Cursor = BEGIN) -> Slices:
+        """What lies in the interval of the winners (None: of all attempts), and the bytes of each, about; a run with a gap is
+        several. Nothing if the shuffle isn't known. Raises as `row`."""
+        stored, turn = self._storage.shuffles.get(shuffle), Turn()
+        slices: list[RunSlice] = []
+        sizes: list[int] = []
+        for key, run in stored.runs_of(winners, begin) if stored is not None else ():
+            if key > begin and (turn.over or len(slices) >= SLICES_MAX):
+                return Slices(slices, sizes, key)
+            assert stored is not None
+            first, end = await self.rows(stored, key, run, interval)
+            for start, stop, size in run.stretches(first, end):
+                slices.append(RunSlice(*key, start, stop - start))
+                sizes.append(size)
+            await turn.pause()
+        return Slices(slices, sizes)
+
+    async def count(self, shuffle: str, intervals: Sequence[Interval], winners: Winners, begin: Cursor = BEGIN) -> Counts:
+        """Rows and bytes per interval. Raises as `row`."""
+        stored, turn = self._storage.shuffles.get(shuffle), Turn()
+        rows, sizes = [0] * len(intervals), [0] * len(intervals)
+        for key, run in stored.runs_of(winners, begin) if stored is not None else ():
+            if key > begin and turn.over:
+                return Counts(rows, sizes, key)
+            assert stored is not None
+            for at, interval in enumerate(intervals):
+                first, end = await self.rows(stored, key, run, interval)
+                here, size = run.tally(first, end)
+                rows[at] += here
+                sizes[at] += size
+                await turn.pause()
+        return Counts(rows, sizes)
+
+    async def samples(
+        self, shuffle: str, intervals: Sequence[Interval], winners: Winners, keys: int, begin: Cursor = BEGIN
+    ) -> Samples:
+        """A sample per stretch of a run that is here and lies in an interval, or fewer that stand for all of a page. keys:
+        wanted, 0: see TellSamples. Raises as `row`."""
+        stored = self._storage.shuffles.get(shuffle)
+        if stored is None:
+            return Samples([])
+        if keys <= 0:
+            return await self._rows_per_attempt(stored, intervals, winners, begin)
+        stretches, following = await self._stretches(stored, intervals, winners, begin)
+        few = SAMPLE_BLOCKS_MAX  # of a stretch, if every one is looked into
+        if sum(len(stretch.entries) for stretch in stretches) > SAMPLE_BLOCKS_MAX:
+            few, stretches = FEW_BLOCKS, await asyncio.to_thread(drawn, stretches, SAMPLE_BLOCKS_MAX)
+        short = sum(len(stretch.entries) for stretch in stretches if len(stretch.entries) <= few)
+        each = max(KEYS_OF_BLOCK, keys // max(1, short))
+        turn = Turn()
+        samples: list[RunSample] = []
+        for stretch in stretches:
+            samples.append(await self._sample(stored, stretch, each if len(stretch.entries) <= few else 1))
+            await turn.pause()
+        most = keys if following is None and begin == BEGIN else min(keys, PAGE_KEYS)
+        if key_count(samples) > 2 * most or sum(map(message_bytes, samples)) > SAMPLE_BYTES_MAX:
+            samples = await asyncio.to_thread(reduced, samples, most, SAMPLE_BYTES_MAX, winners.by)
+        return Samples(samples, following)
+
+    async def _stretches(
+        self, stored: Stored, intervals: Sequence[Interval], winners: Winners, begin: Cursor
+    ) -> tuple[list[Stretch], Cursor | None]:
+        """Those of one page, and where the next one begins."""
+        turn = Turn()
+        found: list[Stretch] = []
+        blocks = 0
+        for key, run in stored.runs_of(winners, begin):
+            if key > begin and (turn.over or blocks >= PAGE_BLOCKS):
+                return found, key
+            for number, interval in enumerate(intervals):
+                first, end = await self.rows(stored, key, run, interval)
+                for start, stop, size in run.stretches(first, end):
+                    found.append(Stretch(key, number, run.between(start, stop), start, stop, size, size))
+                    blocks += len(found[-1].entries)
+                await turn.pause()
+        return found, None
+
+    async def _sample(self, stored: Stored, stretch: Stretch, each: int) -> RunSample:
+        """each: keys to take of a block."""
+        keys: list[bytes] = []
+        rows: list[int] = []
+        weights: list[int] = []
+        for entry in stretch.entries:
+            begin, stop = max(stretch.first, entry.first), min(stretch.end, entry.end)
+            step = max(1, -(-(stop - begin) // each))
+            at = list(range(begin, stop, step))
+            if at == [entry.first]:
+                keys.append(entry.first_key)
+            else:
+                there = await self._storage.keys_of(stored, stretch.key, entry)
+                keys += [there[row - entry.first] for row in at]
+            rows += at
+            weights += [entry.size * (min(row + step, stop) - row) // entry.rows for row in at]
+        if stretch.weight != stretch.size:
+            weights = [weight * stretch.weight // max(1, stretch.size) for weight in weights]
+        return RunSample(*stretch.key, stretch.end - stretch.first, sum(weights), tuple(keys), tuple(rows), tuple(weights))
+
+    async def _rows_per_attempt(
+        self, stored: Stored, intervals: Sequence[Interval], winners: Winners, begin: Cursor
+    ) -> Samples:
+        turn = Turn()
+        found: dict[tuple[int, str], tuple[int, int]] = {}
+        following: Cursor | None = None
+        for key, run in stored.runs_of(winners, begin):
+            if key > begin and (turn.over or len(found) >= SLICES_MAX):
+                following = key
+                break
+            rows, size = found.get(key[:2], (0, 0))
+            for interval in intervals:
+                here = run.tally(*await self.rows(stored, key, run, interval))
+                rows, size = rows + here[0], size + here[1]
+                await turn.pause()
+            found[key[:2]] = (rows, size)
+        return Samples([RunSample(*place, 0, *counts, (), (), ()) for place, counts in found.items()], following)

@@ -1,0 +1,288 @@
+"""The follower's socket and thread around its two roles. Nothing is decided here; see roq/wire/shuffle.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from roq.config import FollowerConfig, load
+from roq.coordination.locate import GcmClient
+from roq.errors import Closed, DeadlineExceeded, Overloaded, RoqError, StorageFailed
+from roq.runtime.loop_thread import LoopThread
+from roq.runtime.observe import Counters, logger
+from roq.runtime.rpc import RpcServer
+from roq.shuffle.node.buffer import Buffer
+from roq.shuffle.node.committer import FREE_BYTES_MIN
+from roq.shuffle.node.cutter import Cutter, LazyCutter
+from roq.shuffle.node.descriptors import raise_limit
+from roq.shuffle.node.fetching import Fetcher
+from roq.shuffle.node.memory import Budget
+from roq.shuffle.node.mending import List, Mending
+from roq.shuffle.node.naming import Naming
+from roq.shuffle.node.orders import Orders
+from roq.shuffle.node.peers import Peers
+from roq.shuffle.node.questions import Questions
+from roq.shuffle.node.storage import Storage
+from roq.shuffle.winners import Winners
+from roq.wire import shuffle as wire
+from roq.wire.child import ChildSpec
+from roq.wire.gcm import ListShuffles, ReportRuns, Shuffles, TableInfo
+
+log = logger(__name__)
+PORT = "shuffle"  # of a store
+REPORT_SECONDS = 5.0  # one report, with all tries
+STOP_SECONDS = 5.0
+OPEN_AGAIN_SECONDS = 5.0  # after its disk failed: the leader counts on it as long as the store runs
+FETCH_SECONDS = 20.0  # then the leader is told that it goes on
+Report = Callable[[ReportRuns], Awaitable[TableInfo]]
+
+
+class Follower:
+    """Both roles on the running loop. Make it with `open`. directory: of all shuffles' data."""
+
+    def __init__(
+        self,
+        host: str,
+        directory: Path,
+        storage: Storage,
+        budget: Budget,
+        cutter: Cutter,
+        report: Report,
+        list: List | None = None,
+    ) -> None:
+        self.host, self.storage, self.budget = host, storage, budget
+        self.counters = storage.counters
+        self._peers = Peers()
+        self.questions, self.naming = Questions(storage), Naming(FREE_BYTES_MIN)
+        self.orders = Orders(storage, self.questions)
+        self.fetcher = Fetcher(storage, self._peers, budget, self.orders)
+        self.mending = Mending(host, storage, self.fetcher, report, list)
+        self._mending = asyncio.get_running_loop().create_task(self.mending.run(), name="mend")
+        self.buffer = Buffer(host, directory, cutter, budget, self.counters, report, self._store)
+        self._server: RpcServer | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        host: str,
+        directory: Path,
+        address: str,
+        port: int,
+        report: Report,
+        memory_bytes: int,
+        list: List | None = None,
+    ) -> Follower:
+        """Serve at address:port (0: any free one). Raises PortTaken, StorageFailed."""
+        cutter, budget = LazyCutter(), Budget(memory_bytes)
+        storage = await Storage.open(directory / "shuffles", cutter, budget, Counters())
+        follower = cls(host, directory / "spill", storage, budget, cutter, report, list)
+        try:
+            follower._server = RpcServer(
+                address,
+                port,
+                wire.Request,
+                follower._handle,
+                counters=follower.counters,
+                drained=lambda: None,
+                unfinished_max=budget.coming_max,
+            )
+        except RoqError:
+            await follower.close()
+            raise
+        return follower
+
+    @property
+    def port(self) -> int:
+        """Where it serves."""
+        return self._server.port if self._server is not None else 0
+
+    async def _store(self, endpoint: str, request: wire.StorePieces) -> None:
+        await self._peers.request(endpoint, request, wire.Done)
+
+    async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.OpenAttempt():
+                self.buffer.open(request)
+            case wire.SendBlocks():
+                self.buffer.send(request)
+            case wire.EndRun():
+                self.buffer.end_run(request)
+            case wire.FinishAttempt():
+                await self.buffer.finish(request)
+            case wire.AbandonAttempt():
+                self.buffer.abandon(request)
+            case wire.StorePieces(shuffle, name, spec, pieces):
+                await self.storage.store(shuffle, name, spec, pieces)
+            case wire.NameWinners():
+                await self._name(request)
+            case wire.DescribeFollower():
+                return self._describe()
+            case wire.FetchInterval() | wire.KeepIntervals() | wire.ForgetShuffle() | wire.TableChanged():
+                await self.storage.obey(request.epoch)
+                return await self._order(request)
+            case _:
+                return await self._question(request)
+        return wire.Done()
+
+    async def _name(self, request: wire.NameWinners) -> None:
+        winners = await self.naming.told(request)
+        if winners is not None:
+            await self.naming.save(await self.storage.opened(request.shuffle, request.name, request.spec), winners)
+
+    async def _winners(self, shuffle: str, winners: dict[int, str], digest: str) -> Winners:
+        """Raises WinnersUnknown."""
+        return await self.naming.of(shuffle, self.storage.shuffles.get(shuffle), digest) if digest else Winners(winners)
+
+    async def _question(self, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.ListSlices() | wire.TellSamples() | wire.CountRows():
+                return await self._about_winners(request)
+            case wire.ReadBlocks():
+                self._check_room_to_read(self.storage.answer_bytes(request))
+                return wire.Blocks(await self.storage.read(request))
+            case wire.CutBlocks():
+                self._check_room_to_read(self.storage.answer_bytes(request))
+                return wire.Blocks(await self.storage.cut(request))
+            case wire.TellSpec(shuffle):
+                return wire.SpecTold(*self.storage.known_as(shuffle))
+        raise RoqError(f"{type(request).__name__} is not for a follower")
+
+    async def _about_winners(self, request: wire.ListSlices | wire.TellSamples | wire.CountRows) -> msgspec.Struct:
+        there = request.shuffle in self.storage.shuffles  # of what is not, nothing counts
+        winners = await self._winners(request.shuffle, request.winners, request.digest if there else "")
+        match request:
+            case wire.ListSlices(shuffle, interval, every=every, begin=begin):
+                return await self.questions.slices(shuffle, interval, None if every else winners, begin)
+            case wire.TellSamples(shuffle, intervals, keys=keys, begin=begin):
+                return await self.questions.samples(shuffle, intervals, winners, keys, begin)
+            case wire.CountRows(shuffle, intervals, begin=begin):
+                return await self.questions.count(shuffle, intervals, winners, begin)
+
+    def _check_room_to_read(self, size: int) -> None:
+        if self._server is not None and not self.budget.room_to_read(size, self._server.unsent()):
+            self.counters["refused_reads"] += 1
+            raise Overloaded("too much is being read: ask another replica")
+
+    async def _order(self, request: wire.Request) -> msgspec.Struct:
+        match request:
+            case wire.FetchInterval():
+                return await self._fetch(request)
+            case wire.KeepIntervals(epoch, shuffle, intervals, named, sealed, table_epoch, digest):
+                winners = await self._winners(shuffle, named, digest) if sealed else None
+                await self.orders.keep(epoch, shuffle, table_epoch, intervals, winners)
+            case wire.ForgetShuffle(_, shuffle):
+                self.buffer.forget(shuffle)
+                self.naming.forget(shuffle)
+                await self.storage.forget(shuffle)
+            case wire.TableChanged(_, shuffle, table_epoch):
+                await self.buffer.table_changed(shuffle, table_epoch)
+        return wire.Done()
+
+    async def _fetch(self, request: wire.FetchInterval) -> wire.Fetched:
+        every = not (request.winners or request.digest)
+        winners = None if every else await self._winners(request.shuffle, request.winners, request.digest)
+        try:
+            async with asyncio.timeout(FETCH_SECONDS):
+                return wire.Fetched(await self.fetcher.fetch(request, winners))
+        except TimeoutError:
+            return wire.Fetched(0, whole=False)
+
+    def _describe(self) -> wire.FollowerView:
+        stored = {shuffle.id: shuffle.live for shuffle in self.storage.shuffles.values()}
+        budget = self.budget
+        used = budget.used + (self._server.unfinished() if self._server is not None else 0)
+        counters, lacking = dict(self.counters), self.mending.lacking
+        return wire.FollowerView(
+            self.host,
+            used,
+            budget.size,
+            budget.paused,
+            self.buffer.attempts,
+            stored,
+            counters,
+            lacking or (),
+            lacking is not None,
+        )
+
+    async def close(self) -> None:
+        """Stop serving; what is not answered is not promised."""
+        if self._server is not None:
+            self._server.close()
+        self._mending.cancel()
+        await asyncio.gather(self._mending, return_exceptions=True)
+        await self.fetcher.close()
+        await self.buffer.close()
+        await self.storage.close()
+        self._peers.close()
+
+
+class FollowerThread:
+    """A store's follower in a thread of its own. failed(error): it can't serve."""
+
+    def __init__(self, spec: ChildSpec, failed: Callable[[RoqError], object]) -> None:
+        self._spec, self._failed = spec, failed
+        self._config = load(FollowerConfig, None, os.environ, {})
+        raise_limit()
+        self._thread = LoopThread("follower")
+        self._follower: Follower | None = None
+        self._gcm: GcmClient | None = None
+        self._stopping = threading.Event()
+        self._starting = threading.Thread(target=self._start, name="follower starts", daemon=True)
+        self._starting.start()
+
+    def _start(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    return self._thread.call(self._open())
+                except StorageFailed as error:  # work queues go on; whoever asks this follower turns to another one
+                    log.critical("no follower: its disk is tried again soon", extra={"fields": {"reason": str(error)}})
+                self._stopping.wait(OPEN_AGAIN_SECONDS)
+        except Closed:  # stopped before it had begun
+            return None
+        except RoqError as error:
+            self._failed(error)
+
+    async def _open(self) -> None:
+        spec = self._spec
+        gcm = self._gcm = self._gcm or GcmClient(spec.zookeeper)
+
+        async def report(runs: ReportRuns) -> TableInfo:
+            try:
+                async with asyncio.timeout(2 * REPORT_SECONDS):
+                    return await gcm.request(runs, TableInfo, REPORT_SECONDS)
+            except TimeoutError:
+                raise DeadlineExceeded("no answer from the leader") from None
+
+        async def shuffles() -> Shuffles:
+            return await gcm.request(ListShuffles(), Shuffles, REPORT_SECONDS)
+
+        directory, memory = Path(spec.data_dir), self._config.shuffle_memory_bytes
+        self._follower = await Follower.open(spec.host, directory, spec.address, spec.ports[PORT], report, memory, shuffles)
+        log.info("follower serves", extra={"fields": {"port": self._follower.port, "memory_bytes": memory}})
+
+    async def _close(self) -> None:
+        if self._follower is not None:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._follower.close()
+        if self._gcm is not None:
+            self._gcm.close()
+
+    def close(self) -> None:
+        """Blocking: stop it."""
+        self._stopping.set()
+        try:
+            self._thread.call(self._close())
+        except (RoqError, TimeoutError) as error:
+            log.warning("the follower did not stop by itself", extra={"fields": {"reason": str(error)}})
+        self._thread.stop()
+
+
+def beside_store(spec: ChildSpec, failed: Callable[[RoqError], object]) -> FollowerThread | None:
+    """The shuffle node in the process of a host's store; None: this one has no part in shuffles."""
+    return FollowerThread(spec, failed) if PORT in spec.ports else None

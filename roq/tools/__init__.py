@@ -1,0 +1,1 @@
+"""What is run beside a cluster: benchmarks, chaos, local clusters, the simulation."""

@@ -1,0 +1,169 @@
+"""The load: publishers and subscribers at a fixed rate in this process, writing histories of their own (history.py).
+
+One topic per publisher, so that a told gap names exactly the messages it means. What a client does that it should not (an error
+out of publish() or of the iteration) is kept in `failures`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from roq.client.cluster import Cluster
+from roq.errors import MessagesLost, RoqError
+from roq.pubsub.publisher import Publisher
+from roq.pubsub.subscriber import Subscriber
+from roq.tools.bench.load import Pace
+from roq.tools.chaos.history import STAMP, Heard, Sent, Told
+
+TICK_SECONDS = 0.005  # a publisher looks this often what is due
+FLUSH_EVERY_SECONDS = 0.5
+FLUSH_SECONDS = 10.0  # a flush that takes longer has failed; what it covered is unknown until the next one succeeds
+WATCH_SECONDS = 0.1
+
+
+class Load:
+    """`async with Load(client, queue, …) as load`: flows from then on until `stop_publishing`; then `drain`, then leave."""
+
+    def __init__(self, client: Cluster, queue: str, *, publishers: int, subscribers: int, rate: float, size: int) -> None:
+        self.heard = [Heard(publishers) for _ in range(subscribers)]
+        self.failures: list[str] = []
+        self.started = 0.0  # monotonic seconds
+        self._rate, self._size = rate, max(size, STAMP.size)
+        self._publishers: list[Publisher] = [client.publisher(queue) for _ in range(publishers)]
+        self._subscribers: list[Subscriber] = [
+            client.subscriber(queue, "chaos.>", on_lost=self._teller(heard)) for heard in self.heard
+        ]
+        self._indexes = {publisher.id: index for index, publisher in enumerate(self._publishers)}
+        self._published = [0] * publishers
+        self._acked = [0] * publishers
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._publishing: list[asyncio.Task[None]] = []
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Load:
+        try:
+            for subscriber in self._subscribers:
+                await self._open.enter_async_context(subscriber)
+            for publisher in self._publishers:
+                await publisher.open()
+                self._open.push_async_callback(self._close, publisher)
+        except BaseException:
+            await self._open.aclose()
+            raise
+        self.started = time.monotonic()
+        self._tasks = [asyncio.create_task(self._receive(at)) for at in range(len(self._subscribers))]
+        self._tasks += [asyncio.create_task(self._flush_often(at)) for at in range(len(self._publishers))]
+        self._publishing = [asyncio.create_task(self._publish(at)) for at in range(len(self._publishers))]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        tasks = [*self._tasks, *self._publishing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._open.aclose()
+
+    async def _close(self, publisher: Publisher) -> None:
+        try:
+            await publisher.close()
+        except RoqError as error:
+            self._failed(f"publisher {self._indexes[publisher.id]} closing", error)
+
+    def sent(self) -> list[Sent]:
+        """What each publisher has done so far."""
+        return [Sent(*pair) for pair in zip(self._published, self._acked, strict=True)]
+
+    def unhealthy(self) -> list[str]:
+        """Clients that are not ready now."""
+        named = [(f"publisher {at}", one.health()) for at, one in enumerate(self._publishers)]
+        found = [f"{name}: {', '.join(health.problems)}" for name, health in named if not health.ready]
+        for at, subscriber in enumerate(self._subscribers):
+            health = subscriber.health()
+            if not health.ready:
+                found.append(f"subscriber {at}: {', '.join(health.problems)}")
+        return found
+
+    # --- the flow -------------------------------------------------------------------------------------------------------
+
+    async def _publish(self, at: int) -> None:
+        publisher, padding, topic = self._publishers[at], bytes(self._size - STAMP.size), f"chaos.p{at}"
+        pace = Pace(self._rate, 0, time.monotonic_ns())
+        try:
+            while not self._stop.is_set():
+                for _ in range(pace.due(time.monotonic_ns())):
+                    self._published[at] += 1
+                    await publisher.publish(topic, STAMP.pack(at, self._published[at]) + padding)
+                    if self._stop.is_set():
+                        return
+                await asyncio.sleep(TICK_SECONDS)
+        except RoqError as error:
+            self._failed(f"publisher {at}", error)
+
+    async def _flush_often(self, at: int) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_EVERY_SECONDS)
+            await self._flush(at, FLUSH_SECONDS)
+
+    async def _flush(self, at: int, timeout_seconds: float) -> bool:
+        """Whether everything published so far is acknowledged now."""
+        covered = self._published[at]
+        try:
+            await self._publishers[at].flush(timeout_seconds)
+        except RoqError:
+            return False
+        self._acked[at] = max(self._acked[at], covered)
+        return True
+
+    async def _receive(self, at: int) -> None:
+        heard = self.heard[at]
+        try:
+            async for batch in self._subscribers[at].batches():
+                seconds = time.monotonic() - self.started
+                heard.take(((message.sequence, message.payload) for message in batch), self._size, seconds)
+        except RoqError as error:
+            self._failed(f"subscriber {at}", error)
+        else:
+            self.failures.append(f"subscriber {at} ended by itself")
+
+    def _teller(self, heard: Heard) -> Callable[[MessagesLost], None]:
+        def tell(gap: MessagesLost) -> None:
+            at = round(time.monotonic() - self.started, 3)
+            heard.told.append(Told(self._indexes.get(gap.publisher, -1), gap.first, gap.last, gap.count, at))
+
+        return tell
+
+    def _failed(self, who: str, error: RoqError) -> None:
+        self.failures.append(f"{who}: {type(error).__name__}: {error}")
+
+    # --- the end --------------------------------------------------------------------------------------------------------
+
+    async def stop_publishing(self, timeout_seconds: float) -> None:
+        """No more messages; what was published is flushed, if that can be had within the time."""
+        self._stop.set()
+        _, late = await asyncio.wait(self._publishing, timeout=timeout_seconds)
+        for task in late:
+            task.cancel()
+        if late:
+            self.failures.append(f"{len(late)} publishers are stuck in publish()")
+        confirmed = await asyncio.gather(*(self._flush(at, timeout_seconds) for at in range(len(self._publishers))))
+        self.failures += [f"publisher {at}: the last flush() failed" for at, good in enumerate(confirmed) if not good]
+
+    async def drain(self, idle_seconds: float, timeout_seconds: float) -> None:
+        """Until every subscriber has got or been told everything, or nothing more has come for `idle_seconds`."""
+        published = sum(self._published)
+        until = time.monotonic() + timeout_seconds
+        seen, since = -1, time.monotonic()
+        while time.monotonic() < until:
+            progress = [heard.progress() for heard in self.heard]
+            if all(one >= published for one in progress):
+                return
+            if sum(progress) != seen:
+                seen, since = sum(progress), time.monotonic()
+            elif time.monotonic() - since > idle_seconds:
+                return
+            await asyncio.sleep(WATCH_SECONDS)

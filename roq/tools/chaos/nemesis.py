@@ -1,0 +1,157 @@
+"""Nemesis: performs a schedule of faults against a test cluster, one after the other, and writes down what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from roq.errors import CallError, RoqError
+from roq.testing import DockerCluster, TestedCluster
+from roq.testing.cluster import CLIENT, HCM, Cut
+from roq.tools.chaos.administration import PREFIX
+from roq.tools.chaos.history import Done
+from roq.tools.chaos.schedule import IN_CONTAINERS, LASTING, ON_LOOPBACK, PROCESSES, SHORT_SECONDS, Fault, Kind, Role
+
+Undo = Callable[[], Awaitable[object]]
+ACT_SECONDS = 30.0  # one act on a cluster; a daemon started again is ready within this
+
+
+def possible_in(cluster: TestedCluster) -> tuple[tuple[Kind, Role], ...]:
+    """What can be done to this kind of cluster."""
+    return IN_CONTAINERS if isinstance(cluster, DockerCluster) else ON_LOOPBACK
+
+
+class Spared(NamedTuple):
+    """What shall live through the whole run: these machines, and the processes of this queue on them. They are frozen for as
+    long as nobody notices, and nothing else."""
+
+    machines: frozenset[str] = frozenset()
+    queue: str = ""
+
+    def covers(self, machine: str, process: str) -> bool:
+        """process: "" for the whole machine."""
+        return machine in self.machines and ("/" not in process or process.split("/")[1] == self.queue)
+
+
+NOTHING = Spared()
+
+
+class Nemesis:
+    """`await Nemesis(cluster, faults).run()`; `log` is the record."""
+
+    def __init__(self, cluster: TestedCluster, faults: list[Fault], spared: Spared = NOTHING) -> None:
+        self._cluster, self._faults, self._spared = cluster, faults, spared
+        self.log: list[Done] = []
+        self._unended: list[tuple[Undo, Done]] = []
+
+    async def run(self, started: float, told: Callable[[Done], None] = lambda _: None) -> None:
+        """Every fault at its time after `started` (monotonic seconds). What was begun is ended, even when cancelled."""
+        for fault in self._faults:
+            await asyncio.sleep(started + fault.at - time.monotonic())
+            await self._perform(fault, started, told)
+
+    async def _perform(self, fault: Fault, started: float, told: Callable[[Done], None]) -> None:
+        done = Done(round(time.monotonic() - started, 3), str(fault.kind), str(fault.role), role=str(fault.role))
+        self.log.append(done)
+        undo: Undo | None = None
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(ACT_SECONDS):
+                machine, process = await self._choose(fault)
+                done.target = f"{machine}:{process}" if process else machine
+                begun = time.monotonic()
+                done.t = round(begun - started, 3)
+                undo = await self._begin(fault, machine, process)
+            await asyncio.sleep(begun + fault.seconds - time.monotonic() if undo else 0)
+        except (RoqError, TimeoutError) as error:
+            done.error = f"{type(error).__name__}: {error}"
+        finally:
+            if undo is not None:
+                await self._end(undo, done)
+                done.seconds = round(time.monotonic() - begun, 3)
+            told(done)
+
+    async def _end(self, undo: Undo, done: Done) -> None:
+        try:
+            async with asyncio.timeout(ACT_SECONDS):
+                await undo()
+        except (RoqError, TimeoutError) as error:
+            done.error = f"{type(error).__name__}: {error}"
+            self._unended.append((undo, done))
+
+    # --- whom ----------------------------------------------------------------------------------------------------------
+
+    async def _choose(self, fault: Fault) -> tuple[str, str]:
+        """Machine and, for faults of processes, name of the process."""
+        cluster, number = self._cluster, fault.number
+        gentle = fault.kind is Kind.PAUSE and fault.seconds <= SHORT_SECONDS[1]
+        spared = NOTHING if gentle else self._spared
+        match fault.role:
+            case Role.GCM if number % 2 and not spared.machines:
+                return await cluster.leader(ACT_SECONDS / 2), ""
+            case _ if fault.role in LASTING:
+                process = HCM if fault.role is Role.HCM else ""
+                group = {Role.GCM: cluster.gcms, Role.ZOOKEEPER: cluster.zookeepers}.get(fault.role, cluster.hosts)
+                machines = [name for name in group if not spared.covers(name, process)]
+                if not machines:
+                    raise CallError(f"every {fault.role} is spared")
+                return machines[number % len(machines)], process
+        machine, process = await self._find(fault.role, number, spared)
+        return machine, process if fault.kind in (Kind.KILL, Kind.PAUSE) else ""
+
+    async def _find(self, role: Role, number: int, spared: Spared) -> tuple[str, str]:
+        """One of the loaded queues' processes of this kind that hosts report."""
+        found: list[tuple[str, str]] = []
+        for host in self._cluster.hosts:
+            try:
+                reported = await self._cluster.reported(host)
+            except RoqError:
+                continue  # still coming back from the last fault
+            found += [(host, one.name) for one in reported if one.kind == role.value and not one.queue.startswith(PREFIX)]
+        found = [one for one in found if not spared.covers(*one)]
+        if not found:
+            raise CallError(f"no {role} runs anywhere that is not spared")
+        return sorted(found)[number % len(found)]
+
+    # --- what ----------------------------------------------------------------------------------------------------------
+
+    async def _begin(self, fault: Fault, machine: str, process: str) -> Undo | None:
+        """Do it; what ends it."""
+        cluster = self._cluster
+        match fault.kind:
+            case Kind.KILL if fault.role in PROCESSES:
+                await cluster.kill_process(machine, process)
+                return None
+            case Kind.KILL if fault.role is Role.HCM:  # away for a while: frozen, then killed and started again
+                await cluster.pause_process(machine, process)
+                return lambda: cluster.kill_process(machine, process)
+            case Kind.KILL:
+                await cluster.kill(machine)
+                return lambda: cluster.start(machine)
+            case Kind.PAUSE if process:
+                pid = await cluster.pause_process(machine, process)
+                return lambda: cluster.unpause_process(machine, pid)
+            case Kind.PAUSE:
+                await cluster.pause(machine)
+                return lambda: cluster.unpause(machine)
+        others = {CLIENT, *cluster.machines()} - {machine}
+        match fault.kind:
+            case Kind.CUT_FROM_ZOOKEEPER:
+                await cluster.partition_from_zookeeper(machine)
+            case Kind.MUTE:
+                await cluster.partition_one_way(machine, others)
+            case Kind.REJECT:
+                await cluster.partition(machine, others, how=Cut.REJECT)
+            case _:
+                await cluster.partition(machine, others)
+        return cluster.heal
+
+    async def mend(self) -> None:
+        """Open all ways; try again to end what could not be ended. The waits that follow tell what is still missing."""
+        await self._cluster.heal()
+        unended, self._unended = self._unended, []
+        for undo, done in unended:
+            done.error = ""
+            await self._end(undo, done)

@@ -1,0 +1,199 @@
+"""The verdict: what became of every message, per subscriber and in sum. Pure.
+
+lost        acked, never delivered, and no gap told
+unknown     published, not acked, not delivered, not told
+duplicated  delivered again
+reordered   delivered after a later one of the same publisher
+adds_up     delivered + reported_gaps == published, and nothing that was told as lost was delivered
+
+What a run of roq chaos checks, by the names of RELIABILITY 1.3:
+D1 no acknowledged loss        lost
+D2 order per publisher         reordered
+D3 no duplicates               duplicated
+D4 nothing damaged or unknown  foreign: size, publisher and number of every message
+D5 every gap is told           adds_up; and told only where a fault was longer than a publisher remembers: gaps
+D6 memory is bounded           resources.py: no process ever has more than MEMORY_MAX
+C1 to C4, C7                   invariants.py
+C5, C6                         administration.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import starmap
+
+import msgspec
+
+from roq.tools.chaos.history import Done, Heard, Sent
+from roq.tools.chaos.numbers import Numbers, count
+from roq.tools.chaos.schedule import Kind, Role
+
+TOLD_WITHIN_SECONDS = 15.0  # after a fault's end: paths are proved again, held messages are given up
+EXAMPLES = 5  # ranges named per problem
+COUNTS = ("published", "acked", "delivered", "lost", "duplicated", "reordered", "unknown", "reported_gaps", "foreign")
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One subscriber's messages."""
+
+    published: int
+    acked: int
+    delivered: int
+    lost: int
+    duplicated: int
+    reordered: int
+    unknown: int
+    reported_gaps: int
+    foreign: int
+    adds_up: bool
+    silence_seconds: float
+    examples: tuple[str, ...] = ()  # where the first violations are
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """One gap that a subscriber was told of, `t` seconds after the start. fault: when the fault began that may have caused it,
+    None: no fault can have."""
+
+    t: float
+    subscriber: int
+    publisher: int
+    first: int
+    last: int
+    messages: int
+    fault: float | None
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """All subscribers together. published, acked: each message once; the others: summed over the subscribers."""
+
+    published: int
+    acked: int
+    delivered: int
+    lost: int
+    duplicated: int
+    reordered: int
+    unknown: int
+    reported_gaps: int
+    foreign: int
+    adds_up: bool
+    subscribers: tuple[Share, ...]
+
+    def problems(self) -> list[str]:
+        """One line per violation; empty if all is well."""
+        names = ("lost", "duplicated", "reordered", "foreign")
+        found = [f"{getattr(self, name)} messages {name}" for name in names if getattr(self, name)]
+        if not self.adds_up:
+            found.append("delivered + reported does not make published")
+        return found + [f"subscriber {at}: {text}" for at, share in enumerate(self.subscribers) for text in share.examples]
+
+
+def judge(sent: Sequence[Sent], heard: Sequence[Heard]) -> Verdict:
+    """The verdict on one run whose every subscriber subscribed to everything before the first message."""
+    shares = tuple(_share(sent, one) for one in heard)
+
+    def total(name: str) -> int:
+        return sum(getattr(share, name) for share in shares)
+
+    return Verdict(
+        published=sum(one.published for one in sent),
+        acked=sum(one.acked for one in sent),
+        delivered=total("delivered"),
+        lost=total("lost"),
+        duplicated=total("duplicated"),
+        reordered=total("reordered"),
+        unknown=total("unknown"),
+        reported_gaps=total("reported_gaps"),
+        foreign=total("foreign"),
+        adds_up=all(share.adds_up for share in shares),
+        subscribers=shares,
+    )
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict on several loads."""
+    if len(verdicts) == 1:
+        return verdicts[0]
+    shares = tuple(share for one in verdicts for share in one.subscribers)
+    adds_up = all(one.adds_up for one in verdicts)
+    sums = {name: sum(getattr(one, name) for one in verdicts) for name in COUNTS}
+    return Verdict(**sums, adds_up=adds_up, subscribers=shares)
+
+
+def gaps(heard: Sequence[Heard], faults: Sequence[Done], *, ring_seconds: float) -> tuple[tuple[Gap, ...], list[str]]:
+    """Every gap that was told, with the latest fault that cut messages' ways for as long as a publisher remembers; as problems,
+    those told when no such fault was on or just over: all others must lose nothing."""
+    cuts = [fault for fault in faults if fault.seconds >= ring_seconds and _cuts_ways(fault)]
+    found, problems = [], []
+    for subscriber, one in enumerate(heard):
+        for told in one.told:
+            long = [fault for fault in cuts if fault.t <= told.t]
+            cause = long[-1] if long and told.t <= long[-1].t + long[-1].seconds + TOLD_WITHIN_SECONDS else None
+            gap = Gap(told.t, subscriber, told.publisher, told.first, told.last, told.messages, cause.t if cause else None)
+            found.append(gap)
+            if cause is None:
+                problems.append(
+                    f"subscriber {subscriber}: {told.messages} messages told lost at {told.t:.1f} s, no long fault was on"
+                )
+    return tuple(found), problems
+
+
+def _cuts_ways(fault: Done) -> bool:
+    """Whether messages can't pass some Exchange meanwhile."""
+    if fault.kind in (Kind.KILL, Kind.PAUSE):
+        return fault.role in (Role.EXCHANGE, Role.HOST)
+    return fault.kind != Kind.CUT_FROM_ZOOKEEPER and fault.role in (Role.EXCHANGE, Role.MONITOR, Role.HOST)
+
+
+def _share(sent: Sequence[Sent], heard: Heard) -> Share:
+    delivered = lost = duplicated = reordered = unknown = 0
+    examples: list[str] = []
+    adds_up = True
+    for publisher, (published, acked) in enumerate(sent):
+        got, again, late = _arrivals(heard.runs[publisher])
+        told = [one for one in heard.told if one.publisher == publisher]
+        known = Numbers([*got.ranges(), *((one.first, one.last) for one in told)])
+        missing, pending = known.missing(1, acked), known.missing(acked + 1, published)
+        both = [one for one in told if got.overlap(one.first, one.last) > one.last - one.first + 1 - one.messages]
+        reported = sum(one.messages for one in told)
+        if len(got) + reported != published or both:
+            adds_up = False
+            examples.append(f"publisher {publisher}: {len(got)} delivered + {reported} reported of {published} published")
+        delivered, lost, unknown = delivered + len(got), lost + count(missing), unknown + count(pending)
+        duplicated, reordered = duplicated + len(again), reordered + len(late)
+        named = (("lost", missing), ("unknown", pending), ("duplicated", again.ranges()), ("reordered", late.ranges()))
+        examples += [f"publisher {publisher}: {_named(what, ranges)}" for what, ranges in named if ranges]
+        examples += [f"publisher {publisher}: told as lost but delivered {one.first}..{one.last}" for one in both[:EXAMPLES]]
+    return Share(
+        published=sum(one.published for one in sent),
+        acked=sum(one.acked for one in sent),
+        delivered=delivered,
+        lost=lost,
+        duplicated=duplicated,
+        reordered=reordered,
+        unknown=unknown,
+        reported_gaps=sum(one.messages for one in heard.told),
+        foreign=heard.foreign,
+        adds_up=adds_up and heard.foreign == 0,
+        silence_seconds=round(heard.silence_seconds, 3),
+        examples=tuple(examples),
+    )
+
+
+def _arrivals(runs: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers, Numbers]:
+    """What came, what came again, and what came late."""
+    got, again, late = Numbers(), Numbers(), Numbers()
+    highest = 0
+    for first, last in runs:
+        new = got.missing(first, last)
+        for start, end in Numbers(new).missing(first, last):
+            again.add(start, end)
+        for start, end in new:
+            late.add(start, min(end, highest))
+            got.add(start, end)
+        highest = max(highest, last)
+    return got, again, late
+
+
+def _named(what: str, ranges: Sequence[tuple[int, int]]) -> str:
+    more = ", …" if len(ranges) > EXAMPLES else ""
+    return f"{what} {', '.join(starmap('{}..{}'.format, ranges[:EXAMPLES]))}{more}"

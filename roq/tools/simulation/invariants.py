@@ -1,0 +1,103 @@
+"""The machines of a run, checked after each step: each has a `check` that says what must hold between two of its steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from inspect import isfunction
+from typing import Any
+from zlib import crc32
+
+from hcm.supervisor import Child
+from roq.coordinator.tree import Tree
+from roq.errors import RoqError
+from roq.log.replicated.appending import Appending
+from roq.log.replicated.writer import LogWriter
+from roq.pubsub.monitor.membership import Membership
+from roq.pubsub.order import OrderMachine
+from roq.pubsub.path import PathMachine
+from roq.pubsub.ring import Ring
+from roq.tools.simulation.loop import PROCESS, Process, SimulatedLoop
+from roq.workqueue.master.follower import Follower
+from roq.workqueue.state import State
+
+MACHINES: tuple[type, ...] = (Appending, Child, Membership, OrderMachine, PathMachine, Ring, State, Tree)
+
+
+class Inspector:
+    """Looks at a machine, the coordinator's tree too, when a callback of the loop (or a thread's turn) has ended in which a
+    public method of it was called."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._moved: dict[int, tuple[Any, Process | None]] = {}  # machines in this callback, by id(), and whose they are
+        self.wrong: list[str] = []
+        self.looks = 0
+        loop.on_step = self._look
+
+    def replacements(self) -> list[tuple[Any, str, Any]]:
+        """For the table of surroundings: machines tell that they move."""
+        owners = dict.fromkeys(owner for machine in MACHINES for owner in machine.__mro__[:-1])
+        methods = [(owner, name, value) for owner in owners for name, value in vars(owner).items() if isfunction(value)]
+        return [
+            (owner, name, self._telling(method))
+            for owner, name, method in methods
+            if name == "__init__" or not (name.startswith("_") or name == "check")
+        ]
+
+    def _telling(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def move(machine: Any, *args: Any, **options: Any) -> Any:
+            self._moved[id(machine)] = machine, PROCESS.get()
+            return method(machine, *args, **options)
+
+        return move
+
+    def _look(self) -> None:
+        if not self._moved:
+            return
+        moved, self._moved = self._moved, {}
+        for machine, process in moved.values():
+            self.looks += 1
+            try:
+                machine.check()
+            except AssertionError as error:
+                name = process.name if process is not None else "the coordinator"
+                self.wrong.append(f"{name}: {type(machine).__name__}: {error}")
+
+
+class LogInspector:
+    """Looks at the one log of a run: an epoch has one writer, an acknowledged entry is the same for all who read it."""
+
+    def __init__(self) -> None:
+        self._writers: dict[int, LogWriter] = {}  # by epoch
+        self._entries: dict[int, int] = {}  # position -> checksum of what was acknowledged there, or applied
+        self.wrong: list[str] = []
+
+    def replacements(self) -> list[tuple[Any, str, Any]]:
+        """For the table of surroundings: writers and followers tell what they do."""
+        write, begin, apply = LogWriter.write, LogWriter._open, Follower._apply
+
+        def written(writer: LogWriter, entry: bytes, done: Callable[[int | RoqError], None]) -> None:
+            def noted(result: int | RoqError) -> None:
+                if isinstance(result, int):
+                    self._note(result, entry, f"acknowledged in epoch {writer.epoch}")
+                done(result)
+
+            write(writer, entry, noted)
+
+        def begun(writer: LogWriter, meta: Any) -> None:
+            if self._writers.setdefault(writer.epoch, writer) is not writer:
+                self.wrong.append(f"the log: epoch {writer.epoch} has two writers")
+            begin(writer, meta)
+
+        async def applied(follower: Follower, entries: Iterable[tuple[int, bytes]]) -> None:
+            entries = list(entries)
+            for position, entry in entries:
+                self._note(position, entry, "read")
+            await apply(follower, entries)
+
+        return [(LogWriter, "write", written), (LogWriter, "_open", begun), (Follower, "_apply", applied)]
+
+    def _note(self, position: int, entry: bytes, how: str) -> None:
+        if self._entries.setdefault(position, crc32(entry)) != crc32(entry):
+            self.wrong.append(f"the log: entry {position} is {how}, and was another one before")

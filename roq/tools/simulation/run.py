@@ -1,0 +1,274 @@
+"""One simulated run, from its seed to its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import roq
+import roq.workqueue.master.dump
+import roq.workqueue.master.snapshots
+from roq.errors import RoqError
+from roq.runtime.extras import brought_by
+from roq.tools.simulation.clocks import Wall
+from roq.tools.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
+from roq.tools.simulation.coordination import Coordinator
+from roq.tools.simulation.dumps import DIRECT_MAX
+from roq.tools.simulation.faults import LOSSLESS, Fault, plan, plan_shuffles, plan_tasks
+from roq.tools.simulation.invariants import Inspector, LogInspector
+from roq.tools.simulation.load import Traffic, judge
+from roq.tools.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
+from roq.tools.simulation.network import Network
+from roq.tools.simulation.surroundings import replaced
+from roq.tools.simulation.task_cluster import WORK_QUEUE, TaskCluster
+from roq.tools.simulation.tasks import INLINE_BYTES, Pace
+
+SESSION_SECONDS, FAULT_SECONDS = 4.0, 37.0
+BACK_SECONDS = 8.0  # after everything was healed: sessions end, hosts come back, everybody joins again
+BURST_KEPT = 8  # messages at once that no Exchange drops for
+LOOK_SECONDS = 0.1
+SNAPSHOT_BYTES = 5_000, 1 << 25  # of a log, until a master's state is written beside it: several in a run, or none
+WRONG_MAX = 5  # of one kind; the first tell it
+SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 18.0, 21.0, 6.0
+TASKS_CLOSE_SECONDS, DONE_SECONDS = 40.0, 60.0  # a put waits for 30 s at most
+SHUFFLE_CALM_SECONDS = 22.0
+CALM_SECONDS = 22.0  # after everything was healed: masters come back, disks are copied, and puts go on
+
+
+class What(StrEnum):
+    """What a run is about."""
+
+    MESSAGES = "messages"  # a queue, its publishers and subscribers
+    TASKS = "tasks"  # a work queue, its stores and masters, producers and workers
+    SHUFFLE = "shuffle"  # shuffles, their leader and followers, drivers, writers and readers
+
+
+PLANS = {What.MESSAGES: plan, What.TASKS: plan_tasks, What.SHUFFLE: plan_shuffles}
+WORDS = {  # for what was given, got and settled
+    What.MESSAGES: ("published", "delivered", "told as lost"),
+    What.TASKS: ("put", "deliveries", "acked"),
+    What.SHUFFLE: ("attempts", "rows read", "sealed"),
+}
+HOSTS = {What.MESSAGES: 3, What.TASKS: 3, What.SHUFFLE: 4}  # the last one of these joins late
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run was like. wrong: empty if all promises were kept. hash: equal for equal runs. given: messages published, tasks
+    put, attempts written with a receipt; got: messages and tasks delivered, rows read; settled: messages told as lost, tasks
+    acked, shuffles sealed."""
+
+    seed: int
+    what: What
+    faults: list[Fault]
+    trace: list[str]
+    wrong: list[str]
+    hash: int
+    given: int
+    got: int
+    settled: int
+    steps: int
+    seconds: float  # virtual
+    real_seconds: float
+
+
+def simulate(
+    seed: int,
+    seconds: float = FAULT_SECONDS,
+    *,
+    faults: Sequence[Fault] | None = None,
+    hosts: int = 0,
+    what: What = What.MESSAGES,
+) -> Run:
+    """faults: instead of those of the seed."""
+    began, random = time.monotonic(), Random(seed)
+    chosen = list(faults) if faults is not None else PLANS[what](Random(f"{seed} faults"), seconds)
+    loop = SimulatedLoop(Random(random.getrandbits(64)))
+    network = Network(loop, Random(random.getrandbits(64)))
+    wall = Wall(loop, seed)
+    coordinator = Coordinator(network, COORDINATOR, wall)
+    inspector, chance = Inspector(loop), Random(random.getrandbits(64))
+    log = LogInspector()
+    table = [*inspector.replacements(), *log.replacements(), *_snapshots(seed)]
+    kind: Any = {What.MESSAGES: SimulatedCluster, What.TASKS: TaskCluster}.get(what)
+    if kind is None:
+        room = _shuffle_room()
+        kind, table = room.ShuffleCluster, [*table, *room.replacements(loop)]
+    with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, chance, table):
+        drawn = Random(random.getrandbits(64))
+        cluster = kind(
+            loop, network, coordinator, wall, folder, drawn, hosts=hosts or HOSTS[what], gcms=2, session_seconds=SESSION_SECONDS
+        )
+        wrong = _runs(loop, COURSES[what](cluster, chosen, seconds, random))
+        virtual, wrong = (
+            loop.time() - BOOTED_SECONDS,
+            wrong + cluster.defects() + inspector.wrong[:WRONG_MAX] + log.wrong[:WRONG_MAX],
+        )
+        cluster.end()
+        loop.dispose()
+        wrong += loop.threads.failures
+        if what is What.SHUFFLE:
+            gc.collect()  # whoever forgets a file of a follower closes it: here, where it is a simulated one
+    judged, counts = _verdict(cluster, chosen) if what is What.MESSAGES else cluster.verdict()
+    wrong += judged
+    figures = (*counts, loop.steps, virtual, time.monotonic() - began)
+    return Run(seed, what, chosen, cluster.trace, wrong, loop.trace, *figures)
+
+
+def _snapshots(seed: int) -> list[tuple[Any, str, Any]]:
+    """How often a master makes them, and whether in a fork of it."""
+    often, direct = Random(f"{seed} snapshots").choice(SNAPSHOT_BYTES), Random(f"{seed} forks").choice(DIRECT_MAX)
+    return [
+        (roq.workqueue.master.snapshots, "SNAPSHOT_BYTES_MIN", often),
+        (roq.workqueue.master.dump.Dump.__init__, "__defaults__", (direct,)),
+    ]
+
+
+def _shuffle_room() -> Any:
+    """Imported when it is needed: messages and tasks are simulated without pyarrow, too."""
+    with brought_by("shuffle", "a simulated shuffle"):
+        return importlib.import_module("roq.tools.simulation.shuffle_cluster")
+
+
+def _runs(loop: SimulatedLoop, course: Coroutine[Any, Any, None]) -> list[str]:
+    """To its end; what kept it from that."""
+    try:
+        loop.run_until_complete(course)
+    except Standstill as error:
+        return [f"standstill: {error}"]
+    except (TimeoutError, RoqError) as error:
+        return [f"the cluster did not come up: {error!r}"]
+    return []
+
+
+def _verdict(cluster: SimulatedCluster, faults: Sequence[Fault]) -> tuple[list[str], tuple[int, int, int]]:
+    lossless = all(fault.kind in LOSSLESS for fault in faults) and cluster.traffic.burst <= BURST_KEPT
+    return judge(cluster.books, lossless=lossless), cluster.books.counts()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What programs log in a world of faults tells nothing; what they do is judged."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """For what hosts write down, in memory where there is a file system for that."""
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="roq-simulation-", dir=memory if memory.is_dir() else None))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _messages(cluster: SimulatedCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+    overflow = random.choice(("block", "drop"))
+    topics = random.choice((1, 3, 3))
+    cluster.traffic = Traffic(*random.choice(((5.0, 1), (20.0, 1), (5.0, 8), (0.7, 150), (0.7, 150))), topics)
+    cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01, 0.05)) for host in cluster.hosts}
+    cluster.start()
+    exchanges = random.choice((1, 1, 2))
+
+    async def prepare(admin: roq.Cluster) -> None:
+        await _all_hosts(cluster, admin)
+        await admin.create_queue(QUEUE, replication=2, overflow=overflow, timeout_seconds=60.0)
+        for _ in range(exchanges - 1):
+            await admin.create_exchange(QUEUE, timeout_seconds=60.0)
+
+    await cluster.administer(prepare)
+    began = cluster.loop.time()
+    cluster.told(f"a queue, overflow {overflow}, {exchanges} Exchanges; {topics} topics, bursts of {cluster.traffic.burst}")
+    for what in ("subscriber", "publisher", "subscriber", "publisher"):
+        cluster.client(what)
+    await _suffer(cluster, faults, began, seconds)
+    cluster.books.healed = cluster.loop.time() + BACK_SECONDS
+    await asyncio.sleep(SETTLE_SECONDS)
+    cluster.books.ending = cluster.loop.time()
+    await cluster.stop_clients("publisher", CLOSE_SECONDS)
+    await asyncio.sleep(DRAIN_SECONDS)
+    await cluster.stop_clients("subscriber", CLOSE_SECONDS)
+
+
+async def _tasks(cluster: TaskCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+    cluster.pace = Pace(*random.choice(((5.0, 3, 0.1, 0.3), (1.0, 20, 0.0, 0.1), (10.0, 1, 0.3, 0.3))))
+    cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01)) for host in cluster.hosts}
+    for host in cluster.hosts:
+        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
+    cluster.start()
+
+    async def prepare(admin: roq.Cluster) -> None:
+        await _all_hosts(cluster, admin)
+        await admin.create_work_queue(WORK_QUEUE, inline_bytes=INLINE_BYTES, timeout_seconds=60.0)
+
+    await cluster.administer(prepare)
+    began = cluster.loop.time()
+    cluster.told(f"a work queue; syncs of {', '.join(f'{host.disk.sync_seconds * 1000:g}' for host in cluster.hosts)} ms")
+    for what in ("worker", "producer", "worker", "producer", "worker"):
+        cluster.client(what)
+    await _suffer(cluster, faults, began, seconds)
+    await asyncio.sleep(CALM_SECONDS)
+    await cluster.stop_clients("producer", TASKS_CLOSE_SECONDS)
+    await cluster.look(DONE_SECONDS)
+    await cluster.stop_clients("worker", TASKS_CLOSE_SECONDS)
+
+
+async def _shuffles(cluster: Any, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+    """cluster: a ShuffleCluster."""
+    cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01)) for host in cluster.hosts}
+    for host in cluster.hosts:
+        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
+    cluster.start()
+
+    async def prepare(admin: roq.Cluster) -> None:
+        await _all_hosts(cluster, admin)
+
+    await cluster.administer(prepare)
+    began = cluster.loop.time()
+    cluster.told(f"shuffles; syncs of {', '.join(f'{host.disk.sync_seconds * 1000:g}' for host in cluster.hosts)} ms")
+    for what in ("driver", "writer", "reader", "writer", "writer"):
+        cluster.client(what)
+    await _suffer(cluster, faults, began, seconds)
+    cluster.shuffles.ending = True
+    await asyncio.sleep(SHUFFLE_CALM_SECONDS)
+    await cluster.look(DONE_SECONDS)
+    for what in ("reader", "writer", "driver"):
+        await cluster.stop_clients(what, TASKS_CLOSE_SECONDS)
+
+
+async def _all_hosts(cluster: SimulatedCluster, admin: roq.Cluster) -> None:
+    while sum(host.alive for host in (await admin.view()).hosts) < len(cluster.hosts) - cluster.LATE:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _suffer(cluster: SimulatedCluster, faults: Sequence[Fault], began: float, seconds: float) -> None:
+    for fault in faults:
+        await asyncio.sleep(max(0.0, began + fault.at - cluster.loop.time()))
+        cluster.do(fault)
+    await asyncio.sleep(max(0.0, began + seconds - cluster.loop.time()))
+    cluster.heal()
+
+
+COURSES: dict[What, Callable[..., Coroutine[Any, Any, None]]] = {
+    What.MESSAGES: _messages,
+    What.TASKS: _tasks,
+    What.SHUFFLE: _shuffles,
+}

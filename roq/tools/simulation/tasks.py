@@ -1,0 +1,249 @@
+"""Producers and workers of a simulated work queue, and what their accounts add up to.
+
+What a put confirmed is worked on until it is acked; what was acked is never leased again; at most one lease of a task is
+valid, and it holds as long as its worker was told; a put makes one task, whatever was sent again. Deliveries are numbered by
+the log, so of two leases of a task everybody knows which is the newer one. Nothing may be reported as lost: no run damages
+more disks than the quorum bears.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+import roq
+from roq.errors import LeaseLost, StorageFull, TemporaryError
+from roq.tools.simulation.loop import SimulatedLoop
+from roq.workqueue.contract import Status
+from roq.workqueue.desk import parse_token
+from roq.workqueue.leasing import Task
+
+INLINE_BYTES = 2_000  # payloads from this size on go straight to a store
+LEASE_SECONDS = 4.0
+EARLY_SECONDS = (
+    1.0  # a lease may end before its time when a master takes over: that one's clock begins with what ZooKeeper said
+)
+AGAIN_SECONDS = 0.3
+IDLE_SECONDS = 1.0
+TOLD_MAX = 5  # of what went wrong alike
+
+
+class Pace(NamedTuple):
+    """Bursts a second of a producer, tasks in a burst, of them with a big payload, seconds of work on a task at most."""
+
+    rate: float
+    burst: int
+    big_share: float
+    work_seconds: float
+
+
+@dataclass(eq=False)
+class Put:
+    """One task that was handed over. id: once it was confirmed."""
+
+    number: int
+    size: int
+    began: float
+    id: str = ""
+
+
+@dataclass(eq=False)
+class Delivery:
+    """One lease, as its worker knows it. open: it means to keep it; acked: the answer to its ack, None if none came."""
+
+    number: int
+    worker: str
+    order: int  # of the delivery in the log
+    got: float
+    task: Task
+    open: bool = True
+    acking: bool = False
+    acked: bool | None = None
+    kept: list[float] = field(default_factory=list)  # when settlements began that were confirmed
+
+
+@dataclass
+class TaskBooks:
+    """All accounts of a run. clocks_stepped: the coordinator's and a host's, so that a new master may believe both. status: the
+    queue's own in the end."""
+
+    loop: SimulatedLoop
+    puts: dict[int, Put] = field(default_factory=dict)
+    deliveries: dict[int, list[Delivery]] = field(default_factory=dict)
+    ids: dict[int, str] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    clocks_stepped: bool = False
+    status: Status | None = None
+
+    def put(self, size: int) -> Put:
+        """The next one."""
+        one = Put(len(self.puts) + 1, size, self.loop.time())
+        self.puts[one.number] = one
+        return one
+
+    def delivered(self, worker: str, task: Task) -> Delivery:
+        """A worker got it."""
+        number = int(task.payload.split(b" ", 1)[0])
+        put = self.puts.get(number)
+        if put is None or task.payload != payload_of(put):
+            self.wrong.append(f"task {number} has another payload than what was put")
+        if self.ids.setdefault(number, task.id) != task.id:
+            self.wrong.append(f"put {number} became two tasks: {self.ids[number]} and {task.id}")
+        now, order = self.loop.time(), parse_token(task.token)[0]
+        before = self.deliveries.setdefault(number, [])
+        for one in before:
+            left = one.task.ends_in(now)
+            if one.open and one.order < order and left > EARLY_SECONDS and not self.clocks_stepped:
+                self.wrong.append(f"task {number} came to {worker}, {left:.2f} s before the lease of {one.worker} was over")
+        delivery = Delivery(number, worker, order, now, task)
+        before.append(delivery)
+        self.loop.note("task", number, worker)
+        return delivery
+
+    def counts(self) -> tuple[int, int, int]:
+        """Tasks put, deliveries, acks confirmed."""
+        all = [one for some in self.deliveries.values() for one in some]
+        return len(self.puts), len(all), sum(one.acked is True for one in all)
+
+    def open_numbers(self) -> list[int]:
+        """Puts that were confirmed and whose ack nobody sent in vain or not."""
+        return [
+            put.number
+            for put in self.puts.values()
+            if put.id and not any(one.acking and one.acked is not False for one in self.deliveries.get(put.number, ()))
+        ]
+
+
+def payload_of(put: Put) -> bytes:
+    """Its number, and as much as it is to have."""
+    return b"%d " % put.number + b"x" * put.size
+
+
+async def produce(books: TaskBooks, address: str, pace: Pace, random: Random, stop: asyncio.Event) -> None:
+    """Put tasks until `stop`. What failed is not tried again: whether it took effect is not known."""
+    while not stop.is_set():
+        try:
+            async with roq.open_queue(address, patience_seconds=random.choice((3.0, 30.0))) as queue:
+                while not stop.is_set():
+                    await _put(books, queue, pace, random)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(random.expovariate(pace.rate)):
+                            await stop.wait()
+        except TemporaryError:
+            await asyncio.sleep(AGAIN_SECONDS)
+
+
+async def _put(books: TaskBooks, queue: roq.WorkQueue, pace: Pace, random: Random) -> None:
+    puts = [books.put(INLINE_BYTES if random.random() < pace.big_share else 0) for _ in range(random.randint(1, pace.burst))]
+    tasks = [roq.NewTask(payload_of(put), random.choice((0.0, 0.0, 0.0, 0.5)), random.choice((0, 0, 0, 1))) for put in puts]
+    try:
+        ids = await queue.put_many(tasks)
+    except StorageFull:
+        return
+    for put, id in zip(puts, ids, strict=True):
+        put.id = id
+        if books.ids.setdefault(put.number, id) != id:
+            books.wrong.append(f"put {put.number} was confirmed as {id}, and came as {books.ids[put.number]}")
+
+
+async def work(books: TaskBooks, address: str, label: str, pace: Pace, random: Random, stop: asyncio.Event) -> None:
+    """Lease tasks and settle them until `stop`."""
+    while not stop.is_set():
+        mine: list[Delivery] = []
+        try:
+            async with roq.open_queue(address, patience_seconds=random.choice((3.0, 30.0))) as queue:
+                while not stop.is_set():
+                    count = random.choice((1, 1, 4))
+                    leases = queue.leases(LEASE_SECONDS, count=count, wait_seconds=IDLE_SECONDS)
+                    async with contextlib.aclosing(leases) as tasks:
+                        async for task in tasks:
+                            mine.append(books.delivered(label, task))
+                            await _work_on(books, mine[-1], task, pace, random)
+                            if stop.is_set():
+                                break
+                for one in mine:  # what is held still is given back
+                    one.open = False
+        except TemporaryError:
+            for one in mine:
+                one.open = False
+            await asyncio.sleep(AGAIN_SECONDS)
+
+
+async def _work_on(books: TaskBooks, one: Delivery, task: Task, pace: Pace, random: Random) -> None:
+    await asyncio.sleep(random.random() * random.choice((0.1, 0.1, 1.0)) * pace.work_seconds)
+    drawn, began = random.random(), books.loop.time()
+    try:
+        if drawn < 0.04:
+            return  # its lease runs out
+        if drawn < 0.1:
+            one.open = False
+            await task.release(random.choice((0.0, 1.0)), error="try it again")
+        else:
+            if drawn < 0.15:
+                await task.extend(LEASE_SECONDS)
+                one.kept.append(began)
+                began = books.loop.time()
+            one.open, one.acking = False, True
+            await task.ack()
+            one.acked = True
+        one.kept.append(began)
+    except LeaseLost:
+        one.open = False
+        if one.acking:
+            one.acked = False
+    except TemporaryError:
+        one.open = False  # nobody knows
+
+
+async def look(books: TaskBooks, address: str, seconds: float) -> None:
+    """When everything is healed: wait until everything is done, for so long at most, and note the queue's own counts."""
+    until = time.monotonic() + seconds
+    async with roq.open_queue(address) as queue:
+        while True:
+            with contextlib.suppress(TemporaryError):
+                books.status = status = await queue.status()
+                if not (status.ready or status.delayed or status.leased):
+                    return
+            if time.monotonic() > until:
+                return
+            await asyncio.sleep(AGAIN_SECONDS)
+
+
+def judge_tasks(books: TaskBooks) -> list[str]:
+    """What is wrong, in words; empty if nothing is."""
+    wrong = books.wrong[:TOLD_MAX]
+    if left := books.open_numbers():
+        wrong.append(f"{len(left)} tasks were put and never acked: {left[:TOLD_MAX]}")
+    for number, deliveries in books.deliveries.items():
+        wrong += _judge_one(number, deliveries)
+    confirmed = sum(bool(put.id) for put in books.puts.values())
+    status = books.status
+    if status is None:
+        wrong.append("the queue gave no answer after everything was healed")
+    elif status.ready or status.delayed or status.leased or status.dead:
+        wrong.append(f"in the end {status}")
+    elif not confirmed <= status.inserted <= len(books.puts):
+        wrong.append(f"{confirmed} of {len(books.puts)} puts were confirmed, and the queue counts {status.inserted}")
+    return wrong
+
+
+def _judge_one(number: int, deliveries: list[Delivery]) -> list[str]:
+    newest = max(deliveries, key=lambda one: one.order)
+    wrong = [
+        f"task {number} was acked by {one.worker} and leased again by {newest.worker}"
+        for one in deliveries
+        if one.acked and one.order < newest.order
+    ]
+    if len({one.order for one in deliveries}) < len(deliveries):
+        wrong.append(f"task {number} was delivered twice in one lease")
+    wrong += [
+        f"task {number}: {one.worker} settled an old lease while {other.worker} had a newer one"
+        for one in deliveries
+        for other in deliveries
+        if other.order > one.order and any(began > other.got for began in one.kept)
+    ]
+    return wrong

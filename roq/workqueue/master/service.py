@@ -1,0 +1,407 @@
+"""What the active master answers: requests in, records for the log and answers out. Pure: no IO, no clock; times come in as ms.
+
+Records are applied at once and answers made at once, but an answer belongs to the batch that was open when it was made and is
+sent only when that batch, and so all before it, is on stable storage. Nothing that a crash could undo is ever seen: not by
+the one who asked for it, nor by others who read. If an append fails, this whole object is thrown away and the state is read
+from the log again.
+
+    request ──► records ──► state.apply ──► answer ──┐
+                   └──────► batch ──► log ── durable ┴──► sent
+
+A lease request that finds nothing is parked here, not in the log: a Pop is written when there is a task for it. Not covered:
+sockets and the log (process.py), payloads kept by stores (blobs.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqError, TemporaryError
+from roq.wire import master as wire
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue import desk
+from roq.workqueue.contract import TaskState
+from roq.workqueue.effects import Counted, Delivered, Dropped, Effect, Known, Refused, Settled
+from roq.workqueue.fold import APPLIED
+from roq.workqueue.master.batch import RECORD_BYTES, RECORD_COST, Batch, Waiting, name_of
+from roq.workqueue.master.recent import Recent
+from roq.workqueue.master.requests import check_lease, check_put, check_task, largest_inline, letters, settlement
+from roq.workqueue.ready import Task
+from roq.workqueue.records import (
+    BlobRef,
+    Pop,
+    Purge,
+    Push,
+    Record,
+    ReleaseAll,
+    RemoveDead,
+    Replaced,
+    Requeue,
+    RequeueDead,
+    Tick,
+)
+from roq.workqueue.state import State
+
+ENTRY_BYTES = 1024 * 1024  # a batch with so many takes no more; a record has far less than a store takes as one entry
+ENTRY_RECORDS = 10_000
+REPLY_BYTES = 4 * 1024 * 1024  # of payloads in one reply: it must pass as one frame
+EXPIRED_AT_ONCE = 1_000
+PARKED_MAX = 100_000  # lease requests that wait; more are answered at once, with nothing
+WAIT_MS_MAX = 10_000  # a client asks again
+PEEK_MAX = 10_000
+PROOF_MS = 5_000
+Locate = Callable[[tuple[str, ...]], tuple[wire.Place, ...]]
+
+
+@dataclass(slots=True)
+class Parked:
+    """A lease request that waits for a task. pop.now: ms when it came; until: ms."""
+
+    peer: bytes
+    id: int
+    pop: Pop
+    until: int
+
+
+def _everybody(peer: bytes) -> bool:
+    return True
+
+
+class Service:
+    """One reign over one state. locate: hosts of a blob's holders to the places a client can fetch from. quiet_until (ms): no
+    lease ends before; after a take-over those who hold one must find the new master first. here(peer): is it still connected?
+    Whoever takes batches tells `waiting` when they are durable."""
+
+    def __init__(
+        self,
+        state: State,
+        recent: Recent,
+        term: int,
+        blob_bytes: int,
+        locate: Locate,
+        quiet_until: int = 0,
+        here: Callable[[bytes], bool] = _everybody,
+    ) -> None:
+        self.state, self.recent = state, recent
+        self._term, self._blob_bytes, self._locate, self._quiet_until = term, blob_bytes, locate, quiet_until
+        self._here = here
+        self.batches: deque[Batch] = deque()  # to be appended, in order
+        self.waiting = Waiting()
+        self._parked: deque[Parked] = deque()
+        self._largest = largest_inline(state)  # payload bytes in one task, at most
+        self._proved = 0  # ms of the newest record
+
+    # --- what the shell asks ------------------------------------------------------------------------------------------
+
+    def cut(self) -> deque[Batch]:
+        """Close the open batch if there is anything in it; everything to be appended."""
+        if (batch := self.waiting.close()) is not None:
+            self.batches.append(batch)
+        return self.batches
+
+    def unanswered(self) -> list[tuple[bytes, int]]:
+        """(peer, id) of every request that still waits here; they are forgotten."""
+        found = [(one.peer, one.id) for one in self._parked]
+        found += [(peer, id) for batch in self.cut() for peer, id, _ in batch.answers]
+        self._parked.clear()
+        self.batches.clear()
+        self.waiting = Waiting()
+        return found
+
+    def due(self) -> int | None:
+        """When `tick` has something to do (ms), None: never by itself."""
+        dues = [self._parked[0].until] if self._parked else []
+        if (due := self.state.next_due()) is not None:
+            dues.append(max(due, self._quiet_until))
+        return min(dues, default=None)
+
+    def tick(self, now: int) -> None:
+        """End what is over."""
+        if now >= self._quiet_until:
+            for record in self.state.expired(now, EXPIRED_AT_ONCE):
+                self.apply(record)
+        if (due := self.state.next_due()) is not None and due <= now and now > self.state.clock:
+            self.apply(Tick(now))
+        self._serve_parked(now)
+        parked = self._parked
+        while parked and parked[0].until <= now:  # nearly in this order: all wait about equally long
+            one = parked.popleft()
+            self._nothing(one.peer, one.id, now)
+
+    def _prove(self, now: int) -> None:
+        """Have this batch go through the log: what is answered with it is told by one who still owns it."""
+        if not self.waiting.open.records:
+            self.apply(Tick(now))
+
+    def after(self, call: Callable[[], None], now: int) -> None:
+        """Call when all that was applied is durable."""
+        self._prove(now)
+        self.waiting.open.then.append(call)
+
+    def _nothing(self, peer: bytes, id: int, now: int) -> None:
+        """There is no task. Mostly said without a proof: a master that was replaced says so no longer than PROOF_MS."""
+        if now - self._proved > PROOF_MS:
+            self._prove(now)
+        self.waiting.answer(peer, id, wire.Leases([], []))
+
+    def apply(self, record: Record, size: int = 0) -> Sequence[Effect]:
+        """One more record of this reign, for the log and at once for the state. size: bytes of what users gave."""
+        waiting = self.waiting
+        if waiting.open.size >= ENTRY_BYTES or len(waiting.open.records) >= ENTRY_RECORDS:
+            self.cut()
+        batch, size = waiting.open, RECORD_BYTES + size
+        batch.size += size
+        waiting.bytes += size + RECORD_COST
+        batch.records.append(record)
+        self._proved = record.now
+        effects = self.state.apply(record)
+        self.recent.note(record, effects)
+        if effects is APPLIED:
+            return effects
+        for effect in effects:
+            if type(effect) is Dropped:
+                batch.dropped.append(effect.blob)
+        return effects
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def take(self, peer: bytes, id: int, request: wire.Request, now: int) -> None:
+        """Answer a request, now or when there is a task. Its error is an answer too."""
+        try:
+            kind = type(request)
+            if kind is wire.Put:
+                self._put(peer, id, request, now)  # type: ignore[arg-type]
+            elif kind is wire.Lease:
+                self._lease(peer, id, request, now)  # type: ignore[arg-type]
+            elif kind is wire.SettleAll:
+                self._settle_all(peer, id, request, now)  # type: ignore[arg-type]
+            else:
+                self._rare(peer, id, request, now)
+        except RoqError as error:
+            self.refuse(peer, id, error)
+
+    def refuse(self, peer: bytes, id: int, error: RoqError) -> None:
+        """An error as an answer."""
+        self.waiting.answer(peer, id, error)
+
+    def _put(self, peer: bytes, id: int, request: wire.Put, now: int) -> None:
+        producer, sequence, tasks = request.producer, request.sequence, request.tasks
+        check_put(request)
+        limit = self.state.settings.payload_bytes_max
+        for task in tasks:
+            length = len(task.payload)
+            check_task(task, length, limit, self._blob_bytes)
+            self._largest = max(self._largest, length)
+        before = self.state.producers.known.get(producer)
+        if before is not None and sequence <= before.highest and self.waiting.join(peer, id, request):
+            return  # it was sent before, and is on its way to the log
+        known, repeated = list[tuple[int, str]](), list[int]()
+        for place, task in enumerate(tasks):
+            push = Push(now, producer, sequence + place, task.payload, task.priority, task.delay_ms, task.dedup_key)
+            effects = self.apply(push, len(task.payload) + 4 * len(task.dedup_key))
+            if effects and (other := self._known(push, effects)):
+                known.append((place, other))
+            if effects and _is_repeated(push, effects):
+                repeated.append(place)
+        if repeated:  # the answer to the first one stays what it was
+            self.waiting.answer(peer, id, wire.Added(known, repeated))
+        else:
+            self.waiting.tell(peer, id, (producer, sequence), tasks, wire.Added(known))
+        if self._parked and self.state.ready.count:
+            self._serve_parked(now)
+
+    @staticmethod
+    def _known(push: Push, effects: Iterable[Effect]) -> str:
+        """The id of the task this Push stands for, if that is another one. TemporaryError: it is not known what it did."""
+        for effect in effects:
+            if type(effect) is Known and effect.task != (push.producer, push.sequence):
+                return desk.task_id(effect.task)
+            if type(effect) is Refused:
+                raise TemporaryError("this put was repeated too late: whether it took effect is unknown")
+        return ""
+
+    def check_big(self, size: int) -> None:
+        """Raises PayloadTooLarge."""
+        if not 0 <= size <= self.state.settings.payload_bytes_max:
+            raise PayloadTooLarge(f"a payload has at most {self.state.settings.payload_bytes_max} bytes, got {size}")
+
+    def reserved(self, peer: bytes, id: int, reserved: wire.Reserved) -> None:
+        """A store was named for a payload."""
+        self.waiting.answer(peer, id, reserved)
+
+    def add_big(self, waiting: Iterable[tuple[bytes, int]], push: Push) -> None:
+        """A task whose payload is stored as often as it has to be; (peer, id) of those who wait for it."""
+        effects, blob = self.apply(push), push.payload
+        task = self.state.blobs.get((push.producer, push.sequence))
+        if isinstance(blob, BlobRef) and (task is None or task.payload != blob) and not _dropped(effects, blob):
+            self.waiting.open.dropped.append(blob)  # it was put before, with another copy
+        for peer, id in waiting:
+            try:
+                other = self._known(push, effects)
+                known = [(0, other)] if other else []
+                if _is_repeated(push, effects) or not isinstance(blob, BlobRef):
+                    self.waiting.answer(peer, id, wire.Added(known, [0]))
+                else:
+                    self.waiting.tell(peer, id, (push.producer, push.sequence), blob.blob, wire.Added(known))
+            except RoqError as error:
+                self.refuse(peer, id, error)
+        self._serve_parked(push.now)
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    def _lease(self, peer: bytes, id: int, request: wire.Lease, now: int) -> None:
+        count, lease_ms, nonce, instance = request.count, request.lease_ms, request.nonce, request.instance
+        check_lease(request)
+        if request.again and self.waiting.join(peer, id, request):
+            return
+        settled = self._settle(request.settle, request.again, now) if request.settle else []
+        pop = Pop(now, instance, nonce, max(1, min(count, REPLY_BYTES // self._largest)), lease_ms)
+        if request.again:  # it may have been done, or still wait here
+            self._parked = deque(one for one in self._parked if (one.pop.instance, one.pop.nonce) != (instance, nonce))
+        elif not self.state.ready.count:
+            if settled:  # the news of a settlement does not wait
+                self.waiting.tell(peer, id, (instance, -nonce), 0, wire.Leases(settled, []))
+            elif not request.wait_ms or len(self._parked) >= PARKED_MAX:
+                self._nothing(peer, id, now)
+            else:
+                self._parked.append(Parked(peer, id, pop, now + min(request.wait_ms, WAIT_MS_MAX)))
+            return
+        self._hand(peer, id, pop, settled, now)
+
+    def _hand(self, peer: bytes, id: int, pop: Pop, settled: list[str | None], asked: int) -> None:
+        """asked: ms when it came."""
+        tasks: list[wire.Given] = []
+        for effect in self.apply(pop):
+            if type(effect) is Refused:
+                raise CallError("this instance of a client was declared dead, or asks again too late: open the queue again")
+            if type(effect) is Delivered:
+                for handed in effect.handed:
+                    task = handed.task
+                    key = desk.task_id((task.producer, task.sequence))
+                    token = desk.token(handed.delivery, pop.instance)
+                    payload = task.payload if type(task.payload) is bytes else self._elsewhere(task)
+                    tasks.append(wire.Given(key, token, payload, handed.attempt, task.priority, task.inserted, handed.due))
+        self.waiting.tell(peer, id, (pop.instance, -pop.nonce), 0, wire.Leases(settled, tasks, pop.now - asked))
+
+    def give_back(self, tasks: Iterable[wire.Given], now: int) -> None:
+        """Nobody got to know of these leases."""
+        for one in tasks:
+            delivery, instance = desk.parse_token(one.token)
+            self.apply(Requeue(now, delivery, instance))
+        self._serve_parked(now)
+
+    def _elsewhere(self, task: Task) -> wire.Elsewhere:
+        blob = task.payload
+        assert isinstance(blob, BlobRef)
+        return wire.Elsewhere(blob.blob, blob.size, blob.crc, self._locate(blob.holders))
+
+    def _serve_parked(self, now: int) -> None:
+        """Those who are gone get nothing: their tasks would be nobody's for a whole lease."""
+        parked, ready = self._parked, self.state.ready
+        while parked and ready.count:
+            one = parked.popleft()
+            if not self._here(one.peer):
+                continue
+            try:
+                self._hand(one.peer, one.id, msgspec.structs.replace(one.pop, now=now), [], one.pop.now)
+            except RoqError as error:
+                self.refuse(one.peer, one.id, error)
+
+    def _settle_all(self, peer: bytes, id: int, request: wire.SettleAll, now: int) -> None:
+        if request.again and self.waiting.join(peer, id, request):
+            return
+        answer = wire.Leases(self._settle(request.settle, request.again, now), [])
+        if (named := name_of(request)) is not None:
+            self.waiting.tell(peer, id, *named, answer)
+        else:
+            self.waiting.answer(peer, id, answer)
+        if self._parked and self.state.ready.count:
+            self._serve_parked(now)
+
+    def _settle(self, settle: list[wire.Settle], again: int, now: int) -> list[str | None]:
+        """All are understood before the first one is applied."""
+        settled: list[str | None] = []
+        for one, record in [(one, settlement(one, now)) for one in settle]:
+            effects = self.apply(record, 4 * len(one.error))
+            if effects is APPLIED or any(type(effect) is Settled and effect.applied for effect in effects):
+                settled.append(one.token if one.kind == wire.EXTEND else "")
+            elif again and one.kind != wire.EXTEND and record.delivery in self.recent:
+                settled.append("")  # done when it was asked for first
+            else:
+                settled.append(None)
+        return settled
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def _rare(self, peer: bytes, id: int, request: wire.Request, now: int) -> None:
+        body: wire.Reply
+        self._prove(now)
+        match request:
+            case wire.Hello():
+                settings = self.state.settings
+                told = TaskSettings(settings.max_attempts, settings.dedup_seconds, settings.payload_bytes_max)
+                body = wire.Welcome(self._term, told, self._blob_bytes)
+            case wire.GetStatus():
+                self.tick(now)
+                body = self._status(now)
+            case wire.Peek():
+                self.tick(now)
+                body = self._peek(request)
+            case wire.ReleaseEvery():
+                body = self._count(ReleaseAll(now))
+            case wire.PurgeQueue():
+                body = self._count(Purge(now))
+            case wire.RequeueLetters(ids):
+                body = self._count(RequeueDead(now, letters(ids)))
+            case wire.RemoveLetters(ids):
+                body = self._count(RemoveDead(now, letters(ids)))
+            case _:
+                raise CallError(f"no such request: {type(request).__name__}")
+        self.waiting.answer(peer, id, body)
+        self._serve_parked(now)
+
+    def _count(self, command: Record) -> wire.Counted:
+        return wire.Counted(sum(effect.tasks for effect in self.apply(command) if type(effect) is Counted))
+
+    def _status(self, now: int) -> wire.StatusNow:
+        status = self.state.status(now)
+        oldest = -1 if status.oldest_seconds is None else round(status.oldest_seconds * 1000)
+        return wire.StatusNow(
+            status.ready, status.delayed, status.leased, status.dead, status.completed, status.inserted, oldest
+        )
+
+    def _peek(self, request: wire.Peek) -> wire.Tasks:
+        try:
+            state = TaskState(request.state)
+        except ValueError:
+            raise InvalidConfiguration(f"no task is ever {request.state!r}") from None
+        seen: list[wire.Seen] = []
+        size = 0
+        for task in self.state.first(state, min(max(request.count, 0), PEEK_MAX)):
+            payload = task.payload if type(task.payload) is bytes else self._elsewhere(task)
+            size += len(payload) if isinstance(payload, bytes) else 0
+            if size > REPLY_BYTES and seen:
+                break
+            holder = f"{task.instance:016x}" if task.instance else ""
+            key = desk.task_id((task.producer, task.sequence))
+            seen.append(
+                wire.Seen(key, payload, state, task.attempts, task.priority, task.inserted, task.due, task.error, holder)
+            )
+        return wire.Tasks(seen)
+
+    def replace(self, task: tuple[int, int], blob: BlobRef, holders: tuple[str, ...], now: int) -> bool:
+        """A blob has other holders from now on, unless its task is gone."""
+        return any(type(effect) is Settled and effect.applied for effect in self.apply(Replaced(now, task, blob.blob, holders)))
+
+
+def _dropped(effects: Iterable[Effect], blob: BlobRef) -> bool:
+    return any(type(effect) is Dropped and effect.blob == blob for effect in effects)
+
+
+def _is_repeated(push: Push, effects: Iterable[Effect]) -> bool:
+    """Whether this number was used before."""
+    return any(type(effect) is Known and effect.task == (push.producer, push.sequence) for effect in effects)

@@ -2,11 +2,28 @@ from roq import blocking as blocking
 from roq.client.cluster import Cluster, connect
 from roq.client.topology import Change, TopologyEvent
 from roq.errors import LeaseLost, MessagesLost, RoqError, SlowSubscriber
+from roq.pubsub.health import PublisherHealth, SubscriberHealth
 from roq.pubsub.message import Message, log_lost, raise_lost
 from roq.pubsub.publisher import Publisher
 from roq.pubsub.subscriber import Subscriber
+from roq.wire.assignment import (
+    FormerProcess,
+    HostReport,
+    MonitorAddress,
+    MonitorRole,
+    Overflow,
+    ProcessKind,
+    ProcessState,
+    QueueRecord,
+    QueueSettings,
+    RunningProcess,
+)
+from roq.wire.gcm import ClusterView, ExchangeCreated, HostInfo, QueueInfo, WorkQueueInfo
+from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, SubscriberKpi
+from roq.wire.monitor import ExchangeAddress, ExchangeView, MemberView, Moved, QueueView
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule, policy_from_toml
-from roq.workqueue.contract import NewTask, Status, TaskState, TaskView
+from roq.wire.work_queue import MasterAddress, TaskSettings, WorkQueueRecord, WorkQueueSpec
+from roq.workqueue.contract import ClusterSettings, NewTask, Status, TaskState, TaskView
 from roq.workqueue.handling import Work
 from roq.workqueue.leasing import Task
 from roq.workqueue.queue import WorkQueue, open_queue
@@ -16,25 +33,58 @@ __all__ = [
     "Bounds",
     "Change",
     "Cluster",
+    "ClusterSettings",
+    "ClusterView",
+    "Decision",
+    "ExchangeAddress",
+    "ExchangeCreated",
+    "ExchangeKpi",
     "ExchangeRule",
+    "ExchangeView",
+    "FormerProcess",
+    "HostInfo",
+    "HostKpi",
+    "HostReport",
     "HostRule",
     "LeaseLost",
+    "MasterAddress",
+    "MemberView",
     "Message",
     "MessagesLost",
+    "MonitorAddress",
+    "MonitorRole",
+    "Moved",
     "NewTask",
+    "Overflow",
     "Policy",
+    "ProcessKind",
+    "ProcessState",
     "Publisher",
+    "PublisherHealth",
+    "PublisherKpi",
+    "QueueInfo",
+    "QueueKpi",
+    "QueueRecord",
     "QueueRule",
+    "QueueSettings",
+    "QueueView",
     "RoqError",
+    "RunningProcess",
     "SlowSubscriber",
     "Status",
     "Subscriber",
+    "SubscriberHealth",
+    "SubscriberKpi",
     "Task",
+    "TaskSettings",
     "TaskState",
     "TaskView",
     "TopologyEvent",
     "Work",
     "WorkQueue",
+    "WorkQueueInfo",
+    "WorkQueueRecord",
+    "WorkQueueSpec",
     "blocking",
     "connect",
     "log_lost",

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roq.client import cluster as asynchronous
 from roq.client.cluster import ADMIN_SECONDS
@@ -29,17 +30,16 @@ from roq.errors import Closed, MessagesLost, RoqError
 from roq.pubsub.health import PublisherHealth, SubscriberHealth
 from roq.pubsub.message import Message, log_lost
 from roq.pubsub.publisher import Publisher as AsyncPublisher
+from roq.pubsub.subscriber import OPEN_SECONDS
 from roq.pubsub.subscriber import Subscriber as AsyncSubscriber
 from roq.runtime.loop_thread import LoopThread
-from roq.wire import gcm
-from roq.wire import monitor as wire
 from roq.wire.kpi import QueueKpi
-from roq.wire.policy import Policy
 from roq.workqueue.blocking_queue import Task, WorkQueue, open_queue
 
 __all__ = ["Cluster", "Publisher", "Subscriber", "Task", "WorkQueue", "connect", "open_queue"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 PENDING_BYTES = 4 * 1024 * 1024  # handed over by `publish` and not taken by the loop yet; above this it waits
 END = object()
 ENDED = "this cluster connection is closed"
@@ -152,6 +152,11 @@ class Publisher:
         finally:
             self._loop.call(self._publisher.close(timeout_seconds))
 
+    @property
+    def replays(self) -> int:
+        """See roq.Publisher.replays."""
+        return self._publisher.replays
+
     def health(self) -> PublisherHealth:
         """What is well and what is not."""
 
@@ -175,21 +180,34 @@ class Subscriber:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
+    def ready(self, timeout_seconds: float = OPEN_SECONDS) -> None:
+        """See roq.Subscriber.ready."""
+        self._loop.call(self._subscriber.ready(timeout_seconds))
+
+    def next_batch(self) -> list[Message] | None:
+        """See roq.Subscriber.next_batch."""
+        return self._loop.call(self._subscriber.next_batch())
+
     def batches(self) -> Iterator[list[Message]]:
         """Lists of messages as they arrive."""
         rest = list(self._current)
         if rest:
             yield rest
-        while (batch := self._loop.call(self._subscriber.next_batch())) is not None:
+        while (batch := self.next_batch()) is not None:
             yield batch
 
     def __iter__(self) -> Iterator[Message]:
         while True:
             yield from self._current
-            batch = self._loop.call(self._subscriber.next_batch())
+            batch = self.next_batch()
             if batch is None:
                 return
             self._current = iter(batch)
+
+    @property
+    def duplicated(self) -> int:
+        """See roq.Subscriber.duplicated."""
+        return self._subscriber.duplicated
 
     @property
     def lost(self) -> int:
@@ -207,6 +225,18 @@ class Subscriber:
             return self._subscriber.health()
 
         return self._loop.call(ask())
+
+
+def _awaited(
+    method: Callable[Concatenate[asynchronous.Cluster, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Cluster, P], T]:
+    """The same method, without `await`."""
+
+    @functools.wraps(method)
+    def call(self: Cluster, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return self._loop.call(method(self._cluster, *arguments, **options))
+
+    return call
 
 
 class Cluster:
@@ -240,89 +270,32 @@ class Cluster:
         self._loop.call(self._cluster.close())
         self._loop.stop()
 
-    def create_queue(self, name: str, **settings: Any) -> gcm.QueueInfo:
-        """See roq.Cluster.create_queue."""
-        return self._loop.call(self._cluster.create_queue(name, **settings))
-
-    def remove_queue(self, name: str) -> None:
-        """See roq.Cluster.remove_queue."""
-        self._loop.call(self._cluster.remove_queue(name))
-
-    def start_queue(self, name: str) -> None:
-        """See roq.Cluster.start_queue."""
-        self._loop.call(self._cluster.start_queue(name))
-
-    def stop_queue(self, name: str) -> None:
-        """See roq.Cluster.stop_queue."""
-        self._loop.call(self._cluster.stop_queue(name))
-
-    def queue_exists(self, name: str) -> bool:
-        """See roq.Cluster.queue_exists."""
-        return self._loop.call(self._cluster.queue_exists(name))
-
-    def queues(self) -> list[gcm.QueueInfo]:
-        """See roq.Cluster.queues."""
-        return self._loop.call(self._cluster.queues())
-
-    def queue(self, name: str) -> gcm.QueueInfo:
-        """See roq.Cluster.queue."""
-        return self._loop.call(self._cluster.queue(name))
-
-    def create_exchange(self, queue: str, **options: Any) -> gcm.ExchangeCreated:
-        """See roq.Cluster.create_exchange."""
-        return self._loop.call(self._cluster.create_exchange(queue, **options))
-
-    def remove_exchange(self, queue: str, exchange: str) -> None:
-        """See roq.Cluster.remove_exchange."""
-        self._loop.call(self._cluster.remove_exchange(queue, exchange))
-
-    def create_work_queue(self, name: str, **settings: Any) -> gcm.WorkQueueInfo:
-        """See roq.Cluster.create_work_queue."""
-        return self._loop.call(self._cluster.create_work_queue(name, **settings))
-
-    def remove_work_queue(self, name: str) -> None:
-        """See roq.Cluster.remove_work_queue."""
-        self._loop.call(self._cluster.remove_work_queue(name))
-
-    def work_queues(self) -> list[gcm.WorkQueueInfo]:
-        """See roq.Cluster.work_queues."""
-        return self._loop.call(self._cluster.work_queues())
-
-    def work_queue(self, name: str) -> gcm.WorkQueueInfo:
-        """See roq.Cluster.work_queue."""
-        return self._loop.call(self._cluster.work_queue(name))
-
-    def hosts(self) -> list[gcm.HostInfo]:
-        """See roq.Cluster.hosts."""
-        return self._loop.call(self._cluster.hosts())
-
-    def drain_host(self, host: str, draining: bool = True) -> None:
-        """See roq.Cluster.drain_host."""
-        self._loop.call(self._cluster.drain_host(host, draining))
-
-    def set_policy(self, queue: str, policy: Policy | None) -> None:
-        """See roq.Cluster.set_policy."""
-        self._loop.call(self._cluster.set_policy(queue, policy))
-
-    def get_policy(self, queue: str) -> Policy:
-        """See roq.Cluster.get_policy."""
-        return self._loop.call(self._cluster.get_policy(queue))
-
-    def view(self) -> gcm.ClusterView:
-        """See roq.Cluster.view."""
-        return self._loop.call(self._cluster.view())
+    create_queue = _awaited(asynchronous.Cluster.create_queue)
+    remove_queue = _awaited(asynchronous.Cluster.remove_queue)
+    start_queue = _awaited(asynchronous.Cluster.start_queue)
+    stop_queue = _awaited(asynchronous.Cluster.stop_queue)
+    queue_exists = _awaited(asynchronous.Cluster.queue_exists)
+    queues = _awaited(asynchronous.Cluster.queues)
+    queue = _awaited(asynchronous.Cluster.queue)
+    create_exchange = _awaited(asynchronous.Cluster.create_exchange)
+    remove_exchange = _awaited(asynchronous.Cluster.remove_exchange)
+    drain_exchange = _awaited(asynchronous.Cluster.drain_exchange)
+    exchange_active = _awaited(asynchronous.Cluster.exchange_active)
+    create_work_queue = _awaited(asynchronous.Cluster.create_work_queue)
+    remove_work_queue = _awaited(asynchronous.Cluster.remove_work_queue)
+    work_queues = _awaited(asynchronous.Cluster.work_queues)
+    work_queue = _awaited(asynchronous.Cluster.work_queue)
+    hosts = _awaited(asynchronous.Cluster.hosts)
+    drain_host = _awaited(asynchronous.Cluster.drain_host)
+    set_policy = _awaited(asynchronous.Cluster.set_policy)
+    get_policy = _awaited(asynchronous.Cluster.get_policy)
+    view = _awaited(asynchronous.Cluster.view)
+    inspect = _awaited(asynchronous.Cluster.inspect)
+    move = _awaited(asynchronous.Cluster.move)
 
     def topology(self) -> Iterator[TopologyEvent]:
         """See roq.Cluster.topology."""
         return self._each(self._cluster.topology())
-
-    def inspect(self, queue: str) -> wire.QueueView:
-        """See roq.Cluster.inspect."""
-        return self._loop.call(self._cluster.inspect(queue))
-
-    def move(self, queue: str, moves: Iterable[tuple[int, str]]) -> wire.Moved:
-        """See roq.Cluster.move."""
-        return self._loop.call(self._cluster.move(queue, moves))
 
     def kpis(self, queue: str) -> Iterator[QueueKpi]:
         """See roq.Cluster.kpis."""

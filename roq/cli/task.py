@@ -32,7 +32,8 @@ from roq.cli.task_address import (
     shown,
 )
 from roq.errors import CallError, LeaseLost, PayloadTooLarge
-from roq.workqueue.contract import NewTask, Settings, Status, TaskState, TaskView
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import NewTask, Status, TaskState, TaskView
 
 app = typer.Typer(help="Work queues: put, lease, ack, watch, move; list and remove those of a cluster.", no_args_is_help=True)
 app.add_typer(task_dead.app, name="dead")
@@ -79,7 +80,7 @@ class StatusRow(msgspec.Struct):
 
     address: str
     status: Status
-    settings: Settings
+    settings: TaskSettings
 
 
 def view_row(view: TaskView) -> ViewRow:

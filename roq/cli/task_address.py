@@ -15,8 +15,9 @@ from roq.cli.address import CONNECT_SECONDS
 from roq.cli.output import visible
 from roq.client.cluster import connect
 from roq.errors import InvalidAddress, WorkQueueNotFound
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import SCHEMES, Place, folder_address, parse
-from roq.workqueue.contract import ClusterSettings, Settings
+from roq.workqueue.contract import ClusterSettings
 
 SHOWN_CHARACTERS = 60  # of a payload or an error in a table
 
@@ -107,7 +108,7 @@ def age(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 48 * 3600 else f"{whole // 86400} d"
 
 
-def settings_text(settings: Settings) -> str:
+def settings_text(settings: TaskSettings) -> str:
     """On one line, for people."""
     attempts = f"dead after {settings.max_attempts} attempts" if settings.max_attempts else "tried for ever"
     text = f"{attempts}, dedup keys kept {age(settings.dedup_seconds)}, payloads up to {settings.payload_bytes_max} bytes"

@@ -23,8 +23,9 @@ from roq.cli.output import print_json, say
 from roq.cli.task_address import full_address, opened, settings_text
 from roq.errors import CallError, WorkQueueConflict
 from roq.wire.store import ENTRY_BYTES_MAX
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import parse, same_queue
-from roq.workqueue.contract import LEASE_COUNT_MAX, NewTask, Settings
+from roq.workqueue.contract import LEASE_COUNT_MAX, NewTask
 
 LEASE_SECONDS = 60.0  # of a batch; shorter than any sensible dedup window
 FIRST_COUNT = 10  # tasks of the first batch, which tells how big they are
@@ -69,11 +70,11 @@ def move(
         raise typer.Exit(TERMINATED)
 
 
-def _taker(address: str, settings: Settings) -> WorkQueue:
+def _taker(address: str, settings: TaskSettings) -> WorkQueue:
     """TO, open. What its address asks for counts more than FROM's settings; stores and standbys are its cluster's matter."""
     place = parse(address)
     asked = place.options.given()
-    kept = {name: getattr(settings, name) for name in Settings.__struct_fields__ if name not in asked}
+    kept = {name: getattr(settings, name) for name in TaskSettings.__struct_fields__ if name not in asked}
     if place.scheme == "roq" and "payload_bytes_max" in kept:
         kept["payload_bytes_max"] = min(kept["payload_bytes_max"], ENTRY_BYTES_MAX)  # no cluster takes more
     queue = open_queue(address, **kept)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from roq.wire.words import in_words
+
+PAYLOAD_BYTES_MAX = 1024 * 1024  # default limit of one payload
 QUORUM_MAX = 9  # stores of one segment
 STANDBYS_MAX = 15
 INLINE_BYTES = 64 * 1024  # payloads from here on do not pass the master, unless its queue was made with another number
@@ -14,11 +17,18 @@ INLINE_BYTES_MAX = 1024 * 1024  # a log's entry may hold one beside a full batch
 
 
 class TaskSettings(msgspec.Struct, frozen=True):
-    """What `roq.workqueue.contract.Settings` says, field by field."""
+    """What a work queue is created with; kept with the queue, so that every process that opens it obeys the same.
+
+    max_attempts: a task leased this often and not acked is dead, unless it was released without an error; 0: never.
+    dedup_seconds: a `dedup_key` put again within this time is the same task.
+    """
 
     max_attempts: int = 0
     dedup_seconds: float = 300.0
-    payload_bytes_max: int = 1024 * 1024
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX
+
+    def __str__(self) -> str:
+        return in_words(self)
 
 
 class WorkQueueSpec(msgspec.Struct, frozen=True):

@@ -20,7 +20,8 @@ from urllib.parse import quote, unquote
 
 from roq.errors import InvalidAddress
 from roq.ids import check_name
-from roq.workqueue.contract import Backend, Settings
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Backend
 from roq.workqueue.options import Options, from_query
 
 # Imported when one is opened: all four together would make `import roq` a third slower, for every program and command.
@@ -129,7 +130,9 @@ def open_backend(address: str, asked: Options | None) -> Backend:
     options = asked.of(place.scheme).joined(place.options) if asked is not None else place.options
     module, name = BACKENDS[place.scheme]
     kind, settings = getattr(import_module(module), name), options.settings()
-    special: dict[str, Any] = {key: value for key, value in options.given().items() if key not in Settings.__struct_fields__}
+    special: dict[str, Any] = {
+        key: value for key, value in options.given().items() if key not in TaskSettings.__struct_fields__
+    }
     match place.scheme:
         case "log":
             backend = kind(Path(place.path), settings)

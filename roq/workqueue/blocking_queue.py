@@ -22,20 +22,10 @@ from typing import TypeVar
 
 from roq.errors import Closed, StorageFailed, TemporaryError
 from roq.runtime.backoff import delays
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import open_backend
 from roq.workqueue.blocking_worker import work
-from roq.workqueue.contract import (
-    LEASE_COUNT_MAX,
-    Backend,
-    Leased,
-    NewTask,
-    Release,
-    Settings,
-    Settlement,
-    Status,
-    TaskState,
-    TaskView,
-)
+from roq.workqueue.contract import LEASE_COUNT_MAX, Backend, Leased, NewTask, Release, Settlement, Status, TaskState, TaskView
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
 from roq.workqueue.inputs import check_lease, new_task, put_parts
 from roq.workqueue.lease_keeper import (
@@ -75,20 +65,27 @@ class Task(HeldTask):
         if self._flow is not None and self._flow.goes_on_after(self):
             self._flow.ack(self)
         else:
-            self._queue.settle_one(self, done)
+            self._queue._settle_one(self, done)
 
     def extend(self, seconds: float) -> None:
         """Keep the lease for `seconds` from now. `leases` and `run` do that by themselves."""
         check_lease(seconds)
-        self._queue.settle_one(self, extended(seconds))
+        self._queue._settle_one(self, extended(seconds))
 
     def release(self, delay_seconds: float = 0.0, error: str = "") -> None:
         """Give it back, to be leased again after `delay_seconds`. error: why; "" if it was not tried."""
-        self._queue.settle_one(self, released(delay_seconds, error))
+        self._queue._settle_one(self, released(delay_seconds, error))
 
     def reject(self, error: str) -> None:
         """Never try it again: it becomes a dead letter with this error."""
-        self._queue.settle_one(self, rejected(error))
+        self._queue._settle_one(self, rejected(error))
+
+    def wait_lost(self) -> None:
+        """See roq.Task.wait_lost; for a thread of its own."""
+        lost = threading.Event()
+        self.watcher = lost.set
+        if not self.lost:
+            lost.wait()
 
 
 class WorkQueue:
@@ -110,7 +107,7 @@ class WorkQueue:
     def open(self) -> None:
         """Open, and create it if it is new. Raises InvalidAddress, WorkQueueConflict, WorkQueueNotFound, OSError."""
         self._opened = open_backend(self.address, self._asked)
-        self.keeper = LeaseKeeper(self._opened.settle)
+        self._keeper = LeaseKeeper(self._opened.settle)
 
     def close(self, error: str = "") -> None:
         """Let go. What `leases` and `run` still hold is given back, with `error` if it was worked on; what `lease` gave stays
@@ -119,9 +116,9 @@ class WorkQueue:
             return
         self._closed = True
         try:
-            wishes = given_back(self.keeper.close(), error)
+            wishes = given_back(self._keeper.close(), error)
             for start in range(0, len(wishes), LEASE_COUNT_MAX):
-                self.keeper.settle(wishes[start : start + LEASE_COUNT_MAX])
+                self._keeper.settle(wishes[start : start + LEASE_COUNT_MAX])
         except TemporaryError as failure:
             logger.warning("%s: what was held could not be given back and comes back by itself: %s", self.address, failure)
         finally:
@@ -133,7 +130,7 @@ class WorkQueue:
         return self._closed
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> TaskSettings:
         """What the queue was created with."""
         return self._backend.settings
 
@@ -157,7 +154,7 @@ class WorkQueue:
 
     def lease(self, seconds: float = 60.0, count: int = 1, wait_seconds: float = 0.0) -> list[Task]:
         """See roq.WorkQueue.lease."""
-        _, tasks, asked = self.trip(seconds, count, wait_seconds)
+        _, tasks, asked = self._trip(seconds, count, wait_seconds)
         return [Task(leased, seconds, asked, self) for leased in tasks]
 
     def leases(self, seconds: float = 60.0, *, count: int = 1, wait_seconds: float | None = None) -> Iterator[Task]:
@@ -188,7 +185,7 @@ class WorkQueue:
         rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
         return work(self.address, lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
 
-    def trip(
+    def _trip(
         self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()
     ) -> tuple[list[str | None], list[Leased], float]:
         """One lease, after these settlements: their answers, the tasks, the monotonic time the leases began."""
@@ -201,7 +198,7 @@ class WorkQueue:
             tasks.extend(leased)
             return answers
 
-        answers = self.keeper.settle(wishes, call) if wishes else call(())
+        answers = self._keeper.settle(wishes, call) if wishes else call(())
         if tasks and self._closed:  # by another thread: nobody is to work on these
             backend.settle([Release(task.token) for task in tasks])
             raise Closed("this work queue is closed")
@@ -209,10 +206,10 @@ class WorkQueue:
 
     # --- settling -------------------------------------------------------------------------------------------------------
 
-    def settle_one(self, target: HeldTask | str, wish: Wish) -> str:
+    def _settle_one(self, target: HeldTask | str, wish: Wish) -> str:
         """Settle by task or token; the token from now on. Raises LeaseLost."""
         self._backend  # noqa: B018
-        token = self.keeper.settle(((target, wish),))[0]
+        token = self._keeper.settle(((target, wish),))[0]
         return raise_lost(target) if token is None else token
 
     def _settle_many(self, tasks: Iterable[Held], wish: Wish) -> list[Held]:
@@ -220,7 +217,7 @@ class WorkQueue:
         wanted, lost = list(tasks), list[Held]()
         for start in range(0, len(wanted), LEASE_COUNT_MAX):
             part = wanted[start : start + LEASE_COUNT_MAX]
-            tokens = self.keeper.settle([(task, wish) for task in part])
+            tokens = self._keeper.settle([(task, wish) for task in part])
             lost += [task for task, token in zip(part, tokens, strict=True) if token is None]
         return lost
 
@@ -229,20 +226,20 @@ class WorkQueue:
         if isinstance(task, Task):
             task.ack()
         else:
-            self.settle_one(task, done)
+            self._settle_one(task, done)
 
     def extend(self, task: Task | str, seconds: float) -> str:
         """See roq.WorkQueue.extend."""
         check_lease(seconds)
-        return self.settle_one(task, extended(seconds))
+        return self._settle_one(task, extended(seconds))
 
     def release(self, task: Task | str, delay_seconds: float = 0.0, error: str = "") -> None:
         """See roq.WorkQueue.release."""
-        self.settle_one(task, released(delay_seconds, error))
+        self._settle_one(task, released(delay_seconds, error))
 
     def reject(self, task: Task | str, error: str) -> None:
         """See roq.WorkQueue.reject."""
-        self.settle_one(task, rejected(error))
+        self._settle_one(task, rejected(error))
 
     def ack_many(self, tasks: Iterable[Held]) -> list[Held]:
         """See roq.WorkQueue.ack_many."""
@@ -314,7 +311,7 @@ class Flow:
                 return None
             left = max(0.0, deadline - time.monotonic())
             try:
-                self._take(*self._queue.trip(self._seconds, self._count, min(left, WAIT_SLICE_SECONDS))[1:])
+                self._take(*self._queue._trip(self._seconds, self._count, min(left, WAIT_SLICE_SECONDS))[1:])
             except StorageFailed:
                 raise  # a person has to look
             except TemporaryError as error:
@@ -335,7 +332,7 @@ class Flow:
     def _take(self, tasks: list[Leased], asked: float) -> None:
         if tasks:
             held = [Task(leased, self._seconds, asked, self._queue, self) for leased in tasks]
-            self._queue.keeper.hold(held)
+            self._queue._keeper.hold(held)
             self._spare.extend(held)
 
     def goes_on_after(self, task: Task) -> bool:
@@ -344,7 +341,7 @@ class Flow:
 
     def ack(self, task: Task) -> None:
         """Ack and fetch in one trip that does not wait."""
-        answers, tasks, asked = self._queue.trip(self._seconds, self._count, 0.0, ((task, done),))
+        answers, tasks, asked = self._queue._trip(self._seconds, self._count, 0.0, ((task, done),))
         self._current = None
         self._take(tasks, asked)
         if answers[0] is None:
@@ -354,7 +351,7 @@ class Flow:
         """The body is through with the current task; if it left it unsettled, its lease runs out."""
         task, self._current = self._current, None
         if task is not None and not task.settled:
-            self._queue.keeper.let_go(task)
+            self._queue._keeper.let_go(task)
 
     def close(self) -> int:
         """Give the spare tasks back; how many."""

@@ -17,11 +17,10 @@ from typing import Protocol
 
 import msgspec
 
-from roq.wire.words import in_words
+from roq.wire.work_queue import TaskSettings
 
 LEASE_COUNT_MAX = 1000  # tasks handed out at once
 PUT_COUNT_MAX = 10_000  # tasks taken at once; `WorkQueue.put_many` cuts longer lists
-PAYLOAD_BYTES_MAX = 1024 * 1024  # default limit of one payload
 ERROR_BYTES_MAX = 4096  # of the text kept with a failed task; longer ones are cut
 PRIORITIES = range(-128, 128)  # 0 is the default, higher goes first
 DEDUP_KEY_BYTES_MAX = 256
@@ -36,43 +35,28 @@ class TaskState(StrEnum):
     DEAD = "dead"
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """What a work queue is created with; kept with the queue, so that every process that opens it obeys the same.
-
-    max_attempts: a task leased this often and not acked is dead, unless it was released without an error; 0: never.
-    dedup_seconds: a `dedup_key` put again within this time is the same task.
-    """
-
-    max_attempts: int = 0
-    dedup_seconds: float = 300.0
-    payload_bytes_max: int = PAYLOAD_BYTES_MAX
-
-    def __str__(self) -> str:
-        return in_words(self)
-
-
 Asked = Mapping[str, float]  # settings by name; who leaves one out takes what the queue has, and for a new one the default
 
 
-def asked_for(settings: Settings | Asked | None) -> Asked:
+def asked_for(settings: TaskSettings | Asked | None) -> Asked:
     """What is asked of a queue; Settings ask for all of theirs."""
-    if isinstance(settings, Settings):
-        return {name: getattr(settings, name) for name in Settings.__struct_fields__}
+    if isinstance(settings, TaskSettings):
+        return {name: getattr(settings, name) for name in TaskSettings.__struct_fields__}
     return settings or {}
 
 
-def of_new(asked: Asked) -> Settings:
+def of_new(asked: Asked) -> TaskSettings:
     """The settings of a new queue."""
-    return msgspec.convert(dict(asked), Settings)
+    return msgspec.convert(dict(asked), TaskSettings)
 
 
-def conflict(asked: Asked, found: Settings) -> str:
+def conflict(asked: Asked, found: TaskSettings) -> str:
     """How a queue differs from what is asked of it: `name value, not value, …`; "" if it does not."""
     differing = ((name, getattr(found, name), value) for name, value in asked.items())
     return ", ".join(f"{name} {has}, not {value}" for name, has, value in differing if has != value)
 
 
-class ClusterSettings(Settings, frozen=True):
+class ClusterSettings(TaskSettings, frozen=True):
     """What a work queue of a cluster is created with.
 
     write_quorum: stores that keep each task; ack_quorum: that must have synced it before it counts. Where nobody chose them
@@ -174,7 +158,7 @@ class Backend(Protocol):
     CallError itself, InvalidConfiguration and PayloadTooLarge mean that nothing was done; after any other error it is unknown.
     """
 
-    settings: Settings
+    settings: TaskSettings
 
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
         """Store tasks, all or none as far as the medium can; their ids. At most PUT_COUNT_MAX."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import count as counter
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, TemporaryError
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import (
     DEDUP_KEY_BYTES_MAX,
     ERROR_BYTES_MAX,
@@ -24,7 +25,6 @@ from roq.workqueue.contract import (
     NewTask,
     Reject,
     Release,
-    Settings,
     Settlement,
     TaskState,
     TaskView,
@@ -101,7 +101,7 @@ def check_delay(seconds: float) -> None:
         raise InvalidConfiguration(f"a delay is 0 to {SECONDS_MAX:.0f} seconds, got {seconds}")
 
 
-def check_task(task: NewTask, settings: Settings) -> None:
+def check_task(task: NewTask, settings: TaskSettings) -> None:
     """Raises PayloadTooLarge or InvalidConfiguration."""
     if len(task.payload) > settings.payload_bytes_max:
         raise PayloadTooLarge(f"a payload has at most {settings.payload_bytes_max} bytes, got {len(task.payload)}")
@@ -122,7 +122,7 @@ def _check_dedup_key(key: str) -> None:
         raise InvalidConfiguration(f"a dedup_key has at most {DEDUP_KEY_BYTES_MAX} bytes of UTF-8, got {size}")
 
 
-def numbered(producer: int, first: int, tasks: Sequence[NewTask], settings: Settings, now: int) -> list[Push]:
+def numbered(producer: int, first: int, tasks: Sequence[NewTask], settings: TaskSettings, now: int) -> list[Push]:
     """The Pushes of tasks whose numbers the caller chose: first, first + 1, …; put again, they take effect once."""
     if len(tasks) > PUT_COUNT_MAX:
         raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
@@ -144,7 +144,7 @@ class Desk:
 
     # --- verbs into records; `now`: ms --------------------------------------------------------------------------------
 
-    def put(self, tasks: Sequence[NewTask], settings: Settings, now: int) -> list[Push]:
+    def put(self, tasks: Sequence[NewTask], settings: TaskSettings, now: int) -> list[Push]:
         """The Pushes of these tasks, all of them or an error. They are numbered: append them in any order, but do append."""
         if len(tasks) > PUT_COUNT_MAX:
             raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
-from roq.workqueue.contract import Settings
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.effects import Counted, Delivered, Dropped, Effect, Handed, Known, Refused, Settled
 from roq.workqueue.ready import Ready, Task
 from roq.workqueue.records import (
@@ -75,7 +75,7 @@ class Fold:
     def __init__(self) -> None:
         self.position = 0
         self.clock = 0
-        self.settings = Settings()
+        self.settings = TaskSettings()
         self.version = 0  # how often it was configured
         self.inserted = self.completed = self.removed = 0
         self.ready = Ready()

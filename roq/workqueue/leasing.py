@@ -33,19 +33,19 @@ logger = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """What tasks and flows need of their queue."""
+    """What tasks and flows need of their queue; nobody else calls it."""
 
     address: str
-    keeper: LeaseKeeper
+    _keeper: LeaseKeeper
 
     @property
     def closed(self) -> bool:
         """Whether nothing can be sent any more."""
 
-    async def trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
+    async def _trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
         """One lease, after these settlements."""
 
-    async def settle_one(self, target: HeldTask | str, wish: Wish) -> str:
+    async def _settle_one(self, target: HeldTask | str, wish: Wish) -> str:
         """The token from now on."""
 
     async def release_many(self, tasks: Iterable[Any], delay_seconds: float = 0.0, error: str = "") -> list[Any]:
@@ -69,20 +69,20 @@ class Task(HeldTask):
         if self._flow is not None and self._flow.goes_on_after(self):
             await self._flow.ack(self)
         else:
-            await self._queue.settle_one(self, done)
+            await self._queue._settle_one(self, done)
 
     async def extend(self, seconds: float) -> None:
         """Keep the lease for `seconds` from now. `leases` and `run` do that by themselves."""
         check_lease(seconds)
-        await self._queue.settle_one(self, extended(seconds))
+        await self._queue._settle_one(self, extended(seconds))
 
     async def release(self, delay_seconds: float = 0.0, error: str = "") -> None:
         """Give it back, to be leased again after `delay_seconds`. error: why; "" if it was not tried."""
-        await self._queue.settle_one(self, released(delay_seconds, error))
+        await self._queue._settle_one(self, released(delay_seconds, error))
 
     async def reject(self, error: str) -> None:
         """Never try it again: it becomes a dead letter with this error."""
-        await self._queue.settle_one(self, rejected(error))
+        await self._queue._settle_one(self, rejected(error))
 
     async def wait_lost(self) -> None:
         """Returns when the lease is lost; never, if it is settled first. For tasks of `leases` and `run`."""
@@ -108,7 +108,7 @@ class Flow:
         while not self._spare:
             left = max(0.0, deadline - time.monotonic())
             try:
-                self._take(await self._queue.trip(self._seconds, self._count, left))
+                self._take(await self._queue._trip(self._seconds, self._count, left))
             except StorageFailed:
                 raise  # a person has to look
             except TemporaryError as error:
@@ -127,7 +127,7 @@ class Flow:
     def _take(self, trip: Trip) -> None:
         tasks = [Task(leased, self._seconds, trip[2], self._queue, self) for leased in trip[1]]
         if tasks:
-            self._queue.keeper.hold(tasks)
+            self._queue._keeper.hold(tasks)
             self._spare.extend(tasks)
 
     def goes_on_after(self, task: Task) -> bool:
@@ -136,7 +136,7 @@ class Flow:
 
     async def ack(self, task: Task) -> None:
         """Ack and fetch in one trip that does not wait."""
-        trip = await self._queue.trip(self._seconds, self._count, 0.0, ((task, done),))
+        trip = await self._queue._trip(self._seconds, self._count, 0.0, ((task, done),))
         self._current = None
         self._take(trip)
         if trip[0][0] is None:
@@ -146,7 +146,7 @@ class Flow:
         """The body is through with the current task; if it left it unsettled, its lease runs out."""
         task, self._current = self._current, None
         if task is not None and not task.settled:
-            self._queue.keeper.let_go(task)
+            self._queue._keeper.let_go(task)
 
     async def close(self) -> int:
         """Give the spare tasks back; how many."""

@@ -26,13 +26,13 @@ import msgspec
 from roq.errors import Closed, InvalidConfiguration, RoqError, StorageFailed, StorageFull, TemporaryError, WorkQueueConflict
 from roq.ids import new_id
 from roq.log.local import LocalLog
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.contract import (
     Asked,
     Extend,
     Leased,
     NewTask,
-    Settings,
     Settlement,
     Status,
     TaskState,
@@ -76,7 +76,7 @@ class LogQueue:
     def __init__(
         self,
         folder: Path,
-        settings: Settings | Asked | None = None,
+        settings: TaskSettings | Asked | None = None,
         *,
         log: LocalLog | None = None,
         replay_bytes: int = REPLAY_BYTES,
@@ -98,7 +98,7 @@ class LogQueue:
         """We are a forked child: its locks are its parent's, and mutexes of its parent's threads never come free."""
         self._closed = self._clerk.closed = True
 
-    def _agree(self, wanted: Asked) -> Settings:
+    def _agree(self, wanted: Asked) -> TaskSettings:
         """The settings the queue has, after giving them to a new one."""
         path = self._log.folder / SETTINGS
         if not path.exists():
@@ -108,7 +108,7 @@ class LogQueue:
                     self._write_durably([Configure(replica.now(), of_new(wanted), 0)])
                 self._log.write_file(SETTINGS, msgspec.json.encode(replica.state.settings))
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=Settings)
+            found = msgspec.json.decode(path.read_bytes(), type=TaskSettings)
         except (msgspec.DecodeError, OSError) as error:
             raise StorageFailed(f"{path} can't be read ({error}); remove it, it is made anew from the log") from error
         if differing := conflict(wanted, found):

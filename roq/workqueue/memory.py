@@ -17,8 +17,9 @@ from threading import Lock
 
 from roq.errors import Closed, InvalidConfiguration, StorageFailed
 from roq.ids import new_id
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
-from roq.workqueue.contract import Asked, Leased, NewTask, Settings, Settlement, Status, TaskState, TaskView, asked_for, of_new
+from roq.workqueue.contract import Asked, Leased, NewTask, Settlement, Status, TaskState, TaskView, asked_for, of_new
 from roq.workqueue.effects import Counted, Delivered, Effect
 from roq.workqueue.records import (
     Cancel,
@@ -42,7 +43,7 @@ CLOCK_STEP = 0.001  # seconds; what is due then is over for a clock in whole mil
 class MemoryQueue:
     """A Backend. settings: what it was made with."""
 
-    def __init__(self, settings: Settings | Asked | None = None) -> None:
+    def __init__(self, settings: TaskSettings | Asked | None = None) -> None:
         self.settings = of_new(asked_for(settings))
         self._desk = desk.Desk(new_id())
         self._state = State()

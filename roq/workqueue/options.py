@@ -15,8 +15,8 @@ from urllib.parse import unquote
 import msgspec
 
 from roq.errors import InvalidConfiguration
-from roq.wire.work_queue import INLINE_BYTES_MAX, QUORUM_MAX, STANDBYS_MAX
-from roq.workqueue.contract import Asked, Settings
+from roq.wire.work_queue import INLINE_BYTES_MAX, QUORUM_MAX, STANDBYS_MAX, TaskSettings
+from roq.workqueue.contract import Asked
 
 ANY = ("memory", "file", "log", "roq")
 CLUSTER = ("roq",)
@@ -95,7 +95,7 @@ class Options(msgspec.Struct, frozen=True):
 
     def settings(self) -> Asked:
         """Of what every queue keeps."""
-        return {name: value for name, value in self.given().items() if name in Settings.__struct_fields__}
+        return {name: value for name, value in self.given().items() if name in TaskSettings.__struct_fields__}
 
 
 def from_query(query: str) -> Options:

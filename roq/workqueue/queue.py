@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from roq.errors import Closed, TemporaryError
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import open_backend
 from roq.workqueue.contract import (
     LEASE_COUNT_MAX,
@@ -29,7 +30,6 @@ from roq.workqueue.contract import (
     Leased,
     NewTask,
     Release,
-    Settings,
     Settlement,
     Status,
     TaskState,
@@ -84,9 +84,9 @@ class WorkQueue:
         """Open, and create it if it is new. Raises InvalidAddress, WorkQueueConflict, WorkQueueNotFound, OSError."""
         self._threads = Threads()
         self._opened = backend = await self._threads.start(open_backend, self.address, self._asked)
-        self.keeper = LeaseKeeper(backend.settle)
+        self._keeper = LeaseKeeper(backend.settle)
         self._puts = Lane[NewTask, str](self._threads, backend.put, PUT_COUNT_MAX, PUT_BYTES)
-        self._settlements = Lane[tuple[HeldTask | str, Wish], str | None](self._threads, self.keeper.settle, LEASE_COUNT_MAX)
+        self._settlements = Lane[tuple[HeldTask | str, Wish], str | None](self._threads, self._keeper.settle, LEASE_COUNT_MAX)
         self._leases: dict[float, LeaseLane] = {}
         self._unclaimed: list[Leased] = []  # came while the queue was being closed
 
@@ -103,10 +103,10 @@ class WorkQueue:
         try:
             # What a waiting call leases while we leave would be nobody's until its lease ends: so it may end.
             await self._threads.settle_down(CLOSE_SECONDS)
-            held = await self._threads.start(self.keeper.close)
+            held = await self._threads.start(self._keeper.close)
             wishes = [*given_back(held, error), *((task.token, released()) for task in self._unclaimed)]
             for start in range(0, len(wishes), LEASE_COUNT_MAX):
-                await self._threads.start(self.keeper.settle, wishes[start : start + LEASE_COUNT_MAX])
+                await self._threads.start(self._keeper.settle, wishes[start : start + LEASE_COUNT_MAX])
         except TemporaryError as failure:
             logger.warning("%s: what was held could not be given back and comes back by itself: %s", self.address, failure)
         finally:
@@ -119,7 +119,7 @@ class WorkQueue:
         return self._closed
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> TaskSettings:
         """What the queue has, whoever chose it; that of a cluster's queue (`roq:`) is a ClusterSettings, as of the opening."""
         return self._backend.settings
 
@@ -154,7 +154,7 @@ class WorkQueue:
 
     async def lease(self, seconds: float = 60.0, count: int = 1, wait_seconds: float = 0.0) -> list[Task]:
         """Up to `count` tasks for `seconds`, waiting up to `wait_seconds` for the first. They are not renewed: `extend`."""
-        trip = await self.trip(seconds, count, wait_seconds)
+        trip = await self._trip(seconds, count, wait_seconds)
         return [Task(leased, seconds, trip[2], self) for leased in trip[1]]
 
     async def leases(
@@ -198,7 +198,7 @@ class WorkQueue:
         rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
         return await work(self.address, lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
 
-    async def trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
+    async def _trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
         """One lease, after these settlements. Cancelled, it holds nothing."""
         check_lease(seconds, count, wait_seconds)
         self._backend  # noqa: B018
@@ -207,7 +207,7 @@ class WorkQueue:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self.give_back(future.result()[1])
+                self._give_back(future.result()[1])
             raise
 
     def _lane(self, seconds: float) -> LeaseLane:
@@ -215,7 +215,7 @@ class WorkQueue:
         if lane is None:
             if len(self._leases) >= LEASE_LANES_MAX:
                 self._leases = {kept: lane for kept, lane in self._leases.items() if not lane.idle}
-            lane = self._leases[seconds] = LeaseLane(self._threads, seconds, self._lease_blocking, self.give_back)
+            lane = self._leases[seconds] = LeaseLane(self._threads, seconds, self._lease_blocking, self._give_back)
         return lane
 
     def _lease_blocking(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes) -> Trip:
@@ -228,13 +228,13 @@ class WorkQueue:
             tasks.extend(leased)
             return answers
 
-        answers = self.keeper.settle(wishes, call) if wishes else call(())
+        answers = self._keeper.settle(wishes, call) if wishes else call(())
         if tasks and self._closed:  # nobody is there any more to take them
             backend.settle([Release(task.token) for task in tasks])
             tasks.clear()
         return answers, tasks, held_since(tasks, asked, wait_seconds)
 
-    def give_back(self, tasks: Sequence[Leased]) -> None:
+    def _give_back(self, tasks: Sequence[Leased]) -> None:
         """Release tasks that nobody took; they were not tried."""
         if self._closed:
             self._unclaimed.extend(tasks)
@@ -244,7 +244,7 @@ class WorkQueue:
 
     # --- settling -------------------------------------------------------------------------------------------------------
 
-    async def settle_one(self, target: HeldTask | str, wish: Wish) -> str:
+    async def _settle_one(self, target: HeldTask | str, wish: Wish) -> str:
         """Settle by task or token; the token from now on. Raises LeaseLost."""
         self._backend  # noqa: B018
         token = (await self._settlements.add(((target, wish),)))[0]
@@ -260,20 +260,20 @@ class WorkQueue:
 
     async def ack(self, task: Task | str) -> None:
         """A task, or the token of one, is done. Raises LeaseLost."""
-        await (task.ack() if isinstance(task, Task) else self.settle_one(task, done))
+        await (task.ack() if isinstance(task, Task) else self._settle_one(task, done))
 
     async def extend(self, task: Task | str, seconds: float) -> str:
         """Keep a lease for `seconds` from now; the token from now on. Raises LeaseLost."""
         check_lease(seconds)
-        return await self.settle_one(task, extended(seconds))
+        return await self._settle_one(task, extended(seconds))
 
     async def release(self, task: Task | str, delay_seconds: float = 0.0, error: str = "") -> None:
         """Give a task back. Raises LeaseLost."""
-        await self.settle_one(task, released(delay_seconds, error))
+        await self._settle_one(task, released(delay_seconds, error))
 
     async def reject(self, task: Task | str, error: str) -> None:
         """Make a task a dead letter. Raises LeaseLost."""
-        await self.settle_one(task, rejected(error))
+        await self._settle_one(task, rejected(error))
 
     async def ack_many(self, tasks: Iterable[Held]) -> list[Held]:
         """Ack all of these tasks or tokens; those whose lease was lost before."""

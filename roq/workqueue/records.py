@@ -20,7 +20,8 @@ import msgspec
 
 from roq.errors import UnknownFormat
 from roq.wire.decoding import UNDECODABLE
-from roq.workqueue.contract import LEASE_COUNT_MAX, Settings
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import LEASE_COUNT_MAX
 
 VERSION = 1
 COPIED_BYTES = 1024  # a copy of so few takes less time than a view of them
@@ -133,7 +134,7 @@ class Configure(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """Settings from now on, if nobody configured the queue since `version` (0: at all)."""
 
     now: int
-    settings: Settings
+    settings: TaskSettings
     version: int
 
 

@@ -33,7 +33,6 @@ from roq.workqueue.contract import (
     NewTask,
     Reject,
     Release,
-    Settings,
     Settlement,
     Status,
     TaskState,
@@ -61,7 +60,7 @@ class RemoteQueue:
         self,
         zookeeper: str,
         name: str,
-        settings: Settings | Asked | None = None,
+        settings: TaskSettings | Asked | None = None,
         *,
         write_quorum: int = 0,
         ack_quorum: int = 0,
@@ -77,13 +76,13 @@ class RemoteQueue:
         self._closed = False
         try:
             chosen = asked_for(settings)
-            wanted = TaskSettings(**msgspec.structs.asdict(of_new(chosen))) if chosen else None
+            wanted = of_new(chosen) if chosen else None
             record = self._link.open(wanted, write_quorum, ack_quorum, standbys, inline_bytes, tuple(chosen))
             welcome = self._link.ask(lambda again: wire.Hello(), wire.Welcome)
         except BaseException:
             self._link.close()
             raise
-        self.settings: Settings = ClusterSettings(
+        self.settings: TaskSettings = ClusterSettings(
             **msgspec.structs.asdict(welcome.settings),
             write_quorum=record.spec.write_quorum,
             ack_quorum=record.spec.ack_quorum,

@@ -10,18 +10,8 @@ import time
 from collections.abc import Sequence
 
 from roq.errors import Closed, WorkQueueConflict
-from roq.workqueue.contract import (
-    Asked,
-    Leased,
-    NewTask,
-    Settings,
-    Settlement,
-    Status,
-    TaskState,
-    TaskView,
-    asked_for,
-    conflict,
-)
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Asked, Leased, NewTask, Settlement, Status, TaskState, TaskView, asked_for, conflict
 from roq.workqueue.memory import MemoryQueue
 
 WAIT_SLICE_SECONDS = 0.25  # a close is noticed by a lease that waits
@@ -30,7 +20,7 @@ _queues: dict[str, MemoryQueue] = {}
 _lock = threading.Lock()
 
 
-def open_memory(name: str, settings: Settings | Asked | None) -> MemoryQueue | SharedMemory:
+def open_memory(name: str, settings: TaskSettings | Asked | None) -> MemoryQueue | SharedMemory:
     """The queue of this name, or one of its own for an empty name."""
     return SharedMemory(name, settings) if name else MemoryQueue(settings)
 
@@ -38,7 +28,7 @@ def open_memory(name: str, settings: Settings | Asked | None) -> MemoryQueue | S
 class SharedMemory:
     """A Backend: one opening of a named queue. settings: None takes it as it is."""
 
-    def __init__(self, name: str, settings: Settings | Asked | None) -> None:
+    def __init__(self, name: str, settings: TaskSettings | Asked | None) -> None:
         with _lock:
             self._queue = _queues.setdefault(name, MemoryQueue(settings))
         if differing := conflict(asked_for(settings), self._queue.settings):

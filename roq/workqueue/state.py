@@ -15,7 +15,8 @@ import msgspec
 
 from roq.errors import UnknownFormat
 from roq.wire.decoding import UNDECODABLE
-from roq.workqueue.contract import Settings, Status, TaskState
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Status, TaskState
 from roq.workqueue.fold import Fold, Waiter
 from roq.workqueue.ready import Task
 from roq.workqueue.records import POP_SHIFT, BlobRef, TaskKey
@@ -29,7 +30,7 @@ class Image(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     position: int
     clock: int
-    settings: Settings
+    settings: TaskSettings
     version: int
     inserted: int
     completed: int

@@ -19,7 +19,8 @@ from unittest import mock
 import pytest
 
 from roq.errors import CallError, Closed, PayloadTooLarge, UnknownFormat, WorkQueueConflict
-from roq.workqueue.contract import Ack, Extend, NewTask, Reject, Release, Settings, TaskState
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Ack, Extend, NewTask, Reject, Release, TaskState
 from roq.workqueue.file_queue.queue import FileQueue
 
 ROOT = Path(__file__).parents[2]
@@ -193,7 +194,7 @@ def test_what_is_no_token_is_a_call_error(folder: Path, token: str) -> None:
 
 
 def test_wrong_calls_change_nothing(folder: Path) -> None:
-    queue = FileQueue(folder, Settings(payload_bytes_max=10))
+    queue = FileQueue(folder, TaskSettings(payload_bytes_max=10))
     with pytest.raises(PayloadTooLarge):
         queue.put([NewTask(b"good"), NewTask(b"12345678901")])
     for task in (NewTask(b"x", delay_seconds=-1), NewTask(b"x", priority=128), NewTask(b"x", dedup_key="x" * 300)):
@@ -210,10 +211,10 @@ def test_wrong_calls_change_nothing(folder: Path) -> None:
 
 
 def test_settings_are_the_folders(folder: Path) -> None:
-    FileQueue(folder, Settings(max_attempts=3))
+    FileQueue(folder, TaskSettings(max_attempts=3))
     assert FileQueue(folder).settings.max_attempts == 3
     with pytest.raises(WorkQueueConflict):
-        FileQueue(folder, Settings(max_attempts=4))
+        FileQueue(folder, TaskSettings(max_attempts=4))
     (folder / "roq.json").write_text('{"version":2,"settings":{}}')
     with pytest.raises(UnknownFormat):
         FileQueue(folder)

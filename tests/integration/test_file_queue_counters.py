@@ -17,7 +17,8 @@ from unittest import mock
 import pytest
 
 from roq.errors import StorageFailed
-from roq.workqueue.contract import Ack, NewTask, Release, Settings
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Ack, NewTask, Release
 from roq.workqueue.file_queue import aftermath
 from roq.workqueue.file_queue.folder import LITTER_SECONDS
 from roq.workqueue.file_queue.publication import FilePublication
@@ -242,7 +243,7 @@ def test_what_the_disk_refused_to_count_is_counted_later(folder: Path) -> None:
 
 
 def test_acks_of_a_call_that_failed_midway_are_counted(folder: Path) -> None:
-    queue = FileQueue(folder, Settings(max_attempts=9))
+    queue = FileQueue(folder, TaskSettings(max_attempts=9))
     queue.put(BOTH)
     _, leases = queue.lease(60, 3, 0)
     with refused(folder / "queue", folder / "data/queue", call="fsync"), pytest.raises(StorageFailed):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Reject, Release, Settings, Settlement, TaskState
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Reject, Release, Settlement, TaskState
 from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.folder import LITTER_SECONDS
 from roq.workqueue.file_queue.queue import FileQueue
@@ -97,10 +98,10 @@ def test_a_put_killed_anywhere_leaves_whole_tasks_or_none(folder: Path) -> None:
 def test_opening_a_new_folder_killed_anywhere_can_be_repeated(folder: Path) -> None:
     def prepare() -> Callable[[], object]:
         shutil.rmtree(folder, ignore_errors=True)
-        return lambda: FileQueue(folder, Settings(max_attempts=3))
+        return lambda: FileQueue(folder, TaskSettings(max_attempts=3))
 
     for point, _ in crash_points(prepare):
-        assert FileQueue(folder, Settings(max_attempts=3)).settings.max_attempts == 3, point
+        assert FileQueue(folder, TaskSettings(max_attempts=3)).settings.max_attempts == 3, point
 
 
 def test_a_put_with_a_key_killed_anywhere_and_repeated_is_one_task(folder: Path) -> None:
@@ -185,7 +186,7 @@ def test_a_requeue_and_a_purge_killed_anywhere(folder: Path) -> None:
 
 
 def test_attempts_survive_kills_between_leases(folder: Path) -> None:
-    queue = FileQueue(folder, Settings(max_attempts=3))
+    queue = FileQueue(folder, TaskSettings(max_attempts=3))
     queue.put([NewTask(RUNNABLE)])
     for attempt in range(1, 4):
         _, (lease,) = FileQueue(folder, clock=later(attempt * 100)).lease(60, 1, 0)

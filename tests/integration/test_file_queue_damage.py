@@ -15,7 +15,8 @@ from unittest import mock
 import pytest
 
 from roq.errors import UnknownFormat
-from roq.workqueue.contract import Ack, Leased, NewTask, Settings, TaskState
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Ack, Leased, NewTask, TaskState
 from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.queue import FileQueue
 
@@ -113,7 +114,7 @@ def bad_sectors(*paths: Path) -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_that_can_not_be_read_are_named_and_the_others_served(folder: Path, kind: str, part: str) -> None:
     payload, place = KINDS[kind]
-    queue = FileQueue(folder, Settings(max_attempts=3))
+    queue = FileQueue(folder, TaskSettings(max_attempts=3))
     ids = queue.put([NewTask(payload) for _ in range(6)])
     bad = {"queue": folder / place / f"0--{ids[0]}.{kind}", "movement": folder / place / f"../movement/{ids[0]}"}[part]
     with bad_sectors(bad):

@@ -19,7 +19,8 @@ import pytest
 from roq.errors import Closed, StorageFailed, StorageFull, UnknownFormat, WorkQueueConflict
 from roq.log.local import LocalLog
 from roq.log.local.disk import Disk
-from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Release, Settings, TaskState
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Release, TaskState
 from roq.workqueue.log_queue import LogQueue
 from tests.integration.log_queue_rig import HOLDER, PRODUCER, WAITER, WORKER, in_line, kill, lease_one, line, start
 
@@ -261,11 +262,11 @@ def test_who_fell_behind_the_trim_goes_on_from_the_snapshot(folder: Path) -> Non
 
 @pytest.mark.quick
 def test_settings_are_kept_and_a_contradiction_is_refused(folder: Path) -> None:
-    LogQueue(folder, Settings(max_attempts=3)).close()
-    assert LogQueue(folder).settings == Settings(max_attempts=3)
-    LogQueue(folder, Settings(max_attempts=3)).close()
+    LogQueue(folder, TaskSettings(max_attempts=3)).close()
+    assert LogQueue(folder).settings == TaskSettings(max_attempts=3)
+    LogQueue(folder, TaskSettings(max_attempts=3)).close()
     with pytest.raises(WorkQueueConflict):
-        LogQueue(folder, Settings(max_attempts=4))
+        LogQueue(folder, TaskSettings(max_attempts=4))
     (folder / "settings.json").write_text("{")
     with pytest.raises(StorageFailed, match="remove it"):
         LogQueue(folder)

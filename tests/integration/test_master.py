@@ -26,7 +26,8 @@ from roq.errors import (
 from roq.runtime.line import Bell, Line
 from roq.wire import master as wire
 from roq.wire.envelope import open_envelope
-from roq.workqueue.contract import Ack, Extend, NewTask, Reject, Release, Settings, TaskState
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Ack, Extend, NewTask, Reject, Release, TaskState
 from roq.workqueue.master_link import MasterLink
 from roq.workqueue.remote import RemoteQueue
 from tests.integration.held import blobs_of, held_of, with_stores
@@ -48,7 +49,7 @@ async def name(client: roq.Cluster) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def tasks(cluster: RunningCluster, name: str) -> AsyncIterator[RemoteQueue]:
-    queue = await asyncio.to_thread(RemoteQueue, cluster.zookeeper, name, Settings(max_attempts=3))
+    queue = await asyncio.to_thread(RemoteQueue, cluster.zookeeper, name, TaskSettings(max_attempts=3))
     yield queue
     queue.close()
 
@@ -218,7 +219,7 @@ async def test_bad_calls_are_told(cluster: RunningCluster, tasks: RemoteQueue, n
         with pytest.raises(roq.RoqError):
             tasks.settle([Ack("no token")])
         with pytest.raises(WorkQueueConflict):
-            RemoteQueue(cluster.zookeeper, name, Settings(max_attempts=9))
+            RemoteQueue(cluster.zookeeper, name, TaskSettings(max_attempts=9))
         assert tasks.status().inserted == 0
 
     await asyncio.to_thread(story)

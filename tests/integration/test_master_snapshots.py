@@ -12,7 +12,7 @@ from roq.coordination.session import Session
 from roq.log.replicated.repairer import Repairer, RepairSettings
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
-from roq.workqueue.contract import Settings
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.master import snapshots
 from roq.workqueue.master.follower import Follower
 from roq.workqueue.master.recent import Recent
@@ -42,7 +42,7 @@ async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: 
     writer, counters, clock = await rig.writer(), Counters(), Clock()
     service = Service(State(), Recent(), 1, 65536, lambda hosts: ())
     reign = Reign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
-    service.apply(Configure(clock.now(), Settings(), 0))
+    service.apply(Configure(clock.now(), TaskSettings(), 0))
     beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters, asyncio.Event()))
     try:
         for segment in range(SEGMENTS + 1):
@@ -80,7 +80,7 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
     writer, counters, clock, lost = await rig.writer(), Counters(), Clock(), asyncio.Event()
     service = Service(State(), Recent(), 1, 65536, lambda hosts: ())
     reign = Reign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
-    service.apply(Configure(clock.now(), Settings(), 0))
+    service.apply(Configure(clock.now(), TaskSettings(), 0))
     repairer = Repairer(writer, RepairSettings(), lost.set)
     beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters, lost))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from roq.workqueue.contract import Settings
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.records import (
     POP_SHIFT,
     Cancel,
@@ -120,7 +120,7 @@ class SharedLog:
 
     def start(self) -> World:
         """Everyone is there and nothing was pushed."""
-        settings = [Configure(0, Settings(max_attempts=self.config.max_attempts), 0)] if self.config.max_attempts else []
+        settings = [Configure(0, TaskSettings(max_attempts=self.config.max_attempts), 0)] if self.config.max_attempts else []
         first = self._folded.start(tuple(settings))
         return World(
             base=first,

@@ -11,7 +11,8 @@ import pytest
 from roq.log.local import LocalLog
 from roq.log.local.clock import Clock
 from roq.log.local.header import Header, Word
-from roq.workqueue.contract import Leased, NewTask, Settings
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Leased, NewTask
 from roq.workqueue.log_queue import LogQueue
 
 HOUR_MS = 3_600_000
@@ -76,7 +77,7 @@ def lease(queue: LogQueue, seconds: float = 60, wait_seconds: float = 0) -> list
 
 def open_at(folder: Path, step: int) -> LogQueue:
     """As by a process that is started when the wall clock is `step` ms off."""
-    return LogQueue(folder, Settings(max_attempts=2), log=LocalLog(folder, wall=stepped(step)))
+    return LogQueue(folder, TaskSettings(max_attempts=2), log=LocalLog(folder, wall=stepped(step)))
 
 
 def leases_at_once(folder: Path) -> int:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from roq.workqueue.contract import Settings
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.master.process import GRACE_MS
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.reign import Clock
@@ -48,7 +48,7 @@ def test_a_master_whose_clock_is_a_day_ahead_ends_no_lease_and_buries_no_task(wi
     """With a witness that is as far ahead as itself, as without one, it does."""
     state, began = State(), wall() - 10_000
     for record in (
-        Configure(began, Settings(max_attempts=1), 0),
+        Configure(began, TaskSettings(max_attempts=1), 0),
         Push(began, 1, 1, b"leased"),
         Pop(began, 5, 1, 1, 60_000),
         Push(began, 1, 2, b"delayed", delay_ms=60_000),

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from roq.errors import StorageFailed
-from roq.workqueue.contract import Settings
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.master.dump import Dump
 from roq.workqueue.records import Complete, Configure, Pop, Push
 from roq.workqueue.state import State
@@ -19,7 +19,7 @@ from roq.workqueue.state import State
 
 def state_of(tasks: int) -> State:
     state = State()
-    state.apply(Configure(1, Settings(), 0))
+    state.apply(Configure(1, TaskSettings(), 0))
     for number in range(1, tasks + 1):
         state.apply(Push(1, 7, number, b"%060d" % number))
     return state

@@ -11,7 +11,7 @@ from roq.errors import Overloaded, RoqError
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
-from roq.workqueue.contract import Settings
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.master.batch import WAITING_BYTES_MAX
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.reign import APPENDS_AT_ONCE, Clock, Reign
@@ -50,7 +50,7 @@ class Rig:
         self.service = Service(State(), Recent(), 1, 65536, lambda hosts: (), here=lambda peer: peer not in self.gone)
         clock = Clock()
         self.reign = Reign(self.service, self.log, self._sent, lambda blobs: None, clock, self.counters)
-        self.service.apply(Configure(clock.now(), Settings(), 0))
+        self.service.apply(Configure(clock.now(), TaskSettings(), 0))
         self.reign.look()
         self._ids = 0
 

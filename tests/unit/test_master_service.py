@@ -9,8 +9,8 @@ import pytest
 
 from roq.errors import CallError, PayloadTooLarge, RoqError
 from roq.wire import master as wire
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
-from roq.workqueue.contract import Settings
 from roq.workqueue.master.batch import WAITING_BYTES_MAX, Batch
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.service import ENTRY_BYTES, PROOF_MS, REPLY_BYTES, Service
@@ -36,7 +36,7 @@ class Rig:
             here=lambda peer: peer not in self.gone,
         )
         self.gone: set[bytes] = set()
-        self.service.apply(Configure(self.now, Settings(max_attempts=max_attempts), 0))
+        self.service.apply(Configure(self.now, TaskSettings(max_attempts=max_attempts), 0))
         self.entries: list[bytes] = []
         self.dropped: list[BlobRef] = []
         self._ids = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from roq.wire.assignment import Overflow, QueueSettings
-from roq.workqueue.contract import Settings
+from roq.wire.work_queue import TaskSettings
 
 ROOT = Path(__file__).parents[2]
 TREES = [(path, ast.parse(path.read_text())) for name in ("roq", "gcm", "hcm") for path in sorted((ROOT / name).rglob("*.py"))]
@@ -66,7 +66,7 @@ def test_no_error_shows_the_repr_of_an_enumeration() -> None:
     ("settings", "text"),
     [
         (QueueSettings(3, Overflow.BLOCK), "replication 3, overflow block, max_frame_bytes 1048576"),
-        (Settings(7), "max_attempts 7, dedup_seconds 300.0, payload_bytes_max 1048576"),
+        (TaskSettings(7), "max_attempts 7, dedup_seconds 300.0, payload_bytes_max 1048576"),
     ],
 )
 def test_settings_read_as_they_are_given(settings: object, text: str) -> None:

@@ -1,15 +1,96 @@
-"""What `import roq` gives: the same names to programs, to people and to type checkers, and nothing that isn't used yet."""
+"""What `import roq` gives: the same names to programs, to people and to type checkers, and nothing that isn't used yet.
+
+Whatever a public method takes or gives is importable from `roq`, and `roq.blocking` has every method of the asynchronous face.
+"""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
+import typing
+from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import roq
+from roq import blocking
+
+FACES = [
+    (roq.Cluster, blocking.Cluster),
+    (roq.Publisher, blocking.Publisher),
+    (roq.Subscriber, blocking.Subscriber),
+    (roq.WorkQueue, blocking.WorkQueue),
+    (roq.Task, blocking.Task),
+]
+# What a queue's membership asks of a publisher or a subscriber, and what a lease's keeper does to a task.
+INSIDE = {"join_request", "report", "take", "answered", "mark_lost", "ends_in"}
+# A blocking publisher or subscriber is opened by `with` alone; its `id` and `lost` are attributes of the asynchronous one.
+OPENED_BY_WITH, ATTRIBUTES = {"open"}, {"id", "lost"}
+
+
+def members(kind: type) -> dict[str, Any]:
+    """Public ones, with those of its bases."""
+    found: dict[str, Any] = {}
+    for base in kind.__mro__[:-1]:
+        for name, value in vars(base).items():
+            if not name.startswith("_") and name not in INSIDE:
+                found.setdefault(name, value)
+    return found
+
+
+def parameters(method: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    return [(each.name, each.kind, each.default) for each in inspect.signature(method).parameters.values()]
+
+
+@pytest.mark.parametrize(("asynchronous", "plain"), FACES, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_the_blocking_face_has_every_method(asynchronous: type, plain: type) -> None:
+    theirs, ours = members(asynchronous), members(plain)
+    assert set(theirs) - set(ours) <= OPENED_BY_WITH
+    assert set(ours) - set(theirs) <= ATTRIBUTES
+    for name in set(theirs) & set(ours):
+        assert isinstance(theirs[name], property) == isinstance(ours[name], property), name
+        if inspect.isfunction(theirs[name]):
+            assert parameters(theirs[name]) == parameters(ours[name]), name
+
+
+@pytest.mark.parametrize("name", ["connect", "open_queue"])
+def test_both_faces_are_opened_the_same_way(name: str) -> None:
+    assert parameters(getattr(roq, name)) == parameters(getattr(blocking, name))
+
+
+def in_hand() -> Iterator[type]:
+    """Every type of ours that is named where a public one is used, or in what that gives, and so on."""
+    todo: list[Any] = [getattr(roq, name) for name in roq.__all__ if name != "blocking"]
+    seen = set[Any]()
+    while todo:
+        one = todo.pop()
+        if isinstance(one, list):  # of a Callable's arguments
+            todo += one
+            continue
+        if one in seen:
+            continue
+        seen.add(one)
+        todo += typing.get_args(one)
+        if inspect.isfunction(one):
+            todo += typing.get_type_hints(one).values()
+        elif isinstance(one, type) and one.__module__.partition(".")[0] == "roq":
+            yield one
+            if not issubclass(one, Enum | Exception):
+                todo += typing.get_type_hints(one).values()
+                for member in members(one).values():
+                    method = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                    todo += typing.get_type_hints(method).values() if inspect.isfunction(method) else ()
+
+
+def test_whatever_a_user_gets_in_hand_is_importable_from_roq() -> None:
+    found = {kind for kind in in_hand() if kind.__module__ != "roq.errors"}
+    assert {roq.Cluster, roq.Task, roq.Message, roq.QueueKpi} <= found
+    assert [kind for kind in found if getattr(roq, kind.__name__, None) is not kind] == []
 
 
 def typed() -> dict[str, str]:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, TemporaryError
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
-from roq.workqueue.contract import ERROR_BYTES_MAX, Ack, Extend, NewTask, Reject, Release, Settings
+from roq.workqueue.contract import ERROR_BYTES_MAX, Ack, Extend, NewTask, Reject, Release
 from roq.workqueue.effects import Delivered, Known, Refused, Settled
 from roq.workqueue.records import DeadLetter, Requeue
 from roq.workqueue.state import State
@@ -18,7 +19,7 @@ GOOD = desk.token(7 << 10 | 3, 0xABC)
 
 
 def put(**task: Any) -> object:
-    return desk.Desk(1).put([NewTask(**{"payload": b"", **task})], Settings(payload_bytes_max=10), 0)
+    return desk.Desk(1).put([NewTask(**{"payload": b"", **task})], TaskSettings(payload_bytes_max=10), 0)
 
 
 def lease(seconds: float = 1.0, count: int = 1, wait_seconds: float = 0.0) -> object:
@@ -37,7 +38,7 @@ def lease(seconds: float = 1.0, count: int = 1, wait_seconds: float = 0.0) -> ob
         (InvalidConfiguration, lambda: put(priority=1.5)),
         (InvalidConfiguration, lambda: put(dedup_key="k" * 257)),
         (InvalidConfiguration, lambda: put(dedup_key="\udc80")),
-        (InvalidConfiguration, lambda: desk.Desk(1).put([NewTask(b"")] * 10_001, Settings(), 0)),
+        (InvalidConfiguration, lambda: desk.Desk(1).put([NewTask(b"")] * 10_001, TaskSettings(), 0)),
         (InvalidConfiguration, lambda: lease(seconds=0)),
         (InvalidConfiguration, lambda: lease(seconds=-1)),
         (InvalidConfiguration, lambda: lease(seconds=float("nan"))),
@@ -64,8 +65,8 @@ def test_wrong_calls_are_refused(kind: type[Exception], call: Callable[[], objec
 def test_a_refused_put_uses_no_number() -> None:
     one = desk.Desk(5)
     with pytest.raises(PayloadTooLarge):
-        one.put([NewTask(b""), NewTask(b"xx")], Settings(payload_bytes_max=1), 0)
-    assert [push.sequence for push in one.put([NewTask(b""), NewTask(b"x")], Settings(), 0)] == [1, 2]
+        one.put([NewTask(b""), NewTask(b"xx")], TaskSettings(payload_bytes_max=1), 0)
+    assert [push.sequence for push in one.put([NewTask(b""), NewTask(b"x")], TaskSettings(), 0)] == [1, 2]
 
 
 def test_ids_and_tokens_read_back() -> None:
@@ -77,7 +78,7 @@ def test_ids_and_tokens_read_back() -> None:
 
 def test_a_token_of_an_older_lease_is_answered_none() -> None:
     one, state = desk.Desk(5), State()
-    (push,) = one.put([NewTask(b"a")], Settings(), 0)
+    (push,) = one.put([NewTask(b"a")], TaskSettings(), 0)
     assert desk.put_id(push, state.apply(push)) == "0000000000000005-1"
     (delivered,) = state.apply(one.lease(1.0, 1, 0.0, 0))
     assert isinstance(delivered, Delivered)
@@ -94,7 +95,7 @@ def test_a_token_of_an_older_lease_is_answered_none() -> None:
 
 
 def test_answers_to_a_put() -> None:
-    (push,) = desk.Desk(5).put([NewTask(b"a")], Settings(), 0)
+    (push,) = desk.Desk(5).put([NewTask(b"a")], TaskSettings(), 0)
     assert desk.put_id(push, [Known((6, 7))]) == "0000000000000006-7"
     with pytest.raises(TemporaryError):
         desk.put_id(push, [Refused()])

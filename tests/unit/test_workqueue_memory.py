@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from roq.errors import CallError, Closed
-from roq.workqueue.contract import Ack, Backend, Leased, NewTask, Settings, TaskState
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Ack, Backend, Leased, NewTask, TaskState
 from roq.workqueue.memory import MemoryQueue
 
 SOON = 10.0  # seconds; never reached when all is well
@@ -18,7 +19,7 @@ SOON = 10.0  # seconds; never reached when all is well
 
 @pytest.fixture
 def queue() -> Iterator[MemoryQueue]:
-    one = MemoryQueue(Settings(max_attempts=3))
+    one = MemoryQueue(TaskSettings(max_attempts=3))
     yield one
     one._state.check()
     one.close()

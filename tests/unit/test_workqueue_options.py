@@ -11,8 +11,9 @@ import pytest
 import roq
 from roq import blocking
 from roq.errors import InvalidConfiguration, WorkQueueConflict
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import open_backend, parse
-from roq.workqueue.contract import ClusterSettings, Settings
+from roq.workqueue.contract import ClusterSettings
 from roq.workqueue.options import ANY, KINDS, Options, from_query
 
 EXAMPLES = {int: "3", float: "2.5"}
@@ -93,12 +94,12 @@ def test_an_option_that_a_queue_does_not_have_is_refused(scheme: str, tmp_path: 
 async def test_options_reach_the_queue_and_stay_with_it(kind: str, tmp_path: Path) -> None:
     place = "memory:options" if kind == "memory" else f"{kind}://{tmp_path}/tasks"
     async with roq.open_queue(f"{place}?max_attempts=4&dedup_seconds=1.5", payload_bytes_max=99) as queue:
-        assert queue.settings == Settings(4, 1.5, 99)
+        assert queue.settings == TaskSettings(4, 1.5, 99)
     with blocking.open_queue(place) as plain:
-        assert plain.settings == Settings(4, 1.5, 99)
+        assert plain.settings == TaskSettings(4, 1.5, 99)
     for query in ("max_attempts=4", "dedup_seconds=1.5", "payload_bytes_max=99&max_attempts=4"):
         with blocking.open_queue(f"{place}?{query}") as same:  # what is not asked for may be any
-            assert same.settings == Settings(4, 1.5, 99)
+            assert same.settings == TaskSettings(4, 1.5, 99)
     with pytest.raises(WorkQueueConflict, match=r"exists with max_attempts 4, not 5$"):
         blocking.open_queue(f"{place}?max_attempts=5&payload_bytes_max=99").open()
     with pytest.raises(WorkQueueConflict, match=r"exists with max_attempts 4, not 0, dedup_seconds 1.5, not 300.0$"):

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roq.workqueue.contract import Settings, TaskState
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import TaskState
 from roq.workqueue.effects import Counted, Delivered, Known, Refused, Settled
 from roq.workqueue.records import (
     Cancel,
@@ -331,7 +332,7 @@ class History:
 
     def command(self, a: int, b: int) -> None:
         keys = None if a % 2 else ((a % 3, 1 + b % 5), (b % 3, 1 + a % 5))
-        chosen = Settings(a % 4, MS[b % 5] / 1000)
+        chosen = TaskSettings(a % 4, MS[b % 5] / 1000)
         records = (
             Configure(self.now, chosen, self.state.version - (b % 3 == 0)),
             Configure(self.now, chosen, self.state.version),

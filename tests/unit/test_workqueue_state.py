@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from roq.errors import UnknownFormat
-from roq.workqueue.contract import Settings, TaskState
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import TaskState
 from roq.workqueue.effects import Counted, Delivered, Dropped, Effect, Handed, Known, Refused, Settled
 from roq.workqueue.fold import WAITERS_MAX
 from roq.workqueue.records import (
@@ -239,7 +240,7 @@ def test_a_record_written_twice_takes_effect_once() -> None:
 
 def test_a_dedup_key_stands_for_one_task_within_its_window() -> None:
     log = Log()
-    log.apply(Configure(0, Settings(dedup_seconds=10), 0))
+    log.apply(Configure(0, TaskSettings(dedup_seconds=10), 0))
     assert log.push(b"a", dedup_key="k") == []
     assert log.push(b"b", dedup_key="k") == [Known((P, 1))]
     assert log.push(b"c", dedup_key="other") == []
@@ -255,7 +256,7 @@ def test_a_dedup_key_stands_for_one_task_within_its_window() -> None:
 
 def test_a_task_leased_too_often_is_dead() -> None:
     log = Log()
-    log.apply(Configure(0, Settings(max_attempts=2), 0))
+    log.apply(Configure(0, TaskSettings(max_attempts=2), 0))
     log.push(b"poison")
     log.apply(Requeue(0, log.pop()[0].delivery, W, error="first"))
     log.now = 5000
@@ -276,7 +277,7 @@ def test_a_task_leased_too_often_is_dead() -> None:
 
 def test_a_task_that_was_not_tried_does_not_die() -> None:
     log = Log()
-    log.apply(Configure(0, Settings(max_attempts=1), 0))
+    log.apply(Configure(0, TaskSettings(max_attempts=1), 0))
     log.push()
     log.apply(Requeue(0, log.pop()[0].delivery, W))
     assert log.state.ready.count == 1
@@ -302,9 +303,9 @@ def test_commands_for_all_tasks() -> None:
 
 def test_settings_change_by_compare_and_set() -> None:
     log = Log()
-    assert log.apply(Configure(0, Settings(max_attempts=3), 0)) == DONE
-    assert log.apply(Configure(0, Settings(max_attempts=9), 0)) == LOST
-    assert log.apply(Configure(0, Settings(max_attempts=4), 1)) == DONE
+    assert log.apply(Configure(0, TaskSettings(max_attempts=3), 0)) == DONE
+    assert log.apply(Configure(0, TaskSettings(max_attempts=9), 0)) == LOST
+    assert log.apply(Configure(0, TaskSettings(max_attempts=4), 1)) == DONE
     assert (log.state.settings.max_attempts, log.state.version) == (4, 2)
 
 

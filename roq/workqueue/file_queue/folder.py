@@ -21,7 +21,8 @@ from contextlib import suppress
 import msgspec
 
 from roq.errors import UnknownFormat, WorkQueueConflict
-from roq.workqueue.contract import Asked, Settings, conflict, of_new
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import Asked, conflict, of_new
 from roq.workqueue.file_queue.storage import create_durable, read, remove_quietly, replace_durable, sync_folder
 
 VERSION = 3  # 1: 0.1, whose tasks have no checksum and which would take ours for a part of the payload; 2 never was
@@ -42,7 +43,7 @@ _mutexes_lock = threading.Lock()
 
 class _Kept(msgspec.Struct, frozen=True):
     version: int
-    settings: Settings
+    settings: TaskSettings
 
 
 class Folder:
@@ -59,7 +60,7 @@ class Folder:
         with _mutexes_lock:
             self.mutexes = _mutexes.setdefault((found.st_dev, found.st_ino), Mutexes())
 
-    def _agree(self, asked: Asked) -> Settings:
+    def _agree(self, asked: Asked) -> TaskSettings:
         """The kept settings; whoever comes first keeps his."""
         path = f"{self.path}/roq.json"
         if not os.path.exists(path):

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from roq.errors import CallError, InvalidConfiguration
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.contract import (
     LEASE_COUNT_MAX,
@@ -31,7 +32,6 @@ from roq.workqueue.contract import (
     NewTask,
     Reject,
     Release,
-    Settings,
     Settlement,
     Status,
     TaskState,
@@ -70,7 +70,7 @@ class FileQueue:
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        settings: Settings | Asked | None = None,
+        settings: TaskSettings | Asked | None = None,
         ack_sync_seconds: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:

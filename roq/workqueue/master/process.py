@@ -33,8 +33,7 @@ from roq.wire import master as wire
 from roq.wire.assignment import MonitorRole, ProcessSpec, from_json
 from roq.wire.child import ChildSpec
 from roq.wire.envelope import seal_error
-from roq.wire.work_queue import WorkQueueRecord, WorkQueueSpec
-from roq.workqueue.contract import Settings
+from roq.wire.work_queue import TaskSettings, WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.master.blobs import Blobs
 from roq.workqueue.master.copies import CopiesDesk
 from roq.workqueue.master.door import Door
@@ -251,9 +250,9 @@ def _settings(work: WorkQueueSpec) -> LogSettings:
     return LogSettings.model_validate({"write_quorum": work.write_quorum, "ack_quorum": work.ack_quorum})
 
 
-def _contract_settings(work: WorkQueueSpec) -> Settings:
+def _contract_settings(work: WorkQueueSpec) -> TaskSettings:
     settings = work.settings
-    return Settings(settings.max_attempts, settings.dedup_seconds, settings.payload_bytes_max)
+    return TaskSettings(settings.max_attempts, settings.dedup_seconds, settings.payload_bytes_max)
 
 
 async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:

@@ -22,7 +22,6 @@ import msgspec
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqError, TemporaryError
 from roq.wire import master as wire
-from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.contract import TaskState
 from roq.workqueue.effects import Counted, Delivered, Dropped, Effect, Known, Refused, Settled
@@ -342,9 +341,7 @@ class Service:
         self._prove(now)
         match request:
             case wire.Hello():
-                settings = self.state.settings
-                told = TaskSettings(settings.max_attempts, settings.dedup_seconds, settings.payload_bytes_max)
-                body = wire.Welcome(self._term, told, self._blob_bytes)
+                body = wire.Welcome(self._term, self.state.settings, self._blob_bytes)
             case wire.GetStatus():
                 self.tick(now)
                 body = self._status(now)

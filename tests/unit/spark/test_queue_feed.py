@@ -22,8 +22,9 @@ from roq.spark import queue_done, queue_feed, queue_ledger
 from roq.spark.queue_done import DoneTasks
 from roq.spark.queue_feed import LeaseFeed
 from roq.spark.queue_options import queue_options
+from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import open_backend, same_queue
-from roq.workqueue.contract import Ack, Backend, Leased, Release, Settings, Settlement, TaskState
+from roq.workqueue.contract import Ack, Backend, Leased, Release, Settlement, TaskState
 from tests.unit.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, renewed, status
 
 WAIT_SECONDS = 20.0
@@ -34,7 +35,7 @@ class Troubled:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self.settings: Settings = backend.settings
+        self.settings: TaskSettings = backend.settings
         self.put, self.peek, self.status, self.close = backend.put, backend.peek, backend.status, backend.close
         self.release_all, self.purge = backend.release_all, backend.purge
         self.requeue_dead, self.remove_dead = backend.requeue_dead, backend.remove_dead

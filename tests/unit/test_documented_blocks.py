@@ -1,4 +1,4 @@
-"""Every program and command that README.md and docs/*.md show is run by a test.
+"""Every program and command that README.md and docs/*.md show is run by a test; every file that a document names is there.
 
 RUN_BY names it. Not covered: pictures (mermaid), and what stands within a sentence.
 """
@@ -6,7 +6,9 @@ RUN_BY names it. Not covered: pictures (mermaid), and what stands within a sente
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +47,14 @@ RUN_BY = {
     ("docs/work-queues.md", "Workers", 1): [f"{HERE}::test_a_worker_with_a_handler"],
     ("docs/work-queues.md", "From the shell", 1): [f"{HERE}::test_tasks_from_the_shell"],
 }
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_a_document_names_is_there(path: Path) -> None:
+    assert [target for target in LINK.findall(path.read_text()) if not (path.parent / target).exists()] == []
 
 
 def test_every_program_and_command_is_run() -> None:

@@ -264,4 +264,4 @@ def test_the_picture_is_well_formed() -> None:
     text = timeline("seed 1 <&>", [heard, heard], [Done(1.0, "kill", "host-1:exchange/q/3f", 0.0, "exchange")], 4.0)
     assert ElementTree.fromstring(text).tag.endswith("svg")
     assert "kill exchange/q" in text
-    assert "3 told lost" in text
+    assert "3 reported lost" in text

@@ -156,4 +156,4 @@ def test_the_picture_of_memory() -> None:
     lives = [life(lambda _: STEADY), life(lambda _: STEADY, 3000.0)]
     text = memory("a <title>", lives, ZNODES, [Done(5.0, "kill", "host-2", 2.0)], HOUR)
     labels = [element.text for element in ElementTree.fromstring(text).iter() if element.tag.endswith("text")]
-    assert {"host-1 monitor/q", "2 lives, longest life 3595 s", "0 … 50.0 MiB", "znodes", "0 … 40"} <= set(labels)
+    assert {"host-1 monitor/q: MiB in 2 lives, the longest 3595 s", "50", "znodes", "40"} <= set(labels)

@@ -80,10 +80,21 @@ def logarithmic(values: Sequence[float]) -> Scale:
     return Scale(low, high, tuple(ticks), logarithmic=True)
 
 
+def _step(span: float) -> int:
+    return next((each for each in TIME_STEPS if span / each <= TIMES_MAX - 1), math.ceil(span / TIMES_MAX / DAY) * DAY)
+
+
+def since(begin: float, end: float) -> list[Tick]:
+    """Round times since the begin, at most TIMES_MAX."""
+    step = _step(end - begin)
+    unit, per = ("s", 1) if step < MINUTE else ("min", MINUTE) if step < HOUR else ("h", HOUR)
+    counts = range(math.floor((end - begin) / step) + 1)
+    return [Tick(begin + number * step, f"{number * step / per:g} {unit}", "", midnight=False) for number in counts]
+
+
 def times(begin: float, end: float) -> list[Tick]:
     """Round times (UTC) from begin to end (Unix seconds), at most TIMES_MAX."""
-    span = end - begin
-    step = next((each for each in TIME_STEPS if span / each <= TIMES_MAX - 1), math.ceil(span / TIMES_MAX / DAY) * DAY)
+    step = _step(end - begin)
     found: list[Tick] = []
     day = ""
     for number in range(math.ceil(begin / step), math.floor(end / step) + 1):

@@ -11,8 +11,8 @@ import pytest
 
 from roq.spark.pipeline.capacity_numbers import Found
 from roq.spark.pipeline.capacity_picture import apart, picture
-from roq.spark.pipeline.picture import LEFT, PANEL, RIGHT, WIDTH, Line, Panel, draw, legend, shortened, stretches
-from roq.spark.pipeline.picture_axes import DAY, TIMES_MAX, linear, logarithmic, times
+from roq.tools.charts.axes import DAY, TIMES_MAX, linear, logarithmic, since, times
+from roq.tools.charts.chart import LEFT, PANEL, RIGHT, WIDTH, Band, Line, Panel, draw, legend, shortened, stretches
 
 SVG = "{http://www.w3.org/2000/svg}"
 BEGIN = 1_790_000_000.25  # 2026-09-21T14:13:20Z
@@ -177,3 +177,20 @@ def test_lines_alike_can_be_told_apart() -> None:
 def test_policies_look_different_up_to_twelve() -> None:
     drawn = elements(many_policies(12), "polyline")[3:15]
     assert len({(one.attrib["stroke"], one.attrib.get("stroke-dasharray")) for one in drawn}) == 12
+
+
+def test_bands_are_marked_in_every_panel_and_named_above() -> None:
+    panels = [Panel(name, [Line("", "red", [(0.0, 1.0), (60.0, 2.0)])]) for name in ("p", "q")]
+    drawn = draw("t", "", panels, 0.0, 60.0, bands=[Band(30.0, 30.0, "blue", "kill <host-1>"), Band(50.0, 90.0, "green")])
+    marks = [one.attrib for one in elements(drawn, "rect") if one.attrib["fill"] in ("blue", "green")]
+    assert [mark["fill"] for mark in marks] == ["blue", "green"] * 2
+    assert float(marks[0]["width"]) > 0, "a moment is seen too"
+    assert float(marks[1]["x"]) + float(marks[1]["width"]) == pytest.approx(WIDTH - RIGHT, abs=0.1)
+    assert "kill <host-1>" in texts(drawn)
+
+
+@pytest.mark.parametrize(("seconds", "last"), [(8.0, "8 s"), (250.0, "4 min"), (7200.0, "120 min"), (86_400 * 3, "72 h")])
+def test_times_since_the_begin_are_round(seconds: float, last: str) -> None:
+    found = since(BEGIN, BEGIN + seconds)
+    assert (found[0].text[:2], found[-1].text) == ("0 ", last)
+    assert len(found) <= TIMES_MAX

@@ -1,4 +1,4 @@
-"""Lines over time as plain SVG: panels under each other with one axis of time. Pure. Scales and times: picture_axes.py."""
+"""Lines over time as plain SVG: panels under each other with one axis of time. Pure. Scales and times: axes.py."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from itertools import pairwise
 
 import msgspec
 
-from roq.spark.pipeline.picture_axes import Scale, linear, logarithmic, times
+from roq.tools.charts.axes import Scale, Tick, linear, logarithmic, since, times
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 84, 48, 50, 46
 PANEL, NAME, LEGEND_ROW, GAP = 130, 30, 17, 8  # heights in pixels: of a panel, above it its name and legend, between panels
 MARK, CHARACTER = 26, 6.6  # widths in a legend: of a line's mark, and about that of a character
 LEGEND_SPACE = 16  # between entries
 TITLE_CHARACTERS, LEGEND_CHARACTERS = 84, 60  # what is longer loses its middle
+BAND_NAMES, BAND_WIDTH = 100, 2.0  # pixels: height of what is written over bands; at least so wide, so that a moment is seen
 GREY, RULE, DAY_RULE = "#555", "#e2e2e2", "#9a9a9a"
 Point = tuple[float, float]  # Unix seconds, value
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line. Points further apart than gap_seconds are not joined. steps: a value holds until the next one. dashes: of SVG,
-    "" is none. raised: pixels upwards, so that lines alike don't hide each other. filled: what is under it is coloured."""
+    """One line. name: in the legend, "" keeps it out. Points further apart than gap_seconds are not joined. steps: a value
+    holds until the next one. dashes: of SVG, "" is none. raised: pixels upwards, so that lines alike don't hide each other.
+    filled: what is under it is coloured."""
 
     name: str
     colour: str
@@ -48,6 +50,15 @@ class Panel(msgspec.Struct, frozen=True):
         return logarithmic(values) if self.axis == "logarithmic" else linear(values, whole=self.axis == "whole")
 
 
+class Band(msgspec.Struct, frozen=True):
+    """A time marked in all panels. name: written over it, "" is none."""
+
+    begin: float
+    end: float
+    colour: str
+    name: str = ""
+
+
 class Entry(msgspec.Struct, frozen=True):
     """A line in a legend. x: pixels from the left; row: from 0."""
 
@@ -57,20 +68,34 @@ class Entry(msgspec.Struct, frozen=True):
     row: int
 
 
-def draw(title: str, below: str, panels: Sequence[Panel], begin: float, end: float) -> str:
-    """The whole picture from begin to end (Unix seconds). below: a second line of the title, for what must not be cut."""
+def draw(
+    title: str,
+    below: str,
+    panels: Sequence[Panel],
+    begin: float,
+    end: float,
+    *,
+    bands: Sequence[Band] = (),
+    elapsed: bool = False,
+) -> str:
+    """The whole picture from begin to end (Unix seconds). below: a second line of the title, for what must not be cut.
+    elapsed: times are counted from begin, not those of the clock."""
     end = max(end, begin + 1.0)
+    ticks = since(begin, end) if elapsed else times(begin, end)
     parts = [
         f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold">{escape(shortened(title, TITLE_CHARACTERS))}</text>',
         f'<text x="{LEFT}" y="40" fill="{GREY}">{escape(below)}</text>',
     ]
     y: float = TOP
+    if any(band.name for band in bands):
+        y += BAND_NAMES
+        parts += _names(bands, y, begin, end)
     for panel in panels:
         entries = legend(panel.lines)
         y += NAME + LEGEND_ROW * max((entry.row + 1 for entry in entries), default=0)
-        parts += _panel(panel, entries, y, begin, end)
+        parts += _panel(panel, entries, y, begin, end, ticks, bands)
         y += PANEL + GAP
-    parts += _time_labels(y, begin, end)
+    parts += _time_labels(y, begin, end, ticks)
     height = y + BOTTOM - GAP
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" font-family="sans-serif" font-size="12">'
@@ -91,7 +116,7 @@ def legend(lines: Sequence[Line]) -> list[Entry]:
     """Where each line's entry comes to lie: one after the other, in as many rows as that takes."""
     found: list[Entry] = []
     x, row = float(LEFT), 0
-    for line in lines:
+    for line in filter(lambda line: line.name, lines):
         text = shortened(line.name, LEGEND_CHARACTERS)
         width = MARK + CHARACTER * len(text)
         if x > LEFT and x + width > WIDTH - RIGHT:
@@ -117,7 +142,17 @@ def stretches(line: Line) -> list[list[Point]]:
     return found
 
 
-def _panel(panel: Panel, entries: Sequence[Entry], top: float, begin: float, end: float) -> list[str]:
+def _names(bands: Sequence[Band], bottom: float, begin: float, end: float) -> list[str]:
+    parts = []
+    for band in bands:
+        turned = f'transform="translate({across(band.begin, begin, end) + 3:.1f},{bottom:g}) rotate(-50)"'
+        parts.append(f'<text {turned} fill="{band.colour}" font-size="9">{escape(band.name)}</text>')
+    return parts
+
+
+def _panel(
+    panel: Panel, entries: Sequence[Entry], top: float, begin: float, end: float, ticks: Sequence[Tick], bands: Sequence[Band]
+) -> list[str]:
     bottom, scale = top + PANEL, panel.scale()
     above = top - 10 - LEGEND_ROW * max((entry.row + 1 for entry in entries), default=0)
     parts = [f'<text x="{LEFT}" y="{above:g}" font-weight="bold">{escape(panel.name)}</text>']
@@ -127,7 +162,12 @@ def _panel(panel: Panel, entries: Sequence[Entry], top: float, begin: float, end
         y = bottom - PANEL * scale.part(value)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{RULE}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{GREY}">{value:,.6g}</text>')
-    for tick in times(begin, end):
+    for band in bands:
+        left = across(band.begin, begin, end)
+        width = max(BAND_WIDTH, across(min(band.end, end), begin, end) - left)
+        where = f'x="{left:.1f}" y="{top:g}" width="{width:.1f}" height="{PANEL}"'
+        parts.append(f'<rect {where} fill="{band.colour}" opacity="0.25"/>')
+    for tick in ticks:
         x, colour = across(tick.at, begin, end), DAY_RULE if tick.midnight else RULE
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top:g}" y2="{bottom:g}" stroke="{colour}"/>')
     for line in panel.lines:
@@ -167,9 +207,9 @@ def _entry(entry: Entry, y: float) -> list[str]:
     return [mark, f'<text x="{entry.x + MARK:g}" y="{y:g}" fill="{GREY}">{escape(entry.text)}</text>']
 
 
-def _time_labels(bottom: float, begin: float, end: float) -> list[str]:
+def _time_labels(bottom: float, begin: float, end: float, ticks: Sequence[Tick]) -> list[str]:
     parts = []
-    for tick in times(begin, end):
+    for tick in ticks:
         x = across(tick.at, begin, end)
         rows = [text for text in (tick.text, tick.date) if text]
         for number, text in enumerate(rows):

@@ -43,6 +43,6 @@ BUGS: dict[str, Known] = {
     ),
     "winners are not counted before the seal": Known(partial(put, (inquiries, "counted", _all_there)), 7, What.SHUFFLE),
     "what is cut anew is read by a table that was not counted": Known(
-        partial(put, (record.Record, "describe", _by_the_last_table)), 27, What.SHUFFLE
+        partial(put, (record.Record, "describe", _by_the_last_table)), 4, What.SHUFFLE
     ),
 }

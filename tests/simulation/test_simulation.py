@@ -29,7 +29,7 @@ from roq.workqueue.master.dump import Dump
 from roq.workqueue.state import State
 from tests.simulation import known_bugs, known_shuffle_bugs, known_task_bugs
 
-SEEDS, AT_ONCE = {What.MESSAGES: 160, What.TASKS: 40, What.SHUFFLE: 20}, 5
+SEEDS, AT_ONCE = {What.MESSAGES: 140, What.TASKS: 40, What.SHUFFLE: 20}, 5
 SECONDS_MIN = 60.0  # that a run simulates
 GIVEN_MIN = {What.MESSAGES: 100, What.TASKS: 100, What.SHUFFLE: 30}
 TRIES = 12  # runs to find a bug that is put back, from the seed on that showed it when this was written

@@ -11,7 +11,7 @@ from roq.tools.simulation.faults import Fault, Kind
 from roq.tools.simulation.machines import HostMachine
 
 SLOW_SECONDS = 0.05  # of a sync of a slow disk
-WRITES_SHARE = 0.45  # of disk errors; the others are of syncs
+WRITES_SHARE = 0.3  # of disk errors; the others are of syncs
 
 
 class StoreCluster(SimulatedCluster):

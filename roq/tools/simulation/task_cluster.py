@@ -82,7 +82,7 @@ class TaskCluster(StoreCluster):
 
     def _fail(self, host: HostMachine, drawn: float) -> None:
         if drawn >= READS_SHARE:
-            super()._fail(host, drawn)
+            super()._fail(host, (drawn - READS_SHARE) / (1 - READS_SHARE))
         elif self._may_lose(host):
             self._rotten = host  # what can't be read is put aside
             host.disk.failing = "read"

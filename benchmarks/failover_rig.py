@@ -14,7 +14,7 @@ from pathlib import Path
 from roq.client.cluster import Cluster, connect
 from roq.errors import DeadlineExceeded, RoqError
 from roq.runtime.rpc import RpcClient
-from roq.tools.chaos.load import Load
+from roq.tools.chaos.load import ChaosLoad
 from roq.tools.chaos.verdict import judge
 from roq.tools.local.cluster import LocalCluster
 from roq.tools.local.zookeeper import LocalZooKeeper
@@ -33,7 +33,7 @@ IDLE_SECONDS, DRAIN_SECONDS = 12.0, 30.0
 class Rig:
     """One queue, its load, and the cluster under it."""
 
-    def __init__(self, zookeeper: LocalZooKeeper, data: Path, local: LocalCluster, client: Cluster, load: Load) -> None:
+    def __init__(self, zookeeper: LocalZooKeeper, data: Path, local: LocalCluster, client: Cluster, load: ChaosLoad) -> None:
         self.zookeeper, self.local, self.client, self.load = zookeeper, local, client, load
         self._data = data
 
@@ -153,7 +153,7 @@ async def rig(hosts: int, gcms: int, replication: int) -> AsyncIterator[Rig]:
             async with cluster as local, connect(local.zookeeper) as client:
                 await client.create_queue(QUEUE, replication=replication, overflow="block", host="host-1")
                 counts = {"publishers": PUBLISHERS, "subscribers": SUBSCRIBERS, "size": SIZE}
-                async with Load(client, QUEUE, rate=RATE, **counts) as load:
+                async with ChaosLoad(client, QUEUE, rate=RATE, **counts) as load:
                     made = Rig(zookeeper, directory / "zookeeper", local, client, load)
                     await made.settled()
                     yield made

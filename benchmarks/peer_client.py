@@ -14,17 +14,17 @@ import time
 import msgspec
 
 from benchmarks.peers.peer import Handle, Peer
-from roq.tools.bench.accounting import Samples, thin
+from roq.tools.bench.accounting import LatencySamples, thin
 from roq.tools.bench.load import STAMP, Load
 from roq.tools.bench.protocol import (
     SAMPLES_SENT,
-    Delivered,
-    Failed,
+    ClientFailed,
+    ClientReady,
     Order,
-    Published,
+    PublisherFinished,
     PublishOrder,
-    Ready,
     SubscribeOrder,
+    SubscriberFinished,
     encode,
 )
 
@@ -62,7 +62,7 @@ class Count:
         self.count = 0
         self.last_ns = 0
         self.cpu = 0.0
-        self.samples = Samples()
+        self.samples = LatencySamples()
 
     def plain(self, payload: bytes) -> bool:
         """One message of a flat-out load."""
@@ -80,10 +80,10 @@ class Count:
         """The start gun."""
         self.cpu = time.process_time()
 
-    def delivered(self) -> Delivered:
+    def delivered(self) -> SubscriberFinished:
         """The report."""
         cpu = time.process_time() - self.cpu
-        return Delivered(self.count, 0, 0, 0, 0, self.last_ns, cpu, thin(self.samples.settled(), SAMPLES_SENT))
+        return SubscriberFinished(self.count, 0, 0, 0, 0, self.last_ns, cpu, thin(self.samples.settled(), SAMPLES_SENT))
 
 
 def _watch(count: Count, idle_seconds: float) -> None:
@@ -106,7 +106,7 @@ def subscribe(peer: Peer, order: SubscribeOrder) -> None:
     handle: Handle = count.stamped if order.load.stamped else count.plain
 
     def ready() -> None:
-        report(Ready())
+        report(ClientReady())
         sys.stdin.buffer.readline()  # Start
         count.start()
         threading.Thread(target=_watch, args=(count, order.idle_seconds), daemon=True).start()
@@ -122,12 +122,12 @@ def publish(peer: Peer, order: PublishOrder) -> None:
 
     def ready() -> None:
         nonlocal first_ns, cpu
-        report(Ready())
+        report(ClientReady())
         sys.stdin.buffer.readline()  # Start
         first_ns, cpu = time.monotonic_ns(), time.process_time()
 
     sent = peer.publish(order, ready)
-    report(Published(sent, first_ns, time.monotonic_ns(), time.process_time() - cpu))
+    report(PublisherFinished(sent, first_ns, time.monotonic_ns(), time.process_time() - cpu))
     sys.stdin.buffer.readline()
 
 
@@ -141,7 +141,7 @@ def main() -> None:
         else:
             subscribe(peer, order)
     except Exception as error:  # whatever a peer's library raises is told to the parent
-        report(Failed(type(error).__name__, str(error)))
+        report(ClientFailed(type(error).__name__, str(error)))
         raise
     finally:
         sys.stdout.flush()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gcm.process import Ready, serve
+from gcm.process import GcmReady, serve
 from roq.config import GcmConfig, load
 from roq.errors import RoqError
 from roq.runtime.observe import set_up_logging
@@ -44,7 +44,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def announce(ready: Ready) -> None:
+def announce(ready: GcmReady) -> None:
     """One JSON line on standard output: launchers wait for it."""
     sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
     sys.stdout.flush()

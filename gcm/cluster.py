@@ -46,7 +46,7 @@ class Action(StrEnum):
     REMOVE_WORK_QUEUE = "remove-work-queue"
 
 
-class Transaction(msgspec.Struct, frozen=True):
+class ClientTransaction(msgspec.Struct, frozen=True):
     """JSON of `transactions/{queue,exchange}/<id>`: a request under way, so that the next leader can finish it.
 
     hosts: those that must act. A removal stays for a while after it is done: its repetition gets the same answer. log: of a
@@ -74,7 +74,7 @@ class Transaction(msgspec.Struct, frozen=True):
         return TransactionKind.EXCHANGE if about_exchange else TransactionKind.QUEUE
 
 
-class Recovery(msgspec.Struct, frozen=True):
+class HostRecovery(msgspec.Struct, frozen=True):
     """JSON of `transactions/host/<host>`: a lost host some of whose processes are not replaced yet."""
 
     host: str
@@ -83,7 +83,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Registration:
+class HostRegistration:
     """What a live HCM says of itself. generation: one life of its registration; 0 if that does not matter."""
 
     address: str
@@ -100,7 +100,7 @@ class Host:
     """
 
     name: str
-    registration: Registration | None = None
+    registration: HostRegistration | None = None
     assigned: Mapping[str, ProcessSpec] = field(default_factory=dict)
     draining_wanted: bool = False
     revision: int = 0
@@ -158,7 +158,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterState:
     """Everything the GCM decides from."""
 
     epoch: int = 0
@@ -166,8 +166,8 @@ class Cluster:
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
     work_queues: Mapping[str, WorkQueueRecord] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
-    transactions: Mapping[str, Transaction] = field(default_factory=dict)
-    recoveries: Mapping[str, Recovery] = field(default_factory=dict)  # by host
+    transactions: Mapping[str, ClientTransaction] = field(default_factory=dict)
+    recoveries: Mapping[str, HostRecovery] = field(default_factory=dict)  # by host
     shuffles: frozenset[str] = frozenset()  # ids; the records: shuffle_store.py
 
     def host(self, name: str) -> Host:
@@ -178,7 +178,7 @@ class Cluster:
         """The queue's scaling policy."""
         return self.policies.get(queue, NO_SCALING)
 
-    def with_host(self, host: Host) -> Cluster:
+    def with_host(self, host: Host) -> ClusterState:
         """The same with this host's newest state."""
         return replace(self, hosts={**self.hosts, host.name: host})
 
@@ -224,7 +224,7 @@ def exchange_name(queue: str, exchange: str) -> str:
     return f"{ProcessKind.EXCHANGE}/{queue}/{exchange}"
 
 
-def monitor_address(cluster: Cluster, record: QueueRecord, host_name: str = "") -> MonitorAddress | None:
+def monitor_address(cluster: ClusterState, record: QueueRecord, host_name: str = "") -> MonitorAddress | None:
     """Where the queue's active Monitor, or the one on this host, serves, as its host reports; None while it does not."""
     host = cluster.host(host_name or record.monitor_host)
     process = host.running.get(monitor_name(record.name))
@@ -237,14 +237,14 @@ def monitor_address(cluster: Cluster, record: QueueRecord, host_name: str = "") 
     return MonitorAddress(host.name, host.report.address, clients, kpis, record.term, role)
 
 
-def is_running(cluster: Cluster, host_name: str, process_name: str) -> bool:
+def is_running(cluster: ClusterState, host_name: str, process_name: str) -> bool:
     """A live host reports this process RUNNING."""
     host = cluster.host(host_name)
     process = host.running.get(process_name)
     return host.alive and process is not None and process.state is ProcessState.RUNNING
 
 
-def failure(cluster: Cluster, host_name: str, process_name: str) -> str | None:
+def failure(cluster: ClusterState, host_name: str, process_name: str) -> str | None:
     """Why the host gave the process up; None if it did not."""
     process = cluster.host(host_name).running.get(process_name)
     if process is None or process.state is not ProcessState.FAILED:
@@ -252,7 +252,7 @@ def failure(cluster: Cluster, host_name: str, process_name: str) -> str | None:
     return f"{process_name} on host {host_name}: {process.error or 'given up'}"
 
 
-def queue_info(cluster: Cluster, record: QueueRecord) -> QueueInfo:
+def queue_info(cluster: ClusterState, record: QueueRecord) -> QueueInfo:
     """The queue as clients see it."""
     known = [monitor_address(cluster, record, host) for host in record.monitor_hosts] if record.running else [None]
     monitors = tuple(address for address in known if address is not None) if known[0] is not None else ()
@@ -260,7 +260,7 @@ def queue_info(cluster: Cluster, record: QueueRecord) -> QueueInfo:
     return QueueInfo(record, monitors, ready, cluster.policy(record.name))
 
 
-def work_queue_info(cluster: Cluster, record: WorkQueueRecord) -> WorkQueueInfo:
+def work_queue_info(cluster: ClusterState, record: WorkQueueRecord) -> WorkQueueInfo:
     """The work queue as clients see it."""
     name, masters = master_name(record.name), list[MasterAddress]()
     for host in record.hosts:
@@ -289,7 +289,7 @@ def host_info(host: Host) -> HostInfo:
     )
 
 
-def host_infos(cluster: Cluster) -> tuple[HostInfo, ...]:
+def host_infos(cluster: ClusterState) -> tuple[HostInfo, ...]:
     """Live hosts, and lost ones that still have something assigned, by name."""
     return tuple(host_info(cluster.hosts[name]) for name in sorted(cluster.hosts) if _matters(cluster.hosts[name]))
 
@@ -298,7 +298,7 @@ def _matters(host: Host) -> bool:
     return host.alive or bool(host.assigned) or host.draining_wanted
 
 
-def view(cluster: Cluster, leader: str, now: float) -> ClusterView:
+def view(cluster: ClusterState, leader: str, now: float) -> ClusterView:
     """What the broadcast shows. now: seconds since 1970."""
     queues = tuple(queue_info(cluster, cluster.queues[name]) for name in sorted(cluster.queues))
     work_queues = tuple(work_queue_info(cluster, cluster.work_queues[name]) for name in sorted(cluster.work_queues))

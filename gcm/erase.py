@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gcm.cluster import Cluster, is_running
+from gcm.cluster import ClusterState, is_running
 from roq.errors import RoqError
 from roq.log.replicated.directory import PORT, StaticDirectory
 from roq.log.replicated.stores import Stores
@@ -19,7 +19,7 @@ LAST_EPOCH = 1 << 62  # after every writer there was, and every copy
 log = logger(__name__)
 
 
-async def erase(cluster: Cluster, log_id: str) -> int:
+async def erase(cluster: ClusterState, log_id: str) -> int:
     """How many segments and blobs were deleted."""
     stores = Stores(StaticDirectory(_endpoints(cluster)))
     try:
@@ -29,7 +29,7 @@ async def erase(cluster: Cluster, log_id: str) -> int:
     return sum(counts)
 
 
-def _endpoints(cluster: Cluster) -> dict[str, str]:
+def _endpoints(cluster: ClusterState) -> dict[str, str]:
     name = str(ProcessKind.STORE)
     return {
         host.name: f"tcp://{host.report.address}:{host.running[name].ports[PORT]}"
@@ -41,12 +41,12 @@ def _endpoints(cluster: Cluster) -> dict[str, str]:
 async def _erase_on(stores: Stores, host: str, log_id: str) -> int:
     count = 0
     try:
-        for segment in (await stores.request(host, wire.ListSegments(f"{log_id}~"), wire.Segments)).segments:
-            await stores.request(host, wire.DeleteSegment(segment.segment, LAST_EPOCH), wire.Done)
+        for segment in (await stores.request(host, wire.ListSegments(f"{log_id}~"), wire.SegmentList)).segments:
+            await stores.request(host, wire.DeleteSegment(segment.segment, LAST_EPOCH), wire.StoreDone)
             count += 1
         for prefix in (f"{log_id}~", f"{log_id}/"):
             for blob in await stores.inventory(host, prefix):
-                await stores.request(host, wire.DeleteBlob(blob.blob), wire.Done)
+                await stores.request(host, wire.DeleteBlob(blob.blob), wire.StoreDone)
                 count += 1
     except RoqError as error:
         log.warning("a removed log is left on a host", extra={"fields": {"host": host, "log": log_id, "reason": str(error)}})

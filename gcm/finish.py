@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 
 from gcm import transactions, work_queues
-from gcm.cluster import Action, Cluster, Transaction, exchange_name
+from gcm.cluster import Action, ClientTransaction, ClusterState, exchange_name
 from gcm.crash import crash_point
 from gcm.erase import erase
 from gcm.reign import Decide, Reign
@@ -50,20 +50,20 @@ class Finisher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _changed(self, before: Cluster, after: Cluster) -> None:
+    def _changed(self, before: ClusterState, after: ClusterState) -> None:
         if before.transactions is after.transactions:
             return
         self._start(entry for id, entry in after.transactions.items() if id not in before.transactions)
         for id in before.transactions.keys() - after.transactions.keys():
             self._tasks.pop(id, None)  # it has ended, or is just ending, by itself
 
-    def _start(self, entries: Iterable[Transaction]) -> None:
+    def _start(self, entries: Iterable[ClientTransaction]) -> None:
         for entry in entries:
             task = asyncio.get_running_loop().create_task(self._finish(entry), name=f"{entry.action} {entry.subject}")
             task.add_done_callback(_log_failure)
             self._tasks[entry.id] = task
 
-    async def _finish(self, entry: Transaction) -> None:
+    async def _finish(self, entry: ClientTransaction) -> None:
         cluster = self._reign.cluster
         revisions = {name: cluster.host(name).revision for name in entry.hosts}
         match entry.action:
@@ -80,7 +80,7 @@ class Finisher:
                     self._reign.tasks.start(erase(self._reign.cluster, entry.log), f"erase log {entry.log}")
                 self._forget_after(entry, entry.created + transactions.REMOVAL_KEPT_SECONDS - time.time())
 
-    async def _until_created(self, entry: Transaction, revisions: transactions.Revisions, roll_back: Decide) -> None:
+    async def _until_created(self, entry: ClientTransaction, revisions: transactions.Revisions, roll_back: Decide) -> None:
         try:
             await self._reign.until(entry.subject, lambda cluster: _created(cluster, entry, revisions))
         except ProcessFailed:
@@ -91,7 +91,7 @@ class Finisher:
             raise
         self._forget_after(entry, 0)
 
-    def _forget_after(self, entry: Transaction, seconds: float) -> None:
+    def _forget_after(self, entry: ClientTransaction, seconds: float) -> None:
         """Remove the record, behind the answer to the client."""
         seconds = min(max(seconds, 0), transactions.REMOVAL_KEPT_SECONDS)  # the clock of the leader before may have been wrong
         step = entry.action.replace("-", "_")
@@ -106,7 +106,7 @@ class Finisher:
         crash_point(f"{step}.forgotten")
 
 
-def _created(cluster: Cluster, entry: Transaction, revisions: transactions.Revisions) -> bool:
+def _created(cluster: ClusterState, entry: ClientTransaction, revisions: transactions.Revisions) -> bool:
     """The hosts run what was created. Raises ProcessFailed, or that it is not found if it is unwanted again."""
     if entry.action is Action.CREATE_WORK_QUEUE:
         return work_queues.created(cluster, entry, revisions)
@@ -122,7 +122,7 @@ def _created(cluster: Cluster, entry: Transaction, revisions: transactions.Revis
     return not record.running or transactions.all_run(cluster, [(host, name)], revisions)
 
 
-def _without_exchange(cluster: Cluster, entry: Transaction) -> Cluster:
+def _without_exchange(cluster: ClusterState, entry: ClientTransaction) -> ClusterState:
     if entry.queue in cluster.queues:
         cluster = transactions.without_exchange(cluster, entry.queue, entry.exchange)
     return transactions.end(cluster, entry.id)

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import msgspec
 
-from gcm.cluster import Cluster, is_running
+from gcm.cluster import ClusterState, is_running
 from roq.errors import Unavailable
 from roq.runtime.rpc import RpcClient
-from roq.shuffle.events import Hosts
+from roq.shuffle.events import FollowerHosts
 from roq.wire import shuffle as wire
 from roq.wire.assignment import ProcessKind
 
@@ -25,18 +25,18 @@ T = TypeVar("T", bound=msgspec.Struct)
 log = logging.getLogger(__name__)
 
 
-def endpoints(cluster: Cluster) -> dict[str, str]:
+def endpoints(cluster: ClusterState) -> dict[str, str]:
     """Where the followers that run serve, by host."""
     return {host: f"tcp://{address}:{port}" for host, address, port in _running(cluster)}
 
 
-def _running(cluster: Cluster) -> Iterator[tuple[str, str, int]]:
+def _running(cluster: ClusterState) -> Iterator[tuple[str, str, int]]:
     for host in cluster.hosts.values():
         if host.report is not None and is_running(cluster, host.name, STORE) and PORT in host.running[STORE].ports:
             yield host.name, host.report.address, host.running[STORE].ports[PORT]
 
 
-class Membership:
+class FollowerMembership:
     """Which followers ranges may be placed on. All times: seconds, steady."""
 
     def __init__(self, now: float) -> None:
@@ -45,7 +45,7 @@ class Membership:
         self._seen: dict[str, float] = {}  # it was last running
         self._members: set[str] = set()
 
-    def hosts(self, cluster: Cluster, now: float) -> tuple[Hosts, float | None]:
+    def hosts(self, cluster: ClusterState, now: float) -> tuple[FollowerHosts, float | None]:
         """Who runs and who is a member now, and in how many seconds that may change by itself."""
         running = set(endpoints(cluster))
         self._since = {host: self._since.get(host, now) for host in running}
@@ -66,16 +66,16 @@ class Membership:
                 waits.append(wait)
         members = frozenset(host for host in self._members if not cluster.host(host).draining)
         joining = frozenset(host for host in running - self._members if not cluster.host(host).draining)
-        return Hosts(frozenset(running), members, settled, joining), min(waits, default=None)
+        return FollowerHosts(frozenset(running), members, settled, joining), min(waits, default=None)
 
-    def admit(self, cluster: Cluster, now: float) -> None:
+    def admit(self, cluster: ClusterState, now: float) -> None:
         """Who runs now is a member at once."""
         running = endpoints(cluster).keys()
         self._members |= running
         self._seen |= dict.fromkeys(running, now)
 
 
-class Links:
+class FollowerLinks:
     """Connections to followers, on the running loop."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from gcm import transactions, work_queues
-from gcm.cluster import Cluster, host_infos, queue_info, view, work_queue_info
+from gcm.cluster import ClusterState, host_infos, queue_info, view, work_queue_info
 from gcm.crash import crash_point
 from gcm.leadership import Leadership, Serving
 from gcm.reign import Reign
@@ -117,7 +117,7 @@ class Handlers:
                 case wire.RebalanceShuffle():
                     return await shuffles.rebalance(request)
 
-    def _read(self, cluster: Cluster, request: wire.Request) -> msgspec.Struct:
+    def _read(self, cluster: ClusterState, request: wire.Request) -> msgspec.Struct:
         match request:
             case wire.QueueExists(name):
                 return wire.Exists(check_name(name) in cluster.queues)
@@ -268,12 +268,12 @@ def _check_policy(policy: Policy | None) -> None:
         policy.check()
 
 
-def _revisions(cluster: Cluster, queue: str) -> transactions.Revisions:
+def _revisions(cluster: ClusterState, queue: str) -> transactions.Revisions:
     return {name: cluster.host(name).revision for name in cluster.hosts_of(transactions.record_of(cluster, queue))}
 
 
 async def _until_ready(reign: Reign, queue: str, revisions: transactions.Revisions) -> None:
-    def ready(cluster: Cluster) -> bool:
+    def ready(cluster: ClusterState) -> bool:
         return transactions.serves(cluster, transactions.record_of(cluster, queue), revisions)
 
     await reign.until(queue, ready)

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from gcm.cluster import Cluster
+from gcm.cluster import ClusterState
 from gcm.finish import Finisher
 from gcm.reign import Reign
-from gcm.repairer import Repairer
+from gcm.repairer import HostRepairer
 from gcm.shuffle_leader import ShuffleLeader
 from roq.coordination import paths
 from roq.coordination.latch import LeaderLatch
@@ -48,7 +48,7 @@ class Leadership:
         participant: str,
         address: LeaderAddress,
         counters: Counters,
-        on_change: Callable[[Cluster, Cluster], None],
+        on_change: Callable[[ClusterState, ClusterState], None],
         shuffle_abandoned_seconds: float,
     ) -> None:
         self._session, self._participant, self._address, self._counters = session, participant, address, counters
@@ -103,7 +103,7 @@ class Leadership:
             return error
         reign.on_change.append(self._on_change)
         finisher = Finisher(reign)
-        Repairer(reign).start()
+        HostRepairer(reign).start()
         lost = asyncio.get_running_loop().create_task(self._latch.wait_lost(term))
         over: list[asyncio.Future[Any]] = [lost, reign.ended]
         reason: BaseException | None = None
@@ -112,7 +112,7 @@ class Leadership:
             self._serving = Serving(reign, finisher, shuffles)
             self._counters["reigns"] += 1
             log.info("leading", extra={"fields": {"epoch": fence.epoch, "queues": len(reign.cluster.queues)}})
-            self._on_change(Cluster(), reign.cluster)
+            self._on_change(ClusterState(), reign.cluster)
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
             reason = reign.ended.result() if reign.ended.done() else None
         except RoqError as error:

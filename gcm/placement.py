@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable
 
-from gcm.cluster import Cluster, Host
+from gcm.cluster import ClusterState, Host
 from roq.errors import HostFull, HostNotFound, NoHosts
 
 PROCESSES_MAX = 1_500  # of one host: its assignment and its report are one znode each, and ZooKeeper takes 1 MB
@@ -16,7 +16,7 @@ PROCESSES_MAX = 1_500  # of one host: its assignment and its report are one znod
 Load = Callable[[Host], tuple[int, int]]
 
 
-def place(cluster: Cluster, wanted: str, chance: random.Random) -> Host:
+def place(cluster: ClusterState, wanted: str, chance: random.Random) -> Host:
     """The host named `wanted`, or if that is empty the one for a new queue: fewest Monitors, then most free Exchange slots.
 
     Raises HostNotFound, HostFull or NoHosts.
@@ -26,7 +26,7 @@ def place(cluster: Cluster, wanted: str, chance: random.Random) -> Host:
     return _least(_with_room(cluster), lambda host: (host.monitors, host.exchanges - host.exchanges_max), chance)
 
 
-def place_exchange(cluster: Cluster, wanted: str, chance: random.Random) -> Host:
+def place_exchange(cluster: ClusterState, wanted: str, chance: random.Random) -> Host:
     """The host named `wanted`, or if that is empty the one with most free Exchange slots, then fewest Monitors.
 
     Raises HostNotFound, HostFull or NoHosts.
@@ -36,14 +36,14 @@ def place_exchange(cluster: Cluster, wanted: str, chance: random.Random) -> Host
     return _least(_with_room(cluster), lambda host: (host.exchanges - host.exchanges_max, host.monitors), chance)
 
 
-def place_monitor(cluster: Cluster, taken: Collection[str], chance: random.Random) -> Host | None:
+def place_monitor(cluster: ClusterState, taken: Collection[str], chance: random.Random) -> Host | None:
     """The host for one more Monitor of a queue that has some on `taken`: fewest Monitors, rather with a free Exchange slot.
     None if no host takes it."""
     hosts = [host for host in cluster.hosts.values() if host.name not in taken and takes_monitor(host)]
     return _least(hosts, lambda host: (host.monitors, host.exchanges >= host.exchanges_max), chance) if hosts else None
 
 
-def place_master(cluster: Cluster, taken: Collection[str], chance: random.Random) -> Host | None:
+def place_master(cluster: ClusterState, taken: Collection[str], chance: random.Random) -> Host | None:
     """The host for one more master of a work queue that has some on `taken`: fewest masters, then fewest Monitors. None if no
     host takes it."""
     hosts = [host for host in cluster.hosts.values() if host.name not in taken and takes_monitor(host)]
@@ -77,7 +77,7 @@ def has_room(host: Host) -> bool:
     return takes_monitor(host) and host.exchanges < host.exchanges_max
 
 
-def _named(cluster: Cluster, name: str) -> Host:
+def _named(cluster: ClusterState, name: str) -> Host:
     host = cluster.hosts.get(name)
     if host is None or not host.alive:
         raise HostNotFound(f"no live host is named {name!r}")
@@ -88,7 +88,7 @@ def _named(cluster: Cluster, name: str) -> Host:
     return host
 
 
-def _with_room(cluster: Cluster) -> list[Host]:
+def _with_room(cluster: ClusterState) -> list[Host]:
     alive = [host for host in cluster.hosts.values() if host.alive]
     if not alive:
         raise NoHosts

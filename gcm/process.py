@@ -29,7 +29,7 @@ from roq.wire.gcm import ClusterView, LeaderAddress
 log = logging.getLogger(__name__)
 
 
-class Ready(msgspec.Struct, frozen=True):
+class GcmReady(msgspec.Struct, frozen=True):
     """The line a launcher waits for."""
 
     ready: bool
@@ -67,9 +67,9 @@ class Gcm:
         self._handlers = Handlers(self._leadership, address, config.wait_seconds, random.Random())
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> GcmReady:
         """Where it serves."""
-        return Ready(True, self.server.port, self.topology.port, self.control.port, os.getpid())
+        return GcmReady(True, self.server.port, self.topology.port, self.control.port, os.getpid())
 
     def start(self) -> None:
         """Take part in the election."""
@@ -90,7 +90,7 @@ class Gcm:
         return view(self._leadership.serving().reign.cluster, self._address, self._handlers.now())
 
 
-async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[Ready], None]) -> None:
+async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmReady], None]) -> None:
     """Run one GCM until `stop`. Raises ZooKeeperUnavailable or PortTaken if it can't begin."""
     arm(os.environ)
     session = await Session.connect(config.zookeeper, session_seconds=config.session_seconds)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gcm.cluster import Cluster, Host, Record, monitor_address
+from gcm.cluster import ClusterState, Host, Record, monitor_address
 from gcm.placement import takes_monitor
 from roq.coordination import paths
 from roq.coordination.multi import Create, Delete, Op, SetData
@@ -24,7 +24,7 @@ STORE = ProcessSpec(ProcessKind.STORE, "")
 V = TypeVar("V", bound=msgspec.Struct)
 
 
-def wanted_processes(cluster: Cluster, record: Record) -> dict[str, list[ProcessSpec]]:
+def wanted_processes(cluster: ClusterState, record: Record) -> dict[str, list[ProcessSpec]]:
     """What each host shall run for the queue: nothing if it is stopped.
 
     An Exchange away from its Monitor is wanted once the Monitor's ports are known; they are the last known ones while the
@@ -64,7 +64,7 @@ def _wanted_masters(record: WorkQueueRecord) -> dict[str, list[ProcessSpec]]:
     return {**standbys, record.master_host: [master(MonitorRole.ACTIVE)]}
 
 
-def monitor_addresses(cluster: Cluster, record: QueueRecord) -> dict[str, MonitorAddress]:
+def monitor_addresses(cluster: ClusterState, record: QueueRecord) -> dict[str, MonitorAddress]:
     """Where the queue's Monitors serve, by host, the active one's first. One that restarts keeps its ports, so that its last
     known address holds; one that never served is left out."""
     addresses: dict[str, MonitorAddress] = {}
@@ -80,7 +80,7 @@ def monitor_addresses(cluster: Cluster, record: QueueRecord) -> dict[str, Monito
     return addresses
 
 
-def _last_known(cluster: Cluster, record: QueueRecord) -> dict[str, MonitorAddress]:
+def _last_known(cluster: ClusterState, record: QueueRecord) -> dict[str, MonitorAddress]:
     """What the queue's processes were told of its Monitors, by host."""
     known: dict[str, MonitorAddress] = {}
     for name in cluster.hosts_of(record):
@@ -91,7 +91,7 @@ def _last_known(cluster: Cluster, record: QueueRecord) -> dict[str, MonitorAddre
     return known
 
 
-def assign(cluster: Cluster, subjects: Iterable[str], before: Cluster) -> Cluster:
+def assign(cluster: ClusterState, subjects: Iterable[str], before: ClusterState) -> ClusterState:
     """The cluster with the assignments of these queues, work queues, and the STORES made right. before: where their processes
     may still be assigned."""
     hosts = dict(cluster.hosts)
@@ -110,7 +110,7 @@ def assign(cluster: Cluster, subjects: Iterable[str], before: Cluster) -> Cluste
     return replace(cluster, hosts=hosts)
 
 
-def lacking_stores(cluster: Cluster) -> list[str]:
+def lacking_stores(cluster: ClusterState) -> list[str]:
     """Hosts that shall run a store and are not told so. Each does once there are work queues or shuffles, and does so from
     then on: what a store keeps is removed or moved by what uses it."""
     if not cluster.work_queues and not cluster.shuffles:
@@ -122,7 +122,7 @@ def _with_store(host: Host) -> Host:
     return replace(host, assigned={**host.assigned, STORE.name: STORE})
 
 
-def assign_all(cluster: Cluster) -> Cluster:
+def assign_all(cluster: ClusterState) -> ClusterState:
     """Every assignment made right, whatever stands there now (start of a reign)."""
     known = {key: record for key, record in cluster.records().items() if isinstance(record, WorkQueueRecord) or record.running}
     cleaned = {
@@ -150,7 +150,7 @@ def _without(assigned: Mapping[str, ProcessSpec], subject: str) -> dict[str, Pro
     return {name: spec for name, spec in assigned.items() if spec.subject != subject}
 
 
-def stamp(before: Cluster, after: Cluster) -> Cluster:
+def stamp(before: ClusterState, after: ClusterState) -> ClusterState:
     """`after` with the next revision on every assignment that differs."""
     stamped = {
         name: replace(host, revision=before.host(name).revision + 1)
@@ -164,12 +164,12 @@ def _differs(before: Host, after: Host) -> bool:
     return before is not after and (before.assigned != after.assigned or before.draining_wanted != after.draining_wanted)
 
 
-def changed_hosts(before: Cluster, after: Cluster) -> list[Host]:
+def changed_hosts(before: ClusterState, after: ClusterState) -> list[Host]:
     """Hosts whose assignment has another revision."""
     return [host for name, host in after.hosts.items() if host.revision != before.host(name).revision]
 
 
-def changes(before: Cluster, after: Cluster) -> list[Op]:
+def changes(before: ClusterState, after: ClusterState) -> list[Op]:
     """The operations that turn the znodes of `before` into those of `after` (stamped)."""
     operations = _table(before.transactions, after.transactions, lambda _, entry: paths.transaction(entry.kind, entry.id))
     operations += _table(before.recoveries, after.recoveries, lambda host, _: paths.transaction(TransactionKind.HOST, host))

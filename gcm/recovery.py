@@ -17,10 +17,10 @@ import msgspec
 from gcm import work_queues
 from gcm.cluster import (
     Action,
-    Cluster,
+    ClientTransaction,
+    ClusterState,
     Host,
-    Recovery,
-    Transaction,
+    HostRecovery,
     exchange_name,
     failure,
     is_running,
@@ -33,10 +33,10 @@ from roq.wire.work_queue import WorkQueueRecord
 
 FORMER_MAX = 64  # the newest replaced processes that are remembered: leases are short, and hosts are lost seldom
 
-Step = Callable[[Cluster, str, random.Random], Cluster]  # (cluster, subject, chance)
+Step = Callable[[ClusterState, str, random.Random], ClusterState]  # (cluster, subject, chance)
 
 
-def lost_hosts(cluster: Cluster) -> dict[str, list[str]]:
+def lost_hosts(cluster: ClusterState) -> dict[str, list[str]]:
     """Subjects of the queues and work queues that still have a part on a lost host, by host."""
     lost: dict[str, list[str]] = {}
     for subject, record in cluster.records().items():
@@ -46,19 +46,19 @@ def lost_hosts(cluster: Cluster) -> dict[str, list[str]]:
     return lost
 
 
-def begin(cluster: Cluster, hosts: Iterable[str], now: float) -> Cluster:
+def begin(cluster: ClusterState, hosts: Iterable[str], now: float) -> ClusterState:
     """The recovery of these hosts is recorded, so that the next leader knows of it."""
-    fresh = {name: Recovery(name, cluster.epoch, now) for name in hosts if name not in cluster.recoveries}
+    fresh = {name: HostRecovery(name, cluster.epoch, now) for name in hosts if name not in cluster.recoveries}
     return replace(cluster, recoveries={**cluster.recoveries, **fresh}) if fresh else cluster
 
 
-def finished(cluster: Cluster) -> list[str]:
+def finished(cluster: ClusterState) -> list[str]:
     """Recorded recoveries of hosts that are back, or of which nothing is left to replace."""
     lost = lost_hosts(cluster)
     return [name for name in cluster.recoveries if name not in lost]
 
 
-def end(cluster: Cluster, hosts: Iterable[str]) -> Cluster:
+def end(cluster: ClusterState, hosts: Iterable[str]) -> ClusterState:
     """Without the records of these recoveries, as far as they are finished."""
     gone = {*hosts} & {*finished(cluster)}
     kept = {name: entry for name, entry in cluster.recoveries.items() if name not in gone}
@@ -68,7 +68,7 @@ def end(cluster: Cluster, hosts: Iterable[str]) -> Cluster:
 # --- service -----------------------------------------------------------------------------------------------------------
 
 
-def fail_over(cluster: Cluster, subject: str, chance: random.Random) -> Cluster:
+def fail_over(cluster: ClusterState, subject: str, chance: random.Random) -> ClusterState:
     """Nothing of the queue or work queue stands on a lost host any more, as far as there is room elsewhere."""
     record = cluster.record(subject)
     if record is None or all(cluster.host(name).alive for name in cluster.hosts_of(record)):
@@ -80,7 +80,7 @@ def fail_over(cluster: Cluster, subject: str, chance: random.Random) -> Cluster:
     return _with_record(cluster, msgspec.structs.replace(moved, former=_former(cluster, record, moved)))
 
 
-def _former(cluster: Cluster, before: QueueRecord, after: QueueRecord) -> tuple[FormerProcess, ...]:
+def _former(cluster: ClusterState, before: QueueRecord, after: QueueRecord) -> tuple[FormerProcess, ...]:
     """What may live on at lost hosts: it was replaced, and nobody there could be told."""
     replaced = {id: host for id, host in before.exchanges.items() if after.exchanges.get(id) != host}
     places = {exchange_name(before.name, id): (host, id) for id, host in replaced.items()}
@@ -91,7 +91,7 @@ def _former(cluster: Cluster, before: QueueRecord, after: QueueRecord) -> tuple[
     return (*known, *(one for one in fresh if one is not None))[-FORMER_MAX:]
 
 
-def _former_process(cluster: Cluster, name: str, host: str, exchange: str) -> FormerProcess | None:
+def _former_process(cluster: ClusterState, name: str, host: str, exchange: str) -> FormerProcess | None:
     at = cluster.host(host)
     report = at.last_report
     if report is None:
@@ -104,7 +104,7 @@ def _former_process(cluster: Cluster, name: str, host: str, exchange: str) -> Fo
     return FormerProcess(name, host, exchange, report.address, process.ports.get("control", 0), lease)
 
 
-def _with_live_monitors(cluster: Cluster, record: QueueRecord, chance: random.Random) -> QueueRecord:
+def _with_live_monitors(cluster: ClusterState, record: QueueRecord, chance: random.Random) -> QueueRecord:
     """A backup is activated under the next term, rather one that runs; without any, a new Monitor is placed."""
     backups = [name for name in record.backups if cluster.host(name).alive]
     active = record.monitor_host
@@ -119,7 +119,7 @@ def _with_live_monitors(cluster: Cluster, record: QueueRecord, chance: random.Ra
     return msgspec.structs.replace(record, monitor_host=active, term=term, backups=tuple(backups))
 
 
-def _with_live_exchanges(cluster: Cluster, record: QueueRecord, chance: random.Random) -> tuple[Cluster, QueueRecord]:
+def _with_live_exchanges(cluster: ClusterState, record: QueueRecord, chance: random.Random) -> tuple[ClusterState, QueueRecord]:
     """Each lost Exchange is replaced by a new one. One that is just being created, and is not known to have run, is created
     elsewhere, so that its request is answered with what it asked for. Of one that ran, a Monitor would take the new process
     for another life."""
@@ -141,12 +141,12 @@ def _with_live_exchanges(cluster: Cluster, record: QueueRecord, chance: random.R
     return cluster, msgspec.structs.replace(record, exchanges=exchanges)
 
 
-def _has_run(cluster: Cluster, host: str, process: str) -> bool:
+def _has_run(cluster: ClusterState, host: str, process: str) -> bool:
     report = cluster.host(host).last_report
     return report is not None and any(one.name == process for one in report.processes)
 
 
-def _creation(cluster: Cluster, queue: str, exchange: str) -> Transaction | None:
+def _creation(cluster: ClusterState, queue: str, exchange: str) -> ClientTransaction | None:
     """The request that is just creating this Exchange."""
     for entry in cluster.transactions.values():
         if entry.action is Action.CREATE_EXCHANGE and (entry.queue, entry.exchange) == (queue, exchange):
@@ -154,7 +154,7 @@ def _creation(cluster: Cluster, queue: str, exchange: str) -> Transaction | None
     return None
 
 
-def _exchange_host(cluster: Cluster, record: QueueRecord, added: Counter[str], chance: random.Random) -> str | None:
+def _exchange_host(cluster: ClusterState, record: QueueRecord, added: Counter[str], chance: random.Random) -> str | None:
     """Rather the active Monitor's host while nobody knows that Monitor's ports: there the Exchange can start at once."""
     hosts = [
         host for host in cluster.hosts.values() if has_room(host) and host.exchanges + added[host.name] < host.exchanges_max
@@ -176,7 +176,7 @@ def _exchange_host(cluster: Cluster, record: QueueRecord, added: Counter[str], c
 # --- replication factor ------------------------------------------------------------------------------------------------
 
 
-def lacking(cluster: Cluster) -> list[str]:
+def lacking(cluster: ClusterState) -> list[str]:
     """Subjects of the queues and work queues whose replication factor can be restored, in part at least."""
     takers = {name for name, host in cluster.hosts.items() if takes_monitor(host)}
     return [
@@ -186,7 +186,7 @@ def lacking(cluster: Cluster) -> list[str]:
     ] + work_queues.lacking(cluster, takers)
 
 
-def repair(cluster: Cluster, subject: str, chance: random.Random) -> Cluster:
+def repair(cluster: ClusterState, subject: str, chance: random.Random) -> ClusterState:
     """As many backups as the queue or work queue was created with, each on a host of its own, as far as there are hosts. One
     that its host has given up goes to another host."""
     record = cluster.record(subject)
@@ -203,13 +203,13 @@ def repair(cluster: Cluster, subject: str, chance: random.Random) -> Cluster:
     return _with_record(cluster, msgspec.structs.replace(record, backups=backups))
 
 
-def _missing(cluster: Cluster, record: QueueRecord) -> bool:
+def _missing(cluster: ClusterState, record: QueueRecord) -> bool:
     if len(record.backups) < record.settings.replication - 1:
         return True
     return any(failure(cluster, name, monitor_name(record.name)) is not None for name in record.backups)
 
 
-def _with_record(cluster: Cluster, record: QueueRecord) -> Cluster:
+def _with_record(cluster: ClusterState, record: QueueRecord) -> ClusterState:
     if cluster.queues.get(record.name) == record:
         return cluster
     return replace(cluster, queues={**cluster.queues, record.name: record})

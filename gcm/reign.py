@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from gcm.cluster import Cluster, Host
+from gcm.cluster import ClusterState, Host
 from gcm.reconcile import assign, assign_all, changed_hosts, changes, stamp
 from gcm.snapshot import decode_registration, decode_report, read_host, read_snapshot
 from roq.coordination import paths
@@ -33,26 +33,26 @@ CHANGES_WAITING = 10_000  # beyond this requests are refused
 
 BYTES_AT_ONCE = 400_000  # of one multi; larger differences go out in parts, the records first (see `_parts`)
 
-Decide = Callable[[Cluster], Cluster]
+Decide = Callable[[ClusterState], ClusterState]
 
 
 @dataclass(frozen=True)
 class _Change:
     decide: Decide
     subjects: tuple[str, ...]  # whose assignments follow
-    done: asyncio.Future[Cluster]
+    done: asyncio.Future[ClusterState]
 
 
 class Reign:
     """Made by `begin`, ended by `end`. `ended` has the reason, None if it was asked for."""
 
-    def __init__(self, session: Session, fence: Fence, cluster: Cluster, counters: Counters) -> None:
+    def __init__(self, session: Session, fence: Fence, cluster: ClusterState, counters: Counters) -> None:
         self.fence = fence
         self.cluster = cluster
         self.counters = counters
         self.ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self.tasks = Tasks(self._fail)
-        self.on_change: list[Callable[[Cluster, Cluster], None]] = []  # (before, after), after every change
+        self.on_change: list[Callable[[ClusterState, ClusterState], None]] = []  # (before, after), after every change
         self._session = session
         self._waiting: deque[_Change] = deque()
         self._under_way: list[_Change] = []  # being written
@@ -106,7 +106,7 @@ class Reign:
 
     # --- changing ----------------------------------------------------------------------------------------------------
 
-    async def change(self, decide: Decide, *subjects: str) -> Cluster:
+    async def change(self, decide: Decide, *subjects: str) -> ClusterState:
         """The cluster after `decide` has been applied, written, and the assignments of `subjects` (queues, work queues) made
         to follow.
 
@@ -114,7 +114,7 @@ class Reign:
         """
         if self.ended.done() or len(self._waiting) >= CHANGES_WAITING:
             raise NotLeader("this Global Configuration Manager leads no longer")
-        done: asyncio.Future[Cluster] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[ClusterState] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Change(decide, subjects, done))
         self._work.set()
         return await done
@@ -149,7 +149,7 @@ class Reign:
                     if not change.done.done():
                         change.done.set_result(after)
 
-    def _decide(self, before: Cluster) -> tuple[list[_Change], Cluster]:
+    def _decide(self, before: ClusterState) -> tuple[list[_Change], ClusterState]:
         """Changes that are possible, and the cluster after all of them; impossible ones are answered."""
         after, accepted = before, list[_Change]()
         while self._waiting and len(accepted) < CHANGES_AT_ONCE:
@@ -170,7 +170,7 @@ class Reign:
                 break
         return accepted, after
 
-    def _install(self, before: Cluster, after: Cluster) -> None:
+    def _install(self, before: ClusterState, after: ClusterState) -> None:
         """Take over what was written, beside what hosts told meanwhile."""
         hosts = dict(self.cluster.hosts)
         for host in changed_hosts(before, after):
@@ -182,7 +182,7 @@ class Reign:
         old, new = before.records(), after.records()
         self._wake([subject for subject in {**old, **new} if old.get(subject) is not new.get(subject)])
 
-    def _become(self, cluster: Cluster) -> None:
+    def _become(self, cluster: ClusterState) -> None:
         before, self.cluster = self.cluster, cluster
         for callback in self.on_change:
             callback(before, cluster)
@@ -214,7 +214,7 @@ class Reign:
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    async def until(self, subject: str, done: Callable[[Cluster], bool]) -> Cluster:
+    async def until(self, subject: str, done: Callable[[ClusterState], bool]) -> ClusterState:
         """The first cluster of which `done` is true; asked again whenever something about `subject` (a queue) changes.
 
         Raises what `done` raises, or NotLeader if the reign ends.

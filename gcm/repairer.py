@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 
 from gcm import recovery
-from gcm.cluster import Cluster
+from gcm.cluster import ClusterState
 from gcm.crash import crash_point
 from gcm.reconcile import lacking_stores
 from gcm.reign import Reign
@@ -26,7 +26,7 @@ QUEUES_AT_ONCE = 256  # asked for at the same time; the reign writes as many of 
 LOOK_SECONDS = 1.0  # between two looks for what nobody is waiting for: a slot that was freed, a backup that was given up
 
 
-class Repairer:
+class HostRepairer:
     """Made once per reign; ends with it."""
 
     def __init__(self, reign: Reign) -> None:
@@ -41,7 +41,7 @@ class Repairer:
         self._work.set()
         self._reign.tasks.start(self._run(), "repairer")
 
-    def _changed(self, before: Cluster, after: Cluster) -> None:
+    def _changed(self, before: ClusterState, after: ClusterState) -> None:
         changed = [(before.host(name), host) for name, host in after.hosts.items() if before.hosts.get(name) is not host]
         if any((old.alive, old.draining) != (new.alive, new.draining) for old, new in changed):
             self._work.set()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gcm.crash import crash_point
-from gcm.followers import Links
+from gcm.followers import FollowerLinks
 from gcm.reign import Reign
 from gcm.shuffle_inquirer import Inquirer
 from gcm.shuffle_store import ShuffleStore
@@ -21,10 +21,10 @@ from roq.errors import DataLost, NotLeader, RoqError, ShuffleNotFound, StaleEpoc
 from roq.runtime.observe import logger
 from roq.shuffle import events
 from roq.shuffle.events import Event, Instruction
-from roq.shuffle.plan import Plan
-from roq.shuffle.record import Record, recut
+from roq.shuffle.plan import ShufflePlan
+from roq.shuffle.record import ShuffleRecord, recut
 from roq.wire import shuffle as wire
-from roq.wire.shuffle import State
+from roq.wire.shuffle import ShuffleState
 
 log = logger(__name__)
 PAUSE_SECONDS = (0.1, 5.0)  # between two tries of one request to a follower
@@ -35,17 +35,17 @@ ANSWERS: dict[type[msgspec.Struct], tuple[type[msgspec.Struct], float]] = {
     wire.CountRows: (wire.Counts, 30.0),
     wire.TellSamples: (wire.Samples, 30.0),
     wire.FetchInterval: (wire.Fetched, 60.0),
-    wire.KeepIntervals: (wire.Done, 60.0),
-    wire.ForgetShuffle: (wire.Done, 20.0),
-    wire.TableChanged: (wire.Done, 5.0),
+    wire.KeepIntervals: (wire.FollowerDone, 60.0),
+    wire.ForgetShuffle: (wire.FollowerDone, 20.0),
+    wire.TableChanged: (wire.FollowerDone, 5.0),
 }
 
 
-class Surroundings(NamedTuple):
+class DriverContext(NamedTuple):
     """What all shuffles of one reign share. rooms: of requests to each host. deleted(id): every follower has forgotten it."""
 
     reign: Reign
-    links: Links
+    links: FollowerLinks
     rooms: dict[str, asyncio.Semaphore]
     deleted: Callable[[str], None]
 
@@ -54,7 +54,7 @@ class Driver:
     """One shuffle. `start` it; its tasks end with the reign, or with `stop`. A defect of ours parks it: the reign goes on, this
     shuffle does not before the next leader reads it."""
 
-    def __init__(self, plan: Plan, store: ShuffleStore, around: Surroundings) -> None:
+    def __init__(self, plan: ShufflePlan, store: ShuffleStore, around: DriverContext) -> None:
         self.plan, self.store = plan, store
         self.refused: RoqError | None = None  # why the winners named last can't win
         self.parked: RoqError | None = None  # why it is left alone
@@ -70,7 +70,7 @@ class Driver:
         self._inquirer = Inquirer(around.links.request, plan.record)
 
     @property
-    def record(self) -> Record:
+    def record(self) -> ShuffleRecord:
         """As it is written."""
         return self.plan.record
 
@@ -100,7 +100,7 @@ class Driver:
         self._work.set()
         await self._or_over(future)
 
-    async def until(self, done: Callable[[Record], bool]) -> Record:
+    async def until(self, done: Callable[[ShuffleRecord], bool]) -> ShuffleRecord:
         """The first record of which `done` is true. Raises what it raises, NotLeader."""
         while not done(self.record):
             if self.parked is not None:
@@ -171,7 +171,7 @@ class Driver:
         if isinstance(event, events.Answered):
             self._asking.pop(event.id, None)
             self._tries.pop(event.id, None)
-        if not isinstance(event, events.Answered | events.Failed) or self.plan.record is not asked:
+        if not isinstance(event, events.Answered | events.FollowerFailed) or self.plan.record is not asked:
             self._cancel_asks()
         if answer is not None and not answer.done():
             answer.set_result(None)
@@ -190,7 +190,7 @@ class Driver:
 
     async def _perform(self, instruction: Instruction) -> list[Instruction]:
         match instruction:
-            case events.Write(record):
+            case events.WriteRecord(record):
                 return await self._write(record)
             case events.Ask():
                 self._asking[instruction.id] = self._start(lambda: self._ask(instruction), "ask")
@@ -200,24 +200,24 @@ class Driver:
                 log.warning("winners refused", extra={"fields": {"shuffle": self.record.name, "reason": str(error)}})
                 self.refused = error
             case events.Wake(seconds):
-                if self.plan.step is events.Step.PAUSE:
+                if self.plan.step is events.StageStep.PAUSE:
                     fields = {"shuffle": self.record.name, "state": self.record.state, "stage": self.record.stage}
                     log.warning("data is not where it should be: looking again soon", extra={"fields": fields})
                 loop = asyncio.get_running_loop()
                 ahead = [timer for timer in self._timers if timer.when() > loop.time()]
-                self._timers = [*ahead, loop.call_later(seconds + LATE_SECONDS, self.feed, events.Tick())]
-            case events.Delete():
+                self._timers = [*ahead, loop.call_later(seconds + LATE_SECONDS, self.feed, events.TimePassed())]
+            case events.DeleteShuffle():
                 self._around.deleted(self.record.id)
         return []
 
-    async def _write(self, record: Record) -> list[Instruction]:
-        stage = "removed" if record.state is State.REMOVED else str(record.stage)
+    async def _write(self, record: ShuffleRecord) -> list[Instruction]:
+        stage = "removed" if record.state is ShuffleState.REMOVED else str(record.stage)
         crash_point(f"shuffle.{stage}.decided")
         await self.store.write(record)
         crash_point(f"shuffle.{stage}.written")
         fields = {"shuffle": record.name, "state": record.state, "stage": record.stage, "table": record.epoch}
         log.info("shuffle changed", extra={"fields": fields})
-        return self.plan.handle(events.Written(), time.monotonic())
+        return self.plan.handle(events.RecordWritten(), time.monotonic())
 
     # --- beside it ----------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Driver:
     async def _recut(self, job: events.Recut) -> None:
         """In a thread: it may take seconds."""
         table = await asyncio.to_thread(recut, job.record, job.samples, job.count, job.hosts)
-        self.feed(events.Cut(job.id, table))
+        self.feed(events.RunsCut(job.id, table))
 
     async def _ask(self, ask: events.Ask) -> None:
         expect, seconds = ANSWERS[type(ask.request)]
@@ -256,7 +256,7 @@ class Driver:
             log.info("a follower did not do it", extra={"fields": fields})
             longest = min(PAUSE_SECONDS[0] * 2**tries, PAUSE_SECONDS[1])
             await asyncio.sleep(longest * (0.5 + 0.5 * self._chance.random()))
-            self.feed(events.Failed(ask.id, isinstance(error, DataLost)))
+            self.feed(events.FollowerFailed(ask.id, isinstance(error, DataLost)))
 
     def _addressed(self, request: wire.Request) -> wire.Request:
         """With the endpoints of sources in place of their hosts."""

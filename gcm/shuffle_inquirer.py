@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from roq.errors import FrameError, WinnersUnknown
-from roq.shuffle.record import Record
+from roq.shuffle.record import ShuffleRecord
 from roq.shuffle.sampling import is_sound
 from roq.shuffle.thinning import key_count, message_bytes, reduced
 from roq.shuffle.winners import Winners, parts
@@ -26,7 +26,7 @@ TELL_SECONDS = 20.0  # one part of the winners
 WithWinners = wire.TellSamples | wire.CountRows | wire.FetchInterval | wire.KeepIntervals
 
 
-class Request(Protocol):
+class FollowerRequest(Protocol):
     """A follower's answer (gcm/followers.py)."""
 
     async def __call__(self, host: str, request: msgspec.Struct, expect: type[T], seconds: float, /) -> T:
@@ -36,7 +36,7 @@ class Request(Protocol):
 class Inquirer:
     """Of one shuffle. record: any of it; which winners count is said by each request."""
 
-    def __init__(self, request: Request, record: Record) -> None:
+    def __init__(self, request: FollowerRequest, record: ShuffleRecord) -> None:
         self._request, self._record = request, record
         self._named: tuple[dict[int, str], Winners] | None = None  # as they are in requests, and as they are told
         self._telling: dict[str, asyncio.Lock] = {}
@@ -57,7 +57,7 @@ class Inquirer:
             case wire.FetchInterval():
                 return await self._fetched(host, request, winners, seconds)
             case wire.KeepIntervals():
-                return await self._one(host, request, winners, wire.Done, seconds)
+                return await self._one(host, request, winners, wire.FollowerDone, seconds)
 
     def _winners(self, named: dict[int, str]) -> Winners:
         if self._named is None or (self._named[0] is not named and self._named[0] != named):
@@ -74,7 +74,7 @@ class Inquirer:
             async with self._telling.setdefault(host, asyncio.Lock()):
                 if self._told.get(host, 0) == told:
                     for part in parts(self._record.id, self._record.name, self._record.spec, winners):
-                        await self._request(host, part, wire.Done, TELL_SECONDS)
+                        await self._request(host, part, wire.FollowerDone, TELL_SECONDS)
                     self._told[host] = told + 1
         return await self._request(host, request, expect, seconds)
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gcm.cluster import Cluster
+from gcm.cluster import ClusterState
 from gcm.crash import crash_point
-from gcm.followers import STORE, Links, Membership, endpoints
+from gcm.followers import STORE, FollowerLinks, FollowerMembership, endpoints
 from gcm.placement import takes_monitor
 from gcm.reign import Reign
-from gcm.shuffle_driver import Driver, Surroundings
+from gcm.shuffle_driver import Driver, DriverContext
 from gcm.shuffle_receipts import Receipts
 from gcm.shuffle_store import ShuffleStore, read_all
 from gcm.transactions import REMOVAL_KEPT_SECONDS
@@ -36,14 +36,14 @@ from roq.errors import (
 from roq.ids import check_name
 from roq.runtime.observe import logger
 from roq.shuffle import events
-from roq.shuffle.plan import Plan
-from roq.shuffle.record import Record, Stage
+from roq.shuffle.plan import ShufflePlan
+from roq.shuffle.record import ShuffleRecord, Stage
 from roq.shuffle.sampling import is_sound
 from roq.wire import gcm as wire
 from roq.wire import shuffle
 from roq.wire.assignment import STORES, ProcessState
 from roq.wire.gcm import ShuffleInfo, TableInfo
-from roq.wire.shuffle import RANGES_MAX, REPLICAS_MAX, Spec, State
+from roq.wire.shuffle import RANGES_MAX, REPLICAS_MAX, ShuffleState, Spec
 
 log = logger(__name__)
 KEYS_MAX = 100
@@ -58,13 +58,13 @@ class ShuffleLeader:
 
     def __init__(self, reign: Reign, abandoned_seconds: float) -> None:
         self._reign, self._abandoned_seconds = reign, abandoned_seconds
-        self._links = Links()
-        self._around = Surroundings(reign, self._links, {}, self._forgotten)
+        self._links = FollowerLinks()
+        self._around = DriverContext(reign, self._links, {}, self._forgotten)
         self._drivers: dict[str, Driver] = {}  # by id
         self._unreadable: frozenset[str] = frozenset()  # ids
         self._receipts = Receipts()
-        self._membership = Membership(time.monotonic())
-        self._hosts = events.Hosts(frozenset(), frozenset(), False)
+        self._membership = FollowerMembership(time.monotonic())
+        self._hosts = events.FollowerHosts(frozenset(), frozenset(), False)
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._creating = asyncio.Lock()
@@ -86,15 +86,19 @@ class ShuffleLeader:
             self._timer.cancel()
         self._links.close()
 
-    def _drive(self, record: Record, store: ShuffleStore) -> Driver:
-        plan = Plan(record, self._reign.fence.epoch, self._abandoned_seconds)
+    def _drive(self, record: ShuffleRecord, store: ShuffleStore) -> Driver:
+        plan = ShufflePlan(record, self._reign.fence.epoch, self._abandoned_seconds)
         driver = self._drivers[record.id] = Driver(plan, store, self._around)
         driver.feed(self._hosts)
         driver.start()
         return driver
 
     def _named(self, name: str) -> Iterator[Driver]:
-        return (each for each in self._drivers.values() if each.record.name == name and each.record.state is not State.REMOVED)
+        return (
+            each
+            for each in self._drivers.values()
+            if each.record.name == name and each.record.state is not ShuffleState.REMOVED
+        )
 
     def _driver(self, name: str) -> Driver:
         found = next(self._named(check_name(name, "shuffle")), None)
@@ -128,7 +132,7 @@ class ShuffleLeader:
             raise ShuffleNotFound(f"shuffle {request.name!r} was created and removed again")
         if id in self._unreadable:
             raise ShuffleConflict(f"shuffle {request.name!r} is recorded as {id}, which this GCM can't read")
-        record = Record(request.name, id, request.spec, now, request.transaction)
+        record = ShuffleRecord(request.name, id, request.spec, now, request.transaction)
         store = ShuffleStore(self._reign, id)
         await store.create(record)
         return self._drive(record, store)
@@ -167,11 +171,11 @@ class ShuffleLeader:
         description = driver.record.describe(len(driver.plan.stored))
         return ShuffleInfo(description, dict(self._links.endpoints), tuple(sorted(self._hosts.members)))
 
-    def list(self) -> wire.Shuffles:
+    def list(self) -> wire.ShuffleList:
         """All shuffles."""
-        shown = [each for each in self._drivers.values() if each.record.state is not State.REMOVED]
+        shown = [each for each in self._drivers.values() if each.record.state is not ShuffleState.REMOVED]
         shown.sort(key=lambda each: each.record.name)
-        return wire.Shuffles(tuple(each.record.describe(len(each.plan.stored), whole=False) for each in shown))
+        return wire.ShuffleList(tuple(each.record.describe(len(each.plan.stored), whole=False) for each in shown))
 
     def name_receipts(self, request: wire.NameReceipts) -> wire.Done:
         """Remembered for a commit."""
@@ -186,12 +190,12 @@ class ShuffleLeader:
         driver = self._driver(request.name)
         await driver.submit(events.Commit(self._receipts.of(request)))
 
-        def sealed(record: Record) -> bool:
-            if record.state is State.FILLING:
+        def sealed(record: ShuffleRecord) -> bool:
+            if record.state is ShuffleState.FILLING:
                 raise driver.refused or NotReady(f"shuffle {record.name!r} is not sealed: commit it again")
-            if record.state is State.REMOVED:
+            if record.state is ShuffleState.REMOVED:
                 raise ShuffleNotFound(f"shuffle {record.name!r} was removed while it was sealed")
-            return record.state is State.SEALED
+            return record.state is ShuffleState.SEALED
 
         await driver.until(sealed)
         self._receipts.forget(request)
@@ -205,8 +209,8 @@ class ShuffleLeader:
         driver = self._driver(request.name)
         await driver.submit(events.Rebalance(request.transaction, request.ranges))
 
-        def balanced(record: Record) -> bool:
-            if record.state is State.REMOVED:
+        def balanced(record: ShuffleRecord) -> bool:
+            if record.state is ShuffleState.REMOVED:
                 raise ShuffleNotFound(f"shuffle {record.name!r} was removed while it was rebalanced")
             return record.rebalanced == request.transaction and record.stage in (Stage.KEEPING, Stage.NONE)
 
@@ -218,21 +222,21 @@ class ShuffleLeader:
         driver = self._drivers.get(request.shuffle)
         if request.shuffle in self._unreadable or (driver is not None and driver.parked is not None):
             raise NotReady(f"shuffle {request.name!r} ({request.shuffle}) is left alone: ask the next leader")
-        if driver is None or driver.record.state is State.REMOVED:
+        if driver is None or driver.record.state is ShuffleState.REMOVED:
             raise ShuffleNotFound(f"shuffle {request.name!r} ({request.shuffle}) does not exist any more")
         if not all(is_sound(sample) for sample in request.samples):
             raise FrameError(f"follower {request.host} told samples that can't be")
-        await driver.submit(events.Reported(tuple(request.samples), tuple(request.stored), request.wanted))
+        await driver.submit(events.AttemptReported(tuple(request.samples), tuple(request.stored), request.wanted))
         record = driver.record
-        winners = record.winners if record.state is State.SEALED else {}
-        if record.state is State.SEALED and not winners:
+        winners = record.winners if record.state is ShuffleState.SEALED else {}
+        if record.state is ShuffleState.SEALED and not winners:
             raise ShuffleSealed(f"shuffle {record.name!r} is sealed: no attempt has won")
         ranges = record.table if record.epoch != request.epoch else ()
         return TableInfo(record.epoch, ranges, dict(self._links.endpoints), record.spec.replicas, winners)
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 
-    def _changed(self, before: Cluster, after: Cluster) -> None:
+    def _changed(self, before: ClusterState, after: ClusterState) -> None:
         if before.hosts is not after.hosts:
             self._look()
 
@@ -264,7 +268,7 @@ class ShuffleLeader:
                 await self._reign.write()
             for id in sorted(unknown - self._drivers.keys()):
                 log.info("a follower forgets a removed shuffle", extra={"fields": {"host": host, "id": id}})
-                await self._links.request(host, shuffle.ForgetShuffle(self._reign.fence.epoch, id), shuffle.Done, 10.0)
+                await self._links.request(host, shuffle.ForgetShuffle(self._reign.fence.epoch, id), shuffle.FollowerDone, 10.0)
         except NotLeader:
             return
         except RoqError as error:  # when it comes back the next time
@@ -284,7 +288,7 @@ class ShuffleLeader:
             return  # the next leader does it
 
 
-def _stores_run(cluster: Cluster) -> bool:
+def _stores_run(cluster: ClusterState) -> bool:
     wanted = [host for host in cluster.hosts.values() if takes_monitor(host)]
     running = (host.running.get(STORE) for host in wanted)
     return all(each is not None and each.state in (ProcessState.RUNNING, ProcessState.FAILED) for each in running)

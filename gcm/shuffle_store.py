@@ -22,7 +22,7 @@ from roq.coordination.multi import Create, Delete, SetData
 from roq.coordination.session import Session
 from roq.errors import DataLost, FrameError
 from roq.runtime.observe import logger
-from roq.shuffle.record import Record, Table
+from roq.shuffle.record import ShuffleRecord, Table
 from roq.wire.assignment import from_json, to_json
 from roq.wire.shuffle import Receipt, Spec
 
@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[Any, Any]] = {  # type, and the value that is not written
 }
 
 
-class Part(msgspec.Struct, frozen=True):
+class RecordPart(msgspec.Struct, frozen=True):
     """Where a part is."""
 
     name: str
@@ -45,15 +45,15 @@ class Part(msgspec.Struct, frozen=True):
     crc: int
 
 
-class Node(msgspec.Struct, frozen=True):
+class ShuffleNode(msgspec.Struct, frozen=True):
     """The node's value. record: without its parts."""
 
-    record: Record
-    parts: dict[str, Part]
+    record: ShuffleRecord
+    parts: dict[str, RecordPart]
 
 
 class _Written(NamedTuple):
-    part: Part
+    part: RecordPart
     value: object
 
 
@@ -65,19 +65,19 @@ class ShuffleStore:
         self._parts = parts or {}
         self._serials = itertools.count(1)
 
-    async def create(self, record: Record) -> None:
+    async def create(self, record: ShuffleRecord) -> None:
         """The first time. Raises NotLeader."""
         await self._reign.write(Create(paths.shuffle(self._id)))
         await self.write(record)
 
-    async def write(self, record: Record) -> None:
+    async def write(self, record: ShuffleRecord) -> None:
         """The parts that are new, then the node, then without the parts that are old. Raises NotLeader."""
         values = _split(record)
         parts: dict[str, _Written] = {}
         for name, value in values.items():
             if value != PARTS[name][1]:
                 parts[name] = self._known(value) or await self._write_part(name, value)
-        node = Node(_bare(record), {name: written.part for name, written in parts.items()})
+        node = ShuffleNode(_bare(record), {name: written.part for name, written in parts.items()})
         await self._reign.write(SetData(paths.shuffle(self._id), to_json(node)))
         kept = {written.part.name for written in parts.values()}
         old = dict.fromkeys(written.part for written in self._parts.values() if written.part.name not in kept)
@@ -91,7 +91,7 @@ class ShuffleStore:
     async def _write_part(self, kind: str, value: object) -> _Written:
         data = msgspec.msgpack.encode(value)
         chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
-        part = Part(f"{kind}-{self._reign.fence.epoch}-{next(self._serials)}", len(chunks), zlib.crc32(data))
+        part = RecordPart(f"{kind}-{self._reign.fence.epoch}-{next(self._serials)}", len(chunks), zlib.crc32(data))
         for path, chunk in zip(_paths(self._id, part), chunks, strict=True):
             await self._reign.write(Create(path, chunk))
         return _Written(part, value)
@@ -103,21 +103,21 @@ class ShuffleStore:
         await self._reign.write(*old, Delete(paths.shuffle(self._id)))
 
 
-class Read(NamedTuple):
+class ShufflesRead(NamedTuple):
     """What a reign begins with. unreadable: ids of shuffles that are there, whose record a newer version wrote, or that are
     damaged. Nothing is known of them, so nothing of them may be forgotten."""
 
-    shuffles: list[tuple[Record, ShuffleStore]]
+    shuffles: list[tuple[ShuffleRecord, ShuffleStore]]
     unreadable: frozenset[str]
 
 
-async def read_all(session: Session, reign: Reign) -> Read:
+async def read_all(session: Session, reign: Reign) -> ShufflesRead:
     """Every shuffle, at the beginning of a reign. One that can't be read is logged and left alone; what was not quite created
     is deleted. Raises NotLeader, ZooKeeperUnavailable."""
     room = asyncio.Semaphore(READ_AT_ONCE)
     unreadable = set[str]()
 
-    async def one(id: str) -> tuple[Record, ShuffleStore] | None:
+    async def one(id: str) -> tuple[ShuffleRecord, ShuffleStore] | None:
         async with room:
             try:
                 return await _read_one(session, reign, id)
@@ -132,15 +132,15 @@ async def read_all(session: Session, reign: Reign) -> Read:
     except ExceptionGroup as several:
         raise several.exceptions[0] from None
     found = [each for task in tasks if (each := task.result()) is not None]
-    return Read(found, frozenset(unreadable))
+    return ShufflesRead(found, frozenset(unreadable))
 
 
-async def _read_one(session: Session, reign: Reign, id: str) -> tuple[Record, ShuffleStore] | None:
+async def _read_one(session: Session, reign: Reign, id: str) -> tuple[ShuffleRecord, ShuffleStore] | None:
     """None: it is gone, or was not quite created. Raises FrameError, DataLost, NoNode if it can't be read."""
     node = await session.get(paths.shuffle(id))
     if node is None:
         return None
-    read = from_json(node.data, Node) if node.data else None
+    read = from_json(node.data, ShuffleNode) if node.data else None
     parts = {kind: await _read(session, id, kind, part) for kind, part in read.parts.items()} if read else {}
     named = {path for written in parts.values() for path in _paths(id, written.part)}
     there = [paths.shuffle_part(id, name) for name in await session.children(paths.shuffle(id))]
@@ -153,7 +153,7 @@ async def _read_one(session: Session, reign: Reign, id: str) -> tuple[Record, Sh
     return (_joined(read.record, values), ShuffleStore(reign, id, parts)) if read else None
 
 
-async def _read(session: Session, id: str, kind: str, part: Part) -> _Written:
+async def _read(session: Session, id: str, kind: str, part: RecordPart) -> _Written:
     data = b""
     for path in _paths(id, part):
         node = await session.get(path)
@@ -166,19 +166,19 @@ async def _read(session: Session, id: str, kind: str, part: Part) -> _Written:
         raise DataLost(f"{part.name} of shuffle {id}: {error}") from error
 
 
-def _paths(id: str, part: Part) -> list[str]:
+def _paths(id: str, part: RecordPart) -> list[str]:
     return [paths.shuffle_part(id, f"{part.name}.{number}") for number in range(part.chunks)]
 
 
-def _split(record: Record) -> dict[str, Any]:
+def _split(record: ShuffleRecord) -> dict[str, Any]:
     return {"schema": record.spec.schema, "table": record.table, "former": record.former, "receipts": record.receipts}
 
 
-def _bare(record: Record) -> Record:
+def _bare(record: ShuffleRecord) -> ShuffleRecord:
     return _joined(record, {})
 
 
-def _joined(record: Record, values: dict[str, Any]) -> Record:
+def _joined(record: ShuffleRecord, values: dict[str, Any]) -> ShuffleRecord:
     given = {name: values.get(name, absent) for name, (_, absent) in PARTS.items()}
     keys = record.spec
     spec = Spec(keys.keys, given.pop("schema"), keys.replicas, keys.ranges)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gcm.cluster import Cluster, Host, Recovery, Registration, Transaction
+from gcm.cluster import ClientTransaction, ClusterState, Host, HostRecovery, HostRegistration
 from roq.coordination import paths
 from roq.coordination.registration import parse_instance
 from roq.coordination.session import Node, Session
@@ -31,29 +31,29 @@ log = logger(__name__)
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ClusterSnapshot:
     """The cluster, and paths of unreadable policies and transactions, to be deleted (unreadable queue records are kept)."""
 
-    cluster: Cluster
+    cluster: ClusterState
     unreadable: tuple[str, ...]
 
 
-async def read_snapshot(session: Session, epoch: int) -> Snapshot:
+async def read_snapshot(session: Session, epoch: int) -> ClusterSnapshot:
     """Everything, as of now or later. Call it after the epoch was taken: no older leader changes anything meanwhile."""
     unreadable: list[str] = []
     queues = await _table(session, paths.QUEUES, QueueRecord, [])
     work_queues = await _table(session, paths.WORK_QUEUES, WorkQueueRecord, [])
     policies = await _table(session, paths.POLICIES, Policy, unreadable)
-    transactions: dict[str, Transaction] = {}
+    transactions: dict[str, ClientTransaction] = {}
     for kind in (paths.TransactionKind.QUEUE, paths.TransactionKind.EXCHANGE):
-        transactions |= await _table(session, paths.transactions(kind), Transaction, unreadable)
-    recoveries = await _table(session, paths.transactions(paths.TransactionKind.HOST), Recovery, unreadable)
+        transactions |= await _table(session, paths.transactions(kind), ClientTransaction, unreadable)
+    recoveries = await _table(session, paths.transactions(paths.TransactionKind.HOST), HostRecovery, unreadable)
     names = {*await session.children(paths.HOST_STATES), *await session.children(paths.HOSTS)}
     hosts = await _each(sorted(names), lambda name: read_host(session, name))
     shuffles = frozenset(await session.children(paths.SHUFFLES))
     known = {host.name: host for host in hosts}
-    cluster = Cluster(epoch, known, queues, work_queues, policies, transactions, recoveries, shuffles)
-    return Snapshot(cluster, tuple(unreadable))
+    cluster = ClusterState(epoch, known, queues, work_queues, policies, transactions, recoveries, shuffles)
+    return ClusterSnapshot(cluster, tuple(unreadable))
 
 
 async def read_host(session: Session, name: str) -> Host:
@@ -77,13 +77,13 @@ async def read_host(session: Session, name: str) -> Host:
     return replace(host, assigned=processes, draining_wanted=wanted.draining, revision=max(wanted.revision, 1))
 
 
-def decode_registration(name: str, node: Node | None) -> Registration | None:
+def decode_registration(name: str, node: Node | None) -> HostRegistration | None:
     """What a live HCM says of itself; None if there is none or it can't be understood."""
     if node is None:
         return None
     try:
         instance = parse_instance(node.data)
-        return Registration(instance.address or "", instance.port or 0, instance.payload_as(HostPayload), node.czxid)
+        return HostRegistration(instance.address or "", instance.port or 0, instance.payload_as(HostPayload), node.czxid)
     except FrameError as error:
         log.error("unreadable registration", extra={"fields": {"host": name, "reason": str(error)}})
         return None

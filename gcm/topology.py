@@ -13,7 +13,7 @@ from contextlib import suppress
 import msgspec
 import zmq
 
-from gcm.cluster import Cluster
+from gcm.cluster import ClusterState
 from roq.errors import NotLeader, RoqError
 from roq.runtime import sockets
 from roq.wire.gcm import BROADCAST_TOPIC, ClusterView
@@ -36,7 +36,7 @@ class Topology:
         self._view, self._every_seconds = view, every_seconds
         self._news = asyncio.Event()
 
-    def changed(self, before: Cluster, after: Cluster) -> None:
+    def changed(self, before: ClusterState, after: ClusterState) -> None:
         """Tell soon, if this is more than a host's new load."""
         if _shape(before) != _shape(after) or any(
             before.hosts.get(name) is not host and _matters(before, after, name) for name, host in after.hosts.items()
@@ -60,12 +60,12 @@ class Topology:
         self._link.close()
 
 
-def _shape(cluster: Cluster) -> tuple[int, int, int, int, int]:
+def _shape(cluster: ClusterState) -> tuple[int, int, int, int, int]:
     """Differs if the epoch, a queue, a work queue, a policy or the set of hosts does: these tables are replaced whole when
     they change."""
     return cluster.epoch, id(cluster.queues), id(cluster.work_queues), id(cluster.policies), len(cluster.hosts)
 
 
-def _matters(before: Cluster, after: Cluster, name: str) -> bool:
+def _matters(before: ClusterState, after: ClusterState, name: str) -> bool:
     old, new = before.host(name), after.host(name)
     return (old.alive, old.draining, old.revision, old.report) != (new.alive, new.draining, new.revision, new.report)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gcm.cluster import Action, Cluster, Transaction, exchange_name, failure, is_running, monitor_name, process_names
+from gcm.cluster import Action, ClientTransaction, ClusterState, exchange_name, failure, is_running, monitor_name, process_names
 from gcm.placement import place, place_exchange, place_monitor
 from roq.errors import (
     ExchangeNotFound,
@@ -45,7 +45,7 @@ def exchange_id(queue: str, transaction: str) -> str:
     return hashlib.sha256(f"{queue}\0{transaction}".encode()).hexdigest()[:16]
 
 
-def record_of(cluster: Cluster, queue: str) -> QueueRecord:
+def record_of(cluster: ClusterState, queue: str) -> QueueRecord:
     """The queue's record; raises QueueNotFound."""
     record = cluster.queues.get(queue)
     if record is None:
@@ -63,7 +63,7 @@ def check_settings(settings: QueueSettings) -> None:
         )
 
 
-def create_queue(cluster: Cluster, request: CreateQueue, now: float, chance: random.Random) -> Cluster:
+def create_queue(cluster: ClusterState, request: CreateQueue, now: float, chance: random.Random) -> ClusterState:
     """The queue with its first Exchange beside its active Monitor, and backup Monitors on as many other hosts as there are."""
     existing = cluster.queues.get(request.name)
     if existing is not None:
@@ -82,34 +82,34 @@ def create_queue(cluster: Cluster, request: CreateQueue, now: float, chance: ran
         backups += (another.name,)
     record = QueueRecord(request.name, request.settings, True, host, 1, {exchange: host}, now, request.transaction, backups)
     policies = {**cluster.policies, request.name: request.policy} if request.policy is not None else cluster.policies
-    entry = Transaction(request.transaction, Action.CREATE_QUEUE, request.name, (host, *backups), now)
+    entry = ClientTransaction(request.transaction, Action.CREATE_QUEUE, request.name, (host, *backups), now)
     return begin(replace(cluster, queues={**cluster.queues, record.name: record}, policies=policies), entry)
 
 
-def leftovers(cluster: Cluster, subject: str) -> bool:
+def leftovers(cluster: ClusterState, subject: str) -> bool:
     """Some live host reports processes of a queue or work queue that does not exist."""
     return cluster.record(subject) is None and any(
         host.alive and subject in host.subjects_reported for host in cluster.hosts.values()
     )
 
 
-def remove_queue(cluster: Cluster, request: RemoveQueue, now: float) -> Cluster:
+def remove_queue(cluster: ClusterState, request: RemoveQueue, now: float) -> ClusterState:
     """Without the queue and all about it."""
     former = cluster.transactions.get(request.transaction)
     if former is not None and former.action is Action.REMOVE_QUEUE and former.queue == request.name:
         return cluster
     record = record_of(cluster, request.name)
-    entry = Transaction(request.transaction, Action.REMOVE_QUEUE, request.name, cluster.hosts_of(record), now)
+    entry = ClientTransaction(request.transaction, Action.REMOVE_QUEUE, request.name, cluster.hosts_of(record), now)
     return begin(without_queue(cluster, request.name), entry)
 
 
-def without_queue(cluster: Cluster, queue: str) -> Cluster:
+def without_queue(cluster: ClusterState, queue: str) -> ClusterState:
     """Nothing of the queue is wanted any more, nor of what was being created for it."""
     cluster = without_creations(cluster, queue)
     return replace(cluster, queues=_without(cluster.queues, queue), policies=_without(cluster.policies, queue))
 
 
-def without_creations(cluster: Cluster, subject: str) -> Cluster:
+def without_creations(cluster: ClusterState, subject: str) -> ClusterState:
     """Without what was being created for this queue or work queue."""
     kept = {
         id: entry
@@ -120,7 +120,7 @@ def without_creations(cluster: Cluster, subject: str) -> Cluster:
     return replace(cluster, transactions=kept)
 
 
-def start_queue(cluster: Cluster, queue: str) -> Cluster:
+def start_queue(cluster: ClusterState, queue: str) -> ClusterState:
     """Running, under the next term: clients tell its new Monitor from the old one."""
     record = record_of(cluster, queue)
     return (
@@ -130,13 +130,13 @@ def start_queue(cluster: Cluster, queue: str) -> Cluster:
     )
 
 
-def stop_queue(cluster: Cluster, queue: str) -> Cluster:
+def stop_queue(cluster: ClusterState, queue: str) -> ClusterState:
     """Stopped."""
     record = record_of(cluster, queue)
     return _with_record(cluster, msgspec.structs.replace(record, running=False)) if record.running else cluster
 
 
-def create_exchange(cluster: Cluster, request: CreateExchange, now: float, chance: random.Random) -> Cluster:
+def create_exchange(cluster: ClusterState, request: CreateExchange, now: float, chance: random.Random) -> ClusterState:
     """One more Exchange."""
     record = record_of(cluster, request.queue)
     exchange = exchange_id(request.queue, request.transaction)
@@ -146,11 +146,11 @@ def create_exchange(cluster: Cluster, request: CreateExchange, now: float, chanc
         raise QueueStopped(f"queue {request.queue!r} is stopped: start it first")
     host = place_exchange(cluster, request.host, chance).name
     record = msgspec.structs.replace(record, exchanges={**record.exchanges, exchange: host})
-    entry = Transaction(request.transaction, Action.CREATE_EXCHANGE, request.queue, (host,), now, exchange)
+    entry = ClientTransaction(request.transaction, Action.CREATE_EXCHANGE, request.queue, (host,), now, exchange)
     return begin(_with_record(cluster, record), entry)
 
 
-def remove_exchange(cluster: Cluster, request: RemoveExchange, now: float) -> Cluster:
+def remove_exchange(cluster: ClusterState, request: RemoveExchange, now: float) -> ClusterState:
     """One Exchange less."""
     former = cluster.transactions.get(request.transaction)
     if former is not None and former.action is Action.REMOVE_EXCHANGE and former.exchange == request.exchange:
@@ -163,17 +163,17 @@ def remove_exchange(cluster: Cluster, request: RemoveExchange, now: float) -> Cl
         raise QueueStopped(f"queue {request.queue!r} is stopped: start it first")
     if len(record.exchanges) == 1:
         raise LastExchange(f"{request.exchange!r} is the only Exchange of queue {request.queue!r}")
-    entry = Transaction(request.transaction, Action.REMOVE_EXCHANGE, request.queue, (host,), now, request.exchange)
+    entry = ClientTransaction(request.transaction, Action.REMOVE_EXCHANGE, request.queue, (host,), now, request.exchange)
     return begin(without_exchange(cluster, request.queue, request.exchange), entry)
 
 
-def without_exchange(cluster: Cluster, queue: str, exchange: str) -> Cluster:
+def without_exchange(cluster: ClusterState, queue: str, exchange: str) -> ClusterState:
     """The Exchange is not wanted any more."""
     record = record_of(cluster, queue)
     return _with_record(cluster, msgspec.structs.replace(record, exchanges=_without(record.exchanges, exchange)))
 
 
-def drain_host(cluster: Cluster, request: DrainHost) -> Cluster:
+def drain_host(cluster: ClusterState, request: DrainHost) -> ClusterState:
     """The host takes nothing new, or takes part again."""
     host = cluster.hosts.get(request.host)
     if host is None:
@@ -181,7 +181,7 @@ def drain_host(cluster: Cluster, request: DrainHost) -> Cluster:
     return cluster.with_host(replace(host, draining_wanted=request.draining))
 
 
-def set_policy(cluster: Cluster, request: SetPolicy) -> Cluster:
+def set_policy(cluster: ClusterState, request: SetPolicy) -> ClusterState:
     """The queue scales by this policy, or never by itself."""
     record_of(cluster, request.queue)
     if request.policy is None:
@@ -189,17 +189,17 @@ def set_policy(cluster: Cluster, request: SetPolicy) -> Cluster:
     return replace(cluster, policies={**cluster.policies, request.queue: request.policy})
 
 
-def end(cluster: Cluster, transaction: str) -> Cluster:
+def end(cluster: ClusterState, transaction: str) -> ClusterState:
     """Without the record of a finished transaction."""
     return replace(cluster, transactions=_without(cluster.transactions, transaction))
 
 
-def begin(cluster: Cluster, entry: Transaction) -> Cluster:
+def begin(cluster: ClusterState, entry: ClientTransaction) -> ClusterState:
     """With this transaction recorded."""
     return replace(cluster, transactions={**cluster.transactions, entry.id: entry})
 
 
-def _with_record(cluster: Cluster, record: QueueRecord) -> Cluster:
+def _with_record(cluster: ClusterState, record: QueueRecord) -> ClusterState:
     return replace(cluster, queues={**cluster.queues, record.name: record})
 
 
@@ -210,7 +210,7 @@ def _without(table: Mapping[str, V], key: str) -> Mapping[str, V]:
 # --- how far it has got ------------------------------------------------------------------------------------------------
 
 
-def all_run(cluster: Cluster, processes: Iterable[tuple[str, str]], revisions: Revisions) -> bool:
+def all_run(cluster: ClusterState, processes: Iterable[tuple[str, str]], revisions: Revisions) -> bool:
     """Every (host, process name) runs, seen by hosts that have taken in these revisions. Raises ProcessFailed."""
     done = True
     for host, process in processes:
@@ -223,7 +223,7 @@ def all_run(cluster: Cluster, processes: Iterable[tuple[str, str]], revisions: R
     return done
 
 
-def serves(cluster: Cluster, record: QueueRecord, revisions: Revisions) -> bool:
+def serves(cluster: ClusterState, record: QueueRecord, revisions: Revisions) -> bool:
     """The queue runs, its backup Monitors included as far as their hosts live and have not given them up; or it is stopped.
     Raises ProcessFailed for any other process."""
     if not record.running:
@@ -238,7 +238,7 @@ def serves(cluster: Cluster, record: QueueRecord, revisions: Revisions) -> bool:
     return all_run(cluster, process_names(record), revisions) and all(settled(host) for host in record.backups)
 
 
-def stopped(cluster: Cluster, subject: str, hosts: Iterable[str], revisions: Revisions) -> bool:
+def stopped(cluster: ClusterState, subject: str, hosts: Iterable[str], revisions: Revisions) -> bool:
     """No live host of these reports any process of the queue or work queue, or it is wanted again."""
     record = cluster.record(subject)
     if record is not None and (isinstance(record, WorkQueueRecord) or record.running):
@@ -246,14 +246,14 @@ def stopped(cluster: Cluster, subject: str, hosts: Iterable[str], revisions: Rev
     return all(_gone(cluster, name, subject, "", revisions) for name in hosts)
 
 
-def none_left(cluster: Cluster, entry: Transaction, revisions: Revisions) -> bool:
+def none_left(cluster: ClusterState, entry: ClientTransaction, revisions: Revisions) -> bool:
     """No live host of a removal reports what was removed. A lost host stops it when it comes back."""
     if not entry.exchange:
         return stopped(cluster, entry.subject, entry.hosts, revisions)
     return all(_gone(cluster, name, entry.queue, entry.exchange, revisions) for name in entry.hosts)
 
 
-def _gone(cluster: Cluster, host_name: str, subject: str, exchange: str, revisions: Revisions) -> bool:
+def _gone(cluster: ClusterState, host_name: str, subject: str, exchange: str, revisions: Revisions) -> bool:
     host = cluster.host(host_name)
     if not host.alive:
         return True

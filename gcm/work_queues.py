@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from gcm import transactions
-from gcm.cluster import Action, Cluster, Transaction, failure, is_running, master_name
+from gcm.cluster import Action, ClientTransaction, ClusterState, failure, is_running, master_name
 from gcm.placement import place_master, refilled
 from roq.errors import InvalidConfiguration, NoHosts, NotReady, ProcessFailed, WorkQueueConflict, WorkQueueNotFound
 from roq.wire.assignment import ProcessKind, work_subject
@@ -32,7 +32,7 @@ WRITE_QUORUM_DEFAULT = 3
 STANDBYS_DEFAULT = 1
 
 
-def record_of(cluster: Cluster, name: str) -> WorkQueueRecord:
+def record_of(cluster: ClusterState, name: str) -> WorkQueueRecord:
     """The work queue's record; raises WorkQueueNotFound."""
     record = cluster.work_queues.get(name)
     if record is None:
@@ -60,7 +60,7 @@ def check(request: CreateWorkQueue) -> None:
         raise InvalidConfiguration(f"not possible for a work queue: {settings}")
 
 
-def create(cluster: Cluster, request: CreateWorkQueue, now: float, chance: random.Random) -> Cluster:
+def create(cluster: ClusterState, request: CreateWorkQueue, now: float, chance: random.Random) -> ClusterState:
     """The work queue with its master, and standbys on as many other hosts as there are."""
     existing = cluster.work_queues.get(request.name)
     if existing is not None:
@@ -80,7 +80,7 @@ def create(cluster: Cluster, request: CreateWorkQueue, now: float, chance: rando
     spec = WorkQueueSpec(log_id(request.name, request.transaction), write, ack, settings, inline)
     grows = not (request.write_quorum or request.ack_quorum)
     record = WorkQueueRecord(request.name, spec, standbys, hosts[0], 1, hosts[1:], now, request.transaction, grows)
-    entry = Transaction(request.transaction, Action.CREATE_WORK_QUEUE, request.name, hosts, now)
+    entry = ClientTransaction(request.transaction, Action.CREATE_WORK_QUEUE, request.name, hosts, now)
     return transactions.begin(_with_record(cluster, record), entry)
 
 
@@ -98,7 +98,7 @@ def _differences(record: WorkQueueRecord, request: CreateWorkQueue) -> list[str]
     return [f"{name} {has[name]}, not {value}" for name, value in asked.items() if has[name] != value]
 
 
-def _quorums(cluster: Cluster, request: CreateWorkQueue) -> tuple[int, int]:
+def _quorums(cluster: ClusterState, request: CreateWorkQueue) -> tuple[int, int]:
     alive = sum(host.alive for host in cluster.hosts.values())
     if not alive:
         raise NoHosts
@@ -112,12 +112,12 @@ def _majority(write_quorum: int) -> int:
     return write_quorum // 2 + 1
 
 
-def _possible_quorum(cluster: Cluster) -> int:
+def _possible_quorum(cluster: ClusterState) -> int:
     """The write quorum of a queue for which none was chosen, with the stores that run."""
     return min(WRITE_QUORUM_DEFAULT, _stores(cluster))
 
 
-def _grown(cluster: Cluster, spec: WorkQueueSpec) -> WorkQueueSpec:
+def _grown(cluster: ClusterState, spec: WorkQueueSpec) -> WorkQueueSpec:
     """With higher quorums if there are stores for them, as if it were created now; never lower: what was promised holds."""
     write = _possible_quorum(cluster)
     if write <= spec.write_quorum:
@@ -125,23 +125,25 @@ def _grown(cluster: Cluster, spec: WorkQueueSpec) -> WorkQueueSpec:
     return msgspec.structs.replace(spec, write_quorum=write, ack_quorum=max(spec.ack_quorum, _majority(write)))
 
 
-def remove(cluster: Cluster, request: RemoveWorkQueue, now: float) -> Cluster:
+def remove(cluster: ClusterState, request: RemoveWorkQueue, now: float) -> ClusterState:
     """Without the work queue."""
     former = cluster.transactions.get(request.transaction)
     if former is not None and former.action is Action.REMOVE_WORK_QUEUE and former.queue == request.name:
         return cluster
     record = record_of(cluster, request.name)
-    entry = Transaction(request.transaction, Action.REMOVE_WORK_QUEUE, record.name, record.hosts, now, log=record.spec.log)
+    entry = ClientTransaction(
+        request.transaction, Action.REMOVE_WORK_QUEUE, record.name, record.hosts, now, log=record.spec.log
+    )
     return transactions.begin(without(cluster, record.name), entry)
 
 
-def without(cluster: Cluster, name: str) -> Cluster:
+def without(cluster: ClusterState, name: str) -> ClusterState:
     """Nothing of the work queue is wanted any more."""
     kept = {key: record for key, record in cluster.work_queues.items() if key != name}
     return replace(transactions.without_creations(cluster, work_subject(name)), work_queues=kept)
 
 
-def created(cluster: Cluster, entry: Transaction, revisions: transactions.Revisions) -> bool:
+def created(cluster: ClusterState, entry: ClientTransaction, revisions: transactions.Revisions) -> bool:
     """The hosts run what this transaction created, with as many copies as live hosts allow. Raises ProcessFailed, or
     WorkQueueNotFound if it is unwanted again."""
     record = cluster.work_queues.get(entry.queue)
@@ -151,7 +153,7 @@ def created(cluster: Cluster, entry: Transaction, revisions: transactions.Revisi
     return _stores(cluster) >= min(record.spec.write_quorum, alive) and serves(cluster, record, revisions)
 
 
-def serves(cluster: Cluster, record: WorkQueueRecord, revisions: transactions.Revisions) -> bool:
+def serves(cluster: ClusterState, record: WorkQueueRecord, revisions: transactions.Revisions) -> bool:
     """Its master runs, and enough stores to acknowledge. Raises ProcessFailed if a host has given the master up."""
     name = master_name(record.name)
     if (reason := failure(cluster, record.master_host, name)) is not None:
@@ -159,12 +161,12 @@ def serves(cluster: Cluster, record: WorkQueueRecord, revisions: transactions.Re
     return _stores(cluster) >= record.spec.ack_quorum and transactions.all_run(cluster, [(record.master_host, name)], revisions)
 
 
-def _stores(cluster: Cluster) -> int:
+def _stores(cluster: ClusterState) -> int:
     """How many stores run."""
     return sum(is_running(cluster, host, str(ProcessKind.STORE)) for host in cluster.hosts)
 
 
-def fail_over(cluster: Cluster, record: WorkQueueRecord, chance: random.Random) -> Cluster:
+def fail_over(cluster: ClusterState, record: WorkQueueRecord, chance: random.Random) -> ClusterState:
     """A standby is activated under the next term, rather one that runs; without any, a new master is placed."""
     standbys = [name for name in record.standby_hosts if cluster.host(name).alive]
     active, name = record.master_host, master_name(record.name)
@@ -178,7 +180,7 @@ def fail_over(cluster: Cluster, record: WorkQueueRecord, chance: random.Random) 
     return _with_record(cluster, msgspec.structs.replace(record, master_host=active, term=term, standby_hosts=tuple(standbys)))
 
 
-def lacking(cluster: Cluster, takers: Collection[str]) -> list[str]:
+def lacking(cluster: ClusterState, takers: Collection[str]) -> list[str]:
     """Subjects of work queues that lack a standby one of these hosts could run, or copies other stores could keep."""
     possible = _possible_quorum(cluster)
     return [
@@ -189,15 +191,15 @@ def lacking(cluster: Cluster, takers: Collection[str]) -> list[str]:
     ]
 
 
-def _missing(cluster: Cluster, record: WorkQueueRecord) -> bool:
+def _missing(cluster: ClusterState, record: WorkQueueRecord) -> bool:
     return len(record.standby_hosts) < record.standbys or any(_given_up(cluster, record, host) for host in record.standby_hosts)
 
 
-def _given_up(cluster: Cluster, record: WorkQueueRecord, host: str) -> bool:
+def _given_up(cluster: ClusterState, record: WorkQueueRecord, host: str) -> bool:
     return failure(cluster, host, master_name(record.name)) is not None
 
 
-def repair(cluster: Cluster, record: WorkQueueRecord, chance: random.Random) -> Cluster:
+def repair(cluster: ClusterState, record: WorkQueueRecord, chance: random.Random) -> ClusterState:
     """As many standbys as it was created with, and as many copies as it should have, as far as there are hosts."""
     standbys = refilled(
         record.standby_hosts,
@@ -209,7 +211,7 @@ def repair(cluster: Cluster, record: WorkQueueRecord, chance: random.Random) -> 
     return _with_record(cluster, msgspec.structs.replace(record, standby_hosts=standbys, spec=spec))
 
 
-def _with_record(cluster: Cluster, record: WorkQueueRecord) -> Cluster:
+def _with_record(cluster: ClusterState, record: WorkQueueRecord) -> ClusterState:
     if cluster.work_queues.get(record.name) == record:
         return cluster
     return replace(cluster, work_queues={**cluster.work_queues, record.name: record})

@@ -13,7 +13,7 @@ from roq.wire.assignment import Assignment, MonitorRole, ProcessKind, ProcessSpe
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartProcess:
     """Not here yet."""
 
     spec: ProcessSpec
@@ -47,7 +47,7 @@ class Stop:
     name: str
 
 
-Action = Start | Keep | Reconfigure | Replace | Stop
+Action = StartProcess | Keep | Reconfigure | Replace | Stop
 
 
 def admit(assignment: Assignment, host: str, highest_epoch: int) -> None:
@@ -72,7 +72,7 @@ def plan(wanted: tuple[ProcessSpec, ...], present: Mapping[str, ProcessSpec]) ->
 
 def _action(spec: ProcessSpec, present: ProcessSpec | None) -> Action:
     if present is None:
-        return Start(spec)
+        return StartProcess(spec)
     if spec == present:
         return Keep(spec)
     same_settings = spec.settings == present.settings

@@ -23,9 +23,9 @@ from pathlib import Path
 import msgspec
 
 from hcm.last_words import epitaph
-from hcm.supervisor import Event, Exited, Forked, ForkFailed, Ready
-from hcm.template import Died, Hello, NotForked, Report
-from hcm.template import Forked as TemplateForked
+from hcm.supervisor import Event, Exited, Forked, ForkFailed, ProcessReady
+from hcm.template import Died, NotForked, Report, TemplateReady
+from hcm.template import ForkAnswer as TemplateForked
 from roq.errors import ProcessFailed
 from roq.runtime.backoff import delays
 from roq.runtime.lives import start_time
@@ -129,7 +129,7 @@ class Children:
 
     def _take(self, report: Report) -> None:
         match report:
-            case Hello(pid):
+            case TemplateReady(pid):
                 log.info("template ready", extra={"fields": {"template": pid}})
                 self._hello.set()
                 self._send_orders()
@@ -285,7 +285,7 @@ class Children:
     def _ready(self, pid: int, name: str) -> None:
         if pid in self._processes:
             self._settled(name)
-            self._on_event(name, Ready(pid))
+            self._on_event(name, ProcessReady(pid))
         elif len(self._early_ready) < EARLY_READY_MAX:  # faster than the template's word of its fork
             self._early_ready.add(pid)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from hcm import ports, supervisor
-from hcm.assignment import Keep, Reconfigure, Replace, Start, Stop, admit, plan
+from hcm.assignment import Keep, Reconfigure, Replace, StartProcess, Stop, admit, plan
 from hcm.children import Children
 from hcm.local_state import ChildRecord, LocalState, StateDirectory
 from hcm.supervisor import Child, Phase
@@ -60,7 +60,7 @@ class _Managed:
     configuring: bool = False  # it is being told its newest specification
 
 
-class Host:
+class HostProcesses:
     """`changed` is called whenever `processes()` would tell something new. `zookeeper`: full address, for the children."""
 
     def __init__(
@@ -148,13 +148,13 @@ class Host:
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - started / CLOCK_TICKS
         self._counters["adopted"] += 1
         self._event(name, supervisor.Adopted(pid, time.monotonic() - age))
-        self._event(name, supervisor.Tick(self.board.last(record.slot) / 1e9))
+        self._event(name, supervisor.Beat(self.board.last(record.slot) / 1e9))
         return True
 
     def start_remembered(self) -> None:
         """Start what the last assignment wanted: ZooKeeper can't be asked, and this host's part shall be up."""
         for name in list(self._managed):
-            self._event(name, supervisor.Wanted())
+            self._event(name, supervisor.ProcessWanted())
 
     async def stop_children(self) -> None:
         """Stop every child and wait for all exits; their ports stay remembered."""
@@ -205,21 +205,21 @@ class Host:
                 case Stop(name):
                     self._event(name, supervisor.Unwanted())
                 case Keep(spec):
-                    self._event(spec.name, supervisor.Wanted())
+                    self._event(spec.name, supervisor.ProcessWanted())
                 case Replace(spec):
                     self._managed[spec.name].record.spec = spec
-                    self._event(spec.name, supervisor.Replaced())
+                    self._event(spec.name, supervisor.SpecificationReplaced())
                 case Reconfigure(spec):
                     record = self._managed[spec.name].record
                     record.spec, record.stale = spec, True
-                    self._event(spec.name, supervisor.Wanted())
-                case Start(spec):
+                    self._event(spec.name, supervisor.ProcessWanted())
+                case StartProcess(spec):
                     self._add(spec)
                     starts.append(spec.name)
         if starts or not same_reign:
             await self._directory.save(self.state)  # before the fork: a successor must find what was forked
         for name in starts:
-            self._event(name, supervisor.Wanted())
+            self._event(name, supervisor.ProcessWanted())
         self._dirty.set()
         self._changed()
 
@@ -251,7 +251,7 @@ class Host:
             told = (Phase.STARTING, Phase.RUNNING)  # the Monitor's old address
             for name, other in self._managed.items():
                 if other.record.spec.subject == record.spec.subject and other is not managed and other.child.phase in told:
-                    self._event(name, supervisor.Replaced())
+                    self._event(name, supervisor.SpecificationReplaced())
 
     def _refresh(self, managed: _Managed) -> None:
         if managed.record.stale and not managed.configuring and managed.child.phase is Phase.RUNNING:
@@ -265,11 +265,11 @@ class Host:
             while record.stale and managed.child.phase is Phase.RUNNING:
                 record.stale = False
                 spec = self._child_spec(record).process
-                await ask(self._config.address, record.ports["control"], process_wire.Configure(spec), ASK_SECONDS)
+                await ask(self._config.address, record.ports["control"], process_wire.ConfigureProcess(spec), ASK_SECONDS)
                 self._counters["reconfigured"] += 1
         except RoqError as error:
             log.warning("restarted for its new specification", extra={"fields": {"reason": str(error)}})
-            self._event(managed.child.name, supervisor.Replaced())
+            self._event(managed.child.name, supervisor.SpecificationReplaced())
         finally:
             managed.configuring = False
             self._dirty.set()
@@ -388,7 +388,7 @@ class Host:
         for name, managed in list(self._managed.items()):
             beat = self.board.last(managed.record.slot) / 1e9
             if beat < oldest or managed.child.phase is not Phase.RUNNING:  # the rest is well
-                self._event(name, supervisor.Tick(beat))
+                self._event(name, supervisor.Beat(beat))
 
     def set_draining(self, draining: bool) -> None:
         """Remember whether this host wants nothing new."""

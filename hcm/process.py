@@ -19,7 +19,7 @@ import time
 
 import msgspec
 
-from hcm.host import Host
+from hcm.host import HostProcesses
 from hcm.host_stats import HostStats, disk_free_bytes, memory_bytes, noticeably_different
 from hcm.lease import may_go_on
 from hcm.local_state import StateDirectory
@@ -85,7 +85,9 @@ class HostManager:
         self._registration: Registration | None = None
         self._directory = StateDirectory(config.state_dir)
         try:
-            self._host = Host(config, self._zookeeper, self._directory, self._counters, self._tasks, self._report_due.set)
+            self._host = HostProcesses(
+                config, self._zookeeper, self._directory, self._counters, self._tasks, self._report_due.set
+            )
         except RoqError:
             self._directory.close()
             raise
@@ -354,12 +356,12 @@ class HostManager:
                 if self._registration is not None:
                     with contextlib.suppress(ZooKeeperUnavailable):
                         await self._registration.update(self._payload())
-                return wire.Done()
+                return wire.OrderTaken()
             case wire.ShutdownHost(reason):
                 log.info("host shutdown requested", extra={"fields": {"reason": reason}})
                 self._stop_children = self.shut_down = True
                 asyncio.get_running_loop().call_soon(self._stop.set)
-                return wire.Done()
+                return wire.OrderTaken()
 
     async def _leave(self) -> None:
         if not self._stop_children:

@@ -50,7 +50,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ProcessWanted:
     """The assignment wants this process (said at every new assignment)."""
 
 
@@ -60,7 +60,7 @@ class Unwanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class SpecificationReplaced:
     """Wanted with another specification: stop, then start anew."""
 
 
@@ -87,14 +87,14 @@ class ForkFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ProcessReady:
     """The process says that it serves."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Beat:
     """Once a second. last_beat: monotonic seconds of the process's last heartbeat, 0 if none."""
 
     last_beat: float
@@ -115,7 +115,7 @@ class Exited:
     reason: str
 
 
-Event = Wanted | Unwanted | Replaced | Adopted | Forked | ForkFailed | Ready | Tick | Due | Exited
+Event = ProcessWanted | Unwanted | SpecificationReplaced | Adopted | Forked | ForkFailed | ProcessReady | Beat | Due | Exited
 
 
 # --- instructions -----------------------------------------------------------------------------------------------------
@@ -180,9 +180,9 @@ class Child:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event in at `now` (monotonic seconds); what is to be done, in order."""
         match event:
-            case Tick(last_beat):
+            case Beat(last_beat):
                 return self._tick(last_beat, now)
-            case Ready(pid):
+            case ProcessReady(pid):
                 return self._now_ready() if self.phase is Phase.STARTING and pid == self.pid else []
             case Exited(pid, reason):
                 return self._exited(reason, now) if pid == self.pid and pid else []
@@ -192,11 +192,11 @@ class Child:
                 return self._forked(pid, now)
             case ForkFailed(reason):
                 return self._exited(reason, now) if self.pid == 0 and self._process_expected() else []
-            case Wanted():
+            case ProcessWanted():
                 return self._wanted(now)
             case Unwanted():
                 return self._unwanted(now)
-            case Replaced():
+            case SpecificationReplaced():
                 return self._replaced(now)
             case Adopted(pid, started):
                 self.phase, self.pid, self._forked_at, self._ready = Phase.STARTING, pid, started, False

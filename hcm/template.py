@@ -38,13 +38,13 @@ OUT_OF_MEMORY_SCORE = Path("/proc/self/oom_score_adj")
 EXIT_DEFECT = 70  # a child's main raised something that is no RoqError (EX_SOFTWARE)
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class TemplateReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Everything is imported; orders are taken."""
 
     pid: int
 
 
-class Forked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ForkAnswer(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The process exists."""
 
     name: str
@@ -65,7 +65,7 @@ class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
     code: int
 
 
-Report = Hello | Forked | NotForked | Died
+Report = TemplateReady | ForkAnswer | NotForked | Died
 Programs = Mapping[ProcessKind, Callable[[ChildSpec], int]]
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def serve(link: socket.socket) -> ChildSpec | None:
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler must exist for the wake-up descriptor to work
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    _say(link, Hello(os.getpid()))
+    _say(link, TemplateReady(os.getpid()))
     poller = select.poll()
     poller.register(link, select.POLLIN)
     poller.register(woken, select.POLLIN)
@@ -108,7 +108,7 @@ def _fork(link: socket.socket, name: str) -> bool:
         return False
     if pid == 0:
         return True
-    _say(link, Forked(name, pid))
+    _say(link, ForkAnswer(name, pid))
     return False
 
 

@@ -120,15 +120,15 @@ class SimulatedStores(Stores):
                 size, crc, _ = (await cluster.serve(source.removeprefix("sim://"), 0)).blobs.get(blob) or _missing(blob)
                 (await cluster.serve(host, size)).blobs[blob] = (size, crc, now())
                 cluster.copies += 1
-                answer = wire.Done()
+                answer = wire.StoreDone()
             case wire.DeleteBlob(blob=blob):
                 (await cluster.serve(host, 0)).blobs.pop(blob, None)
-                answer = wire.Done()
+                answer = wire.StoreDone()
             case wire.ListBlobs(prefix=prefix, after=after):
                 node = await cluster.serve(host, 0)
                 found = sorted(name for name in node.blobs if name.startswith(prefix) and name > after)
                 views = [wire.BlobView(name, node.blobs[name][0], now() - node.blobs[name][2]) for name in found]
-                answer = wire.Blobs(views[: wire.LIST_COUNT_MAX], [])
+                answer = wire.BlobList(views[: wire.LIST_COUNT_MAX], [])
             case _:
                 raise AssertionError(f"the master asked for {type(request).__name__}")
         await asyncio.sleep(cluster.speeds.network)

@@ -17,10 +17,10 @@ from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.wire.work_queue import WorkQueueSpec
-from roq.workqueue.master.blobs import Blobs, Pace
+from roq.workqueue.master.blobs import BlobRegistry, RegistryPace
 from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.reign import Clock, Reign
-from roq.workqueue.master.service import Service
+from roq.workqueue.master.reign import MasterReign, SteadyClock
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import Configure
 from roq.workqueue.state import State
 
@@ -33,7 +33,7 @@ SAMPLE_SECONDS = 60.0
 PRODUCER = 1
 
 
-class VirtualClock(Clock):
+class VirtualClock(SteadyClock):
     """Milliseconds of the running loop."""
 
     def __init__(self) -> None:
@@ -82,12 +82,12 @@ class Master:
         self._cluster = cluster
         spec = WorkQueueSpec("sim", COPIES, COPIES - 1)
         stores = SimulatedStores(cluster)
-        service = Service(State(), Recent(), 1, BLOB_BYTES, self._places, 0)
+        service = MasterService(State(), Recent(), 1, BLOB_BYTES, self._places, 0)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count(1)
-        self.reign = Reign(service, SimulatedLog(cluster.speeds), self._answered, self._drop, clock, counters)
+        self.reign = MasterReign(service, SimulatedLog(cluster.speeds), self._answered, self._drop, clock, counters)
         turn, barrier = self.reign.turn, self.reign.barrier
-        self.blobs = Blobs(spec, stores, service, turn, barrier, clock.now, counters, Pace(), reign="reign")
+        self.blobs = BlobRegistry(spec, stores, service, turn, barrier, clock.now, counters, RegistryPace(), reign="reign")
         self.service = service
         service.apply(Configure(clock.now(), service.state.settings, 0))
         self.reign.turn()
@@ -116,7 +116,7 @@ class Master:
         match request:
             case wire.Reserve():
                 self.blobs.reserve(b"client", id, request)
-            case wire.Stored():
+            case wire.PayloadStored():
                 self.blobs.stored(b"client", id, request)
             case _:
                 self.reign.take(b"client", id, request)
@@ -146,7 +146,7 @@ class Client:
                 async with asyncio.timeout(UPLOAD_SECONDS):
                     node = await self._cluster.serve(host, self._size)
                     node.blobs[reserved.blob] = (self._size, sequence, asyncio.get_running_loop().time())
-                await self._master.ask(wire.Stored(PRODUCER, sequence, reserved.blob, wire.Task(b"")))
+                await self._master.ask(wire.PayloadStored(PRODUCER, sequence, reserved.blob, wire.TaskToPut(b"")))
             except TimeoutError:
                 avoid = [host]
             except RoqError:

@@ -14,7 +14,7 @@ from roq.cli.address import JsonOption
 from roq.cli.output import console, print_json, say, table
 from roq.errors import CallError
 from roq.tools.chaos.picture import memory, timeline
-from roq.tools.chaos.result import Options, Result, Run
+from roq.tools.chaos.result import ChaosOptions, ChaosResult, ChaosRun
 
 RUN_MODULE = "roq.tools.chaos.run"  # imported when it is wanted: the Docker client would cost every command 60 ms
 LOCAL_HELP = "A cluster on loopback addresses: kills and pauses. With a real ZooKeeper: needs Java, or the extra 'local'."
@@ -54,7 +54,7 @@ def chaos(  # noqa: PLR0913, PLR0917  one parameter per flag
     if local == docker:
         raise CallError("where? give --local or --docker")
     logging.getLogger("roq.client").setLevel(logging.CRITICAL)  # gaps and lost paths are what is counted here
-    options = Options(seconds, seed, publishers, subscribers, pace, every, longest, size, soak).check()
+    options = ChaosOptions(seconds, seed, publishers, subscribers, pace, every, longest, size, soak).check()
     done = _run("docker" if docker else "local", image, options)
     result = done.result
     title = f"roq chaos, seed {seed}, {result.cluster}: {_summary(result)}"
@@ -73,18 +73,18 @@ def chaos(  # noqa: PLR0913, PLR0917  one parameter per flag
         raise typer.Exit(1)
 
 
-def _run(where: str, image: str, options: Options) -> Run:
+def _run(where: str, image: str, options: ChaosOptions) -> ChaosRun:
     say("bringing a cluster up")
-    done: Run = uvloop.run(importlib.import_module(RUN_MODULE).bring_up_and_run(where, image, options, say))
+    done: ChaosRun = uvloop.run(importlib.import_module(RUN_MODULE).bring_up_and_run(where, image, options, say))
     return done
 
 
-def _summary(result: Result) -> str:
+def _summary(result: ChaosResult) -> str:
     counts = ("published", "delivered", "lost", "duplicated", "reordered", "unknown", "reported_gaps")
     return ", ".join(f"{getattr(result, name)} {name.replace('_', ' ')}" for name in counts)
 
 
-def _print(result: Result) -> None:
+def _print(result: ChaosResult) -> None:
     names = ("published", "acked", "delivered", "lost", "duplicated", "reordered", "unknown", "reported_gaps")
     rows = [(name.replace("_", " "), f"{getattr(result, name)}") for name in names]
     silence = max(share.silence_seconds for share in result.subscribers)
@@ -100,7 +100,7 @@ def _print(result: Result) -> None:
     console().print(table(f"chaos, seed {result.options.seed}", ("what", "value"), rows))
 
 
-def _steady(result: Result) -> list[tuple[str, str]]:
+def _steady(result: ChaosResult) -> list[tuple[str, str]]:
     taken = result.resources
     judged = [life for life in taken.lives if life.judged]
     return [

@@ -13,13 +13,13 @@ from roq.cli.address import DEFAULT_ADDRESS, ClusterOption, JsonOption, given_ad
 from roq.cli.doctor_cluster import check_cluster
 from roq.cli.doctor_local import check_local
 from roq.cli.doctor_machine import check_machine
-from roq.cli.finding import Finding, Verdict, warning
+from roq.cli.finding import Finding, Severity, warning
 from roq.cli.output import console, print_json
 from roq.tools.local import starter
 
 LISTENS_SECONDS = 1.0
 NONE = "start one here, `roq up`, or name yours: --cluster, ROQ_CLUSTER or a configuration file"
-STYLE = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.WRONG: "bold red"}
+STYLE = {Severity.GOOD: "green", Severity.WARNING: "yellow", Severity.WRONG: "bold red"}
 
 
 def doctor(cluster: ClusterOption = None, json: JsonOption = False) -> None:
@@ -31,7 +31,7 @@ def doctor(cluster: ClusterOption = None, json: JsonOption = False) -> None:
         findings.append(warning("Cluster", f"none at {address}, where commands look if no other is named", NONE))
     else:
         findings += uvloop.run(check_cluster(address))
-    wrong = sum(finding.verdict == Verdict.WRONG for finding in findings)
+    wrong = sum(finding.verdict == Severity.WRONG for finding in findings)
     if json:
         print_json({"healthy": not wrong, "cluster": address, "findings": findings})
     else:

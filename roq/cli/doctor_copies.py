@@ -14,7 +14,7 @@ from roq.errors import DataLost, RoqError
 from roq.runtime.rpc import RpcClient
 from roq.wire import gcm, shuffle
 from roq.wire import master as wire
-from roq.wire.shuffle import State
+from roq.wire.shuffle import ShuffleState
 
 ANSWER_SECONDS = 10.0  # a master asks all stores before it answers
 ASKED_AT_ONCE = 32
@@ -37,8 +37,8 @@ async def read_copies(cluster: Cluster, zookeeper: str) -> list[CopiesOf]:
     queues = await asyncio.gather(*(_of_queue(info, gate) for info in await cluster.work_queues()))
     leader = GcmClient(zookeeper)
     try:
-        listed = (await leader.request(gcm.ListShuffles(), gcm.Shuffles, ANSWER_SECONDS)).shuffles
-        sealed = [one.name for one in listed if one.state is State.SEALED]
+        listed = (await leader.request(gcm.ListShuffles(), gcm.ShuffleList, ANSWER_SECONDS)).shuffles
+        sealed = [one.name for one in listed if one.state is ShuffleState.SEALED]
         infos = [await leader.request(gcm.DescribeShuffle(name), gcm.ShuffleInfo, ANSWER_SECONDS) for name in sealed]
     finally:
         leader.close()

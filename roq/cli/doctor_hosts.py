@@ -57,7 +57,7 @@ async def read_hosts(cluster: Cluster, zookeeper: str) -> HostsState:
     hosts = await asyncio.gather(*(_ask(info, gate) for info in await cluster.hosts() if info.alive))
     leader = GcmClient(zookeeper)
     try:
-        return HostsState(hosts, len((await leader.request(gcm.ListShuffles(), gcm.Shuffles, ANSWER_SECONDS)).shuffles))
+        return HostsState(hosts, len((await leader.request(gcm.ListShuffles(), gcm.ShuffleList, ANSWER_SECONDS)).shuffles))
     finally:
         leader.close()
 

@@ -8,10 +8,10 @@ from roq.cli.down import COMMAND, named
 from roq.cli.finding import Finding, good, wrong
 from roq.coordination.address import parse_address
 from roq.errors import InvalidConfiguration
-from roq.tools.local.starter import Found
+from roq.tools.local.starter import FoundCluster
 
 
-def check_local(found: Sequence[Found], address: str, *, chosen: bool) -> list[Finding]:
+def check_local(found: Sequence[FoundCluster], address: str, *, chosen: bool) -> list[Finding]:
     """Pure. address: the cluster that is looked at; chosen: somebody named it, it is not just the default."""
     findings = [_orphan(one, address) for one in found if one.orphan]
     ours = [one for one in found if not one.orphan and one.origin.command == COMMAND]
@@ -25,7 +25,7 @@ def check_local(found: Sequence[Found], address: str, *, chosen: bool) -> list[F
     return findings
 
 
-def _orphan(one: Found, address: str) -> Finding:
+def _orphan(one: FoundCluster, address: str) -> Finding:
     directory = one.origin.directory
     what = (
         "the cluster that is looked at here" if one.address and _same(one.address, address) else f"a cluster at {one.address}"

@@ -14,7 +14,7 @@ from roq.cli.output import say, working
 from roq.errors import CallError
 from roq.tools.local import starter
 from roq.tools.local.leftovers import Leftover
-from roq.tools.local.starter import Found
+from roq.tools.local.starter import FoundCluster
 
 COMMAND = "roq up"
 DIRECTORY_HELP = "The directory of the cluster; needed if several run here, and by root for another user's."
@@ -36,7 +36,7 @@ def down(
     say(told(found, ended))
 
 
-def chosen(found: Sequence[Found], directory: Path | None, user: int) -> Found | None:
+def chosen(found: Sequence[FoundCluster], directory: Path | None, user: int) -> FoundCluster | None:
     """The cluster to end, of this user unless a directory is named; None if there is none. Raises CallError for a choice that
     is not ours. Pure."""
     if directory is None:
@@ -53,13 +53,13 @@ def chosen(found: Sequence[Found], directory: Path | None, user: int) -> Found |
     return one
 
 
-def named(one: Found) -> str:
+def named(one: FoundCluster) -> str:
     """How a local cluster is named to people."""
     left = ", left by a killed program" if one.orphan else ""
     return f"{one.origin.directory}{f' ({one.address})' if one.address else ''}{left}"
 
 
-def told(found: Found, ended: Sequence[Leftover]) -> str:
+def told(found: FoundCluster, ended: Sequence[Leftover]) -> str:
     """What was done, for people."""
     counted = Counter(process.owner for process in ended)
     names = ", ".join(f"{owner} ({number})" if number > 1 else owner for owner, number in sorted(counted.items()))

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     """How bad it is."""
 
     GOOD = "good"
@@ -19,21 +19,21 @@ class Finding(msgspec.Struct, frozen=True):
     """One thing looked at. advice: what to do, empty when it is good."""
 
     subject: str
-    verdict: Verdict
+    verdict: Severity
     found: str
     advice: str = ""
 
 
 def good(subject: str, found: str) -> Finding:
     """As it should be."""
-    return Finding(subject, Verdict.GOOD, found)
+    return Finding(subject, Severity.GOOD, found)
 
 
 def warning(subject: str, found: str, advice: str) -> Finding:
     """It works, but."""
-    return Finding(subject, Verdict.WARNING, found, advice)
+    return Finding(subject, Severity.WARNING, found, advice)
 
 
 def wrong(subject: str, found: str, advice: str) -> Finding:
     """It does not work."""
-    return Finding(subject, Verdict.WRONG, found, advice)
+    return Finding(subject, Severity.WRONG, found, advice)

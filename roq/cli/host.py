@@ -139,7 +139,7 @@ async def _stopped(connected: Cluster, info: HostInfo) -> HostInfo:
         raise Unavailable(f"host {info.host} is away already; {again}")
     client = RpcClient(f"tcp://{info.address}:{info.port}", wire.Reply)
     try:
-        await client.request(wire.ShutdownHost("roq host stop"), wire.Done, ASK_SECONDS)
+        await client.request(wire.ShutdownHost("roq host stop"), wire.OrderTaken, ASK_SECONDS)
     finally:
         client.close()
     await _gone(connected, info)

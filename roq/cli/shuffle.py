@@ -17,7 +17,7 @@ from roq.cli.task_address import age
 from roq.errors import InvalidConfiguration
 from roq.runtime.extras import brought_by
 from roq.shuffle.ranges import imbalance
-from roq.wire.shuffle import RANGES_MAX, Description, Position, Range, State
+from roq.wire.shuffle import RANGES_MAX, Description, Position, Range, ShuffleState
 
 app = typer.Typer(help="Shuffles: list, show how far they are, rebalance, remove.", no_args_is_help=True)
 KEY_SHOWN_BYTES = 12
@@ -52,7 +52,7 @@ class ShuffleRow(msgspec.Struct):
 
     name: str
     id: str
-    state: State
+    state: ShuffleState
     keys: tuple[str, ...]
     replicas: int
     created: float

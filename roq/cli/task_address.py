@@ -16,7 +16,7 @@ from roq.cli.output import visible
 from roq.client.cluster import connect
 from roq.errors import InvalidAddress, WorkQueueNotFound
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import SCHEMES, Place, folder_address, parse
+from roq.workqueue.address import SCHEMES, QueueAddress, folder_address, parse
 from roq.workqueue.contract import ClusterSettings
 
 SHOWN_CHARACTERS = 60  # of a payload or an error in a table
@@ -60,7 +60,7 @@ def exists(address: str) -> bool:
     return True
 
 
-def _check_exists(place: Place) -> None:
+def _check_exists(place: QueueAddress) -> None:
     """Raises WorkQueueNotFound."""
     needed = {"file": os.path.join(place.path, "queue"), "log": place.path}.get(place.scheme)
     if needed is not None and not (os.path.isdir(needed) and (place.scheme == "file" or os.listdir(needed))):
@@ -69,7 +69,7 @@ def _check_exists(place: Place) -> None:
         asyncio.run(_known(place))
 
 
-async def _known(place: Place) -> None:
+async def _known(place: QueueAddress) -> None:
     async with connect(place.zookeeper, connect_seconds=CONNECT_SECONDS) as cluster:
         await cluster.work_queue(place.path)
 

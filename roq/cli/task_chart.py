@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from roq.tools.charts.chart import Line, Panel, draw
+from roq.tools.charts.chart import ChartLine, Panel, draw
 from roq.workqueue.contract import Status
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -43,7 +43,7 @@ class Progress(StrEnum):
     SHRINKING = "shrinking"
 
 
-class Pace(msgspec.Struct, frozen=True):
+class TaskRates(msgspec.Struct, frozen=True):
     """What samples tell. left: tasks not done. eta_seconds: from the measured rates; None unless the queue is empty or
     shrinks."""
 
@@ -54,7 +54,7 @@ class Pace(msgspec.Struct, frozen=True):
     progress: Progress
 
 
-def pace(samples: Sequence[Sample]) -> Pace:
+def pace(samples: Sequence[Sample]) -> TaskRates:
     """Between the first and the last sample given."""
     first, last = samples[0], samples[-1]
     seconds = last.at - first.at
@@ -63,7 +63,7 @@ def pace(samples: Sequence[Sample]) -> Pace:
     left = last.status.ready + last.status.delayed + last.status.leased
     found = Progress.EMPTY if left == 0 else Progress.MEASURING if seconds < MEASURED_SECONDS else _progress(samples, done, put)
     eta = {Progress.EMPTY: 0.0, Progress.SHRINKING: left / (done - put) if done > put else None}.get(found)
-    return Pace(done, put, left, eta, found)
+    return TaskRates(done, put, left, eta, found)
 
 
 def _progress(samples: Sequence[Sample], done: float, put: float) -> Progress:
@@ -104,7 +104,7 @@ def svg(samples: Sequence[Sample], title: str) -> str:
     """Counts above, completed tasks per second below, over time."""
     step = max(1, math.ceil(len(samples) / POINTS_MAX))
     shown = [*samples[:-1][::step], samples[-1]]
-    counts = [Line(name, colour, [(one.at, float(of(one.status))) for one in shown]) for name, colour, of in LINES]
+    counts = [ChartLine(name, colour, [(one.at, float(of(one.status))) for one in shown]) for name, colour, of in LINES]
     speed = [(one.at, rate) for one, rate in zip(shown[1:], rates(shown), strict=True)]
-    panels = [Panel("tasks", counts), Panel("completed per second", [Line("", LINES[0][1], speed)])]
+    panels = [Panel("tasks", counts), Panel("completed per second", [ChartLine("", LINES[0][1], speed)])]
     return draw(title, "", panels, shown[0].at, shown[-1].at, elapsed=True)

@@ -34,7 +34,7 @@ WAIT_SECONDS = 1.0  # for tasks to come while FROM is not empty
 TERMINATED = 128 + signal.SIGTERM
 
 
-class Moved(msgspec.Struct):
+class TasksMoved(msgspec.Struct):
     """What a move did. again: tasks whose lease at FROM ended before they were acked there; they may be done twice.
     dead_left: dead letters of FROM."""
 
@@ -55,7 +55,7 @@ def move(
     """Carry all tasks of a queue to another one, at least once each, while workers go on. Ends when FROM is empty."""
     if same_queue(full_address(source), full_address(target)):
         raise CallError("FROM and TO are the same queue")
-    done = Moved()
+    done = TasksMoved()
     with opened(source) as giver, closing(_taker(full_address(target), giver.settings)) as taker, _stop_asked() as stop:
         try:
             _carry(giver, taker, done, stop, follow=follow)
@@ -99,7 +99,7 @@ def _stop_asked() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _carry(giver: WorkQueue, taker: WorkQueue, done: Moved, stop: threading.Event, *, follow: bool) -> None:
+def _carry(giver: WorkQueue, taker: WorkQueue, done: TasksMoved, stop: threading.Event, *, follow: bool) -> None:
     count, wait, told = FIRST_COUNT, 0.0, False
     while not stop.is_set():
         tasks = giver.lease(LEASE_SECONDS, count, wait)

@@ -14,7 +14,7 @@ from roq.client.cluster import Cluster
 from roq.errors import InvalidAddress
 from roq.wire.gcm import WorkQueueInfo
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import Place, parse, queue_address
+from roq.workqueue.address import QueueAddress, parse, queue_address
 
 AddressesArgument = Annotated[
     list[str], typer.Argument(metavar="ADDRESS…", help="roq://zk1:2181,zk2:2181/name.", show_default=False)
@@ -86,7 +86,7 @@ def remove(addresses: AddressesArgument) -> None:
         say(f"removed {place.path}")
 
 
-def _in_cluster(address: str) -> Place:
+def _in_cluster(address: str) -> QueueAddress:
     place = parse(full_address(address))
     if place.scheme != "roq":
         raise InvalidAddress(f"{address!r} is not in a cluster: that queue goes with its folder, {place.path}")

@@ -21,7 +21,7 @@ from roq.blocking import WorkQueue
 from roq.cli.address import JsonOption
 from roq.cli.output import console, print_json, rate, table
 from roq.cli.task_address import AddressArgument, age, opened
-from roq.cli.task_chart import Pace, Progress, Sample, pace, rates, sparkline, svg
+from roq.cli.task_chart import Progress, Sample, TaskRates, pace, rates, sparkline, svg
 from roq.errors import TemporaryError
 from roq.workqueue.contract import Status
 
@@ -44,7 +44,7 @@ class WatchLine(msgspec.Struct):
 
     at: float
     status: Status
-    pace: Pace
+    pace: TaskRates
 
 
 class _Watch:
@@ -70,7 +70,7 @@ class _Watch:
             temporary.replace(self._picture)
         return sample
 
-    def pace(self) -> Pace:
+    def pace(self) -> TaskRates:
         """Of the last half minute."""
         return pace(list(self._recent))
 
@@ -94,7 +94,7 @@ class _Watch:
         return table(self._queue.address, ("TASKS", ""), rows)
 
 
-def progress(speed: Pace) -> str:
+def progress(speed: TaskRates) -> str:
     """When it ends, or why that can't be told."""
     seconds = speed.eta_seconds
     if speed.progress is not Progress.SHRINKING or seconds is None:

@@ -26,7 +26,7 @@ class LinkState(StrEnum):
     ENDED = "ended"  # nobody tries to connect any more, without anyone having asked for that
 
 
-class Link(Protocol):
+class CoordinationLink(Protocol):
     """Made, used and closed on the loop's thread. Every request gives a future, settled on the loop, which raises NodeExists,
     NoNode, VersionConflict, NodeNotEmpty, CoordinationError, or ZooKeeperUnavailable when the connection ended. Paths are
     relative to the chroot; one that begins with "/" is not."""
@@ -72,7 +72,7 @@ class Link(Protocol):
 
 
 # (address, session seconds, seconds to connect to one host, told of every change: state and session id)
-OpenLink = Callable[[ZooKeeperAddress, float, float, Callable[[LinkState, int], None]], Link]
+OpenLink = Callable[[ZooKeeperAddress, float, float, Callable[[LinkState, int], None]], CoordinationLink]
 
 
 def full_path(chroot: str, path: str) -> str:

@@ -21,7 +21,7 @@ from roq.runtime.run import run, set_process_name
 EXIT_USAGE = 2
 
 
-class Ready(msgspec.Struct, frozen=True):
+class CoordinatorReady(msgspec.Struct, frozen=True):
     """The line a launcher waits for."""
 
     ready: bool
@@ -60,7 +60,7 @@ async def serve(config: CoordinatorConfig, stop: asyncio.Event, listener: socket
     coordinator = Coordinator(config, listener=listener)
     try:
         await coordinator.start()
-        ready = Ready(ready=True, port=coordinator.port, pid=os.getpid())
+        ready = CoordinatorReady(ready=True, port=coordinator.port, pid=os.getpid())
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         sys.stdout.flush()
         stopping = asyncio.create_task(stop.wait())

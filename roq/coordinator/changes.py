@@ -34,7 +34,7 @@ class Removed(msgspec.Struct, frozen=True, array_like=True, tag=2):
     path: str
 
 
-class Replaced(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class DataReplaced(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A node's data was replaced; version: its new one."""
 
     path: str
@@ -49,7 +49,7 @@ class AclSet(msgspec.Struct, frozen=True, array_like=True, tag=4):
     aversion: int
 
 
-class Opened(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class SessionOpened(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """A session began."""
 
     session: int
@@ -57,16 +57,16 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=5):
     timeout_ms: int
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class SessionEnded(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """A session is over, and its ephemeral nodes are gone."""
 
     session: int
 
 
-Change = Made | Removed | Replaced | AclSet | Opened | Ended
+Change = Made | Removed | DataReplaced | AclSet | SessionOpened | SessionEnded
 
 
-class Transaction(msgspec.Struct, frozen=True, array_like=True):
+class TreeTransaction(msgspec.Struct, frozen=True, array_like=True):
     """Changes that happen at once. at: ms since 1970."""
 
     zxid: int
@@ -90,31 +90,31 @@ class NodeImage(msgspec.Struct, frozen=True, array_like=True):
     mtime: int
 
 
-class Image(msgspec.Struct, frozen=True, array_like=True):
+class TreeImage(msgspec.Struct, frozen=True, array_like=True):
     """Everything, behind the transaction zxid."""
 
     zxid: int
     nodes: list[NodeImage]
-    sessions: list[Opened]
+    sessions: list[SessionOpened]
 
 
 _encoder = msgspec.msgpack.Encoder()
-_transactions = msgspec.msgpack.Decoder(Transaction)
-_images = msgspec.msgpack.Decoder(Image)
+_transactions = msgspec.msgpack.Decoder(TreeTransaction)
+_images = msgspec.msgpack.Decoder(TreeImage)
 _FORMAT_BYTE = bytes([FORMAT])
 
 
-def encode(value: Transaction | Image) -> bytes:
+def encode(value: TreeTransaction | TreeImage) -> bytes:
     """The bytes of an entry or an image."""
     return _FORMAT_BYTE + _encoder.encode(value)
 
 
-def decode_transaction(data: bytes) -> Transaction:
+def decode_transaction(data: bytes) -> TreeTransaction:
     """The transaction of an entry. Raises UnknownFormat, StorageFailed."""
     return _decode(_transactions, data)
 
 
-def decode_image(data: bytes) -> Image:
+def decode_image(data: bytes) -> TreeImage:
     """The image in a snapshot. Raises UnknownFormat, StorageFailed."""
     return _decode(_images, data)
 

@@ -24,7 +24,7 @@ HANDSHAKE_SECONDS = 5.0  # a client that connects and says nothing is dropped
 LENGTH_BYTES = 4
 
 
-class Service(Protocol):
+class CoordinatorService(Protocol):
     """What a connection needs of the coordinator."""
 
     def opened(self, connection: Connection) -> bool:
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, service: Service, number: int) -> None:
+    def __init__(self, service: CoordinatorService, number: int) -> None:
         self._service = service
         self.number = number
         self.session = 0

@@ -30,7 +30,7 @@ LOCK, LOG = "lock", "journal"
 NOBODYS = frozenset({LOCK, "lost+found"})  # what an empty folder may hold
 
 
-class Journal:
+class TreeJournal:
     """An open journal. One thread at a time appends; another one may write a snapshot beside it.
     force_sync: what `write` has written outlives a power cut, not kill -9 alone.
 

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from roq.config import CoordinatorConfig
-from roq.coordinator.changes import Transaction, encode
+from roq.coordinator.changes import TreeTransaction, encode
 from roq.coordinator.connection import Connection
 from roq.coordinator.expiry import Expiry, negotiated
-from roq.coordinator.journal import Journal
+from roq.coordinator.journal import TreeJournal
 from roq.coordinator.tree import Outcome
 from roq.coordinator.watches import Firing
 from roq.errors import FrameError, StorageFull
@@ -33,7 +33,7 @@ from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import listen
 from roq.wire import jute
 from roq.wire.limits import LISTEN_BACKLOG
-from roq.wire.zookeeper import COORDINATOR_VERSION, PASSWORD_BYTES, Auth, Close, Code, Failed, Ping, Unsupported
+from roq.wire.zookeeper import COORDINATOR_VERSION, PASSWORD_BYTES, Auth, Close, Code, ErrorResponse, PingRequest, Unsupported
 
 log = logger(__name__)
 
@@ -108,7 +108,7 @@ class Coordinator:
         listener = self._listener or listen(self._config.address, self._config.port)
         self.port = listener.getsockname()[1]
         try:
-            self._journal = Journal(self._config.data_dir, force_sync=self._config.force_sync, disk=self._disk)
+            self._journal = TreeJournal(self._config.data_dir, force_sync=self._config.force_sync, disk=self._disk)
             try:
                 self._tree = self._journal.replay()
             except BaseException:
@@ -262,12 +262,12 @@ class Coordinator:
         if isinstance(request, Unsupported):
             self._refusals.note("only_zookeeper_has_it", f"request of type {request.type} from {connection.peer}")
         zxid = outcome.transaction.zxid if outcome.transaction else self._tree.zxid
-        connection.send(jute.reply(jute.PING_XID if isinstance(request, Ping) else xid, zxid, outcome.reply), zxid)
+        connection.send(jute.reply(jute.PING_XID if isinstance(request, PingRequest) else xid, zxid, outcome.reply), zxid)
         self.counters["replies"] += 1
         if isinstance(request, Close):
             self._expiry.forget(session)
             connection.end()
-        elif isinstance(request, Auth) or outcome.reply == Failed(Code.SESSION_EXPIRED):
+        elif isinstance(request, Auth) or outcome.reply == ErrorResponse(Code.SESSION_EXPIRED):
             connection.end()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class Coordinator:
             if connection is not None:
                 connection.send(jute.event(kind, path, zxid), self._tree.zxid)
 
-    def _write(self, transaction: Transaction) -> None:
+    def _write(self, transaction: TreeTransaction) -> None:
         entry = encode(transaction)
         self._unwritten.append(entry)
         self._unwritten_bytes += len(entry)

@@ -21,8 +21,19 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from roq.coordinator.changes import AclSet, Change, Ended, Image, Made, NodeImage, Opened, Removed, Replaced, Transaction
-from roq.coordinator.watches import Firing, Kind, Watches
+from roq.coordinator.changes import (
+    AclSet,
+    Change,
+    DataReplaced,
+    Made,
+    NodeImage,
+    Removed,
+    SessionEnded,
+    SessionOpened,
+    TreeImage,
+    TreeTransaction,
+)
+from roq.coordinator.watches import Firing, Watches, WatchKind
 from roq.errors import StorageFailed
 from roq.wire.zookeeper import (
     OPEN_ACL,
@@ -30,16 +41,16 @@ from roq.wire.zookeeper import (
     Acl,
     AclReply,
     Auth,
-    Check,
+    CheckRequest,
     Close,
     Code,
-    Create,
+    CreateRequest,
     DataReply,
-    Delete,
-    Done,
+    DeleteRequest,
+    EmptyResponse,
+    ErrorResponse,
     EventType,
-    Exists,
-    Failed,
+    ExistsRequest,
     GetAcl,
     GetChildren,
     GetData,
@@ -47,13 +58,13 @@ from roq.wire.zookeeper import (
     NamesReply,
     PathReply,
     PathStat,
-    Ping,
+    PingRequest,
     Read,
     Reply,
     Request,
     Results,
     SetAcl,
-    SetData,
+    SetDataRequest,
     SetWatches,
     Stat,
     StatReply,
@@ -73,7 +84,7 @@ NO_ZXID = -1  # of events that no transaction caused
 _ILLEGAL = re.compile(r"[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]|//|/\.\.?(?:/|\Z)")
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """ZooKeeper's answer is this error."""
 
     def __init__(self, code: Code) -> None:
@@ -85,12 +96,12 @@ class Outcome(NamedTuple):
     """What a request led to. zxid: of the event's cause."""
 
     reply: Reply
-    transaction: Transaction | None = None
+    transaction: TreeTransaction | None = None
     firings: tuple[Firing, ...] | list[Firing] = ()
     zxid: int = NO_ZXID
 
 
-class Session:
+class TreeSession:
     """One session: its password, its time-out, its ephemeral nodes in the order in which they were made."""
 
     __slots__ = ("ephemerals", "password", "timeout_ms")
@@ -147,25 +158,25 @@ def parent_of(path: str) -> str:
 def check_path(path: str) -> None:
     """Raises Refused unless a node may have this path."""
     if not path.startswith("/") or (path.endswith("/") and path != "/") or _ILLEGAL.search(path):
-        raise Refused(Code.BAD_ARGUMENTS)
+        raise RequestRefused(Code.BAD_ARGUMENTS)
 
 
 def _check_version(wanted: int, found: int) -> None:
     if wanted not in (ANY_VERSION, found):
-        raise Refused(Code.BAD_VERSION)
+        raise RequestRefused(Code.BAD_VERSION)
 
 
 def _check_acl(acl: tuple[Acl, ...]) -> None:
     if set(acl) != set(OPEN_ACL):
-        raise Refused(Code.INVALID_ACL)
+        raise RequestRefused(Code.INVALID_ACL)
 
 
 class Tree:
     """Everything the coordinator knows. `sessions` by id; `zxid` of the last transaction."""
 
-    def __init__(self, image: Image | None = None) -> None:
+    def __init__(self, image: TreeImage | None = None) -> None:
         self.zxid = 0
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, TreeSession] = {}
         self.watches = Watches()
         root = _Node(b"", 0, 0, 0)
         self._nodes: dict[str, _Node] = {"/": root}
@@ -181,63 +192,65 @@ class Tree:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def open_session(self, session: int, password: bytes, timeout_ms: int, at: int) -> Transaction:
+    def open_session(self, session: int, password: bytes, timeout_ms: int, at: int) -> TreeTransaction:
         """Begin a session with a new id. at: ms since 1970, here and below."""
-        return self._commit((Opened(session, password, timeout_ms),), at)[0]
+        return self._commit((SessionOpened(session, password, timeout_ms),), at)[0]
 
     def handle(self, session: int, watcher: int, request: Request, at: int) -> Outcome:
         """Answer a request of a session; `watcher` gets the watches it leaves."""
         try:
             if session not in self.sessions:
-                raise Refused(Code.SESSION_EXPIRED)
+                raise RequestRefused(Code.SESSION_EXPIRED)
             match request:
-                case Create() | Delete() | SetData() | SetAcl():
+                case CreateRequest() | DeleteRequest() | SetDataRequest() | SetAcl():
                     return self._write(session, request, at)
-                case Exists() | GetData() | GetAcl() | GetChildren() | Sync():
+                case ExistsRequest() | GetData() | GetAcl() | GetChildren() | Sync():
                     return Outcome(self._read(watcher, request))
                 case Multi(ops):
                     return self._multi(session, ops, at)
                 case Close():
                     return self.end_session(session, at)
                 case SetWatches():
-                    return Outcome(Done(Type.SET_WATCHES), None, list(self._watch_again(watcher, request)))
-                case Ping():
-                    return Outcome(Done(Type.PING))
+                    return Outcome(EmptyResponse(Type.SET_WATCHES), None, list(self._watch_again(watcher, request)))
+                case PingRequest():
+                    return Outcome(EmptyResponse(Type.PING))
                 case Auth():
-                    raise Refused(Code.AUTH_FAILED)
+                    raise RequestRefused(Code.AUTH_FAILED)
                 case Unsupported():
-                    raise Refused(Code.UNIMPLEMENTED)
-        except Refused as refused:
-            return Outcome(Failed(refused.code))
+                    raise RequestRefused(Code.UNIMPLEMENTED)
+        except RequestRefused as refused:
+            return Outcome(ErrorResponse(refused.code))
 
     def end_session(self, session: int, at: int) -> Outcome:
         """The client closed it, or it was not heard of."""
-        transaction, _, firings = self._commit((Ended(session),), at)
-        return Outcome(Done(Type.CLOSE), transaction, firings, transaction.zxid)
+        transaction, _, firings = self._commit((SessionEnded(session),), at)
+        return Outcome(EmptyResponse(Type.CLOSE), transaction, firings, transaction.zxid)
 
     def _write(self, session: int, request: Write, at: int) -> Outcome:
         change = self._prepare(request, session, {})
         transaction, replies, firings = self._commit((change,), at)
         return Outcome(_as_asked(request, replies[0]), transaction, firings, transaction.zxid)
 
-    def _multi(self, session: int, ops: tuple[Create | Delete | SetData | Check, ...], at: int) -> Outcome:
+    def _multi(
+        self, session: int, ops: tuple[CreateRequest | DeleteRequest | SetDataRequest | CheckRequest, ...], at: int
+    ) -> Outcome:
         drafts: dict[str, _Draft | None] = {}
         changes: list[Change] = []
         for number, op in enumerate(ops):
             try:
-                if isinstance(op, Check):
+                if isinstance(op, CheckRequest):
                     self._check(op, drafts)
                 else:
                     changes.append(self._prepare(op, session, drafts))
-            except Refused as refused:
-                before, behind = Failed(Code.OK), Failed(Code.RUNTIME_INCONSISTENCY)
-                guilty = Failed(refused.code)
+            except RequestRefused as refused:
+                before, behind = ErrorResponse(Code.OK), ErrorResponse(Code.RUNTIME_INCONSISTENCY)
+                guilty = ErrorResponse(refused.code)
                 return Outcome(Results((*[before] * number, guilty, *[behind] * (len(ops) - number - 1))))
         if not changes:
-            return Outcome(Results(tuple(Done(Type.CHECK) for _ in ops)))
+            return Outcome(Results(tuple(EmptyResponse(Type.CHECK) for _ in ops)))
         transaction, done, firings = self._commit(tuple(changes), at)
         left = iter(done)
-        replies = tuple(Done(Type.CHECK) if isinstance(op, Check) else _as_asked(op, next(left)) for op in ops)
+        replies = tuple(EmptyResponse(Type.CHECK) if isinstance(op, CheckRequest) else _as_asked(op, next(left)) for op in ops)
         return Outcome(Results(replies), transaction, firings, transaction.zxid)  # type: ignore[arg-type]
 
     # --- preparing: order of the refusals as in ZooKeeper ---------------------------------------------------------------
@@ -249,22 +262,22 @@ class Tree:
             drafts[path] = node.draft() if node is not None else None
         draft = drafts[path]
         if draft is None:
-            raise Refused(Code.NO_NODE)
+            raise RequestRefused(Code.NO_NODE)
         return draft
 
     def _prepare(self, op: Write, session: int, drafts: dict[str, _Draft | None]) -> Change:
         match op:
-            case Create():
+            case CreateRequest():
                 return self._prepare_create(op, session, drafts)
-            case Delete():
+            case DeleteRequest():
                 return self._prepare_delete(op, drafts)
-            case SetData(path, data, version):
+            case SetDataRequest(path, data, version):
                 check_path(path)
                 node = self._draft(path, drafts)
                 _check_writable(path)
                 _check_version(version, node.version)
                 node.version += 1
-                return Replaced(path, data, node.version)
+                return DataReplaced(path, data, node.version)
             case SetAcl(path, acl, version):
                 check_path(path)
                 _check_acl(acl)
@@ -274,14 +287,14 @@ class Tree:
                 node.aversion += 1
                 return AclSet(path, node.aversion)
 
-    def _prepare_create(self, op: Create, session: int, drafts: dict[str, _Draft | None]) -> Change:
+    def _prepare_create(self, op: CreateRequest, session: int, drafts: dict[str, _Draft | None]) -> Change:
         if not 0 <= op.flags <= FLAGS_MAX:
-            raise Refused(Code.BAD_ARGUMENTS)
+            raise RequestRefused(Code.BAD_ARGUMENTS)
         if op.flags > FLAGS_KNOWN:
-            raise Refused(Code.UNIMPLEMENTED)
+            raise RequestRefused(Code.UNIMPLEMENTED)
         path = op.path
         if "/" not in path or "\0" in path:
-            raise Refused(Code.BAD_ARGUMENTS)
+            raise RequestRefused(Code.BAD_ARGUMENTS)
         _check_acl(op.acl)
         parent_path = parent_of(path)
         parent = self._draft(parent_path, drafts)
@@ -290,38 +303,38 @@ class Tree:
             path = f"{path}{parent.creates:010d}"
         check_path(path)
         if drafts[path] is not None if path in drafts else path in self._nodes:
-            raise Refused(Code.NODE_EXISTS)
+            raise RequestRefused(Code.NODE_EXISTS)
         if parent.owner:
-            raise Refused(Code.NO_CHILDREN_FOR_EPHEMERALS)
+            raise RequestRefused(Code.NO_CHILDREN_FOR_EPHEMERALS)
         parent.creates += 1
         parent.children += 1
         owner = session if op.flags & EPHEMERAL else 0
         drafts[path] = _Draft(owner)
         return Made(path, op.data, owner, parent.creates)
 
-    def _prepare_delete(self, op: Delete, drafts: dict[str, _Draft | None]) -> Change:
+    def _prepare_delete(self, op: DeleteRequest, drafts: dict[str, _Draft | None]) -> Change:
         if "/" not in op.path or "\0" in op.path or op.path in FIXED:
-            raise Refused(Code.BAD_ARGUMENTS)
+            raise RequestRefused(Code.BAD_ARGUMENTS)
         parent = self._draft(parent_of(op.path), drafts)
         node = self._draft(op.path, drafts)
         _check_version(op.version, node.version)
         if node.children:
-            raise Refused(Code.NOT_EMPTY)
+            raise RequestRefused(Code.NOT_EMPTY)
         parent.children -= 1
         drafts[op.path] = None
         return Removed(op.path)
 
-    def _check(self, op: Check, drafts: dict[str, _Draft | None]) -> None:
+    def _check(self, op: CheckRequest, drafts: dict[str, _Draft | None]) -> None:
         check_path(op.path)
         _check_version(op.version, self._draft(op.path, drafts).version)
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
-    def _commit(self, changes: tuple[Change, ...], at: int) -> tuple[Transaction, list[Reply], list[Firing]]:
-        transaction = Transaction(self.zxid + 1, at, changes)
+    def _commit(self, changes: tuple[Change, ...], at: int) -> tuple[TreeTransaction, list[Reply], list[Firing]]:
+        transaction = TreeTransaction(self.zxid + 1, at, changes)
         return transaction, *self.apply(transaction)
 
-    def apply(self, transaction: Transaction) -> tuple[list[Reply], list[Firing]]:
+    def apply(self, transaction: TreeTransaction) -> tuple[list[Reply], list[Firing]]:
         """Change the tree: now, or again when the journal is read. Raises StorageFailed if it does not follow what is there."""
         if transaction.zxid != self.zxid + 1:
             raise StorageFailed(f"transaction {transaction.zxid:#x} follows {self.zxid:#x}: some are missing between them")
@@ -335,7 +348,7 @@ class Tree:
         self.zxid = transaction.zxid
         return replies, firings
 
-    def _apply(self, change: Change, transaction: Transaction, firings: list[Firing]) -> Reply:
+    def _apply(self, change: Change, transaction: TreeTransaction, firings: list[Firing]) -> Reply:
         zxid, at = transaction.zxid, transaction.at
         match change:
             case Made(path, data, session, creates):
@@ -351,8 +364,8 @@ class Tree:
                 if owner:
                     del self.sessions[owner].ephemerals[path]
                 self._remove(path, zxid, firings)
-                return Done(Type.DELETE)
-            case Replaced(path, data, version):
+                return EmptyResponse(Type.DELETE)
+            case DataReplaced(path, data, version):
                 node = self._nodes[path]
                 node.data, node.version, node.mzxid, node.mtime = data, version, zxid, at
                 firings += self.watches.changed(path)
@@ -361,13 +374,13 @@ class Tree:
                 node = self._nodes[path]
                 node.aversion = aversion
                 return StatReply(node.stat())
-            case Opened(session, password, timeout_ms):
-                self.sessions[session] = Session(password, timeout_ms)
-                return Done(Type.PING)
-            case Ended(session):
+            case SessionOpened(session, password, timeout_ms):
+                self.sessions[session] = TreeSession(password, timeout_ms)
+                return EmptyResponse(Type.PING)
+            case SessionEnded(session):
                 for path in self.sessions.pop(session).ephemerals:
                     self._remove(path, zxid, firings)
-                return Done(Type.CLOSE)
+                return EmptyResponse(Type.CLOSE)
 
     def _insert(self, path: str, node: _Node) -> _Node:
         """Put a node in its place; its parent."""
@@ -390,23 +403,23 @@ class Tree:
             return PathReply(request.path)
         path = request.path
         node = self._nodes.get(path or "/")
-        if isinstance(request, Exists):
+        if isinstance(request, ExistsRequest):
             if "\0" in path:
-                raise Refused(Code.BAD_ARGUMENTS)
+                raise RequestRefused(Code.BAD_ARGUMENTS)
             if request.watch:  # also on a node that is not there
-                self.watches.add(Kind.DATA, path, watcher)
+                self.watches.add(WatchKind.DATA, path, watcher)
         if node is None:
-            raise Refused(Code.NO_NODE)
+            raise RequestRefused(Code.NO_NODE)
         match request:
-            case Exists():
+            case ExistsRequest():
                 return StatReply(node.stat())
             case GetData(_, watch):
                 if watch:
-                    self.watches.add(Kind.DATA, path, watcher)
+                    self.watches.add(WatchKind.DATA, path, watcher)
                 return DataReply(node.data, node.stat())
             case GetChildren(_, watch, with_stat):
                 if watch:
-                    self.watches.add(Kind.CHILDREN, path, watcher)
+                    self.watches.add(WatchKind.CHILDREN, path, watcher)
                 return NamesReply(tuple(node.children), node.stat() if with_stat else None)
             case GetAcl():
                 return AclReply(READ_ACL if path == CONFIG else OPEN_ACL, node.stat())
@@ -420,12 +433,12 @@ class Tree:
             elif node.mzxid > request.since:
                 yield watcher, EventType.CHANGED, path
             else:
-                self.watches.add(Kind.DATA, path, watcher)
+                self.watches.add(WatchKind.DATA, path, watcher)
         for path in request.exist:
             if path in self._nodes:
                 yield watcher, EventType.CREATED, path
             else:
-                self.watches.add(Kind.DATA, path, watcher)
+                self.watches.add(WatchKind.DATA, path, watcher)
         for path in request.child:
             node = self._nodes.get(path)
             if node is None:
@@ -433,11 +446,11 @@ class Tree:
             elif node.pzxid > request.since:
                 yield watcher, EventType.CHILDREN, path
             else:
-                self.watches.add(Kind.CHILDREN, path, watcher)
+                self.watches.add(WatchKind.CHILDREN, path, watcher)
 
     # --- the whole ----------------------------------------------------------------------------------------------------
 
-    def image(self) -> Image:
+    def image(self) -> TreeImage:
         """Everything but watches, which end with their connections."""
         nodes = [
             NodeImage(
@@ -455,12 +468,12 @@ class Tree:
             )
             for path, node in self._nodes.items()
         ]
-        sessions = [Opened(id_, session.password, session.timeout_ms) for id_, session in self.sessions.items()]
-        return Image(self.zxid, nodes, sessions)
+        sessions = [SessionOpened(id_, session.password, session.timeout_ms) for id_, session in self.sessions.items()]
+        return TreeImage(self.zxid, nodes, sessions)
 
-    def _load(self, image: Image) -> None:
+    def _load(self, image: TreeImage) -> None:
         self.zxid = image.zxid
-        self.sessions = {opened.session: Session(opened.password, opened.timeout_ms) for opened in image.sessions}
+        self.sessions = {opened.session: TreeSession(opened.password, opened.timeout_ms) for opened in image.sessions}
         for kept in image.nodes:
             node = _Node(kept.data, kept.owner, kept.czxid, kept.ctime)
             node.version, node.aversion, node.creates = kept.version, kept.aversion, kept.creates
@@ -491,11 +504,11 @@ class Tree:
 
 def _check_writable(path: str) -> None:
     if path == CONFIG:
-        raise Refused(Code.NO_AUTH)
+        raise RequestRefused(Code.NO_AUTH)
 
 
 def _as_asked(op: Write, reply: Reply) -> Reply:
     """A create tells its stat to those who asked for it."""
-    if isinstance(op, Create) and not op.with_stat and isinstance(reply, PathStat):
+    if isinstance(op, CreateRequest) and not op.with_stat and isinstance(reply, PathStat):
         return PathReply(reply.path)
     return reply

@@ -12,7 +12,7 @@ from roq.wire.zookeeper import EventType
 Firing = tuple[int, EventType, str]  # watcher, what happened, path
 
 
-class Kind(StrEnum):
+class WatchKind(StrEnum):
     """What a watch waits for."""
 
     DATA = "data"
@@ -23,10 +23,10 @@ class Watches:
     """All watches of all connections."""
 
     def __init__(self) -> None:
-        self._on: dict[tuple[Kind, str], dict[int, None]] = {}
-        self._of: dict[int, set[tuple[Kind, str]]] = {}
+        self._on: dict[tuple[WatchKind, str], dict[int, None]] = {}
+        self._of: dict[int, set[tuple[WatchKind, str]]] = {}
 
-    def add(self, kind: Kind, path: str, watcher: int) -> None:
+    def add(self, kind: WatchKind, path: str, watcher: int) -> None:
         """Leave a watch; one that is there already stays one."""
         self._on.setdefault((kind, path), {})[watcher] = None
         self._of.setdefault(watcher, set()).add((kind, path))
@@ -41,25 +41,28 @@ class Watches:
 
     def created(self, path: str, parent: str) -> list[Firing]:
         """A node was made."""
-        return [*self._fire(Kind.DATA, path, EventType.CREATED), *self._fire(Kind.CHILDREN, parent, EventType.CHILDREN)]
+        return [
+            *self._fire(WatchKind.DATA, path, EventType.CREATED),
+            *self._fire(WatchKind.CHILDREN, parent, EventType.CHILDREN),
+        ]
 
     def changed(self, path: str) -> list[Firing]:
         """A node's data was replaced."""
-        return self._fire(Kind.DATA, path, EventType.CHANGED)
+        return self._fire(WatchKind.DATA, path, EventType.CHANGED)
 
     def removed(self, path: str, parent: str) -> list[Firing]:
         """A node was removed. Who waited for its data and for its children is told once."""
-        fired = self._fire(Kind.DATA, path, EventType.DELETED)
+        fired = self._fire(WatchKind.DATA, path, EventType.DELETED)
         told = {watcher for watcher, _, _ in fired}
-        fired += [one for one in self._fire(Kind.CHILDREN, path, EventType.DELETED) if one[0] not in told]
-        return fired + self._fire(Kind.CHILDREN, parent, EventType.CHILDREN)
+        fired += [one for one in self._fire(WatchKind.CHILDREN, path, EventType.DELETED) if one[0] not in told]
+        return fired + self._fire(WatchKind.CHILDREN, parent, EventType.CHILDREN)
 
     def drop(self, watcher: int) -> None:
         """The connection is gone."""
         for key in self._of.pop(watcher, set()):
             self._forget(key, watcher)
 
-    def _fire(self, kind: Kind, path: str, event: EventType) -> list[Firing]:
+    def _fire(self, kind: WatchKind, path: str, event: EventType) -> list[Firing]:
         watchers = self._on.pop((kind, path), None)
         if watchers is None:
             return []
@@ -70,7 +73,7 @@ class Watches:
                 del self._of[watcher]
         return [(watcher, event, path) for watcher in watchers]
 
-    def _forget(self, key: tuple[Kind, str], watcher: int) -> None:
+    def _forget(self, key: tuple[WatchKind, str], watcher: int) -> None:
         watchers = self._on[key]
         del watchers[watcher]
         if not watchers:

@@ -15,10 +15,10 @@ from typing import Any
 
 from roq.errors import Closed, DeadlineExceeded, NotConfirmed
 from roq.pubsub.link import BACKLOG_BYTES, ExchangeLink
-from roq.pubsub.path import CloseLink, Connect, Finished, Instruction, PathMachine, Replay, Reuse, SendFin, SendOpen
+from roq.pubsub.path import CloseLink, Finished, Instruction, OpenLink, PathMachine, Replay, Reuse, SendFin, SendOpen
 from roq.pubsub.ring import HOLD_BYTES, Ring
 from roq.runtime.observe import logger
-from roq.wire.frame import Kind, PathOpening, encode_bundle, encode_control, parse
+from roq.wire.frame import FrameKind, PathOpening, encode_bundle, encode_control, parse
 from roq.wire.limits import BATCH_BYTES
 from roq.wire.monitor import ExchangeAddress
 
@@ -32,7 +32,7 @@ MONITOR_SECONDS = 0.5  # a Monitor that was asked so often and is silent for so 
 HELD_SECONDS = 10.0  # nor does one that answers, and has confirmed nothing for so long
 
 
-class Lane:
+class PathSender:
     """`before_change()` is called before the path changes: what is batched belongs to the old one. `on_change()` after it, and
     when a replay is over. `last_sequence()`: number of the last payload given to `send`."""
 
@@ -103,7 +103,7 @@ class Lane:
             self.mark()
         return 0
 
-    def send_control(self, kind: Kind, body: Any) -> None:
+    def send_control(self, kind: FrameKind, body: Any) -> None:
         """Send a control frame on the current path, if there is one and nothing waits for it that would be overtaken."""
         if self._link is not None and not self._ring.waiting:
             self._control(self._link, kind, self._machine.path, body)
@@ -142,7 +142,7 @@ class Lane:
         """Ask for confirmation of everything sent; the number of the MARK. Only while `follows`, or at the end of a portion."""
         assert self._link is not None
         number = self._ring.mark(self._machine.path)
-        self._control(self._link, Kind.MARK, self._machine.path, number)
+        self._control(self._link, FrameKind.MARK, self._machine.path, number)
         return number
 
     def keep_asking(self) -> None:
@@ -281,7 +281,7 @@ class Lane:
     def _perform(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Connect(exchange, path):
+                case OpenLink(exchange, path):
                     self._links[path] = ExchangeLink(exchange, path, self._welcomed, self._lost, self._room)
                 case SendFin(path):
                     if self._machine.closing and self._ring.waiting:
@@ -311,7 +311,7 @@ class Lane:
         if self._machine.closing:
             self._on_change()  # for the last beacons
         self._ring.mark(path, fin=True)
-        self._control(self._links[path], Kind.FIN, path, None)
+        self._control(self._links[path], FrameKind.FIN, path, None)
         self._timers = [timer for timer in self._timers if timer.when() > self._loop.time()]
         self._timers.append(self._loop.call_later(FIN_SECONDS, self._give_up, path))
         self._link = None if self._machine.closing else self._link
@@ -325,7 +325,7 @@ class Lane:
             last = self._ring.opens_after()
             unfinished, self._fin_waits = self._fin_waits, 0
             self._perform(self._machine.forwarded(unfinished))  # all of it is sent again: nobody is to wait for its FIN
-        self._control(self._link, Kind.OPEN, path, opening, last)
+        self._control(self._link, FrameKind.OPEN, path, opening, last)
         self.lost_token = ""
         self.opened.set()
         if opening.finished:
@@ -381,7 +381,7 @@ class Lane:
 
     # --- links --------------------------------------------------------------------------------------------------------
 
-    def _control(self, link: ExchangeLink, kind: Kind, path: int, body: Any, sequence: int | None = None) -> None:
+    def _control(self, link: ExchangeLink, kind: FrameKind, path: int, body: Any, sequence: int | None = None) -> None:
         number = self._ring.sent_to if sequence is None else sequence
         link.send(encode_control(kind, self._publisher, path, number, body, time.time_ns()))
 

@@ -50,7 +50,7 @@ class Member(Protocol):
         """A welcome or a notice of the Monitor, except those about Monitors themselves."""
 
 
-class Membership:
+class ClientMembership:
     """`await join()` once, then it keeps itself up until `close`."""
 
     def __init__(self, gcm_client: GcmClient, queue: str, member: Member) -> None:

@@ -39,10 +39,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from roq.errors import MessagesLost
-from roq.wire.frame import Header, Kind, PathOpening
+from roq.wire.frame import FrameKind, Header, PathOpening
 
 
-class Event(NamedTuple):
+class FrameEvent(NamedTuple):
     """One frame of `size` bytes on its way through. `extra`: PathOpening for OPEN, {topic: (last, sent)} for BEACON."""
 
     topic: bytes
@@ -55,7 +55,7 @@ class Event(NamedTuple):
 class Deliver(NamedTuple):
     """Hand the payloads of this frame to the application, without the first `skip`."""
 
-    event: Event
+    event: FrameEvent
     skip: int = 0
 
 
@@ -67,7 +67,7 @@ DOUBTS_KEPT = 100_000  # topics of which it was reported that messages may be mi
 HELD_FRAME_BYTES = 512  # what a held frame costs besides its bytes: decoded header and payloads, about
 
 
-class Safeguards(NamedTuple):
+class OrderSafeguards(NamedTuple):
     """The rules that make the machine right. Only the model tests switch one off, to see it fail."""
 
     hold_for_fin: bool = True
@@ -77,7 +77,7 @@ class Safeguards(NamedTuple):
     doubt_strangers: bool = True  # whom we first meet after messages may have passed us by may have sent some of them
 
 
-class Publisher:
+class KnownPublisher:
     """What is known of one publisher. topics: [last number, payloads sent on the topic up to it]."""
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Publisher:
         self.doubtful = False  # messages up to the baseline may have been for us
         self.swept = 0  # `delivered` at the last sweep
         self.replays = False  # `path` repeats what came before it
-        self.held: dict[int, list[Event]] = {}
+        self.held: dict[int, list[FrameEvent]] = {}
         self.openings: dict[int, PathOpening] = {}
         self.waiting_since: float | None = None
 
@@ -132,9 +132,9 @@ class OrderMachine:
         self,
         attached: Callable[[str], bool],
         wants: Callable[[bytes], bool],
-        safeguards: Safeguards = Safeguards(),
+        safeguards: OrderSafeguards = OrderSafeguards(),
     ) -> None:
-        self.publishers: dict[int, Publisher] = {}
+        self.publishers: dict[int, KnownPublisher] = {}
         self._attached, self._wants, self._safe = attached, wants, safeguards
         self.duplicated = 0
         self.late = 0
@@ -160,12 +160,12 @@ class OrderMachine:
         known[1] = index + count
         return True
 
-    def handle(self, event: Event, now: float) -> list[Output]:
+    def handle(self, event: FrameEvent, now: float) -> list[Output]:
         """Any frame of a publisher. What to deliver and to tell, in order."""
         header = event.header
         publisher = self.publishers.get(header.publisher)
         out: list[Output] = []
-        if header.kind == Kind.BEACON and (publisher is None or publisher.path == 0):
+        if header.kind == FrameKind.BEACON and (publisher is None or publisher.path == 0):
             # the Monitor repeats old ones: it tells nothing of where to begin
             if self._doubts is not None and (publisher is None or publisher.doubtful):
                 for name, (last, _) in event.extra.items():
@@ -175,7 +175,7 @@ class OrderMachine:
         if publisher is None:
             if len(self.publishers) >= PUBLISHERS_KEPT:
                 self._forget_publishers()
-            publisher = self.publishers[header.publisher] = Publisher()
+            publisher = self.publishers[header.publisher] = KnownPublisher()
             publisher.met, publisher.doubtful = now, self._doubts is not None
         publisher.heard = now
         self._take(publisher, event, out)
@@ -184,35 +184,35 @@ class OrderMachine:
             self._make_room(publisher)
         return out
 
-    def _take(self, publisher: Publisher, event: Event, out: list[Output]) -> None:
+    def _take(self, publisher: KnownPublisher, event: FrameEvent, out: list[Output]) -> None:
         header = event.header
         if header.path < publisher.path or (
-            publisher.finished and header.path == publisher.path and header.kind != Kind.BEACON
+            publisher.finished and header.path == publisher.path and header.kind != FrameKind.BEACON
         ):
-            self.late += header.kind != Kind.BEACON
-            if header.kind == Kind.DATA and publisher.baseline is not None and header.sequence <= publisher.baseline:
+            self.late += header.kind != FrameKind.BEACON
+            if header.kind == FrameKind.DATA and publisher.baseline is not None and header.sequence <= publisher.baseline:
                 # not before our time after all, and too late to be given; what is above the baseline shows as a gap
                 lost = (event.topic.decode(), header.sequence, header.sequence + header.count - 1, header.count)
                 out.append(MessagesLost(header.publisher, *lost))
-            elif header.kind == Kind.BEACON:  # what a replay may still bring is not lost yet
+            elif header.kind == FrameKind.BEACON:  # what a replay may still bring is not lost yet
                 self._beacon(publisher, event, publisher.delivered if publisher.replays else header.sequence, out)
         elif header.path > publisher.path:
-            if header.kind == Kind.OPEN:
+            if header.kind == FrameKind.OPEN:
                 publisher.openings[header.path] = event.extra
             publisher.held.setdefault(header.path, []).append(event)
             self.held_bytes += event.size + HELD_FRAME_BYTES
-        elif header.kind == Kind.DATA:
+        elif header.kind == FrameKind.DATA:
             self._data(publisher, event, out)
-        elif header.kind == Kind.FIN:
+        elif header.kind == FrameKind.FIN:
             publisher.finished = True
             if publisher.baseline is None:
                 publisher.baseline = header.sequence
-        elif header.kind == Kind.BEACON:
+        elif header.kind == FrameKind.BEACON:
             self._beacon(publisher, event, header.sequence, out)
-        elif header.kind == Kind.OPEN and publisher.baseline is None:
+        elif header.kind == FrameKind.OPEN and publisher.baseline is None:
             publisher.baseline = header.sequence
 
-    def _data(self, publisher: Publisher, event: Event, out: list[Output]) -> None:
+    def _data(self, publisher: KnownPublisher, event: FrameEvent, out: list[Output]) -> None:
         header = event.header
         if publisher.baseline is None:
             publisher.baseline = header.sequence - 1
@@ -236,7 +236,7 @@ class OrderMachine:
             publisher.delivered = max(publisher.delivered, known[0])
             out.append(Deliver(event, skip))
 
-    def _meet(self, publisher: Publisher, event: Event, baseline: int, out: list[Output]) -> list[int]:
+    def _meet(self, publisher: KnownPublisher, event: FrameEvent, baseline: int, out: list[Output]) -> list[int]:
         """The topic is new to us, or was forgotten: what came before our time on it is no gap."""
         header, forgotten = event.header, publisher.forgotten
         if publisher.doubtful:
@@ -256,12 +256,12 @@ class OrderMachine:
             out.append(MessagesLost(header.publisher, event.topic.decode(), baseline + 1, known[0], 0))
         return self._learn(publisher, event.topic, known)
 
-    def _learn(self, publisher: Publisher, topic: bytes, known: list[int]) -> list[int]:
+    def _learn(self, publisher: KnownPublisher, topic: bytes, known: list[int]) -> list[int]:
         self.known_bytes += TOPIC_BYTES + len(topic)
         publisher.topics[topic] = known
         return known
 
-    def _beacon(self, publisher: Publisher, event: Event, up_to: int, out: list[Output]) -> None:
+    def _beacon(self, publisher: KnownPublisher, event: FrameEvent, up_to: int, out: list[Output]) -> None:
         """Topics of which messages up to the number `up_to` are missing."""
         id = event.header.publisher
         if publisher.baseline is None:
@@ -315,7 +315,7 @@ class OrderMachine:
         self._doubts[id, topic] = last
         out.append(MessagesLost(id, topic, told + 1, last, 0))
 
-    def _settle(self, publisher: Publisher, id: int, now: float, out: list[Output]) -> None:
+    def _settle(self, publisher: KnownPublisher, id: int, now: float, out: list[Output]) -> None:
         """Go on to the next path while nothing holds us back."""
         while publisher.held and self._may_advance(publisher):
             self._advance(publisher, out)
@@ -327,12 +327,12 @@ class OrderMachine:
             self.waiting.discard(id)
             publisher.waiting_since = None
 
-    def _next_path(self, publisher: Publisher) -> int:
+    def _next_path(self, publisher: KnownPublisher) -> int:
         """The path to go on with: the newest one that replays all before it, else the lowest held."""
         replays = [path for path, opening in publisher.openings.items() if not opening.finished]
         return max(replays, default=min(publisher.held))
 
-    def _may_advance(self, publisher: Publisher) -> bool:
+    def _may_advance(self, publisher: KnownPublisher) -> bool:
         """Whether the next path may become the current one."""
         path = self._next_path(publisher)
         if not self._safe.hold_for_fin or (publisher.finished and path == publisher.path + 1):
@@ -343,7 +343,7 @@ class OrderMachine:
             return publisher.path == 0  # it began before our time, so those before it ended before our time
         return not opening.finished or not self._attached(opening.left)
 
-    def _advance(self, publisher: Publisher, out: list[Output]) -> None:
+    def _advance(self, publisher: KnownPublisher, out: list[Output]) -> None:
         path = publisher.path = self._next_path(publisher)
         opening = publisher.openings.get(path)
         publisher.finished, publisher.replays = False, opening is not None and opening.left != "" and not opening.finished
@@ -353,7 +353,7 @@ class OrderMachine:
         events = self._take_held(publisher, path)
         for passed in sorted(held for held in publisher.held if held < path):  # overtaken by a replay: it begins at its OPEN
             for event in self._take_held(publisher, passed):
-                if event.header.kind == Kind.DATA and event.header.sequence <= events[0].header.sequence:
+                if event.header.kind == FrameKind.DATA and event.header.sequence <= events[0].header.sequence:
                     self._data(publisher, event, out)
         for opened in [opened for opened in publisher.openings if opened <= path]:
             del publisher.openings[opened]
@@ -367,7 +367,7 @@ class OrderMachine:
             self._settle(self.publishers[id], id, now, out)
         return out
 
-    def _take_held(self, publisher: Publisher, path: int) -> list[Event]:
+    def _take_held(self, publisher: KnownPublisher, path: int) -> list[FrameEvent]:
         events = publisher.held.pop(path)
         self.held_bytes -= sum(event.size + HELD_FRAME_BYTES for event in events)
         return events
@@ -376,7 +376,7 @@ class OrderMachine:
         """Ids of the Exchanges from which a FIN is waited for; "" if it is not known which."""
         return {self._left(self.publishers[id]) for id in self.waiting}
 
-    def _left(self, publisher: Publisher) -> str:
+    def _left(self, publisher: KnownPublisher) -> str:
         opening = publisher.openings.get(self._next_path(publisher))
         return opening.left if opening is not None else ""
 
@@ -402,7 +402,7 @@ class OrderMachine:
             self._go_on(self.publishers[id], id, now, out)
         return out
 
-    def _go_on(self, publisher: Publisher, id: int, now: float, out: list[Output]) -> None:
+    def _go_on(self, publisher: KnownPublisher, id: int, now: float, out: list[Output]) -> None:
         """Without the FIN."""
         self.unfinished += 1
         self._advance(publisher, out)
@@ -422,12 +422,12 @@ class OrderMachine:
             elif publisher.delivered != publisher.swept:
                 publisher.swept, publisher.heard = publisher.delivered, now
 
-    def _forget_topics(self, publisher: Publisher, topics: list[bytes]) -> None:
+    def _forget_topics(self, publisher: KnownPublisher, topics: list[bytes]) -> None:
         for topic in topics:
             publisher.forgotten = max(publisher.forgotten, publisher.topics.pop(topic)[0])
             self.known_bytes -= TOPIC_BYTES + len(topic)
 
-    def _make_room(self, newest: Publisher) -> None:
+    def _make_room(self, newest: KnownPublisher) -> None:
         """Too much is known of topics: forget a quarter, of those first that have ended, or were not heard for longest."""
         enough = KNOWN_BYTES_MAX * 3 // 4
         for publisher in sorted(self.publishers.values(), key=lambda one: (one is newest, not one.finished, one.heard)):

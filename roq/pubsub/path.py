@@ -23,7 +23,7 @@ from typing import NamedTuple
 from roq.wire.monitor import ExchangeAddress
 
 
-class Connect(NamedTuple):
+class OpenLink(NamedTuple):
     """Open a link to this Exchange, for this path."""
 
     exchange: ExchangeAddress
@@ -67,10 +67,10 @@ class Finished(NamedTuple):
     """Everything ever sent was forwarded: the publisher may be closed."""
 
 
-Instruction = Connect | SendOpen | Replay | SendFin | Reuse | CloseLink | Finished
+Instruction = OpenLink | SendOpen | Replay | SendFin | Reuse | CloseLink | Finished
 
 
-class Safeguards(NamedTuple):
+class PathSafeguards(NamedTuple):
     """The rules that make the machine right. Only the model tests switch one off, to see it fail."""
 
     await_welcome: bool = True
@@ -81,7 +81,7 @@ class Safeguards(NamedTuple):
 class PathMachine:
     """One publisher's paths. `current`: where frames go now (None: nowhere yet, they wait in the ring)."""
 
-    def __init__(self, safeguards: Safeguards = Safeguards()) -> None:
+    def __init__(self, safeguards: PathSafeguards = PathSafeguards()) -> None:
         self.path = 0
         self.current: ExchangeAddress | None = None
         self.target: ExchangeAddress | None = None  # being connected to
@@ -102,7 +102,7 @@ class PathMachine:
         if self.target is not None:
             out.append(CloseLink(self.target_path))
         self.target, self.target_path = exchange, path
-        out.append(Connect(exchange, path))
+        out.append(OpenLink(exchange, path))
         if not self._safe.await_welcome:
             out += self.attached(path)
         return out

@@ -17,14 +17,14 @@ from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, InvalidTopic, PayloadTooLarge
 from roq.ids import new_id
 from roq.pubsub.health import PublisherHealth
-from roq.pubsub.lane import ASK_SECONDS, Lane
+from roq.pubsub.lane import ASK_SECONDS, PathSender
 from roq.pubsub.link import BACKLOG_BYTES
-from roq.pubsub.membership import Membership
+from roq.pubsub.membership import ClientMembership
 from roq.pubsub.ring import RING_SECONDS
 from roq.pubsub.topics import TopicRecord
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
-from roq.wire.frame import Kind, encode_data
+from roq.wire.frame import FrameKind, encode_data
 from roq.wire.limits import BATCH_BYTES, BEACON_TOPICS_MAX, FRAME_OVERHEAD_BYTES
 
 BEACON_ITEM_BYTES = 24  # what one topic adds to a beacon besides its name, at most
@@ -47,8 +47,8 @@ class Publisher:
         self.blocked_seconds = 0.0
         self._asked = 0.0  # monotonic: when a confirmation was asked for because there was no room
         self._loop = asyncio.get_running_loop()
-        self._membership = Membership(gcm, queue, self)
-        self._lane = Lane(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
+        self._membership = ClientMembership(gcm, queue, self)
+        self._lane = PathSender(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
         self._topics: dict[str, TopicRecord] = {}
         self._sequence = 0
         self._overflow = Overflow.DROP
@@ -309,10 +309,10 @@ class Publisher:
         for topic in topics:
             size += len(topic.encoded) + BEACON_ITEM_BYTES
             if body and (size > self._payload_max or len(body) >= BEACON_TOPICS_MAX):
-                self._lane.send_control(Kind.BEACON, body)
+                self._lane.send_control(FrameKind.BEACON, body)
                 body, size = {}, len(topic.encoded) + BEACON_ITEM_BYTES
             body[topic.name] = (topic.last, topic.sent)
-        self._lane.send_control(Kind.BEACON, body)
+        self._lane.send_control(FrameKind.BEACON, body)
         mark, now = self._lane.mark(), time.monotonic()
         for topic in topics:
             self._touched.pop(topic.name, None)

@@ -41,7 +41,7 @@ PATH_OFFSET = 10  # of the path number within the header
 _path = struct.Struct("<I")
 
 
-class Safeguards(NamedTuple):
+class RingSafeguards(NamedTuple):
     """The rules that make the buffer right. Only the model tests switch one off, to see it fail."""
 
     keep_unconfirmed: bool = True  # age alone forgets nothing
@@ -71,7 +71,7 @@ class Ring:
     """`now` is monotonic, in seconds. `last` is the number of a frame's last payload."""
 
     def __init__(
-        self, seconds: float = RING_SECONDS, max_bytes: int = RING_BYTES, safeguards: Safeguards = Safeguards()
+        self, seconds: float = RING_SECONDS, max_bytes: int = RING_BYTES, safeguards: RingSafeguards = RingSafeguards()
     ) -> None:
         self._seconds, self._max_bytes, self._safe = seconds, max_bytes, safeguards
         # (when, last, total, frame); total: bytes of all frames ever appended, this one and ENTRY_BYTES each included

@@ -24,15 +24,15 @@ from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqEr
 from roq.ids import new_id
 from roq.pubsub.attachment import Attachment
 from roq.pubsub.health import SubscriberHealth
-from roq.pubsub.membership import Membership
+from roq.pubsub.membership import ClientMembership
 from roq.pubsub.message import Batch, Message
-from roq.pubsub.order import Deliver, Event, OrderMachine, Output
+from roq.pubsub.order import Deliver, FrameEvent, OrderMachine, Output
 from roq.pubsub.topics import TopicFilter
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire import frame as frames
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
-from roq.wire.frame import Header, Kind
+from roq.wire.frame import FrameKind, Header
 from roq.wire.limits import SUBSCRIBER_FRAMES_QUEUED
 
 log = logger(__name__)
@@ -64,7 +64,7 @@ class Subscriber:
         self._filter = TopicFilter(topics or (">",))
         self._on_lost = on_lost
         self._order = OrderMachine(self._is_attached, self._filter.wants)
-        self._membership = Membership(gcm, queue, self)
+        self._membership = ClientMembership(gcm, queue, self)
         self._attachments: dict[str, Attachment] = {}
         self._retired: set[str] = set()
         self._version = 0
@@ -236,28 +236,28 @@ class Subscriber:
                 self._buffer.append(Batch(topic, header, payloads, len(frame)))
                 self._buffered += len(frame)
         else:
-            self._handle(Event(topic, header, (payloads, len(frame)), None, len(frame)))
+            self._handle(FrameEvent(topic, header, (payloads, len(frame)), None, len(frame)))
 
     def _control(self, attachment: Attachment, header: Header, body: memoryview) -> None:
         match header.kind:
-            case Kind.PROBE:
+            case FrameKind.PROBE:
                 if frames.text_body(body) == attachment.exchange.token and not attachment.proved:
                     attachment.proved = True
                     self._membership.report_now()
-            case Kind.RETIRE:
+            case FrameKind.RETIRE:
                 if frames.text_body(body) == attachment.exchange.token:
                     self._retire(attachment)
-            case Kind.OPEN:
-                self._handle(Event(b"", header, None, frames.opening_body(body), len(body)))
-            case Kind.BEACON:
-                self._handle(Event(b"", header, None, frames.beacon_body(body), len(body)))
-            case Kind.BUNDLE:
+            case FrameKind.OPEN:
+                self._handle(FrameEvent(b"", header, None, frames.opening_body(body), len(body)))
+            case FrameKind.BEACON:
+                self._handle(FrameEvent(b"", header, None, frames.beacon_body(body), len(body)))
+            case FrameKind.BUNDLE:
                 for part in frames.bundle_body(body):
                     self._take_frame(attachment, part)
-            case Kind.FIN:
-                self._handle(Event(b"", header))
+            case FrameKind.FIN:
+                self._handle(FrameEvent(b"", header))
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: FrameEvent) -> None:
         now = time.monotonic()
         outputs = self._order.handle(event, now)
         if self._order.held_bytes > HELD_BYTES_MAX:

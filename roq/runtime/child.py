@@ -35,7 +35,7 @@ async def beat(board: HeartbeatBoard, slot: int) -> None:
         await asyncio.sleep(BEAT_SECONDS)
 
 
-class Lease:
+class HostLease:
     """The host's lease as one process sees it. It counts once it was seen to run: an HCM that has just come back starts what is
     wanted before it can renew it."""
 

@@ -27,7 +27,7 @@ STILL_BYTES_MIN = 4 * 1024  # between two looks, of everybody else who is read: 
 STILL_LOOKS_MAX = 4  # with less than that, in a row
 
 
-class Reading(Protocol):
+class IncomingPeer(Protocol):
     """A peer's connection."""
 
     def pause(self) -> None:
@@ -43,21 +43,23 @@ class Intake:
     def __init__(self, limit: int) -> None:
         self.limit, self.total = limit, 0
         self._large_limit = limit - limit // 4
-        self._begun: OrderedDict[Reading, int] = OrderedDict()  # bytes of an unfinished message; who began first comes first
-        self._large: OrderedDict[Reading, None] = OrderedDict()  # those above SMALL_BYTES, who was so first comes first
-        self._waiting: OrderedDict[Reading, None] = OrderedDict()
-        self._resumed: set[Reading] = set()  # and not read since
-        self._seen: dict[Reading, tuple[int, int]] = {}  # bytes at the last look, and how many looks in a row it was late
+        self._begun: OrderedDict[IncomingPeer, int] = (
+            OrderedDict()
+        )  # bytes of an unfinished message; who began first comes first
+        self._large: OrderedDict[IncomingPeer, None] = OrderedDict()  # those above SMALL_BYTES, who was so first comes first
+        self._waiting: OrderedDict[IncomingPeer, None] = OrderedDict()
+        self._resumed: set[IncomingPeer] = set()  # and not read since
+        self._seen: dict[IncomingPeer, tuple[int, int]] = {}  # bytes at the last look, and how many looks in a row it was late
 
     @property
-    def first(self) -> Reading | None:
+    def first(self) -> IncomingPeer | None:
         """Whose turn it is while others wait; None: nobody waits."""
         return self._turn() if self._waiting else None
 
-    def _turn(self) -> Reading:
+    def _turn(self) -> IncomingPeer:
         return next(iter(self._large or self._begun))
 
-    def room(self, peer: Reading) -> int:
+    def room(self, peer: IncomingPeer) -> int:
         """How many bytes to read of it at once."""
         if not self._begun or peer is self._turn():
             return READ_BYTES_MAX
@@ -67,7 +69,7 @@ class Intake:
             free = min(small, self.limit - others)
         return max(READ_BYTES_MIN, min(READ_BYTES_MAX, free))
 
-    def read(self, peer: Reading, unfinished: int, *, finished: bool) -> None:
+    def read(self, peer: IncomingPeer, unfinished: int, *, finished: bool) -> None:
         """Something of it was read. unfinished: bytes of its message that is not whole. finished: another one became whole."""
         self._resumed.discard(peer)
         self.total += unfinished - self._begun.get(peer, 0)
@@ -87,12 +89,12 @@ class Intake:
         """Bytes of all unfinished messages but the one whose turn it is."""
         return self.total - (self._begun[self._turn()] if self._begun else 0)
 
-    def _forget(self, peer: Reading) -> int:
+    def _forget(self, peer: IncomingPeer) -> int:
         self._large.pop(peer, None)
         self._seen.pop(peer, None)
         return self._begun.pop(peer, 0)
 
-    def gone(self, peer: Reading) -> None:
+    def gone(self, peer: IncomingPeer) -> None:
         """Its connection ended."""
         self.total -= self._forget(peer)
         self._waiting.pop(peer, None)
@@ -108,13 +110,13 @@ class Intake:
         for peer in list(islice(self._waiting, max(0, free))):
             self._resume(peer)
 
-    def _resume(self, peer: Reading) -> None:
+    def _resume(self, peer: IncomingPeer) -> None:
         if peer in self._waiting:
             del self._waiting[peer]
             self._resumed.add(peer)
             peer.resume()
 
-    def late(self) -> list[Reading]:
+    def late(self) -> list[IncomingPeer]:
         """Called again and again while somebody waits, and once more: who went on too slowly STILL_LOOKS_MAX times in a row."""
         if not self._waiting:
             self._seen.clear()

@@ -42,17 +42,17 @@ class ShutdownMonitor:
             case wire.Shutdown(reason):
                 log.info("shutdown requested", extra={"fields": {"reason": reason}})
                 asyncio.get_running_loop().call_soon(self._stop.set)
-                return wire.Done()
+                return wire.ProcessDone()
             case wire.Ping():
                 return wire.Pong(self._name, os.getpid(), dict(self._counters))
-            case wire.Configure(spec):
+            case wire.ConfigureProcess(spec):
                 if self._configure is None:
                     raise CallError(f"{self._name} takes no new configuration while it runs")
                 self._configure(spec)
                 if self._term is not None:
                     self._term = spec.term
-                return wire.Done()
-            case wire.Fence(name, term):
+                return wire.ProcessDone()
+            case wire.FenceProcess(name, term):
                 return self._fence(name, term)
 
     def _fence(self, name: str, term: int) -> msgspec.Struct:
@@ -61,18 +61,18 @@ class ShutdownMonitor:
         log.warning("replaced under a higher term: stopping", extra={"fields": {"term": self._term, "higher": term}})
         named = self._on_fenced(term) if self._on_fenced is not None else None
         asyncio.get_running_loop().call_soon(self._stop.set)
-        return wire.Done(named)
+        return wire.ProcessDone(named)
 
     def close(self) -> None:
         """Stop serving."""
         self._server.close()
 
 
-async def ask(address: str, port: int, request: wire.Request, timeout_seconds: float = 2.0) -> wire.Done | wire.Pong:
+async def ask(address: str, port: int, request: wire.Request, timeout_seconds: float = 2.0) -> wire.ProcessDone | wire.Pong:
     """Send one request to a process's Shutdown Monitor."""
     client = RpcClient(f"tcp://{address}:{port}", wire.Reply)
     try:
-        expect: type[wire.Done] | type[wire.Pong] = wire.Pong if isinstance(request, wire.Ping) else wire.Done
+        expect: type[wire.ProcessDone] | type[wire.Pong] = wire.Pong if isinstance(request, wire.Ping) else wire.ProcessDone
         return await client.request(request, expect, timeout_seconds)
     finally:
         client.close()

@@ -21,14 +21,14 @@ EXAMPLES = "file:///data/shuffles · roq://zk1:2181,zk2:2181"
 PORT_MAX = 65535
 
 
-class Place(NamedTuple):
+class ShuffleAddress(NamedTuple):
     """An address in parts. where: the folder, or ZooKeeper's addresses as `roq.connect` takes them."""
 
     scheme: str
     where: str
 
 
-def parse(address: str) -> Place:
+def parse(address: str) -> ShuffleAddress:
     """The parts of an address. Raises InvalidAddress."""
     if not isinstance(address, str):
         raise InvalidAddress(f"an address is a string, got {type(address).__name__}")
@@ -36,7 +36,7 @@ def parse(address: str) -> Place:
     if not slashes or scheme not in ("file", "roq"):
         guess = f" Is file://{quote(address)} meant?" if address.startswith("/") else ""
         raise InvalidAddress(f"{address!r} is not the address of shuffles.{guess} Addresses look like {EXAMPLES}")
-    return Place(scheme, _folder(address, rest) if scheme == "file" else _zookeeper(address, rest))
+    return ShuffleAddress(scheme, _folder(address, rest) if scheme == "file" else _zookeeper(address, rest))
 
 
 def open(address: str) -> Shuffles:

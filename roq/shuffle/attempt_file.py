@@ -41,7 +41,7 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
     attempt: str
 
 
-class RunIndex(msgspec.Struct, frozen=True, array_like=True):
+class FileRunIndex(msgspec.Struct, frozen=True, array_like=True):
     """Where a run's blocks are. sample: a RunSample, only decoded for those who need it. starts: the first row of each block;
     offsets, lengths, crcs: of its data; all as <u8."""
 
@@ -62,7 +62,7 @@ class AttemptWriter:
     def __init__(self, disk: Disk, file: int, owner: Owner) -> None:
         """file: open and empty; `close` closes it. Raises OSError."""
         self._disk, self._file = disk, file
-        self._runs: list[RunIndex] = []
+        self._runs: list[FileRunIndex] = []
         self._places: list[tuple[int, int, int, int]] = []  # of the run's blocks: first row, offset, length, crc
         self._first_keys: list[bytes] = []
         self._last_keys: list[bytes] = []
@@ -87,7 +87,7 @@ class AttemptWriter:
         starts, offsets, lengths, crcs = (column.tobytes() for column in columns)
         encoded = msgspec.msgpack.encode(sample)
         self._runs.append(
-            RunIndex(sample.rows, sample.size, encoded, starts, offsets, lengths, crcs, self._first_keys, self._last_keys)
+            FileRunIndex(sample.rows, sample.size, encoded, starts, offsets, lengths, crcs, self._first_keys, self._last_keys)
         )
         self._places, self._first_keys, self._last_keys = [], [], []
         if self._pending is None or self._pending.done():
@@ -130,7 +130,7 @@ def same_file(path: Path, descriptor: int) -> bool:
         return False
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """A block in the file. offset, length: of its data."""
 
     first: int
@@ -145,7 +145,7 @@ class Place(NamedTuple):
 class RunBlocks:
     """The index of one run, in memory. ends: the row behind each block."""
 
-    def __init__(self, index: RunIndex) -> None:
+    def __init__(self, index: FileRunIndex) -> None:
         self.rows, self.size, self._sample = index.rows, index.size, index.sample
         self.first_keys, self.last_keys = index.first_keys, index.last_keys
         columns = (index.starts, index.offsets, index.lengths, index.crcs)
@@ -157,13 +157,13 @@ class RunBlocks:
         """As the writer took it."""
         return msgspec.msgpack.decode(self._sample, type=RunSample)
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> BlockPlace:
         """Where block `number` is."""
         first, rows = int(self.starts[number]), int(self.ends[number] - self.starts[number])
         numbers = (int(column[number]) for column in (self.crcs, self.offsets, self.lengths))
-        return Place(first, rows, self.first_keys[number], self.last_keys[number], *numbers)
+        return BlockPlace(first, rows, self.first_keys[number], self.last_keys[number], *numbers)
 
-    def covering(self, piece: RunSlice) -> list[Place]:
+    def covering(self, piece: RunSlice) -> list[BlockPlace]:
         """Where the blocks are that these rows lie in."""
         if not piece.rows:
             return []
@@ -191,7 +191,7 @@ class AttemptFile:
         if magic != MAGIC or not fits or crc32(owner) != crc or crc32(index) != index_crc:
             raise DataLost(f"{path} is damaged: its head or its index can't be read")
         self.owner = msgspec.msgpack.decode(owner, type=Owner)
-        self.runs = [RunBlocks(run) for run in msgspec.msgpack.decode(index, type=list[RunIndex])]
+        self.runs = [RunBlocks(run) for run in msgspec.msgpack.decode(index, type=list[FileRunIndex])]
 
     @property
     def receipt(self) -> Receipt:
@@ -205,7 +205,7 @@ class AttemptFile:
         return layout.unpack(data)
 
 
-def read_block(disk: Disk, path: Path, place: Place) -> Block:
+def read_block(disk: Disk, path: Path, place: BlockPlace) -> Block:
     """One block of a file; its CRC is not checked here. Raises DataLost, OSError."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # each time: a merge reads more files than may be open at once
     try:

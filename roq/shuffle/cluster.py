@@ -25,14 +25,14 @@ from roq.errors import (
 from roq.ids import new_token
 from roq.runtime.backoff import delays
 from roq.runtime.extras import install
-from roq.shuffle.cluster_sink import ROOM_SECONDS, Buffer, ClusterSink
+from roq.shuffle.cluster_sink import ROOM_SECONDS, ChosenBuffer, ClusterSink
 from roq.shuffle.cluster_source import ClusterSource
 from roq.shuffle.contract import AttemptSink, RangeSource
 from roq.shuffle.follower_link import FollowerLink
 from roq.shuffle.placement import buffer_of
 from roq.wire import gcm
 from roq.wire import shuffle as wire
-from roq.wire.shuffle import Description, Receipt, Spec, State
+from roq.wire.shuffle import Description, Receipt, ShuffleState, Spec
 
 LEADER_SECONDS = 30.0  # longer than any fail-over
 COMMIT_SECONDS = 600.0  # data may have to move
@@ -65,7 +65,7 @@ class ClusterService:
     def list(self) -> list[Description]:
         """See Service."""
         self._check_open()
-        found = self._link.leader(gcm.ListShuffles(), gcm.Shuffles, LEADER_SECONDS).shuffles
+        found = self._link.leader(gcm.ListShuffles(), gcm.ShuffleList, LEADER_SECONDS).shuffles
         return sorted(found, key=lambda each: each.name)
 
     def remove(self, name: str) -> None:
@@ -113,16 +113,16 @@ class ClusterService:
         while True:
             info = self._info(gcm.DescribeShuffle(name))
             shuffle = info.description
-            if shuffle.state is not State.FILLING:
+            if shuffle.state is not ShuffleState.FILLING:
                 raise ShuffleSealed(f"shuffle {name!r} is {shuffle.state}: nothing can be written any more")
             hosts = set(info.followers) - passed or set(info.followers)
             failure: RoqError = NoHosts(f"no host takes part in shuffles: {install('shuffle')} there")
             if hosts:
                 host = buffer_of(shuffle.id, partition, attempt, hosts)
-                buffer = Buffer(host, info.followers[host])
+                buffer = ChosenBuffer(host, info.followers[host])
                 try:
                     request = wire.OpenAttempt(shuffle.id, name, shuffle.spec, partition, attempt, writer)
-                    self._link.ask(buffer.endpoint, request, wire.Done, OPEN_SECONDS)
+                    self._link.ask(buffer.endpoint, request, wire.FollowerDone, OPEN_SECONDS)
                     return ClusterSink(
                         self._link, buffer, shuffle.id, partition, attempt, partial(self._given_up, name, shuffle.id)
                     )
@@ -152,7 +152,7 @@ class ClusterService:
         """See Service."""
         info = self._info(gcm.DescribeShuffle(name))
         shuffle = info.description
-        if shuffle.state is not State.SEALED:
+        if shuffle.state is not ShuffleState.SEALED:
             raise ShuffleNotSealed(f"shuffle {name!r} is {shuffle.state}: commit it before it is read")
         if not 0 <= number < len(shuffle.ranges):
             raise CallError(f"shuffle {name!r} has the ranges 0 to {len(shuffle.ranges) - 1}, not {number}")

@@ -30,7 +30,7 @@ ABANDON_SECONDS = 2.0
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.02, 1.0
 
 
-class Buffer(NamedTuple):
+class ChosenBuffer(NamedTuple):
     """The follower that takes the attempt."""
 
     host: str
@@ -43,7 +43,7 @@ class ClusterSink:
     def __init__(
         self,
         link: FollowerLink,
-        buffer: Buffer,
+        buffer: ChosenBuffer,
         shuffle: str,
         partition: int,
         attempt: str,
@@ -78,7 +78,7 @@ class ClusterSink:
         """See AttemptSink."""
         request = wire.AbandonAttempt(self._shuffle, self._partition, self._attempt)
         with contextlib.suppress(RoqError):  # a buffer forgets attempts nobody speaks of
-            self._link.ask(self._buffer.endpoint, request, wire.Done, ABANDON_SECONDS)
+            self._link.ask(self._buffer.endpoint, request, wire.FollowerDone, ABANDON_SECONDS)
 
     def _say(self, request: msgspec.Struct, seconds: float) -> None:
         """Until it is answered. Raises AttemptLost, Overloaded, StorageFull, Closed, and what else the buffer refuses."""
@@ -87,7 +87,7 @@ class ClusterSink:
         while True:
             failure: RoqError
             try:
-                self._link.ask(self._buffer.endpoint, request, wire.Done, seconds)
+                self._link.ask(self._buffer.endpoint, request, wire.FollowerDone, seconds)
                 return
             except AttemptLost:
                 raise

@@ -116,7 +116,7 @@ class ClusterSource:
             return self._link.ask(endpoint, request, wire.Slices, TRY_SECONDS)
         except WinnersUnknown:
             for part in parts(self._shuffle, self._name, self._spec, winners):
-                self._link.ask(endpoint, part, wire.Done, TRY_SECONDS)
+                self._link.ask(endpoint, part, wire.FollowerDone, TRY_SECONDS)
             return self._link.ask(endpoint, request, wire.Slices, TRY_SECONDS)
 
     def blocks(self, slice: RunSlice) -> Iterator[Block]:

@@ -63,7 +63,7 @@ class RangeSource(SliceSource, Protocol):
     opened: Opened
 
 
-class Service(Protocol):
+class ShuffleService(Protocol):
     """An address's shuffles. Blocking; any thread. Every call may raise Closed, CallError or a TemporaryError."""
 
     def create(self, name: str, spec: Spec) -> Description:

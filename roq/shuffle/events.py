@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from roq.errors import RoqError
-from roq.shuffle.record import NewTable, Record
+from roq.shuffle.record import NewTable, ShuffleRecord
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Receipt, RunSample
 
@@ -14,7 +14,7 @@ from roq.wire.shuffle import Receipt, RunSample
 
 
 @dataclass(frozen=True)
-class Hosts:
+class FollowerHosts:
     """running: followers that can be asked. members: those that ranges may be placed on. settled: who is in neither is lost;
     not so at the beginning of a reign, when hosts may not have come back yet. joining: of those that run, who is about to be
     a member; what they have may be theirs again then."""
@@ -26,7 +26,7 @@ class Hosts:
 
 
 @dataclass(frozen=True)
-class Reported:
+class AttemptReported:
     """A buffer role tells what it has."""
 
     samples: tuple[RunSample, ...]
@@ -62,12 +62,12 @@ class Touched:
 
 
 @dataclass(frozen=True)
-class Written:
+class RecordWritten:
     """The record is written."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class RunsCut:
     """Answer to Recut."""
 
     id: int
@@ -83,7 +83,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FollowerFailed:
     """A follower has not answered in time, or refused. final: asking again is of no use."""
 
     id: int
@@ -91,21 +91,33 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Tick:
+class TimePassed:
     """Time has passed."""
 
 
-Event = Hosts | Reported | Commit | Rebalance | Remove | Touched | Written | Cut | Answered | Failed | Tick
+Event = (
+    FollowerHosts
+    | AttemptReported
+    | Commit
+    | Rebalance
+    | Remove
+    | Touched
+    | RecordWritten
+    | RunsCut
+    | Answered
+    | FollowerFailed
+    | TimePassed
+)
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Write:
+class WriteRecord:
     """Make the record durable, then say Written."""
 
-    record: Record
+    record: ShuffleRecord
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ class Recut:
     """Work out a new table (record.recut), then say Cut."""
 
     id: int
-    record: Record
+    record: ShuffleRecord
     samples: tuple[RunSample, ...]
     count: int
     hosts: frozenset[str]
@@ -143,14 +155,14 @@ class Wake:
 
 
 @dataclass(frozen=True)
-class Delete:
+class DeleteShuffle:
     """Every follower that runs has forgotten it."""
 
 
-Instruction = Write | Ask | Recut | Refuse | Wake | Delete
+Instruction = WriteRecord | Ask | Recut | Refuse | Wake | DeleteShuffle
 
 
-class Step(StrEnum):
+class StageStep(StrEnum):
     """What is under way within a stage; forgotten with the leader."""
 
     IDLE = "idle"

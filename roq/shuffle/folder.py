@@ -39,14 +39,14 @@ from roq.errors import (
 )
 from roq.ids import check_name, new_token
 from roq.log.local.disk import MODE, Disk
-from roq.shuffle.attempt_file import AttemptFile, Owner, Place, same_file
+from roq.shuffle.attempt_file import AttemptFile, BlockPlace, Owner, same_file
 from roq.shuffle.blocks import load_schema
 from roq.shuffle.contract import Opened
 from roq.shuffle.folder_files import RUN, FolderAttempt, FolderRange, encoded, failing, file_name
 from roq.shuffle.keys import KeyEncoder
 from roq.shuffle.sealing import Table, cut_table, decode_table, encode_table, same_cut
 from roq.wire.decoding import UNDECODABLE
-from roq.wire.shuffle import Description, Receipt, RunSlice, Spec, State
+from roq.wire.shuffle import Description, Receipt, RunSlice, ShuffleState, Spec
 
 SUFFIX, NEW, REMOVED = ".shuffle", ".new", ".removed"
 LEFTOVER_SECONDS = 600.0  # nobody takes so long between two steps of creating or removing
@@ -244,7 +244,7 @@ class FolderService:
         with failing(home):
             table = self._table(home)
             stored = sum(1 for _ in (home / "attempts").glob(f"*{RUN}")) if table is None else len(table.winners)
-        state = State.FILLING if table is None else State.SEALED
+        state = ShuffleState.FILLING if table is None else ShuffleState.SEALED
         table = table or Table(0, {}, (), [], 0, 0)
         return Description(
             made.name, made.id, made.spec, state, made.created, table.epoch, table.ranges, (), table.winners,
@@ -283,7 +283,7 @@ class FolderService:
                 self._files.popitem(last=False)
         return file
 
-    def _covering(self, home: Path, shuffle: str, piece: RunSlice) -> tuple[RunSlice, Path, Sequence[Place]]:
+    def _covering(self, home: Path, shuffle: str, piece: RunSlice) -> tuple[RunSlice, Path, Sequence[BlockPlace]]:
         file = self._winner(home, shuffle, piece.partition, piece.attempt)
         return piece, file.path, file.runs[piece.run].covering(piece)
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from roq.errors import AttemptConflict, DataLost, InvalidName, RoqError, ShuffleNotFound, ShuffleSealed
 from roq.log.local.disk import MODE, Disk, failure
-from roq.shuffle.attempt_file import AttemptWriter, Owner, Place, read_block, same_file
+from roq.shuffle.attempt_file import AttemptWriter, BlockPlace, Owner, read_block, same_file
 from roq.shuffle.contract import Opened
 from roq.wire.shuffle import Block, Receipt, RunSample, RunSlice
 
@@ -136,7 +136,7 @@ class FolderAttempt:
 class FolderRange:
     """A contract.RangeSource over files."""
 
-    def __init__(self, disk: Disk, opened: Opened, places: Sequence[tuple[RunSlice, Path, Sequence[Place]]]) -> None:
+    def __init__(self, disk: Disk, opened: Opened, places: Sequence[tuple[RunSlice, Path, Sequence[BlockPlace]]]) -> None:
         self.opened = opened
         self.slices: Sequence[RunSlice] = [piece for piece, _, _ in places]
         self._disk = disk
@@ -151,7 +151,7 @@ class FolderRange:
     def close(self) -> None:
         """See the contract."""
 
-    def _block(self, path: Path, place: Place) -> Block:
+    def _block(self, path: Path, place: BlockPlace) -> Block:
         with failing(path):
             try:
                 return read_block(self._disk, path, place)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from roq.errors import AttemptNotFound, DataLost, RoqError
-from roq.shuffle.record import Record, Table, held_by, kept_intervals, moves_between
+from roq.shuffle.record import ShuffleRecord, Table, held_by, kept_intervals, moves_between
 from roq.shuffle.sampling import KEYS_MAX, SAMPLES_PER_RANGE
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Range, RunSample
@@ -23,7 +23,7 @@ Asks = list[tuple[str, wire.Request]]  # host, request
 Answers = Sequence[tuple[str, wire.Request, wire.Reply]]
 
 
-class Counted(NamedTuple):
+class RowCount(NamedTuple):
     """What counting came to. table: with rows and sizes. missing: rows that no holder has. best: range → the holder that has
     most. lacking: who must fetch what from whom."""
 
@@ -33,18 +33,18 @@ class Counted(NamedTuple):
     lacking: Asks
 
 
-def tell_changed(record: Record, epoch: int, running: frozenset[str]) -> Asks:
+def tell_changed(record: ShuffleRecord, epoch: int, running: frozenset[str]) -> Asks:
     """Buffers are told of a new table, before its holders fetch what those of the former one have."""
     return [(host, wire.TableChanged(epoch, record.id, record.epoch)) for host in sorted(running)]
 
 
-def fetch(record: Record, epoch: int, running: frozenset[str]) -> Asks:
+def fetch(record: ShuffleRecord, epoch: int, running: frozenset[str]) -> Asks:
     """New holders fetch what former ones have."""
     moves = moves_between(record.former, record.table, running) if record.former else []
     return _fetches(record, epoch, ((move.holder, move.interval, move.sources) for move in moves))
 
 
-def _fetches(record: Record, epoch: int, wanted: Iterable[tuple[str, Interval, Sequence[str]]]) -> Asks:
+def _fetches(record: ShuffleRecord, epoch: int, wanted: Iterable[tuple[str, Interval, Sequence[str]]]) -> Asks:
     winners = record.winners  # one value for all: there may be many
     return [
         (host, wire.FetchInterval(epoch, record.id, interval, winners, list(sources), record.epoch))
@@ -52,7 +52,7 @@ def _fetches(record: Record, epoch: int, wanted: Iterable[tuple[str, Interval, S
     ]
 
 
-def count(record: Record) -> Asks:
+def count(record: ShuffleRecord) -> Asks:
     """Every holder counts its ranges. Nothing is asked when nothing has won."""
     winners = record.winners
     return [
@@ -62,7 +62,7 @@ def count(record: Record) -> Asks:
     ]
 
 
-def counted(record: Record, epoch: int, answers: Answers) -> Counted:
+def counted(record: ShuffleRecord, epoch: int, answers: Answers) -> RowCount:
     """Everything is there if the most that holders have adds up to the receipts."""
     numbers = {each.interval: each.number for each in record.table}
     found: dict[int, dict[str, tuple[int, int]]] = {each.number: {} for each in record.table}
@@ -81,10 +81,10 @@ def counted(record: Record, epoch: int, answers: Answers) -> Counted:
         lacking += [(host, each.interval, sources) for host in short]
     rows_and_sizes = ((each, *most[each.number]) for each in record.table)
     table = tuple(msgspec.structs.replace(each, rows=rows, size=size) for each, rows, size in rows_and_sizes)
-    return Counted(table, record.rows - sum(rows for rows, _ in most.values()), best, _fetches(record, epoch, lacking))
+    return RowCount(table, record.rows - sum(rows for rows, _ in most.values()), best, _fetches(record, epoch, lacking))
 
 
-def sample(record: Record, running: frozenset[str]) -> Asks:
+def sample(record: ShuffleRecord, running: frozenset[str]) -> Asks:
     """Every range is sampled by one holder, rather one that runs."""
 
     def one(each: Range) -> str:
@@ -98,13 +98,13 @@ def sample(record: Record, running: frozenset[str]) -> Asks:
     return [(host, wire.TellSamples(record.id, part, winners, each * len(part))) for host, part in parts]
 
 
-def tell(record: Record, chosen: dict[int, str]) -> Asks:
+def tell(record: ShuffleRecord, chosen: dict[int, str]) -> Asks:
     """How many rows of each winner these holders have of these ranges."""
     winners = record.winners
     return [(host, wire.TellSamples(record.id, part, winners, 0)) for host, part in _parts(record, chosen, INTERVALS_AT_ONCE)]
 
 
-def _parts(record: Record, chosen: dict[int, str], most: int) -> list[tuple[str, list[Interval]]]:
+def _parts(record: ShuffleRecord, chosen: dict[int, str], most: int) -> list[tuple[str, list[Interval]]]:
     """The intervals of these ranges, at most so many at once, by host."""
     by_host: dict[str, list[Interval]] = {}
     for number, host in chosen.items():
@@ -123,7 +123,7 @@ def told(answers: Answers) -> list[RunSample]:
     return samples
 
 
-def fault(record: Record, samples: Iterable[RunSample], stored: set[tuple[int, str]]) -> RoqError | None:
+def fault(record: ShuffleRecord, samples: Iterable[RunSample], stored: set[tuple[int, str]]) -> RoqError | None:
     """Which winner can't win, as its rows in storage are not those of its receipt; None if all are right."""
     found: Counter[tuple[int, str]] = Counter()
     for each in samples:
@@ -138,7 +138,7 @@ def fault(record: Record, samples: Iterable[RunSample], stored: set[tuple[int, s
     return None
 
 
-def keep(record: Record, epoch: int, hosts: Iterable[str]) -> Asks:
+def keep(record: ShuffleRecord, epoch: int, hosts: Iterable[str]) -> Asks:
     """These hosts forget what the table does not give them."""
     winners = record.winners
     return [
@@ -147,6 +147,6 @@ def keep(record: Record, epoch: int, hosts: Iterable[str]) -> Asks:
     ]
 
 
-def forget(record: Record, epoch: int, hosts: Iterable[str]) -> Asks:
+def forget(record: ShuffleRecord, epoch: int, hosts: Iterable[str]) -> Asks:
     """These hosts forget all of it."""
     return [(host, wire.ForgetShuffle(epoch, record.id)) for host in sorted(hosts)]

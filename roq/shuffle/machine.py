@@ -8,21 +8,21 @@ from bisect import insort
 import msgspec
 
 from roq.shuffle import inquiries
-from roq.shuffle.events import Ask, Instruction, Step, Wake, Write
-from roq.shuffle.record import Record, Stage
+from roq.shuffle.events import Ask, Instruction, StageStep, Wake, WriteRecord
+from roq.shuffle.record import ShuffleRecord, Stage
 from roq.wire import shuffle as wire
-from roq.wire.shuffle import State
+from roq.wire.shuffle import ShuffleState
 
 RETRY_SECONDS = 5.0  # after data that must be somewhere was found nowhere
 
 
-class Machine:
+class ShuffleMachine:
     """record: as it is written; writing: on its way. `_out` gathers what is to be done."""
 
-    def __init__(self, record: Record, epoch: int) -> None:
+    def __init__(self, record: ShuffleRecord, epoch: int) -> None:
         self.record = record
-        self.writing: Record | None = None
-        self.step = Step.IDLE
+        self.writing: ShuffleRecord | None = None
+        self.step = StageStep.IDLE
         self._epoch = epoch
         self._ids = 0
         self._asks: dict[int, Ask] = {}  # of this step, not answered yet
@@ -39,15 +39,15 @@ class Machine:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: ShuffleRecord) -> None:
         """Only when `Written` has come, anything is done on the strength of it."""
         sent = record.sent + self._moved if record.former else 0
         self.writing = msgspec.structs.replace(record, moved=record.moved + self._moved, sent=sent)
         self._moved = 0
         self._reset()
-        self._out.append(Write(self.writing))
+        self._out.append(WriteRecord(self.writing))
 
-    def _change(self, after: Record) -> bool:
+    def _change(self, after: ShuffleRecord) -> bool:
         if after is not self.record:
             self._write(after)
         return after is not self.record
@@ -55,11 +55,11 @@ class Machine:
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def _reset(self) -> None:
-        self.step, self._until = Step.IDLE, None
+        self.step, self._until = StageStep.IDLE, None
         self._asks.clear()
         self._answers.clear()
 
-    def _ask(self, step: Step, asks: inquiries.Asks) -> bool:
+    def _ask(self, step: StageStep, asks: inquiries.Asks) -> bool:
         self._reset()
         self.step = step
         for host, request in asks:
@@ -73,7 +73,11 @@ class Machine:
         if ask is None:
             return  # of an earlier step, or told twice
         self._answers.append((ask.host, ask.request, reply))
-        if isinstance(reply, wire.Fetched) and self.record.stage is Stage.MOVING and self.record.state is not State.FILLING:
+        if (
+            isinstance(reply, wire.Fetched)
+            and self.record.stage is Stage.MOVING
+            and self.record.state is not ShuffleState.FILLING
+        ):
             self._moved += reply.size
 
     # --- waiting ------------------------------------------------------------------------------------------------------
@@ -91,7 +95,7 @@ class Machine:
     def _pause(self) -> bool:
         """Before it is tried again."""
         self._reset()
-        self.step, self._until = Step.PAUSE, self._now + RETRY_SECONDS
+        self.step, self._until = StageStep.PAUSE, self._now + RETRY_SECONDS
         self._wake(self._until)
         return False
 

@@ -34,29 +34,29 @@ from roq.shuffle import inquiries, transitions
 from roq.shuffle import record as records
 from roq.shuffle.events import (
     Answered,
+    AttemptReported,
     Commit,
-    Cut,
-    Delete,
+    DeleteShuffle,
     Event,
-    Failed,
-    Hosts,
+    FollowerFailed,
+    FollowerHosts,
     Instruction,
     Rebalance,
+    RecordWritten,
     Recut,
     Refuse,
     Remove,
-    Reported,
-    Step,
-    Tick,
+    RunsCut,
+    StageStep,
+    TimePassed,
     Touched,
-    Written,
 )
-from roq.shuffle.machine import Machine
+from roq.shuffle.machine import ShuffleMachine
 from roq.shuffle.ranges import range_count
-from roq.shuffle.record import NewTable, Record, Stage, stranded
+from roq.shuffle.record import NewTable, ShuffleRecord, Stage, stranded
 from roq.shuffle.sampling import Gathered
 from roq.wire import shuffle as wire
-from roq.wire.shuffle import RunSample, State
+from roq.wire.shuffle import RunSample, ShuffleState
 
 GATHER_SECONDS = 0.2  # from the first wish for a table until it is cut: others report their samples, too
 KEEP_SECONDS = 30.0  # former holders serve readers so long after a rebalancing
@@ -64,16 +64,16 @@ PATIENCE_SECONDS = 30.0  # for hosts that may have what is missing, before winne
 ABANDONED = "(abandoned)"  # in place of a removal's transaction; none is named so
 
 
-class Plan(Machine):
+class ShufflePlan(ShuffleMachine):
     """One shuffle. record: as it is written. abandoned_seconds: after so long without a word of writers or a commit, a shuffle
     that is being filled is removed. Begin with `handle(Hosts)`. While `writing` is set, only `Written` may come."""
 
-    def __init__(self, record: Record, epoch: int, abandoned_seconds: float = math.inf) -> None:
+    def __init__(self, record: ShuffleRecord, epoch: int, abandoned_seconds: float = math.inf) -> None:
         super().__init__(record, epoch)
         self.stored: set[tuple[int, str]] = set()  # attempts, until it is sealed
         self._abandoned_seconds = abandoned_seconds
         self._heard_at: float | None = None  # somebody went on with it, or this reign began
-        self._hosts = Hosts(frozenset(), frozenset(), False)
+        self._hosts = FollowerHosts(frozenset(), frozenset(), False)
         self._look = False  # hosts or record have changed since holders were compared
         self._samples = Gathered()
         self._wanted_at: float | None = None
@@ -86,14 +86,14 @@ class Plan(Machine):
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What is to be done. Raises what a request's docstring says; nothing has changed then. now: seconds, steady."""
-        assert self.writing is None or isinstance(event, Written), "one thing after the other"
+        assert self.writing is None or isinstance(event, RecordWritten), "one thing after the other"
         self._now, self._out = now, []
-        if self._heard_at is None or isinstance(event, Reported | Commit | Touched):
+        if self._heard_at is None or isinstance(event, AttemptReported | Commit | Touched):
             self._heard_at = now
         match event:
-            case Hosts():
+            case FollowerHosts():
                 self._hosts_are(event)
-            case Reported():
+            case AttemptReported():
                 self._report(event)
             case Commit(receipts):
                 self._change(transitions.commit(self.record, receipts))
@@ -101,15 +101,15 @@ class Plan(Machine):
                 self._rebalance(event)
             case Remove(transaction):
                 self._change(transitions.remove(self.record, transaction))
-            case Written():
+            case RecordWritten():
                 self._written()
-            case Cut(id, table):
+            case RunsCut(id, table):
                 self._cut(id, table)
             case Answered(id, reply):
                 self._answered(id, reply)
-            case Failed(id, final):
+            case FollowerFailed(id, final):
                 self._failed(id, final)
-            case Tick():
+            case TimePassed():
                 self._ticked()
             case Touched():
                 pass
@@ -120,7 +120,7 @@ class Plan(Machine):
     @property
     def forgotten(self) -> bool:
         """Removed, and every follower that runs has forgotten it."""
-        return self.record.state is State.REMOVED and not self._asks and self._hosts.running <= self._kept
+        return self.record.state is ShuffleState.REMOVED and not self._asks and self._hosts.running <= self._kept
 
     def check(self) -> None:
         """Raises AssertionError if an invariant does not hold."""
@@ -129,25 +129,27 @@ class Plan(Machine):
             records.check(self.writing)
             assert not self._asks, "nothing is asked on the strength of what is not written"
         told = [ask.request for ask in self._asks.values()]
-        keeping = self.record.state is State.SEALED and self.record.stage in (Stage.NONE, Stage.KEEPING)
+        keeping = self.record.state is ShuffleState.SEALED and self.record.stage in (Stage.NONE, Stage.KEEPING)
         assert keeping or not any(isinstance(each, wire.KeepIntervals) for each in told), "forgotten before all have it"
-        assert self.record.state is State.REMOVED or not any(isinstance(each, wire.ForgetShuffle) for each in told)
+        assert self.record.state is ShuffleState.REMOVED or not any(isinstance(each, wire.ForgetShuffle) for each in told)
 
     # --- what is told and asked of us ---------------------------------------------------------------------------------
 
-    def _hosts_are(self, hosts: Hosts) -> None:
+    def _hosts_are(self, hosts: FollowerHosts) -> None:
         gone = self._hosts.running - hosts.running
         self._hosts, self._look = hosts, True
         self._kept &= hosts.running
-        if self.step in (Step.KEEP, Step.FORGET):  # who is away is told when it comes back
+        if self.step in (StageStep.KEEP, StageStep.FORGET):  # who is away is told when it comes back
             self._asks = {id: ask for id, ask in self._asks.items() if ask.host in hosts.running}
-        elif self.step is Step.PAUSE or (gone and self.step in (Step.FETCH, Step.REPAIR, Step.SAMPLE, Step.ACCOUNT)):
+        elif self.step is StageStep.PAUSE or (
+            gone and self.step in (StageStep.FETCH, StageStep.REPAIR, StageStep.SAMPLE, StageStep.ACCOUNT)
+        ):
             self._reset()  # a source may be among those who are gone, or have come
 
-    def _report(self, event: Reported) -> None:
-        if self.record.state in (State.FILLING, State.SEALING):  # later the winners are all that is asked for
+    def _report(self, event: AttemptReported) -> None:
+        if self.record.state in (ShuffleState.FILLING, ShuffleState.SEALING):  # later the winners are all that is asked for
             self.stored |= {(receipt.partition, receipt.attempt) for receipt in event.stored}
-        if self.record.state is not State.FILLING or self.record.epoch:
+        if self.record.state is not ShuffleState.FILLING or self.record.epoch:
             return  # storage tells better samples
         for sample in event.samples:
             self._samples.add(sample)
@@ -156,7 +158,7 @@ class Plan(Machine):
 
     def _rebalance(self, event: Rebalance) -> None:
         record, wanted = self.record, self._rebalance_wanted
-        if record.state is not State.SEALED:
+        if record.state is not ShuffleState.SEALED:
             raise ShuffleNotSealed(f"shuffle {record.name!r} is {record.state}")
         if event.transaction in (record.rebalanced, wanted.transaction if wanted else None):
             return
@@ -181,51 +183,53 @@ class Plan(Machine):
         assert self.writing is not None
         before, self.record, self.writing = self.record, self.writing, None
         self._look = True
-        if self.record.epoch or self.record.state is not State.FILLING:
+        if self.record.epoch or self.record.state is not ShuffleState.FILLING:
             self._samples = Gathered()
-        if self.record.state in (State.SEALED, State.REMOVED):
+        if self.record.state in (ShuffleState.SEALED, ShuffleState.REMOVED):
             self.stored.clear()
-        if self.record.state is State.REMOVED:
+        if self.record.state is ShuffleState.REMOVED:
             self._kept = frozenset()
         elif self.record.stage is Stage.KEEPING and before.stage is not Stage.KEEPING:
             self._kept = frozenset()
-            self._keep_at = self._now + (KEEP_SECONDS if before.state is State.SEALED else 0)
+            self._keep_at = self._now + (KEEP_SECONDS if before.state is ShuffleState.SEALED else 0)
 
     def _advance(self) -> bool:
         """Whether something was done, so that there may be more to do."""
-        if self.step is Step.KEEP and self._asks and self.record.state is State.SEALED:
+        if self.step is StageStep.KEEP and self._asks and self.record.state is ShuffleState.SEALED:
             return False  # what is told to forget must be done with it before it is told to fetch again
         if self._look and self._follow_hosts():
             return True
         if self._asks:
             return False
-        following: dict[Step, Callable[[], bool]] = {
-            Step.IDLE: self._begin,
-            Step.TELL: self._fetch,
-            Step.FETCH: self._fetched,
-            Step.COUNT: self._counted,
-            Step.REPAIR: self._count,
-            Step.ACCOUNT: self._accounted,
-            Step.PAUSE: self._paused,
-            Step.SAMPLE: lambda: self._compute(tuple(inquiries.told(self._answers)), self.record.cut),
-            Step.COMPUTE: lambda: False,
-            Step.KEEP: self._told,
-            Step.FORGET: self._forgotten,
+        following: dict[StageStep, Callable[[], bool]] = {
+            StageStep.IDLE: self._begin,
+            StageStep.TELL: self._fetch,
+            StageStep.FETCH: self._fetched,
+            StageStep.COUNT: self._counted,
+            StageStep.REPAIR: self._count,
+            StageStep.ACCOUNT: self._accounted,
+            StageStep.PAUSE: self._paused,
+            StageStep.SAMPLE: lambda: self._compute(tuple(inquiries.told(self._answers)), self.record.cut),
+            StageStep.COMPUTE: lambda: False,
+            StageStep.KEEP: self._told,
+            StageStep.FORGET: self._forgotten,
         }
         return following[self.step]()
 
     def _begin(self) -> bool:
         match self.record.state, self.record.stage:
-            case State.REMOVED, _:
+            case ShuffleState.REMOVED, _:
                 return self._forget()
-            case State.FILLING, Stage.NONE:
+            case ShuffleState.FILLING, Stage.NONE:
                 return self._first_cut() or self._abandoned()
             case _ if transitions.too_early(self.record, self._hosts):
                 return False
             case _, Stage.CHECKING | Stage.MOVING:
                 return self._fetch()
             case _, Stage.CUTTING:
-                return bool(self._hosts.members) and self._ask(Step.SAMPLE, inquiries.sample(self.record, self._hosts.running))
+                return bool(self._hosts.members) and self._ask(
+                    StageStep.SAMPLE, inquiries.sample(self.record, self._hosts.running)
+                )
         if (wanted := self._rebalance_wanted) is not None:
             self._rebalance_wanted = None
             self._write(transitions.rebalance(self.record, wanted))
@@ -248,7 +252,7 @@ class Plan(Machine):
         return self._compute(self._samples.taken(), range_count(self._samples.size, len(members), record.spec.ranges))
 
     def _abandoned(self) -> bool:
-        if self.step is not Step.IDLE or self._heard_at is None or self._abandoned_seconds == math.inf:
+        if self.step is not StageStep.IDLE or self._heard_at is None or self._abandoned_seconds == math.inf:
             return False
         if self._now < self._heard_at + self._abandoned_seconds:
             self._wake(self._heard_at + self._abandoned_seconds)
@@ -258,13 +262,13 @@ class Plan(Machine):
 
     def _compute(self, samples: tuple[RunSample, ...], count: int) -> bool:
         self._reset()
-        self.step = Step.COMPUTE
+        self.step = StageStep.COMPUTE
         self._ids += 1
         self._out.append(Recut(self._ids, self.record, samples, count, self._hosts.members))
         return False
 
     def _cut(self, id: int, new: NewTable) -> None:
-        if self.step is not Step.COMPUTE or id != self._ids:
+        if self.step is not StageStep.COMPUTE or id != self._ids:
             return  # of an earlier step
         if not all(each.holders for each in new.table):
             self._reset()
@@ -279,12 +283,12 @@ class Plan(Machine):
             if hosts.members:
                 self._write(transitions.one_range(record, hosts.members))
             return bool(hosts.members)
-        if record.state is State.FILLING and self.step is Step.IDLE:
-            return self._ask(Step.TELL, inquiries.tell_changed(record, self._epoch, hosts.running))
-        return self._ask(Step.FETCH, inquiries.fetch(record, self._epoch, hosts.running))
+        if record.state is ShuffleState.FILLING and self.step is StageStep.IDLE:
+            return self._ask(StageStep.TELL, inquiries.tell_changed(record, self._epoch, hosts.running))
+        return self._ask(StageStep.FETCH, inquiries.fetch(record, self._epoch, hosts.running))
 
     def _fetched(self) -> bool:
-        if self.record.state is not State.FILLING:
+        if self.record.state is not ShuffleState.FILLING:
             return self._count()
         if self.record.former and stranded(self.record, self._hosts.running):
             return self._pause()  # not forgotten where it is: they may come back
@@ -292,14 +296,14 @@ class Plan(Machine):
         return True
 
     def _count(self) -> bool:
-        return self._ask(Step.COUNT, inquiries.count(self.record))
+        return self._ask(StageStep.COUNT, inquiries.count(self.record))
 
     def _counted(self) -> bool:
         """Who lacks what another holder has fetches it, once; then all must be whole, and nothing missing."""
         counted = inquiries.counted(self.record, self._epoch, self._answers)
         if counted.lacking and not self._repaired:
             self._repaired = True
-            return self._ask(Step.REPAIR, counted.lacking)
+            return self._ask(StageStep.REPAIR, counted.lacking)
         self._repaired = False
         if counted.lacking or counted.missing:
             return self._missing(counted)
@@ -309,13 +313,13 @@ class Plan(Machine):
         self._write(transitions.whole(sent, counted.table, self._hosts.members))
         return True
 
-    def _missing(self, counted: inquiries.Counted) -> bool:
+    def _missing(self, counted: inquiries.RowCount) -> bool:
         """Rows are missing. While a former holder is away it may have them; else winners that are just named can't win."""
         away = {host for each in self.record.former for host in each.holders} - self._hosts.running
         since = self._missing_since = self._now if self._missing_since is None else self._missing_since
         patient = bool(away) and self._now - since <= PATIENCE_SECONDS
-        if self.record.state is State.SEALING and counted.missing and not patient:
-            return self._ask(Step.ACCOUNT, inquiries.tell(self.record, counted.best))
+        if self.record.state is ShuffleState.SEALING and counted.missing and not patient:
+            return self._ask(StageStep.ACCOUNT, inquiries.tell(self.record, counted.best))
         return self._pause()
 
     def _accounted(self) -> bool:
@@ -340,7 +344,7 @@ class Plan(Machine):
                 return False
         elif not hosts:
             return False
-        return self._ask(Step.KEEP, inquiries.keep(record, self._epoch, hosts))
+        return self._ask(StageStep.KEEP, inquiries.keep(record, self._epoch, hosts))
 
     def _told(self) -> bool:
         self._kept |= {host for host, _, _ in self._answers}
@@ -352,10 +356,10 @@ class Plan(Machine):
     def _forget(self) -> bool:
         """Also those who come back."""
         if hosts := self._hosts.running - self._kept:
-            return self._ask(Step.FORGET, inquiries.forget(self.record, self._epoch, hosts))
+            return self._ask(StageStep.FORGET, inquiries.forget(self.record, self._epoch, hosts))
         if self._hosts.settled and not self._deleted:
             self._deleted = True
-            self._out.append(Delete())
+            self._out.append(DeleteShuffle())
         return False
 
     def _forgotten(self) -> bool:

@@ -25,7 +25,7 @@ class Overlap(NamedTuple):
     size: int
 
 
-class Move(NamedTuple):
+class IntervalMove(NamedTuple):
     """One holder must get one interval, which each of the sources holds whole. No sources: nobody has it any more."""
 
     number: int  # of the new range
@@ -39,7 +39,7 @@ class Moves(NamedTuple):
     """moves: all that must be sent. size: their bytes. least: what had to be sent with the best identities, and because hosts
     came or went."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[IntervalMove, ...]
     size: int
     least: int
 
@@ -98,13 +98,13 @@ def identities(old: Sequence[Range], new: Sequence[Interval], pairs: Iterable[Ov
 def moves(old: Sequence[Range], new: Sequence[Range], pairs: Sequence[Overlap], alive: Collection[str] | None = None) -> Moves:
     """What the holders of the new ranges lack. pairs: overlaps of both. alive: hosts that can be sources (None:
     all)."""
-    found: list[Move] = []
+    found: list[IntervalMove] = []
     placed = 0
     for pair in pairs:
         before, after = old[pair.old], new[pair.new]
         sources = tuple(host for host in before.holders if alive is None or host in alive)
         lacking = [host for host in after.holders if host not in before.holders]
-        found += [Move(after.number, host, pair.interval, sources, pair.size) for host in lacking]
+        found += [IntervalMove(after.number, host, pair.interval, sources, pair.size) for host in lacking]
         placed += len(lacking) * pair.size if before.identity == after.identity else 0
     size = sum(move.size for move in found)
     replicas = max((len(each.holders) for each in new), default=0)

@@ -10,9 +10,9 @@ import msgspec
 
 from roq.shuffle.placement import holders
 from roq.shuffle.ranges import borders_of, cut, imbalance, intervals, range_count, table_of
-from roq.shuffle.rebalance import Move, identities, moves, overlaps
+from roq.shuffle.rebalance import IntervalMove, identities, moves, overlaps
 from roq.shuffle.sampling import Distribution, thinned
-from roq.wire.shuffle import Description, Interval, Range, Receipt, RunSample, Spec, State
+from roq.wire.shuffle import Description, Interval, Range, Receipt, RunSample, ShuffleState, Spec
 
 IMBALANCE_MAX = 1.15  # largest / mean by bytes; above it a shuffle is cut again when it is sealed
 CUTS_MAX = 3  # of one sealing: a row larger than a range can't be cut
@@ -29,7 +29,7 @@ class Stage(StrEnum):
     KEEPING = "keeping"  # the new one is whole: who holds more may forget it
 
 
-class Record(msgspec.Struct, frozen=True):
+class ShuffleRecord(msgspec.Struct, frozen=True):
     """A shuffle. epoch: number of the table, 0 while there is none. former: the last table that was whole, while the present
     one isn't. fresh: the next identity of a range. cut: ranges that are wanted of the next cut, 0: no cut is wanted. cuts: done
     while sealing. least, sent: bytes that the move under way demands, and those that were sent. rebalanced, removal: the
@@ -40,7 +40,7 @@ class Record(msgspec.Struct, frozen=True):
     spec: Spec
     created: float
     transaction: str
-    state: State = State.FILLING
+    state: ShuffleState = ShuffleState.FILLING
     stage: Stage = Stage.NONE
     epoch: int = 0
     table: Table = ()
@@ -75,7 +75,7 @@ class Record(msgspec.Struct, frozen=True):
         """As clients see it. whole: with ranges and winners. A sealed shuffle that was cut anew is read by the table before
         until the new one was counted: how many rows a range should have is not known sooner, and a new holder may lack some."""
         table, former = self.table, self.former
-        if self.state is State.SEALED and any(each.rows < 0 for each in table):
+        if self.state is ShuffleState.SEALED and any(each.rows < 0 for each in table):
             table, former = former, table
         return Description(
             self.name,
@@ -95,7 +95,7 @@ class Record(msgspec.Struct, frozen=True):
         )
 
 
-def check(record: Record) -> None:
+def check(record: ShuffleRecord) -> None:
     """Raises AssertionError if the record can't be."""
     for table in (record.table, record.former):
         assert [each.number for each in table] == list(range(len(table))), "numbers count from 0"
@@ -104,11 +104,13 @@ def check(record: Record) -> None:
         assert len({each.identity for each in table}) == len(table), "identities are distinct"
         assert all(each.identity < record.fresh for each in table), "identities were given out"
     assert bool(record.table) == bool(record.epoch), "a table has a number"
-    assert record.state in (State.SEALING, State.SEALED, State.REMOVED) or not record.receipts, "winners are named by commit"
+    assert record.state in (ShuffleState.SEALING, ShuffleState.SEALED, ShuffleState.REMOVED) or not record.receipts, (
+        "winners are named by commit"
+    )
     if record.stage in (Stage.NONE, Stage.KEEPING, Stage.CUTTING):
         assert not record.former, "the table before is kept only while data moves"
     assert record.moved_least + record.sent <= record.moved, "no move demands more than was sent for it"
-    if record.state is State.SEALED:
+    if record.state is ShuffleState.SEALED:
         assert record.table, "what is sealed can be read"
         assert record.stage is Stage.MOVING or all(each.rows >= 0 for each in record.table), "what is sealed was counted"
         whole = record.former if record.stage is Stage.MOVING else record.table
@@ -127,7 +129,7 @@ def with_holders(shuffle: str, table: Table, hosts: Collection[str], replicas: i
     return tuple(msgspec.structs.replace(each, holders=holders(shuffle, each.identity, hosts, replicas)) for each in table)
 
 
-def refilled(record: Record, live: Collection[str], hosts: Collection[str]) -> Table:
+def refilled(record: ShuffleRecord, live: Collection[str], hosts: Collection[str]) -> Table:
     """The same ranges with their live holders, and hosts in place of lost ones. A range stays with lost ones if none lives of
     those who have all of it, which are the former ones while data moves: nobody else has it."""
     shuffle, replicas, found = record.id, record.spec.replicas, []
@@ -140,7 +142,7 @@ def refilled(record: Record, live: Collection[str], hosts: Collection[str]) -> T
     return tuple(found)
 
 
-def stranded(record: Record, running: Collection[str]) -> bool:
+def stranded(record: ShuffleRecord, running: Collection[str]) -> bool:
     """While it is filled and data moves: a new holder lacks what only hosts that are away have."""
     return any(
         not {*new.holders} <= {*former.holders} and not any(host in running for host in former.holders)
@@ -153,7 +155,7 @@ def same_places(one: Table, other: Table) -> bool:
     return [(each.interval, sorted(each.holders)) for each in one] == [(each.interval, sorted(each.holders)) for each in other]
 
 
-def cut_wanted(record: Record, table: Table, hosts: int) -> int:
+def cut_wanted(record: ShuffleRecord, table: Table, hosts: int) -> int:
     """Ranges a counted table should be cut into; 0 if it is good as it is."""
     wanted = range_count(record.size, hosts, record.spec.ranges)
     too_few = len(table) < min(wanted, record.rows) and (record.spec.ranges > 0 or 2 * len(table) <= wanted)
@@ -169,7 +171,7 @@ class NewTable(msgspec.Struct, frozen=True):
     least: int
 
 
-def recut(record: Record, samples: Iterable[RunSample], count: int, hosts: Collection[str]) -> NewTable:
+def recut(record: ShuffleRecord, samples: Iterable[RunSample], count: int, hosts: Collection[str]) -> NewTable:
     """A new table from samples; identities are taken over from the present one. May take a second."""
     distribution = Distribution.of(thinned(samples))
     borders = cut(distribution, count)
@@ -181,7 +183,7 @@ def recut(record: Record, samples: Iterable[RunSample], count: int, hosts: Colle
     return NewTable(table, max(record.fresh, *(name + 1 for name in named)), least)
 
 
-def moves_between(former: Table, table: Table, running: Collection[str]) -> list[Move]:
+def moves_between(former: Table, table: Table, running: Collection[str]) -> list[IntervalMove]:
     """What the holders of the new table lack and a running host has. Sizes are not known (0)."""
     pairs = overlaps([each.interval for each in former], [each.interval for each in table], Distribution.of([]))
     return [move for move in moves(former, table, pairs, running).moves if move.sources]

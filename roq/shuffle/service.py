@@ -14,17 +14,17 @@ import pyarrow as pa
 from roq.errors import CallError, DataLost, ShuffleNotSealed
 from roq.ids import check_name, new_token
 from roq.shuffle.blocks import load_schema, save_schema
-from roq.shuffle.contract import Opened, Service
+from roq.shuffle.contract import Opened, ShuffleService
 from roq.shuffle.keys import KeyEncoder
 from roq.shuffle.merge import merged
 from roq.shuffle.writer import MEMORY_BYTES, Writer, check_memory
-from roq.wire.shuffle import PARTITIONS_MAX, RANGES_MAX, REPLICAS_MAX, Description, Range, Receipt, Spec, State
+from roq.wire.shuffle import PARTITIONS_MAX, RANGES_MAX, REPLICAS_MAX, Description, Range, Receipt, ShuffleState, Spec
 
 
 class Shuffles:
     """The shuffles of one address; `roq.shuffle.open` makes it. A context manager."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ShuffleService) -> None:
         self._service = service
 
     def create(self, name: str, keys: Sequence[str], schema: pa.Schema, replicas: int = 2, ranges: int = 0) -> Description:
@@ -115,7 +115,7 @@ class Shuffles:
         self.close()
 
     def _sealed(self, description: Description) -> Description:
-        if description.state is not State.SEALED:
+        if description.state is not ShuffleState.SEALED:
             raise ShuffleNotSealed(f"shuffle {description.name!r} is {description.state}: commit it before it is read")
         return description
 

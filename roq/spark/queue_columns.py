@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from roq.errors import InvalidConfiguration, InvalidTopic, SchemaMismatch
-from roq.spark.queue_options import Kind
+from roq.spark.queue_options import TargetKind
 from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, PRIORITIES, NewTask
 from roq.workqueue.desk import SECONDS_MAX
 
@@ -41,8 +41,11 @@ _ALLOWED: dict[str, tuple[type[DataType], ...]] = {
     "dedup_key": (StringType,),
     "topic": (StringType,),
 }
-_COLUMNS = {Kind.WORK_QUEUE: ("payload", "priority", "delay_seconds", "dedup_key"), Kind.QUEUE: ("payload", "topic")}
-_REQUIRED = {Kind.WORK_QUEUE: ("payload",), Kind.QUEUE: ("payload", "topic")}
+_COLUMNS = {
+    TargetKind.WORK_QUEUE: ("payload", "priority", "delay_seconds", "dedup_key"),
+    TargetKind.QUEUE: ("payload", "topic"),
+}
+_REQUIRED = {TargetKind.WORK_QUEUE: ("payload",), TargetKind.QUEUE: ("payload", "topic")}
 _TYPES = {
     "payload": pa.binary(),
     "priority": pa.int64(),
@@ -53,7 +56,7 @@ _TYPES = {
 TOPIC_BYTES_MAX = 255
 
 
-def check_columns(schema: StructType, kind: Kind) -> None:
+def check_columns(schema: StructType, kind: TargetKind) -> None:
     """Raises SchemaMismatch for a column that is missing, unknown, twice there, or of another type."""
     allowed, names = _COLUMNS[kind], schema.names
     for name in _REQUIRED[kind]:

@@ -22,7 +22,7 @@ from roq.errors import Closed, ManifestGone, RoqError, StorageFailed, StorageFul
 from roq.runtime.backoff import delays
 from roq.spark.queue_crash import crash_point
 from roq.spark.queue_ledger import FAIL_SECONDS, Ledger
-from roq.spark.queue_manifest import Part, parts
+from roq.spark.queue_manifest import ManifestPartition, parts
 from roq.spark.queue_options import QueueOptions
 from roq.workqueue.address import open_backend
 from roq.workqueue.contract import LEASE_COUNT_MAX, Ack, Leased
@@ -51,7 +51,7 @@ class Feed(Protocol):
     def plan(self, start: Offset, limit: ReadLimit) -> Offset:
         """How far one batch may go from `start`; `start` itself if there is nothing. All before `start` is done."""
 
-    def parts(self, start: Offset, end: Offset) -> Sequence[Part]:
+    def parts(self, start: Offset, end: Offset) -> Sequence[ManifestPartition]:
         """What the tasks of a batch read: for the same interval always the same rows."""
 
     def done(self, end: Offset) -> None:
@@ -147,7 +147,7 @@ class LeaseFeed:
             number = manifest.number
         return number
 
-    def parts(self, start: Offset, end: Offset) -> Sequence[Part]:
+    def parts(self, start: Offset, end: Offset) -> Sequence[ManifestPartition]:
         """See Feed. Raises ManifestGone."""
         last = self._number(end)
         first = self._number(start) if start["stream"] == end["stream"] else 0

@@ -70,7 +70,7 @@ def _gone(manifest: Manifest, name: str) -> list[str]:
         raise ManifestGone(str(error)) from error
 
 
-class Part(InputPartition):
+class ManifestPartition(InputPartition):
     """What one Spark task reads: some manifests. Plain values."""
 
     def __init__(self, files: Sequence[ArrowFile]) -> None:
@@ -109,7 +109,7 @@ def _times(seconds: Sequence[float | None]) -> pa.Array:
     return pc.round(pc.multiply(pa.array(seconds, pa.float64()), 1e6)).cast(pa.int64()).cast(_TIME)
 
 
-def parts(chosen: Sequence[Manifest]) -> list[Part]:
+def parts(chosen: Sequence[Manifest]) -> list[ManifestPartition]:
     """Manifests as Spark tasks: in order, small ones together."""
     groups: list[list[ArrowFile]] = []
     rows = size = 0
@@ -120,7 +120,7 @@ def parts(chosen: Sequence[Manifest]) -> list[Part]:
             rows = size = 0
         groups[-1].append(file)
         rows, size = rows + file.rows, size + file.size
-    return [Part(group) for group in groups]
+    return [ManifestPartition(group) for group in groups]
 
 
 def views(seen: Sequence[TaskView]) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ import roq.blocking
 from roq.errors import InvalidAddress, InvalidConfiguration, WorkQueueNotFound
 from roq.spark.errors import option_error, spark_errors
 from roq.spark.options import address_of, name_of, refuse_unknown, whole_number
-from roq.workqueue.address import Place, open_backend, parse, zookeepers
+from roq.workqueue.address import QueueAddress, open_backend, parse, zookeepers
 from roq.workqueue.contract import TaskState
 
 EXAMPLE = '.option("address", "log:///data/tasks")'
@@ -36,7 +36,7 @@ SPARK_FOLDER = "spark"  # in a queue's folder
 E = TypeVar("E", bound=StrEnum)
 
 
-class Kind(StrEnum):
+class TargetKind(StrEnum):
     """What is written to."""
 
     WORK_QUEUE = "work-queue"
@@ -47,9 +47,9 @@ class Kind(StrEnum):
 class QueueOptions:
     """Options as they were given, and their defaults. place: of the queue. manifests, staging: "" to be asked for."""
 
-    kind: Kind
+    kind: TargetKind
     address: str
-    place: Place
+    place: QueueAddress
     manifests: str
     staging: str
     batch_rows: int
@@ -109,7 +109,7 @@ def lies_within(folder: Path, queue: str) -> bool:
 def queue_options(options: Mapping[str, str]) -> QueueOptions:
     """Raises errors in Spark's style, naming the option."""
     refuse_unknown(options, KNOWN)
-    kind = _one_of(options, "kind", Kind, Kind.WORK_QUEUE)
+    kind = _one_of(options, "kind", TargetKind, TargetKind.WORK_QUEUE)
     address, place = _place(options, kind)
     inside = f"{place.path}/{SPARK_FOLDER}" if place.scheme in FOLDERS else ""
     rows = options.get("rows")
@@ -127,10 +127,10 @@ def queue_options(options: Mapping[str, str]) -> QueueOptions:
     )
 
 
-def _place(options: Mapping[str, str], kind: Kind) -> tuple[str, Place]:
+def _place(options: Mapping[str, str], kind: TargetKind) -> tuple[str, QueueAddress]:
     """The address of a work queue, or of a queue of a cluster, which is written the same way."""
     address = address_of(options, EXAMPLE)
-    if "cluster" in options or (kind is Kind.QUEUE and options.get("path")):
+    if "cluster" in options or (kind is TargetKind.QUEUE and options.get("path")):
         address = f"{address}/{quote(name_of(options, 'queue'), safe='')}"
     elif options.get("path"):
         raise option_error("path", "address names the queue already; a name goes with cluster")
@@ -140,7 +140,7 @@ def _place(options: Mapping[str, str], kind: Kind) -> tuple[str, Place]:
         raise option_error("cluster" if "cluster" in options else "address", str(error)) from None
     if place.scheme == "memory":
         raise option_error("address", "memory: is a queue of one process, and Spark has many; take log:///folder")
-    if kind is Kind.QUEUE and place.scheme != "roq":
+    if kind is TargetKind.QUEUE and place.scheme != "roq":
         raise option_error("kind", f"publish/subscribe queues are in clusters only, not at {address}")
     return address, place
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import roq.blocking
 from roq.errors import PayloadTooLarge
 from roq.spark.queue_columns import messages, tasks
-from roq.spark.queue_options import SPARK_FOLDER, Kind, QueueOptions
+from roq.spark.queue_options import SPARK_FOLDER, QueueOptions, TargetKind
 from roq.workqueue.address import open_backend
 from roq.workqueue.contract import PUT_COUNT_MAX, Backend, NewTask
 from roq.workqueue.file_queue.publication import FilePublication
@@ -141,7 +141,7 @@ class opened:  # noqa: N801  a context manager, as contextlib.closing
     """The outlet of these options, for a `with`. largest: bytes of the largest payload, checked before any is published."""
 
     def __init__(self, options: QueueOptions, job: str, decided: int, largest: int) -> None:
-        if options.kind is Kind.QUEUE:
+        if options.kind is TargetKind.QUEUE:
             self._outlet: Outlet = TopicOutlet(options)
         elif options.place.scheme == "file":
             self._outlet = FileOutlet(options, job, decided, largest)

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from roq.spark.errors import option_error, spark_errors
 from roq.spark.queue_feed import Feed, LeaseFeed, Offset
-from roq.spark.queue_manifest import Part, views
+from roq.spark.queue_manifest import ManifestPartition, views
 from roq.spark.queue_options import QueueOptions
 from roq.workqueue.address import open_backend
 from roq.workqueue.contract import Backend, TaskView
@@ -68,7 +68,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: from the manifest's file only."""
-        assert isinstance(partition, Part)
+        assert isinstance(partition, ManifestPartition)
         with spark_errors(address=self._options.address):
             yield from partition.rows()
 

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from roq.errors import SchemaMismatch
 from roq.spark.errors import option_error, spark_errors
 from roq.spark.queue_manifest import SCHEMA, VIEW_SCHEMA
-from roq.spark.queue_options import Kind, QueueOptions, queue_options
+from roq.spark.queue_options import QueueOptions, TargetKind, queue_options
 from roq.spark.queue_read import QueueBatchReader, QueueStreamReader
 from roq.spark.queue_write import QueueBatchWriter, QueueStreamWriter, writer_of
 
@@ -57,6 +57,6 @@ class RoqDataSource(DataSource):
                     f"the columns are {mine.simpleString()}, not {schema.simpleString()}: leave .schema(…) out"
                 )
         options = queue_options(self.options)
-        if options.kind is not Kind.WORK_QUEUE:
+        if options.kind is not TargetKind.WORK_QUEUE:
             raise option_error("kind", "a publish/subscribe queue keeps no messages that could be read again; read work queues")
         return options

@@ -33,14 +33,14 @@ NUMBER_SHIFT = 32  # rows of one batch
 log = logging.getLogger(__name__)
 
 
-class Plan(msgspec.Struct, frozen=True):
+class BatchPlan(msgspec.Struct, frozen=True):
     """The files of a batch that count. decided: Unix milliseconds."""
 
     files: list[Values]
     decided: int
 
 
-class Done(msgspec.Struct, frozen=True):
+class HighestPublished(msgspec.Struct, frozen=True):
     """The highest batch that is published."""
 
     batch: int
@@ -75,7 +75,7 @@ class Publication:
     def done(self) -> bool:
         """Whether it is published."""
         try:
-            return msgspec.json.decode((self._job / "done.json").read_bytes(), type=Done).batch >= self._batch
+            return msgspec.json.decode((self._job / "done.json").read_bytes(), type=HighestPublished).batch >= self._batch
         except FileNotFoundError:
             return False
 
@@ -84,12 +84,12 @@ class Publication:
         """Whether it is decided which files count: some of their rows may be public."""
         return (self.folder / "plan.json").exists()
 
-    def decide(self, files: Sequence[ArrowFile]) -> tuple[Plan, bool]:
+    def decide(self, files: Sequence[ArrowFile]) -> tuple[BatchPlan, bool]:
         """The plan there is, or one with these files; whether it is a new one."""
         path = self.folder / "plan.json"
-        plan = Plan([file.values() for file in files], time.time_ns() // 1_000_000)
+        plan = BatchPlan([file.values() for file in files], time.time_ns() // 1_000_000)
         if not (new := create_note(path, plan)):
-            plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+            plan = msgspec.json.decode(path.read_bytes(), type=BatchPlan)
         crash_point("sink.planned")
         return plan, new
 
@@ -97,7 +97,7 @@ class Publication:
         """A new plan can't be carried out, and none of its rows is public: if the batch comes again, other files may count."""
         (self.folder / "plan.json").unlink(missing_ok=True)
 
-    def publish(self, plan: Plan, outlet: Outlet) -> None:
+    def publish(self, plan: BatchPlan, outlet: Outlet) -> None:
         """All rows of the plan, those that are public already not again. Raises DataLost if staged rows are gone."""
         number = (self._batch << NUMBER_SHIFT) + 1
         for place, values in enumerate(plan.files):
@@ -111,7 +111,7 @@ class Publication:
 
     def note(self) -> None:
         """It is published."""
-        write_note(self._job / "done.json", Done(self._batch))
+        write_note(self._job / "done.json", HighestPublished(self._batch))
         crash_point("sink.noted")
 
     def clear(self) -> None:

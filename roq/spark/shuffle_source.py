@@ -28,7 +28,7 @@ from roq.spark.options import WHERE, address_of, name_of, refuse_unknown, whole_
 from roq.spark.schema import arrow_schema, same_types, spark_schema
 from roq.spark.shuffle_read import ShuffleReader
 from roq.spark.shuffle_write import ShuffleWriter
-from roq.wire.shuffle import RANGES_MAX, REPLICAS_MAX, Description, State
+from roq.wire.shuffle import RANGES_MAX, REPLICAS_MAX, Description, ShuffleState
 
 MIB = 1024 * 1024
 MEMORY_MIB_MAX = 64 * 1024
@@ -82,7 +82,7 @@ class RoqShuffleDataSource(DataSource):
             before: Description | None = None
             with suppress(ShuffleNotFound):
                 before = shuffles.describe(name)
-            if before is not None and before.state is not State.FILLING:
+            if before is not None and before.state is not ShuffleState.FILLING:
                 raise ShuffleSealed(f'shuffle {name!r} is sealed already: save another one, or with mode("overwrite")')
             made = shuffles.create(name, keys=keys, schema=arrow, ranges=ranges, replicas=replicas)
         return ShuffleWriter(address, name, made.id, before is None, save_schema(arrow), new_token(), memory_bytes)
@@ -94,7 +94,7 @@ class RoqShuffleDataSource(DataSource):
         name = name_of(self.options, "shuffle")
         with spark_errors(shuffle=name), roq.shuffle.open(self._address()) as shuffles:
             description = shuffles.describe(name)
-            if description.state is not State.SEALED:
+            if description.state is not ShuffleState.SEALED:
                 raise ShuffleNotSealed(
                     f"shuffle {name!r} is {description.state} yet: it can be read when its writers committed"
                 )

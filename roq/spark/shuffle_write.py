@@ -21,13 +21,13 @@ from roq.shuffle.blocks import load_schema
 from roq.spark.errors import spark_errors
 from roq.spark.schema import exact
 from roq.spark.workers import settle
-from roq.wire.shuffle import Receipt, State
+from roq.wire.shuffle import Receipt, ShuffleState
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class PartitionWritten(WriterCommitMessage):
     """What a task tells the driver: a Receipt in plain values."""
 
     partition: int
@@ -49,7 +49,7 @@ class ShuffleWriter(DataSourceArrowWriter):
     save: str
     memory_bytes: int
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
         """In a task: returns when the rows are stored, as often as replicas say."""
         task = TaskContext.get()
         if task is None:
@@ -64,11 +64,13 @@ class ShuffleWriter(DataSourceArrowWriter):
             for batch in iterator:
                 writer.write(exact(batch, schema))
             receipt = writer.finish()
-        return Written(receipt.partition, receipt.attempt, receipt.rows, receipt.size, receipt.runs)
+        return PartitionWritten(receipt.partition, receipt.attempt, receipt.rows, receipt.size, receipt.runs)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver: name the winners and seal. Returns when readers may read."""
-        receipts = [Receipt(m.partition, m.attempt, m.rows, m.size, m.runs) for m in messages if isinstance(m, Written)]
+        receipts = [
+            Receipt(m.partition, m.attempt, m.rows, m.size, m.runs) for m in messages if isinstance(m, PartitionWritten)
+        ]
         with spark_errors(shuffle=self.name), roq.shuffle.open(self.address) as shuffles:
             if shuffles.describe(self.name).id != self.shuffle:
                 raise ShuffleConflict(f"shuffle {self.name!r} was removed and made anew while this was written")
@@ -79,7 +81,7 @@ class ShuffleWriter(DataSourceArrowWriter):
         try:
             with roq.shuffle.open(self.address) as shuffles:
                 now = shuffles.describe(self.name)
-                if self.created and now.id == self.shuffle and now.state is State.FILLING:
+                if self.created and now.id == self.shuffle and now.state is ShuffleState.FILLING:
                     shuffles.remove(self.name)
         except ShuffleNotFound:
             pass

@@ -34,7 +34,7 @@ SYSTEM = ("zookeeper", "gcm", "host")
 
 
 @dataclass
-class Machine:
+class Container:
     """One container."""
 
     name: str
@@ -72,7 +72,7 @@ class DockerCluster(TestedCluster):
         self._image, self._logs, self._start_seconds = image, logs, start_seconds
         self.token = secrets.token_hex(4)
         self._counts = dict(zip(SYSTEM, (zookeepers, gcms, hcms), strict=True))
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[str, Container] = {}
         self._engine: Engine | None = None
         self._network: Any = None
         self._subnet: Any = None
@@ -106,7 +106,7 @@ class DockerCluster(TestedCluster):
             for role in SYSTEM:
                 for number in range(1, self._counts[role] + 1):
                     name = f"{role}-{number}"
-                    self._machines[name] = Machine(name, role, number, str(subnet[FIRST_ADDRESS[role] + number - 1]))
+                    self._machines[name] = Container(name, role, number, str(subnet[FIRST_ADDRESS[role] + number - 1]))
             self._subnet = subnet
             self._links = Links({CLIENT: str(subnet[1])})
             self._named()
@@ -131,7 +131,7 @@ class DockerCluster(TestedCluster):
         await asyncio.gather(*(self.start(name) for name in (*self.gcms, *self.hosts)))
         await self.wait_hosts(len(self.hosts), timeout_seconds=max(1.0, until - time.monotonic()))
 
-    async def _create(self, machine: Machine) -> None:
+    async def _create(self, machine: Container) -> None:
         size = f"size={self._state_megabytes}m,mode=755,uid={USER_ID},gid={USER_ID}"
         tmpfs = {str(STATE): size} if self._state_megabytes and machine.role == "host" else {}
         machine.container = await self._docker.container(
@@ -145,7 +145,7 @@ class DockerCluster(TestedCluster):
             tmpfs=tmpfs,
         )
 
-    def _command(self, machine: Machine) -> list[str]:
+    def _command(self, machine: Container) -> list[str]:
         if machine.role == "zookeeper":
             return ["zookeeper", str(machine.number), *(self.address(name) for name in self.zookeepers)]
         flags: dict[str, object] = {
@@ -208,7 +208,7 @@ class DockerCluster(TestedCluster):
             raise CallError("this cluster is not open")
         return self._engine
 
-    def _machine(self, name: str) -> Machine:
+    def _machine(self, name: str) -> Container:
         self._check_names(name)
         if name == CLIENT:
             raise CallError("the machine the test runs on is left alone")
@@ -247,7 +247,7 @@ class DockerCluster(TestedCluster):
         if number > MACHINES_MAX:
             raise CallError(f"a cluster has up to {MACHINES_MAX} hosts in its life")
         self._counts["host"] = number
-        machine = Machine(f"host-{number}", "host", number, str(self._subnet[FIRST_ADDRESS["host"] + number - 1]))
+        machine = Container(f"host-{number}", "host", number, str(self._subnet[FIRST_ADDRESS["host"] + number - 1]))
         await self._create(machine)
         self._machines[machine.name] = machine
         self._named()

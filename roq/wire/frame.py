@@ -43,7 +43,7 @@ def welcome(token: str) -> bytes:
     return b"\x01\xfe" + token.encode()
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is."""
 
     DATA = 0
@@ -102,7 +102,7 @@ def encode_data(
 
 
 def encode_control(
-    kind: Kind,
+    kind: FrameKind,
     publisher: int,
     path: int,
     sequence: int,
@@ -143,7 +143,7 @@ def payloads(header: Header, body: memoryview) -> list[bytes]:
 def encode_bundle(publisher: int, path: int, sequence: int, data_frames: list[bytes], timestamp: int) -> bytes:
     """A BUNDLE of these data frames. Everybody gets it, and takes what it wants of it: an Exchange counts messages, so what
     was a frame per message is not a burst of thousands when it is sent again."""
-    header = _pack(VERSION, Kind.BUNDLE, publisher, path, sequence, 0, 0, 0, timestamp)
+    header = _pack(VERSION, FrameKind.BUNDLE, publisher, path, sequence, 0, 0, 0, timestamp)
     return CONTROL_PREFIX + header + _encode(data_frames)
 
 
@@ -158,7 +158,7 @@ def bundle_body(body: memoryview) -> list[bytes]:
     return found
 
 
-def control_prefix(kind: Kind) -> bytes:
+def control_prefix(kind: FrameKind) -> bytes:
     """What every control frame of this kind begins with."""
     return CONTROL_PREFIX + bytes((VERSION, kind))
 

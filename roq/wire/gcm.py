@@ -267,7 +267,7 @@ class ShuffleInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     members: tuple[str, ...] = ()
 
 
-class Shuffles(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ShuffleList(msgspec.Struct, frozen=True, tag="Shuffles", array_like=True):
     """Answer to ListShuffles."""
 
     shuffles: tuple[Description, ...]
@@ -366,7 +366,7 @@ Reply = (
     | WorkQueueInfo
     | WorkQueues
     | ShuffleInfo
-    | Shuffles
+    | ShuffleList
     | TableInfo
     | ExchangeCreated
     | Hosts

@@ -48,7 +48,7 @@ class Capacity(msgspec.Struct, frozen=True, tag=True, array_like=True):
     disk_free_bytes: int = -1
 
 
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class OrderTaken(msgspec.Struct, frozen=True, tag="Done", array_like=True):
     """The order was taken."""
 
 
@@ -63,4 +63,4 @@ class HostPayload(msgspec.Struct, frozen=True):
 
 
 Request = GetProcesses | GetCapacity | SetDraining | ShutdownHost
-Reply = Processes | Capacity | Done
+Reply = Processes | Capacity | OrderTaken

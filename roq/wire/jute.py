@@ -24,16 +24,16 @@ from roq.wire.zookeeper import (
     Acl,
     AclReply,
     Auth,
-    Check,
+    CheckRequest,
     Close,
-    Connect,
-    Create,
+    ConnectRequest,
+    CreateRequest,
     DataReply,
-    Delete,
-    Done,
+    DeleteRequest,
+    EmptyResponse,
+    ErrorResponse,
     EventType,
-    Exists,
-    Failed,
+    ExistsRequest,
     GetAcl,
     GetChildren,
     GetData,
@@ -41,12 +41,12 @@ from roq.wire.zookeeper import (
     NamesReply,
     PathReply,
     PathStat,
-    Ping,
+    PingRequest,
     Reply,
     Request,
     Results,
     SetAcl,
-    SetData,
+    SetDataRequest,
     SetWatches,
     Stat,
     StatReply,
@@ -142,12 +142,12 @@ class _Reader:
         return self._at >= len(self._body)
 
 
-def parse_connect(body: bytes) -> Connect:
+def parse_connect(body: bytes) -> ConnectRequest:
     """The first frame. Raises FrameError."""
     reader = _Reader(body)
     _, zxid_seen, timeout_ms, session = reader.connect()
     password = reader.buffer() or b""
-    return Connect(zxid_seen, timeout_ms, session, password, None if reader.is_empty else reader.flag())
+    return ConnectRequest(zxid_seen, timeout_ms, session, password, None if reader.is_empty else reader.flag())
 
 
 def parse_request(body: bytes) -> tuple[int, Request]:
@@ -158,28 +158,28 @@ def parse_request(body: bytes) -> tuple[int, Request]:
     return xid, Unsupported(kind) if read is None else read(reader)
 
 
-def _create(reader: _Reader) -> Create:
-    return Create(reader.string(), reader.buffer(), reader.vector(reader.acl), reader.i32(), False)
+def _create(reader: _Reader) -> CreateRequest:
+    return CreateRequest(reader.string(), reader.buffer(), reader.vector(reader.acl), reader.i32(), False)
 
 
-def _create_2(reader: _Reader) -> Create:
+def _create_2(reader: _Reader) -> CreateRequest:
     return _create(reader)._replace(with_stat=True)
 
 
-def _delete(reader: _Reader) -> Delete:
-    return Delete(reader.string(), reader.i32())
+def _delete(reader: _Reader) -> DeleteRequest:
+    return DeleteRequest(reader.string(), reader.i32())
 
 
-def _set_data(reader: _Reader) -> SetData:
-    return SetData(reader.string(), reader.buffer(), reader.i32())
+def _set_data(reader: _Reader) -> SetDataRequest:
+    return SetDataRequest(reader.string(), reader.buffer(), reader.i32())
 
 
-def _check(reader: _Reader) -> Check:
-    return Check(reader.string(), reader.i32())
+def _check(reader: _Reader) -> CheckRequest:
+    return CheckRequest(reader.string(), reader.i32())
 
 
 def _multi(reader: _Reader) -> Multi | Unsupported:
-    ops: list[Create | Delete | SetData | Check] = []
+    ops: list[CreateRequest | DeleteRequest | SetDataRequest | CheckRequest] = []
     while True:
         kind, last = reader.multi_head()
         if last:
@@ -207,7 +207,7 @@ def _auth(reader: _Reader) -> Auth:
     return Auth(reader.string())
 
 
-_OPS: dict[int, Callable[[_Reader], Create | Delete | SetData | Check]] = {
+_OPS: dict[int, Callable[[_Reader], CreateRequest | DeleteRequest | SetDataRequest | CheckRequest]] = {
     Type.CREATE: _create,
     Type.CREATE_2: _create_2,
     Type.DELETE: _delete,
@@ -219,14 +219,14 @@ _RECORDS: dict[int, Callable[[_Reader], Request]] = {
     Type.CREATE_2: _create_2,
     Type.DELETE: _delete,
     Type.SET_DATA: _set_data,
-    Type.EXISTS: lambda reader: Exists(reader.string(), reader.flag()),
+    Type.EXISTS: lambda reader: ExistsRequest(reader.string(), reader.flag()),
     Type.GET_DATA: lambda reader: GetData(reader.string(), reader.flag()),
     Type.GET_ACL: lambda reader: GetAcl(reader.string()),
     Type.SET_ACL: lambda reader: SetAcl(reader.string(), reader.vector(reader.acl), reader.i32()),
     Type.GET_CHILDREN: lambda reader: GetChildren(reader.string(), reader.flag(), False),
     Type.GET_CHILDREN_2: lambda reader: GetChildren(reader.string(), reader.flag(), True),
     Type.SYNC: lambda reader: Sync(reader.string()),
-    Type.PING: lambda reader: Ping(),
+    Type.PING: lambda reader: PingRequest(),
     Type.CLOSE: lambda reader: Close(),
     Type.MULTI: _multi,
     Type.AUTH: _auth,
@@ -245,7 +245,7 @@ def connected(timeout_ms: int, session: int, password: bytes, *, tells_read_only
 
 def reply(xid: int, zxid: int, answer: Reply) -> bytes:
     """The frame of a reply."""
-    code = answer.code if isinstance(answer, Failed) else 0
+    code = answer.code if isinstance(answer, ErrorResponse) else 0
     record = b"" if code else _record(answer)
     return b"%b%b%b" % (_INT.pack(_REPLY.size + len(record)), _REPLY.pack(xid, zxid, code), record)
 
@@ -301,9 +301,9 @@ def _record(answer: Reply) -> bytes:
             return b""
 
 
-def _result(answer: Failed | PathReply | PathStat | StatReply | Done) -> bytes:
+def _result(answer: ErrorResponse | PathReply | PathStat | StatReply | EmptyResponse) -> bytes:
     match answer:
-        case Failed(code):
+        case ErrorResponse(code):
             return _MULTI.pack(Type.ERROR, False, code) + _INT.pack(code)
         case PathReply():
             kind = Type.CREATE
@@ -311,6 +311,6 @@ def _result(answer: Failed | PathReply | PathStat | StatReply | Done) -> bytes:
             kind = Type.CREATE_2
         case StatReply():
             kind = Type.SET_DATA
-        case Done(done):
+        case EmptyResponse(done):
             kind = done
     return _MULTI.pack(kind, False, 0) + _record(answer)

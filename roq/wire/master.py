@@ -37,7 +37,7 @@ class Elsewhere(msgspec.Struct, frozen=True, array_like=True, gc=False):
     places: tuple[Place, ...]
 
 
-class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TaskToPut(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task to put."""
 
     payload: bytes
@@ -96,7 +96,7 @@ class Put(msgspec.Struct, frozen=True, tag=2, array_like=True, gc=False):
 
     producer: int
     sequence: int
-    tasks: list[Task]
+    tasks: list[TaskToPut]
 
 
 class Lease(msgspec.Struct, frozen=True, tag=3, array_like=True, gc=False):
@@ -160,14 +160,14 @@ class Reserve(msgspec.Struct, frozen=True, tag=11, array_like=True, gc=False):
     avoid: list[str]
 
 
-class Stored(msgspec.Struct, frozen=True, tag=12, array_like=True, gc=False):
+class PayloadStored(msgspec.Struct, frozen=True, tag=12, array_like=True, gc=False):
     """The payload of task (producer, sequence) is stored as `blob`. task: its payload is empty. Answered with Added when
     enough stores have copies and the task is in the log."""
 
     producer: int
     sequence: int
     blob: str
-    task: Task
+    task: TaskToPut
 
 
 class GetCopies(msgspec.Struct, frozen=True, tag=13, array_like=True, gc=False):
@@ -185,7 +185,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=1, array_like=True, gc=False):
     blob_bytes: int
 
 
-class Added(msgspec.Struct, frozen=True, tag=2, array_like=True, gc=False):
+class TasksAdded(msgspec.Struct, frozen=True, tag=2, array_like=True, gc=False):
     """The tasks are in the log. known: (place in the request, id) of those that are another, earlier task, by their key.
     repeated: places of those whose numbers were used before, so that this request changed nothing."""
 
@@ -208,7 +208,7 @@ class Counted(msgspec.Struct, frozen=True, tag=4, array_like=True, gc=False):
     count: int
 
 
-class Tasks(msgspec.Struct, frozen=True, tag=5, array_like=True, gc=False):
+class PeekedTasks(msgspec.Struct, frozen=True, tag=5, array_like=True, gc=False):
     """Answer to Peek."""
 
     tasks: list[Seen]
@@ -262,10 +262,10 @@ Request = (
     | Peek
     | GetStatus
     | Reserve
-    | Stored
+    | PayloadStored
     | GetCopies
 )
-Reply = Welcome | Added | Leases | Counted | Tasks | StatusNow | Reserved | Copies
+Reply = Welcome | TasksAdded | Leases | Counted | PeekedTasks | StatusNow | Reserved | Copies
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -249,7 +249,7 @@ class AwaitExchange(msgspec.Struct, frozen=True, tag=True, array_like=True):
     exchange: str
 
 
-class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RecordDecision(msgspec.Struct, frozen=True, tag="Record", array_like=True):
     """Remember this scaling decision."""
 
     decision: Decision
@@ -297,7 +297,7 @@ class QueueView(msgspec.Struct, frozen=True, tag=True, array_like=True):
     counters: dict[str, int]
 
 
-Request = JoinPublisher | JoinSubscriber | Leave | Move | Drain | AwaitExchange | Record | Describe
+Request = JoinPublisher | JoinSubscriber | Leave | Move | Drain | AwaitExchange | RecordDecision | Describe
 NoticeToMonitor = PublisherReport | SubscriberReport | ExchangeReport
 Reply = PublisherWelcome | SubscriberWelcome | Left | Moved | Drained | Recorded | QueueView
 NoticeToMember = Relocate | Forwarded | Exchanges | Evicted | Rejoin | Standby | Monitors | Heard

@@ -20,13 +20,13 @@ class Ping(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Are you alive, and who are you?"""
 
 
-class Configure(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ConfigureProcess(msgspec.Struct, frozen=True, tag="Configure", array_like=True):
     """Go on with this specification."""
 
     spec: ProcessSpec
 
 
-class Fence(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FenceProcess(msgspec.Struct, frozen=True, tag="Fence", array_like=True):
     """The queue is led elsewhere under this term: stop if you are the process of this name and your term is lower. CallError
     otherwise: what is meant is gone, or belongs to that term by now."""
 
@@ -42,7 +42,7 @@ class Named(msgspec.Struct, frozen=True, array_like=True):
     all: bool
 
 
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ProcessDone(msgspec.Struct, frozen=True, tag="Done", array_like=True):
     """The order was taken. named: by a Monitor that is fenced."""
 
     named: Named | None = None
@@ -56,5 +56,5 @@ class Pong(msgspec.Struct, frozen=True, tag=True, array_like=True):
     counters: dict[str, int]
 
 
-Request = Shutdown | Ping | Configure | Fence
-Reply = Done | Pong
+Request = Shutdown | Ping | ConfigureProcess | FenceProcess
+Reply = ProcessDone | Pong

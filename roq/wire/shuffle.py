@@ -37,8 +37,8 @@ from roq.wire.shuffle_values import (
     Receipt,
     RunSample,
     RunSlice,
+    ShuffleState,
     Spec,
-    State,
 )
 
 __all__ = [  # values, as all who speak of shuffles import them from here
@@ -63,8 +63,8 @@ __all__ = [  # values, as all who speak of shuffles import them from here
     "Receipt",
     "RunSample",
     "RunSlice",
+    "ShuffleState",
     "Spec",
-    "State",
 ]
 
 
@@ -265,7 +265,7 @@ class DescribeFollower(msgspec.Struct, frozen=True, tag=True, array_like=True):
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FollowerDone(msgspec.Struct, frozen=True, tag="Done", array_like=True):
     """It is so."""
 
 
@@ -347,4 +347,4 @@ Request = (
     | TableChanged
     | DescribeFollower
 )
-Reply = Done | Slices | Blocks | SpecTold | Samples | Counts | Fetched | FollowerView
+Reply = FollowerDone | Slices | Blocks | SpecTold | Samples | Counts | Fetched | FollowerView

@@ -35,7 +35,7 @@ class Position(NamedTuple):
     row: int
 
 
-class State(StrEnum):
+class ShuffleState(StrEnum):
     """Where a shuffle is in its life."""
 
     FILLING = "filling"  # attempts are written
@@ -107,7 +107,7 @@ class Description(msgspec.Struct, frozen=True):
     name: str
     id: str
     spec: Spec
-    state: State
+    state: ShuffleState
     created: float
     epoch: int
     ranges: tuple[Range, ...]

@@ -57,7 +57,7 @@ class Add(msgspec.Struct, frozen=True, tag=1, array_like=True):
     entries: list[bytes]
 
 
-class Added(msgspec.Struct, frozen=True, tag=2, array_like=True):
+class EntriesAdded(msgspec.Struct, frozen=True, tag=2, array_like=True):
     """Entries first … first+count-1 are on stable storage."""
 
     segment: str
@@ -65,7 +65,7 @@ class Added(msgspec.Struct, frozen=True, tag=2, array_like=True):
     count: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=3, array_like=True):
+class EntriesRefused(msgspec.Struct, frozen=True, tag=3, array_like=True):
     """None of these entries was taken."""
 
     segment: str
@@ -83,7 +83,7 @@ class OpenSegment(msgspec.Struct, frozen=True, tag=True, array_like=True):
     epoch: int
 
 
-class Fence(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FenceLog(msgspec.Struct, frozen=True, tag="Fence", array_like=True):
     """Refuse every lower epoch from now on."""
 
     segment: str
@@ -198,7 +198,7 @@ class DescribeStore(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Who are you, and how are you?"""
 
 
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class StoreDone(msgspec.Struct, frozen=True, tag="Done", array_like=True):
     """It is so, on stable storage."""
 
 
@@ -249,7 +249,7 @@ class SegmentView(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
-class Segments(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SegmentList(msgspec.Struct, frozen=True, tag="Segments", array_like=True):
     """Answer to ListSegments."""
 
     segments: list[SegmentView]
@@ -271,7 +271,7 @@ class BlobView(msgspec.Struct, frozen=True, array_like=True):
     age: float
 
 
-class Blobs(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class BlobList(msgspec.Struct, frozen=True, tag="Blobs", array_like=True):
     """Answer to ListBlobs; `bad`: blobs found damaged and put aside, of those asked for."""
 
     blobs: list[BlobView]
@@ -293,7 +293,7 @@ class StoreView(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 Request = (
     OpenSegment
-    | Fence
+    | FenceLog
     | Recover
     | Read
     | Holes
@@ -308,6 +308,6 @@ Request = (
     | ListBlobs
     | DescribeStore
 )
-Reply = Done | Fenced | Recovered | Entries | Ranges | Compared | Segments | BlobPart | Blobs | StoreView
+Reply = StoreDone | Fenced | Recovered | Entries | Ranges | Compared | SegmentList | BlobPart | BlobList | StoreView
 NoticeToStore = Add
-NoticeToWriter = Added | Refused
+NoticeToWriter = EntriesAdded | EntriesRefused

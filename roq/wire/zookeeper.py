@@ -96,7 +96,7 @@ class Stat(NamedTuple):
 # --- requests -----------------------------------------------------------------------------------------------------------
 
 
-class Connect(NamedTuple):
+class ConnectRequest(NamedTuple):
     """The first frame. session 0: a new one. read_only: None if the client is so old that it says nothing about it."""
 
     zxid_seen: int
@@ -106,7 +106,7 @@ class Connect(NamedTuple):
     read_only: bool | None
 
 
-class Create(NamedTuple):
+class CreateRequest(NamedTuple):
     """flags: 0 persistent, 1 ephemeral, 2 and 3 the same with a number; others exist in ZooKeeper. with_stat: "create2"."""
 
     path: str
@@ -116,14 +116,14 @@ class Create(NamedTuple):
     with_stat: bool
 
 
-class Delete(NamedTuple):
+class DeleteRequest(NamedTuple):
     """version -1: whatever it is; also in the next three."""
 
     path: str
     version: int
 
 
-class SetData(NamedTuple):
+class SetDataRequest(NamedTuple):
     """Replace a node's data."""
 
     path: str
@@ -131,7 +131,7 @@ class SetData(NamedTuple):
     version: int
 
 
-class Check(NamedTuple):
+class CheckRequest(NamedTuple):
     """In a multi: the node has this version."""
 
     path: str
@@ -149,10 +149,10 @@ class SetAcl(NamedTuple):
 class Multi(NamedTuple):
     """All or nothing."""
 
-    ops: tuple[Create | Delete | SetData | Check, ...]
+    ops: tuple[CreateRequest | DeleteRequest | SetDataRequest | CheckRequest, ...]
 
 
-class Exists(NamedTuple):
+class ExistsRequest(NamedTuple):
     """A node's stat; the watch also waits for a node that is not there."""
 
     path: str
@@ -195,7 +195,7 @@ class SetWatches(NamedTuple):
     child: tuple[str, ...]
 
 
-class Ping(NamedTuple):
+class PingRequest(NamedTuple):
     """The client lives."""
 
 
@@ -215,14 +215,14 @@ class Unsupported(NamedTuple):
     type: int
 
 
-Write = Create | Delete | SetData | SetAcl
-Read = Exists | GetData | GetAcl | GetChildren | Sync
-Request = Write | Read | Multi | SetWatches | Ping | Close | Auth | Unsupported
+Write = CreateRequest | DeleteRequest | SetDataRequest | SetAcl
+Read = ExistsRequest | GetData | GetAcl | GetChildren | Sync
+Request = Write | Read | Multi | SetWatches | PingRequest | Close | Auth | Unsupported
 
 # --- replies ------------------------------------------------------------------------------------------------------------
 
 
-class Failed(NamedTuple):
+class ErrorResponse(NamedTuple):
     """No record but the error."""
 
     code: Code
@@ -268,7 +268,7 @@ class NamesReply(NamedTuple):
     stat: Stat | None
 
 
-class Done(NamedTuple):
+class EmptyResponse(NamedTuple):
     """An empty record. type: of what was done."""
 
     type: Type
@@ -277,7 +277,7 @@ class Done(NamedTuple):
 class Results(NamedTuple):
     """Of a multi, one for each operation."""
 
-    replies: tuple[Failed | PathReply | PathStat | StatReply | Done, ...]
+    replies: tuple[ErrorResponse | PathReply | PathStat | StatReply | EmptyResponse, ...]
 
 
-Reply = Failed | PathReply | PathStat | StatReply | DataReply | AclReply | NamesReply | Done | Results
+Reply = ErrorResponse | PathReply | PathStat | StatReply | DataReply | AclReply | NamesReply | EmptyResponse | Results

@@ -35,7 +35,7 @@ SCHEMES = tuple(BACKENDS)
 EXAMPLES = "memory: · file:///data/tasks · log:///data/tasks · roq://zk1:2181,zk2:2181/name"
 
 
-class Place(NamedTuple):
+class QueueAddress(NamedTuple):
     """An address in parts. path: the folder (file, log) or the name (memory: "" for a private one; roq).
     zookeeper: what `roq.connect` takes (roq). options: behind the `?`."""
 
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     options: Options = Options()
 
 
-def parse(address: str) -> Place:
+def parse(address: str) -> QueueAddress:
     """The parts of an address. Raises InvalidAddress, or InvalidConfiguration for an option."""
     if not isinstance(address, str):
         raise InvalidAddress(f"an address is a string, got {type(address).__name__}")
@@ -68,13 +68,13 @@ def folder_address(path: str) -> str:
     return "file://" + quote(path) if path.startswith("/") else "file:///absolute/path"
 
 
-def _memory(address: str, name: str) -> Place:
+def _memory(address: str, name: str) -> QueueAddress:
     if name.startswith("/"):
         raise InvalidAddress(f"{address!r}: memory: stands alone, or is followed by a name without slashes")
-    return Place("memory", check_name(name, "work queue") if name else "")
+    return QueueAddress("memory", check_name(name, "work queue") if name else "")
 
 
-def _folder(address: str, scheme: str, path: str) -> Place:
+def _folder(address: str, scheme: str, path: str) -> QueueAddress:
     if not path.startswith("/"):
         raise InvalidAddress(f"{address!r}: the folder is written from the root, with three slashes: {scheme}:///data/tasks")
     if "#" in path:
@@ -82,10 +82,10 @@ def _folder(address: str, scheme: str, path: str) -> Place:
     folder = unquote(path)
     if "\0" in folder or not folder.strip("/"):
         raise InvalidAddress(f"{address!r} names no folder of its own")
-    return Place(scheme, folder)
+    return QueueAddress(scheme, folder)
 
 
-def _cluster(address: str, rest: str) -> Place:
+def _cluster(address: str, rest: str) -> QueueAddress:
     zookeeper, slash, name = rest.rpartition("/")
     hosts = zookeeper.partition("/")[0]
     if not slash or not hosts or not name:
@@ -94,7 +94,7 @@ def _cluster(address: str, rest: str) -> Place:
         port = host.rpartition(":")[2] if ":" in host else "2181"
         if not host.rpartition(":")[0 if ":" in host else 2] or not (port.isdigit() and 0 < int(port) < 65536):
             raise InvalidAddress(f"{address!r}: {host!r} is not the host:port of a ZooKeeper")
-    return Place("roq", check_name(unquote(name), "work queue"), zookeeper)
+    return QueueAddress("roq", check_name(unquote(name), "work queue"), zookeeper)
 
 
 def queue_address(zookeeper: str, name: str) -> str:
@@ -116,7 +116,7 @@ def same_queue(one: str, other: str) -> bool:
     return (mine.path, chroot) == (its.path, its_chroot) and not set(hosts).isdisjoint(its_hosts)
 
 
-def zookeepers(place: Place) -> tuple[list[str], str]:
+def zookeepers(place: QueueAddress) -> tuple[list[str], str]:
     """A cluster's ZooKeepers, host:port, in order; its chroot, "" for none."""
     hosts, slash, chroot = place.zookeeper.partition("/")
     named = {host if ":" in host else f"{host}:2181" for host in hosts.lower().split(",")}

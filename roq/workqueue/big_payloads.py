@@ -52,7 +52,7 @@ class BigPayloads:
         self._link = link
         self._ids = itertools.count(1)
 
-    def put(self, producer: int, sequence: int, task: wire.Task) -> wire.Added:
+    def put(self, producer: int, sequence: int, task: wire.TaskToPut) -> wire.TasksAdded:
         """Store the payload and add the task. What is told as repeated was used by somebody else."""
         payload, crc = task.payload, crc32(task.payload)
         bare = msgspec.structs.replace(task, payload=b"")
@@ -72,9 +72,9 @@ class BigPayloads:
             reserved = self._link.ask(make(request), wire.Reserved)
             try:
                 self._upload(reserved, payload, crc)
-                done = wire.Stored(producer, sequence, reserved.blob, bare)
-                added = self._link.ask(make(done), wire.Added, COPY_SECONDS)
-                return wire.Added(added.known) if sent_again or attempt > 1 else added
+                done = wire.PayloadStored(producer, sequence, reserved.blob, bare)
+                added = self._link.ask(make(done), wire.TasksAdded, COPY_SECONDS)
+                return wire.TasksAdded(added.known) if sent_again or attempt > 1 else added
             except (TemporaryError, TaskNotFound) as error:  # TaskNotFound: the reservation is gone with its master
                 if attempt == UPLOADS_MAX:
                     if isinstance(error, TemporaryError):
@@ -90,7 +90,7 @@ class BigPayloads:
         try:
             for offset in range(0, len(payload), store_wire.BLOB_PART_BYTES):
                 part = payload[offset : offset + store_wire.BLOB_PART_BYTES]
-                self._ask(line, store_wire.PutBlob(reserved.blob, offset, len(payload), crc, part), store_wire.Done)
+                self._ask(line, store_wire.PutBlob(reserved.blob, offset, len(payload), crc, part), store_wire.StoreDone)
         finally:
             self._link.lines.give(line)
 

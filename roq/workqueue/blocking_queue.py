@@ -56,7 +56,9 @@ class Task(HeldTask):
 
     __slots__ = ("_flow", "_queue")
 
-    def __init__(self, leased: Leased, seconds: float, asked: float, queue: WorkQueue, flow: Flow | None = None) -> None:
+    def __init__(
+        self, leased: Leased, seconds: float, asked: float, queue: WorkQueue, flow: BlockingPrefetch | None = None
+    ) -> None:
         super().__init__(leased, seconds, asked)
         self._queue, self._flow = queue, flow
 
@@ -160,7 +162,7 @@ class WorkQueue:
     def leases(self, seconds: float = 60.0, *, count: int = 1, wait_seconds: float | None = None) -> Iterator[Task]:
         """See roq.WorkQueue.leases."""
         check_lease(seconds, count, wait_seconds)
-        flow = Flow(self, seconds, count, wait_seconds)
+        flow = BlockingPrefetch(self, seconds, count, wait_seconds)
         try:
             while (task := flow.next()) is not None:
                 yield task
@@ -183,7 +185,7 @@ class WorkQueue:
         ends goes on in its thread, but its task is given back; the program may exit."""
         self._backend  # noqa: B018  raises Closed
         rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
-        return work(self.address, lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
+        return work(self.address, lambda: BlockingPrefetch(self, seconds, 1, wait_seconds), handler, rules)
 
     def _trip(
         self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()
@@ -289,7 +291,7 @@ class WorkQueue:
         return self._backend.remove_dead(ids)
 
 
-class Flow:
+class BlockingPrefetch:
     """The tasks of one `leases` loop: the current one, and spare ones that came with an ack. One thread, but for `stop`."""
 
     def __init__(self, queue: WorkQueue, seconds: float, count: int, wait_seconds: float | None) -> None:

@@ -22,7 +22,7 @@ from roq.workqueue.stop_signals import stopped_by_signals
 logger = logging.getLogger(__name__)
 
 
-class Handled(Protocol):
+class BlockingHandled(Protocol):
     """What a worker needs of a task."""
 
     id: str
@@ -43,11 +43,11 @@ class Handled(Protocol):
         """Give it back."""
 
 
-TaskT = TypeVar("TaskT", bound=Handled)
-TaskT_co = TypeVar("TaskT_co", bound=Handled, covariant=True)
+TaskT = TypeVar("TaskT", bound=BlockingHandled)
+TaskT_co = TypeVar("TaskT_co", bound=BlockingHandled, covariant=True)
 
 
-class Flow(Protocol[TaskT_co]):
+class BlockingTaskStream(Protocol[TaskT_co]):
     """Where a worker's tasks come from."""
 
     def next(self) -> TaskT_co | None:
@@ -67,13 +67,15 @@ class _Signalled:
     """A stop signal came."""
 
 
-class _Workers:
-    def __init__(self, queue: str, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> None:
+class _BlockingWorkers:
+    def __init__(
+        self, queue: str, flow: Callable[[], BlockingTaskStream[TaskT]], handler: Callable[[TaskT], object], rules: Rules
+    ) -> None:
         self._queue, self._handler, self._rules = queue, handler, rules
-        self._flows: list[Flow[Any]] = [flow() for _ in range(rules.concurrency)]
+        self._flows: list[BlockingTaskStream[Any]] = [flow() for _ in range(rules.concurrency)]
         self.work = Work()
         self._lock = threading.Lock()  # of `work` and `_current`
-        self._current: dict[Flow[Any], Any] = {}  # the task each busy worker is at
+        self._current: dict[BlockingTaskStream[Any], Any] = {}  # the task each busy worker is at
         self._events: SimpleQueue[_Signalled | BaseException | None] = SimpleQueue()  # None: a worker has ended
 
     def signalled(self) -> None:
@@ -123,7 +125,7 @@ class _Workers:
                 self.work.returned += 1
         return failure
 
-    def _one(self, flow: Flow[Any]) -> None:
+    def _one(self, flow: BlockingTaskStream[Any]) -> None:
         """A worker thread."""
         failure: BaseException | None = None
         try:
@@ -139,7 +141,7 @@ class _Workers:
             failure = error
         self._events.put(failure)
 
-    def _work_on(self, flow: Flow[Any], task: Any) -> None:
+    def _work_on(self, flow: BlockingTaskStream[Any], task: Any) -> None:
         with self._lock:
             self._current[flow] = task
         try:
@@ -177,9 +179,9 @@ class _Workers:
         return True
 
 
-def work(queue: str, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> Work:
+def work(queue: str, flow: Callable[[], BlockingTaskStream[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> Work:
     """Run a worker on this queue's address; see WorkQueue.run."""
-    workers = _Workers(queue, flow, handler, rules)
+    workers = _BlockingWorkers(queue, flow, handler, rules)
     if not rules.handle_signals:
         return workers.run()
     with stopped_by_signals(workers.signalled):

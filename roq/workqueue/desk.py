@@ -29,8 +29,8 @@ from roq.workqueue.contract import (
     TaskState,
     TaskView,
 )
-from roq.workqueue.effects import Effect, Handed, Known, Refused, Settled
-from roq.workqueue.ready import Task
+from roq.workqueue.effects import Effect, Handed, Known, RecordRefused, Settled
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import (
     POP_SHIFT,
     Cancel,
@@ -42,7 +42,7 @@ from roq.workqueue.records import (
     Requeue,
     TaskKey,
 )
-from roq.workqueue.records import Extend as ExtendRecord
+from roq.workqueue.records import ExtendLease as ExtendRecord
 
 SECONDS_MAX = 10 * 366 * 86_400.0  # of a delay or a lease; more is a mistake
 WAIT_SECONDS_MAX = 86_400.0  # a longer wait ends then, with nothing
@@ -205,7 +205,7 @@ def put_id(push: Push, effects: Effects) -> str:
     for effect in effects:
         if type(effect) is Known:
             return task_id(effect.task)
-        if type(effect) is Refused:
+        if type(effect) is RecordRefused:
             raise TemporaryError("this put was repeated too late: whether it took effect is unknown")
     return f"{push.producer:016x}-{push.sequence}"
 
@@ -224,7 +224,7 @@ def leased(handed: Handed, instance: int, payload: bytes) -> Leased:
     )
 
 
-def view(task: Task, state: TaskState, payload: bytes) -> TaskView:
+def view(task: StoredTask, state: TaskState, payload: bytes) -> TaskView:
     """A task as `peek` shows it."""
     return TaskView(
         id=task_id((task.producer, task.sequence)),

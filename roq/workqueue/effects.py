@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from roq.workqueue.ready import Task
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import BlobRef, TaskKey
 
 
@@ -18,10 +18,10 @@ class Handed(NamedTuple):
     delivery: int
     attempt: int
     due: int
-    task: Task
+    task: StoredTask
 
 
-class Delivered(NamedTuple):
+class TasksDelivered(NamedTuple):
     """The answer to a Pop; nothing in it: there was no task in time. A Pop may be answered twice when its record was written
     twice; the second answer has what it still leases of the first."""
 
@@ -42,12 +42,12 @@ class Known(NamedTuple):
     task: TaskKey
 
 
-class Refused(NamedTuple):
+class RecordRefused(NamedTuple):
     """The record did nothing, and whether one like it did before is not known: a Push or Pop with a number from too long ago,
     or a Pop of an instance that was declared dead."""
 
 
-class Counted(NamedTuple):
+class TasksChanged(NamedTuple):
     """How many tasks a command changed."""
 
     tasks: int
@@ -59,4 +59,4 @@ class Dropped(NamedTuple):
     blob: BlobRef
 
 
-Effect = Delivered | Settled | Known | Refused | Counted | Dropped
+Effect = TasksDelivered | Settled | Known | RecordRefused | TasksChanged | Dropped

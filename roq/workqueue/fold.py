@@ -27,8 +27,8 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.effects import Counted, Delivered, Dropped, Effect, Handed, Known, Refused, Settled
-from roq.workqueue.ready import Ready, Task
+from roq.workqueue.effects import Dropped, Effect, Handed, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
+from roq.workqueue.ready import ReadyTasks, StoredTask
 from roq.workqueue.records import (
     POP_SHIFT,
     BlobRef,
@@ -36,7 +36,8 @@ from roq.workqueue.records import (
     Complete,
     Configure,
     DeadLetter,
-    Extend,
+    ExtendLease,
+    HoldersReplaced,
     InstanceDead,
     Pop,
     Purge,
@@ -44,7 +45,6 @@ from roq.workqueue.records import (
     Record,
     ReleaseAll,
     RemoveDead,
-    Replaced,
     Requeue,
     RequeueDead,
     TaskKey,
@@ -78,21 +78,21 @@ class Fold:
         self.settings = TaskSettings()
         self.version = 0  # how often it was configured
         self.inserted = self.completed = self.removed = 0
-        self.ready = Ready()
-        self.delayed: list[tuple[int, int, Task]] = []  # a heap by due, order
-        self.leased: dict[int, Task] = {}  # by delivery
-        self.dead: dict[TaskKey, Task] = {}  # in the order of their deaths
+        self.ready = ReadyTasks()
+        self.delayed: list[tuple[int, int, StoredTask]] = []  # a heap by due, order
+        self.leased: dict[int, StoredTask] = {}  # by delivery
+        self.dead: dict[TaskKey, StoredTask] = {}  # in the order of their deaths
         self.waiters: OrderedDict[tuple[int, int], Waiter] = OrderedDict()  # by instance, nonce
         self.producers, self.instances = Senders(), Senders()
         self.keys: OrderedDict[str, tuple[int, TaskKey]] = OrderedDict()  # dedup key -> time, task
-        self.blobs: dict[TaskKey, Task] = {}  # tasks whose payload is elsewhere
+        self.blobs: dict[TaskKey, StoredTask] = {}  # tasks whose payload is elsewhere
         self._ends: list[tuple[int, int]] = []  # a heap of (due, delivery) of leases, and of some that are over
         self._handlers: dict[type, Callable[[Any], Effects]] = {
             Push: self._push,
             Pop: self._pop,
             Complete: self._complete,
             Requeue: self._requeue,
-            Extend: self._extend,
+            ExtendLease: self._extend,
             DeadLetter: self._dead_letter,
             Cancel: self._cancel,
             InstanceDead: self._instance_dead,
@@ -102,7 +102,7 @@ class Fold:
             ReleaseAll: self._release_all,
             RequeueDead: self._requeue_dead,
             RemoveDead: self._remove_dead,
-            Replaced: self._replaced,
+            HoldersReplaced: self._replaced,
         }
 
     def apply(self, record: Record) -> Effects:
@@ -153,7 +153,7 @@ class Fold:
             dropped = (Dropped(record.payload),) if isinstance(record.payload, BlobRef) else ()
             return (Known(same), *dropped)
         self.inserted += 1
-        task = Task(self.position, record.producer, record.sequence, record.payload, record.priority, self.clock)
+        task = StoredTask(self.position, record.producer, record.sequence, record.payload, record.priority, self.clock)
         if type(record.payload) is BlobRef:
             self.blobs[key] = task
         if record.delay_ms > 0:
@@ -164,7 +164,7 @@ class Fold:
 
     def _again(self, record: Push, use: Use) -> Effects:
         if use is Use.FORGOTTEN:
-            return (Refused(),)
+            return (RecordRefused(),)
         known = self.keys.get(record.dedup_key) if record.dedup_key else None
         if known is None or known[0] <= self._over():
             return (Known((record.producer, record.sequence)),)
@@ -185,7 +185,7 @@ class Fold:
         keys[dedup_key] = (self.clock, task)
         return None
 
-    def _delay(self, task: Task, delay_ms: int) -> None:
+    def _delay(self, task: StoredTask, delay_ms: int) -> None:
         task.due = self.clock + delay_ms
         heappush(self.delayed, (task.due, task.order, task))
 
@@ -211,18 +211,18 @@ class Fold:
         if record.wait_ms > 0 and len(self.waiters) < WAITERS_MAX:
             self.waiters[instance, nonce] = Waiter(self.position, record.lease_ms, self.clock + record.wait_ms)
             return ()
-        return (Delivered(instance, nonce, ()),)
+        return (TasksDelivered(instance, nonce, ()),)
 
     def _pop_again(self, instance: int, nonce: int, use: Use) -> Effects:
         if use is Use.FORGOTTEN:
-            return (Refused(),)
+            return (RecordRefused(),)
         if (instance, nonce) in self.waiters:
             return ()
         mine = [task for task in self.leased.values() if task.instance == instance and task.nonce == nonce]
         mine.sort(key=lambda task: task.delivery)
-        return (Delivered(instance, nonce, tuple(Handed(task.delivery, task.attempts, task.due, task) for task in mine)),)
+        return (TasksDelivered(instance, nonce, tuple(Handed(task.delivery, task.attempts, task.due, task) for task in mine)),)
 
-    def _hand(self, instance: int, nonce: int, position: int, lease_ms: int, count: int) -> Delivered:
+    def _hand(self, instance: int, nonce: int, position: int, lease_ms: int, count: int) -> TasksDelivered:
         handed: list[Handed] = []
         due, delivery = self.clock + lease_ms, position << POP_SHIFT
         take, leased, ends = self.ready.take, self.leased, self._ends
@@ -236,7 +236,7 @@ class Fold:
             delivery += 1
         if len(ends) > ENDS_MIN:
             self._forget_ends()
-        return _new(Delivered, (instance, nonce, tuple(handed)))
+        return _new(TasksDelivered, (instance, nonce, tuple(handed)))
 
     def _forget_ends(self) -> None:
         """Of leases that are over, when they are the most."""
@@ -250,7 +250,7 @@ class Fold:
         while self.waiters and self.ready.count:
             (instance, nonce), waiter = self.waiters.popitem(last=False)
             if waiter.until < self.clock:
-                out.append(Delivered(instance, nonce, ()))
+                out.append(TasksDelivered(instance, nonce, ()))
             else:
                 out.append(self._hand(instance, nonce, waiter.position, waiter.lease_ms, 1))
         return out
@@ -258,11 +258,11 @@ class Fold:
     def _cancel(self, record: Cancel) -> Effects:
         if self.waiters.pop((record.instance, record.nonce), None) is None:
             return ()
-        return (Delivered(record.instance, record.nonce, ()),)
+        return (TasksDelivered(record.instance, record.nonce, ()),)
 
     # --- deliveries end -----------------------------------------------------------------------------------------------
 
-    def _current(self, delivery: int, instance: int) -> Task | None:
+    def _current(self, delivery: int, instance: int) -> StoredTask | None:
         """The task of this delivery, if that is the one it is in."""
         task = self.leased.get(delivery)
         return task if task is not None and task.instance == instance else None
@@ -283,7 +283,7 @@ class Fold:
         self._give_back(task, record.error, record.delay_ms, may_die=tried)
         return (*APPLIED, *self._serve()) if self.waiters else APPLIED
 
-    def _extend(self, record: Extend) -> Effects:
+    def _extend(self, record: ExtendLease) -> Effects:
         task = self._current(record.delivery, record.instance)
         if task is None:
             return LOST
@@ -301,12 +301,12 @@ class Fold:
         self._bury(task)
         return APPLIED
 
-    def _end(self, task: Task) -> None:
+    def _end(self, task: StoredTask) -> None:
         """It is leased no longer."""
         del self.leased[task.delivery]
         task.due = task.delivery = task.instance = task.nonce = 0
 
-    def _give_back(self, task: Task, error: str, delay_ms: int, *, may_die: bool) -> None:
+    def _give_back(self, task: StoredTask, error: str, delay_ms: int, *, may_die: bool) -> None:
         task.error = error or task.error
         self._end(task)
         if may_die and 0 < self.settings.max_attempts <= task.attempts:
@@ -316,7 +316,7 @@ class Fold:
         else:
             self.ready.put_back(task)
 
-    def _bury(self, task: Task) -> None:
+    def _bury(self, task: StoredTask) -> None:
         self.dead[task.producer, task.sequence] = task
 
     def _instance_dead(self, record: InstanceDead) -> Effects:
@@ -327,13 +327,13 @@ class Fold:
         tasks = [task for task in self.leased.values() if task.instance == record.instance]
         for task in sorted(tasks, key=lambda task: task.order):
             self._give_back(task, record.error, 0, may_die=True)
-        return (*(Delivered(*key, ()) for key in gone), Counted(len(tasks)), *self._serve())
+        return (*(TasksDelivered(*key, ()) for key in gone), TasksChanged(len(tasks)), *self._serve())
 
     def _tick(self, record: Tick) -> Effects:
         over = [key for key, waiter in self.waiters.items() if waiter.until < self.clock]
         for key in over:
             del self.waiters[key]
-        return tuple(Delivered(*key, ()) for key in over)
+        return tuple(TasksDelivered(*key, ()) for key in over)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -353,7 +353,7 @@ class Fold:
         self._ends.clear()
         self.keys.clear()
         self.removed += len(tasks)
-        return (Counted(len(tasks)), *dropped)
+        return (TasksChanged(len(tasks)), *dropped)
 
     def _release_all(self, record: ReleaseAll) -> Effects:
         tasks = [*(entry[2] for entry in self.delayed), *self.leased.values()]
@@ -363,9 +363,9 @@ class Fold:
         for task in tasks:
             task.due = task.delivery = task.instance = task.nonce = 0
         self.ready.fill(tasks)
-        return (Counted(len(tasks)), *self._serve())
+        return (TasksChanged(len(tasks)), *self._serve())
 
-    def _chosen(self, tasks: tuple[TaskKey, ...] | None) -> list[Task]:
+    def _chosen(self, tasks: tuple[TaskKey, ...] | None) -> list[StoredTask]:
         """Take these out of the dead letters."""
         keys = list(self.dead) if tasks is None else tasks
         return [task for key in keys if (task := self.dead.pop(key, None)) is not None]
@@ -375,21 +375,21 @@ class Fold:
         for task in tasks:
             task.attempts = 0
         self.ready.fill(tasks)
-        return (Counted(len(tasks)), *self._serve())
+        return (TasksChanged(len(tasks)), *self._serve())
 
     def _remove_dead(self, record: RemoveDead) -> Effects:
         tasks = self._chosen(record.tasks)
         self.removed += len(tasks)
-        return (Counted(len(tasks)), *self._drop(task for task in tasks if type(task.payload) is BlobRef))
+        return (TasksChanged(len(tasks)), *self._drop(task for task in tasks if type(task.payload) is BlobRef))
 
-    def _replaced(self, record: Replaced) -> Effects:
+    def _replaced(self, record: HoldersReplaced) -> Effects:
         task = self.blobs.get(record.task)
         if task is None or not isinstance(task.payload, BlobRef) or task.payload.blob != record.blob:
             return LOST
         task.payload = BlobRef(task.payload.blob, task.payload.size, task.payload.crc, record.holders)
         return APPLIED
 
-    def _drop(self, tasks: Iterable[Task]) -> Effects:
+    def _drop(self, tasks: Iterable[StoredTask]) -> Effects:
         """These tasks with blobs are gone for ever."""
         out: list[Effect] = []
         for task in tasks:

@@ -29,7 +29,7 @@ REFUSALS = (CallError, InvalidConfiguration, PayloadTooLarge)  # themselves: wha
 WAIT_SLICE_SECONDS = 1.0  # one waiting call to the backend; bounds how long a cancelled wait keeps its thread
 
 
-class Threads:
+class CallThreads:
     """A few threads of one open queue, and the calls that are under way in them."""
 
     def __init__(self) -> None:
@@ -66,23 +66,23 @@ def answer(future: asyncio.Future[Result], result: Result | BaseException) -> No
         future.set_result(result)
 
 
-class _Entry(Generic[Item, Answer]):
+class _BatchedItem(Generic[Item, Answer]):
     __slots__ = ("future", "items", "size")
 
     def __init__(self, items: Sequence[Item], size: int, future: asyncio.Future[list[Answer]]) -> None:
         self.items, self.size, self.future = items, size, future
 
 
-class Lane(Generic[Item, Answer]):
+class Batcher(Generic[Item, Answer]):
     """Batches of items to one blocking call. `call`: answers in the order of the items; nothing was done if it raises one of
     REFUSALS."""
 
     def __init__(
-        self, threads: Threads, call: Callable[[list[Item]], list[Answer]], count_max: int, bytes_max: int = 1 << 62
+        self, threads: CallThreads, call: Callable[[list[Item]], list[Answer]], count_max: int, bytes_max: int = 1 << 62
     ) -> None:
         self._threads, self._call = threads, call
         self._count_max, self._bytes_max = count_max, bytes_max
-        self._entries: deque[_Entry[Item, Answer]] = deque()
+        self._entries: deque[_BatchedItem[Item, Answer]] = deque()
         self._busy = False
         self._closed = False
 
@@ -91,7 +91,7 @@ class Lane(Generic[Item, Answer]):
         future: asyncio.Future[list[Answer]] = self._threads.loop.create_future()
         if self._closed:
             raise Closed("this work queue is closed")
-        self._entries.append(_Entry(items, size, future))
+        self._entries.append(_BatchedItem(items, size, future))
         if not self._busy:
             self._busy = True
             self._threads.loop.call_soon(self._send)
@@ -104,7 +104,7 @@ class Lane(Generic[Item, Answer]):
             answer(self._entries.popleft().future, Closed("this work queue was closed before it was sent"))
 
     def _send(self) -> None:
-        batch: list[_Entry[Item, Answer]] = []
+        batch: list[_BatchedItem[Item, Answer]] = []
         count = size = 0
         while self._entries:
             entry = self._entries[0]
@@ -119,7 +119,7 @@ class Lane(Generic[Item, Answer]):
         if batch:
             self._threads.start(self._work, batch).add_done_callback(lambda done: self._sent(batch, done))
 
-    def _work(self, batch: list[_Entry[Item, Answer]]) -> list[list[Answer] | BaseException]:
+    def _work(self, batch: list[_BatchedItem[Item, Answer]]) -> list[list[Answer] | BaseException]:
         """In a thread. One caller's mistake is his alone: a refused batch, of which nothing was done, is sent one by one."""
         try:
             answers = self._call([item for entry in batch for item in entry.items])
@@ -134,7 +134,7 @@ class Lane(Generic[Item, Answer]):
             start += len(entry.items)
         return results
 
-    def _sent(self, batch: list[_Entry[Item, Answer]], done: asyncio.Future[list[list[Answer] | BaseException]]) -> None:
+    def _sent(self, batch: list[_BatchedItem[Item, Answer]], done: asyncio.Future[list[list[Answer] | BaseException]]) -> None:
         failure = done.exception()
         results: list[list[Answer] | BaseException] = [failure] * len(batch) if failure is not None else done.result()
         for entry, result in zip(batch, results, strict=True):
@@ -170,7 +170,7 @@ class _Want:
 class LeaseLane:
     """Leases of one lease time. `trip`: Backend.lease with wishes; `give_back`: release what nobody takes."""
 
-    def __init__(self, threads: Threads, seconds: float, trip: TakeTrip, give_back: Callable[[list[Leased]], None]) -> None:
+    def __init__(self, threads: CallThreads, seconds: float, trip: TakeTrip, give_back: Callable[[list[Leased]], None]) -> None:
         self._threads, self._seconds = threads, seconds
         self._trip, self._give_back = trip, give_back
         self._new: deque[_Want] = deque()

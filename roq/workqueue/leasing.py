@@ -32,7 +32,7 @@ from roq.workqueue.lease_keeper import (
 logger = logging.getLogger(__name__)
 
 
-class Source(Protocol):
+class TaskSource(Protocol):
     """What tasks and flows need of their queue; nobody else calls it."""
 
     address: str
@@ -60,7 +60,7 @@ class Task(HeldTask):
 
     __slots__ = ("_flow", "_queue")
 
-    def __init__(self, leased: Leased, seconds: float, asked: float, queue: Source, flow: Flow | None = None) -> None:
+    def __init__(self, leased: Leased, seconds: float, asked: float, queue: TaskSource, flow: Prefetch | None = None) -> None:
         super().__init__(leased, seconds, asked)
         self._queue, self._flow = queue, flow
 
@@ -92,10 +92,10 @@ class Task(HeldTask):
             await lost.wait()
 
 
-class Flow:
+class Prefetch:
     """The tasks of one `leases` loop: the current one, and spare ones that came with an ack."""
 
-    def __init__(self, queue: Source, seconds: float, count: int, wait_seconds: float | None) -> None:
+    def __init__(self, queue: TaskSource, seconds: float, count: int, wait_seconds: float | None) -> None:
         self._queue, self._seconds, self._count = queue, seconds, count
         self._wait_seconds = float("inf") if wait_seconds is None else wait_seconds
         self._spare: deque[Task] = deque()

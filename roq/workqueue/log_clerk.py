@@ -29,9 +29,9 @@ import msgspec
 
 from roq.errors import Closed, RoqError, TemporaryError, UnknownFormat
 from roq.log.local import LocalLog
-from roq.log.local.board import REQUEST_MAX, UNKNOWN, Board, Request
+from roq.log.local.board import REQUEST_MAX, UNKNOWN, Board, BoardRequest
 from roq.wire.decoding import UNDECODABLE
-from roq.workqueue.effects import Delivered, Handed, Refused, Settled
+from roq.workqueue.effects import Handed, RecordRefused, Settled, TasksDelivered
 from roq.workqueue.log_lives import Lives
 from roq.workqueue.log_replica import Effects, Replica
 from roq.workqueue.records import InstanceDead, Pop, Record, Tick, decode, encode
@@ -51,7 +51,7 @@ CLOSED = "the work queue was closed"
 logger = logging.getLogger(__name__)
 
 
-class Answer(msgspec.Struct, array_like=True):
+class CommandAnswer(msgspec.Struct, array_like=True):
     """settled: of each settlement, whether it did anything. handed: to the Pop; None while it stands in line."""
 
     settled: list[bool]
@@ -59,26 +59,26 @@ class Answer(msgspec.Struct, array_like=True):
     refused: bool = False
 
 
-NOTHING = Answer([], ())
+NOTHING = CommandAnswer([], ())
 Asked = tuple[bytes, Sequence[Record]]  # a request as it is written, and what is in it
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Answer)
+_decoder = msgspec.msgpack.Decoder(CommandAnswer)
 
 
-def _answer(records: Sequence[Record], effects: Sequence[Effects]) -> Answer:
+def _answer(records: Sequence[Record], effects: Sequence[Effects]) -> CommandAnswer:
     """What a request's records did to it."""
     pop = records[-1]
     assert type(pop) is Pop
     settled = [any(type(effect) is Settled and effect.applied for effect in one) for one in effects[:-1]]
     for effect in effects[-1]:
-        if type(effect) is Delivered and effect.nonce == pop.nonce and effect.instance == pop.instance:
-            return Answer(settled, effect.handed)
-        if type(effect) is Refused:
-            return Answer(settled, (), refused=True)
-    return Answer(settled, None)
+        if type(effect) is TasksDelivered and effect.nonce == pop.nonce and effect.instance == pop.instance:
+            return CommandAnswer(settled, effect.handed)
+        if type(effect) is RecordRefused:
+            return CommandAnswer(settled, (), refused=True)
+    return CommandAnswer(settled, None)
 
 
-def _decode(text: bytes) -> Answer | None:
+def _decode(text: bytes) -> CommandAnswer | None:
     """None: see for yourself. So says the clerk, or a newer program's that answers in another way."""
     try:
         return None if text == UNKNOWN else _decoder.decode(text)
@@ -104,7 +104,7 @@ class Clerk:
 
     # --- a request ----------------------------------------------------------------------------------------------------
 
-    def ask(self, records: Sequence[Record]) -> Answer:
+    def ask(self, records: Sequence[Record]) -> CommandAnswer:
         """Have settlements and a Pop written; settlements are durable then."""
         if self.closed:
             raise Closed(CLOSED)
@@ -137,7 +137,7 @@ class Clerk:
             logger.warning("%s: this process can't work together with others: %s", self._log.folder, error)
         return self._board is not None
 
-    def _ask(self, board: Board, asked: Asked) -> Answer:
+    def _ask(self, board: Board, asked: Asked) -> CommandAnswer:
         if self._left:  # by a call that broke off
             board.withdraw()
             self._left = False
@@ -154,7 +154,7 @@ class Clerk:
             while board.count() < self._served and time.monotonic() - now < GATHER_SECONDS:
                 os.sched_yield()
 
-    def _leave(self, board: Board, asked: Asked) -> Answer:
+    def _leave(self, board: Board, asked: Asked) -> CommandAnswer:
         """Leave our request to the clerk."""
         records = asked[1]
         if len(asked[0]) > REQUEST_MAX:
@@ -175,7 +175,7 @@ class Clerk:
         finally:
             self._replica.posted = 0
 
-    def _wait(self, board: Board, asked: Asked) -> Answer:
+    def _wait(self, board: Board, asked: Asked) -> CommandAnswer:
         """For the answer to what we posted, or for our turn to be the clerk."""
         pause = PAUSE_SECONDS
         while (text := board.answer()) is None:
@@ -192,7 +192,7 @@ class Clerk:
         least, most = PATIENCE_SECONDS
         return min(max((self._log.end - self._replica.position) * FOLD_SECONDS_PER_BYTE, least), most)
 
-    def _look_up(self, asked: Asked) -> Answer:
+    def _look_up(self, asked: Asked) -> CommandAnswer:
         """The answer to a request that a clerk may have written; if none did, write it."""
         records = asked[1]
         pop = records[-1]
@@ -212,7 +212,7 @@ class Clerk:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def _write_alone(self, asked: Asked) -> Answer:
+    def _write_alone(self, asked: Asked) -> CommandAnswer:
         with self._lock:
             [answer] = self._write([asked])
             position = self._replica.position
@@ -220,7 +220,7 @@ class Clerk:
             self._log.sync(position)
         return answer
 
-    def _round(self, board: Board, asked: Asked, *, posted: bool = False) -> Answer | None:
+    def _round(self, board: Board, asked: Asked, *, posted: bool = False) -> CommandAnswer | None:
         """One round as the clerk. None: another is, or has answered what we `posted`."""
         try:
             if not board.begin() or (posted and board.answer() is not None):
@@ -233,7 +233,7 @@ class Clerk:
                 board.end()
                 raise
 
-    def _serve(self, board: Board, asked: Asked) -> Answer:
+    def _serve(self, board: Board, asked: Asked) -> CommandAnswer:
         """Our own request and all that is on the board."""
         board.drop()  # before it is written: from now on nobody else may do it
         self._replica.posted = 0
@@ -246,8 +246,8 @@ class Clerk:
         finally:
             self._company = time.monotonic()
 
-    def _serve_all(self, board: Board, asked: Asked, taken: Sequence[Request]) -> Answer:
-        requests, entries = list[Request](), [asked]
+    def _serve_all(self, board: Board, asked: Asked, taken: Sequence[BoardRequest]) -> CommandAnswer:
+        requests, entries = list[BoardRequest](), [asked]
         for request in taken:  # one that can't be read is of a newer version: its owner is told to see for itself
             with contextlib.suppress(UnknownFormat):
                 records = decode(request.text)
@@ -257,7 +257,7 @@ class Clerk:
         with self._lock:
             answers = self._write(entries)
             position = self._replica.position
-        late = list[tuple[Request, Answer]]()
+        late = list[tuple[BoardRequest, CommandAnswer]]()
         for request, answer in zip(requests, answers[1:], strict=True):
             if answer.settled:
                 late.append((request, answer))
@@ -269,7 +269,7 @@ class Clerk:
             board.reply(request, _encoder.encode(answer))
         return answers[0]
 
-    def _write(self, requests: Sequence[Asked]) -> list[Answer]:
+    def _write(self, requests: Sequence[Asked]) -> list[CommandAnswer]:
         """Append these requests after what is over, and fold up to them. Lock held."""
         replica = self.replica()
         now, due = replica.now(), replica.state.next_due()

@@ -41,8 +41,8 @@ from roq.workqueue.contract import (
     conflict,
     of_new,
 )
-from roq.workqueue.effects import Counted, Delivered
-from roq.workqueue.log_clerk import CLOSED, Answer, Clerk
+from roq.workqueue.effects import TasksChanged, TasksDelivered
+from roq.workqueue.log_clerk import CLOSED, Clerk, CommandAnswer
 from roq.workqueue.log_replica import REPLAY_BYTES, Effects, Replica
 from roq.workqueue.records import (
     Cancel,
@@ -153,7 +153,7 @@ class LogQueue:
         records: list[Record] = [desk.settlement(one, now) for one in settle]
         pop = self._desk.lease(seconds, count, wait_seconds, now)
         self._replica.asked.add(pop.nonce)
-        answer: Answer | None = None
+        answer: CommandAnswer | None = None
         try:
             answer = self._with_room(lambda: self._clerk.ask([*records, pop]))
             handed = self._wait(pop, deadline).handed if answer.handed is None else answer.handed
@@ -220,7 +220,7 @@ class LogQueue:
     def _count(self, command: Record) -> int:
         self._check_open()
         effects = self._with_room(lambda: self._command(command))
-        return sum(effect.tasks for effect in effects[0] if type(effect) is Counted)
+        return sum(effect.tasks for effect in effects[0] if type(effect) is TasksChanged)
 
     def _command(self, command: Record) -> list[Effects]:
         with self._lock:
@@ -264,7 +264,7 @@ class LogQueue:
 
     # --- time and waiting -----------------------------------------------------------------------------------------------
 
-    def _wait(self, pop: Pop, deadline: float) -> Delivered:
+    def _wait(self, pop: Pop, deadline: float) -> TasksDelivered:
         """Sleep until this Pop is answered, or its time is over."""
         replica, nonce = self._replica, pop.nonce
         while True:
@@ -352,7 +352,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _tokens(settlements: Sequence[Settlement], answer: Answer) -> list[str | None]:
+def _tokens(settlements: Sequence[Settlement], answer: CommandAnswer) -> list[str | None]:
     """The answers to settlements."""
     return [
         (one.token if type(one) is Extend else "") if done else None

@@ -17,7 +17,7 @@ from threading import RLock, Thread
 
 from roq.errors import LogTrimmed, RoqError, TemporaryError, UnknownFormat
 from roq.log.local import LocalLog
-from roq.workqueue.effects import Delivered, Effect, Handed
+from roq.workqueue.effects import Effect, Handed, TasksDelivered
 from roq.workqueue.fold import APPLIED
 from roq.workqueue.records import Pop, Record, Requeue, decode, encode
 from roq.workqueue.state import State
@@ -46,7 +46,7 @@ class Replica:
         self.state = State()
         self.position = 0
         self.asked: set[int] = set()
-        self.answers: dict[int, Delivered] = {}
+        self.answers: dict[int, TasksDelivered] = {}
         self.posted = 0
         self.outcome: tuple[int, list[Effects]] | None = None
         self.whole = True
@@ -139,7 +139,7 @@ class Replica:
                     effects = apply(record)
                     if effects and effects is not APPLIED:
                         for effect in effects:
-                            if type(effect) is Delivered and effect.instance == instance:
+                            if type(effect) is TasksDelivered and effect.instance == instance:
                                 self._answer(effect)
             self.position = position
         self.whole = True
@@ -153,11 +153,11 @@ class Replica:
     def _apply(self, record: Record) -> Effects:
         effects = self.state.apply(record)
         for effect in effects:
-            if type(effect) is Delivered and effect.instance == self._instance:
+            if type(effect) is TasksDelivered and effect.instance == self._instance:
                 self._answer(effect)
         return effects
 
-    def _answer(self, delivered: Delivered) -> None:
+    def _answer(self, delivered: TasksDelivered) -> None:
         if delivered.nonce in self.asked:
             self.answers[delivered.nonce] = delivered
 
@@ -179,7 +179,7 @@ class Replica:
             if me is not None and me.knows(nonce) and (self._instance, nonce) not in self.state.waiters:
                 mine = [task for task in self.state.leased.values() if (task.instance, task.nonce) == (self._instance, nonce)]
                 handed = tuple(Handed(task.delivery, task.attempts, task.due, task) for task in mine)
-                self.answers[nonce] = Delivered(self._instance, nonce, handed)
+                self.answers[nonce] = TasksDelivered(self._instance, nonce, handed)
         self.whole = True
 
     def _plan(self, position: int, size: int) -> None:

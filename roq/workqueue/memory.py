@@ -20,7 +20,7 @@ from roq.ids import new_id
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.contract import Asked, Leased, NewTask, Settlement, Status, TaskState, TaskView, asked_for, of_new
-from roq.workqueue.effects import Counted, Delivered, Effect
+from roq.workqueue.effects import Effect, TasksChanged, TasksDelivered
 from roq.workqueue.records import (
     Cancel,
     Configure,
@@ -49,7 +49,7 @@ class MemoryQueue:
         self._state = State()
         self._lock = Lock()
         self._sleepers: dict[int, SimpleQueue[None]] = {}  # by nonce of a Pop in line
-        self._answers: dict[int, Delivered] = {}  # by nonce
+        self._answers: dict[int, TasksDelivered] = {}  # by nonce
         self._epoch = time.time() - time.monotonic()  # a stepped clock ends no lease
         self._closed = False
         self._whole = True  # False: a change was broken off
@@ -135,7 +135,7 @@ class MemoryQueue:
             return self._count(RemoveDead(self._now_open(), keys))
 
     def _count(self, command: Record) -> int:
-        return sum(effect.tasks for effect in self._apply(command) if type(effect) is Counted)
+        return sum(effect.tasks for effect in self._apply(command) if type(effect) is TasksChanged)
 
     def close(self) -> None:
         """Let go; leases that wait end with Closed. What was put is gone."""
@@ -170,7 +170,7 @@ class MemoryQueue:
 
     def _wake(self, effects: Sequence[Effect], due: int | None) -> None:
         for effect in effects:
-            if type(effect) is Delivered and effect.nonce in self._sleepers:
+            if type(effect) is TasksDelivered and effect.nonce in self._sleepers:
                 self._answers[effect.nonce] = effect
                 self._sleepers[effect.nonce].put(None)
         sooner = self._state.next_due()
@@ -185,12 +185,12 @@ class MemoryQueue:
             self._apply(requeue)
         self._apply(Tick(now))
 
-    def _answer(self, effects: Sequence[Effect], nonce: int) -> Delivered | None:
-        return next((one for one in effects if type(one) is Delivered and one.nonce == nonce), None)
+    def _answer(self, effects: Sequence[Effect], nonce: int) -> TasksDelivered | None:
+        return next((one for one in effects if type(one) is TasksDelivered and one.nonce == nonce), None)
 
     # --- waiting, without the lock ------------------------------------------------------------------------------------
 
-    def _wait(self, nonce: int, deadline: float) -> Delivered:
+    def _wait(self, nonce: int, deadline: float) -> TasksDelivered:
         """Sleep until this Pop is answered, or its time is over."""
         bell = self._sleepers[nonce]
         while True:
@@ -211,11 +211,11 @@ class MemoryQueue:
             raise Closed("the work queue was closed")
         return answer
 
-    def _leave_line(self, nonce: int) -> Delivered:
+    def _leave_line(self, nonce: int) -> TasksDelivered:
         """The answer to a Pop, nothing if there is none yet. Lock held."""
         if self._sleepers.pop(nonce, None) is not None and self._sleepers:
             next(iter(self._sleepers.values())).put(None)  # it may have to look at the clock in our place
-        return self._answers.pop(nonce, Delivered(self._desk.id, nonce, ()))
+        return self._answers.pop(nonce, TasksDelivered(self._desk.id, nonce, ()))
 
     def _give_up(self, nonce: int) -> None:
         """Nobody waits for this Pop any more: leave nothing in line, and nothing leased to nobody."""

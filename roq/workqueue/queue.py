@@ -37,7 +37,7 @@ from roq.workqueue.contract import (
 )
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
 from roq.workqueue.inputs import PUT_BYTES, check_lease, new_task, put_parts
-from roq.workqueue.lanes import Lane, LeaseLane, Threads, Trip
+from roq.workqueue.lanes import Batcher, CallThreads, LeaseLane, Trip
 from roq.workqueue.lease_keeper import (
     HeldTask,
     LeaseKeeper,
@@ -51,7 +51,7 @@ from roq.workqueue.lease_keeper import (
     rejected,
     released,
 )
-from roq.workqueue.leasing import Flow, Task
+from roq.workqueue.leasing import Prefetch, Task
 from roq.workqueue.options import Options
 from roq.workqueue.worker import work
 
@@ -82,11 +82,13 @@ class WorkQueue:
 
     async def open(self) -> None:
         """Open, and create it if it is new. Raises InvalidAddress, WorkQueueConflict, WorkQueueNotFound, OSError."""
-        self._threads = Threads()
+        self._threads = CallThreads()
         self._opened = backend = await self._threads.start(open_backend, self.address, self._asked)
         self._keeper = LeaseKeeper(backend.settle)
-        self._puts = Lane[NewTask, str](self._threads, backend.put, PUT_COUNT_MAX, PUT_BYTES)
-        self._settlements = Lane[tuple[HeldTask | str, Wish], str | None](self._threads, self._keeper.settle, LEASE_COUNT_MAX)
+        self._puts = Batcher[NewTask, str](self._threads, backend.put, PUT_COUNT_MAX, PUT_BYTES)
+        self._settlements = Batcher[tuple[HeldTask | str, Wish], str | None](
+            self._threads, self._keeper.settle, LEASE_COUNT_MAX
+        )
         self._leases: dict[float, LeaseLane] = {}
         self._unclaimed: list[Leased] = []  # came while the queue was being closed
 
@@ -167,7 +169,7 @@ class WorkQueue:
         lease ends. While the queue can't be reached, it is tried again.
         """
         check_lease(seconds, count, wait_seconds)
-        flow = Flow(self, seconds, count, wait_seconds)
+        flow = Prefetch(self, seconds, count, wait_seconds)
         try:
             while (task := await flow.next()) is not None:
                 yield task
@@ -196,7 +198,7 @@ class WorkQueue:
         """
         self._backend  # noqa: B018
         rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
-        return await work(self.address, lambda: Flow(self, seconds, 1, wait_seconds), handler, rules)
+        return await work(self.address, lambda: Prefetch(self, seconds, 1, wait_seconds), handler, rules)
 
     async def _trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
         """One lease, after these settlements. Cancelled, it holds nothing."""

@@ -15,7 +15,7 @@ import msgspec
 from roq.workqueue.records import Payload
 
 
-class Task(msgspec.Struct, array_like=True, gc=False):
+class StoredTask(msgspec.Struct, array_like=True, gc=False):
     """A task. order: LSN of its Push. inserted: ms. due: ms when its delay or lease ends, 0 without. delivery, instance, nonce:
     of the Pop that has it, 0 without."""
 
@@ -33,57 +33,57 @@ class Task(msgspec.Struct, array_like=True, gc=False):
     nonce: int = 0
 
 
-class Lane:
+class PriorityBucket:
     """The ready tasks of one priority."""
 
     __slots__ = ("back", "fresh", "of", "priority")
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
-        self.fresh: deque[Task] = deque()  # orders ascend
+        self.fresh: deque[StoredTask] = deque()  # orders ascend
         self.back: list[int] = []  # a heap of orders
-        self.of: dict[int, Task] = {}  # by order, for those in `back`
+        self.of: dict[int, StoredTask] = {}  # by order, for those in `back`
 
-    def first(self) -> Task | None:
+    def first(self) -> StoredTask | None:
         """The next to be taken."""
         if self.back and (not self.fresh or self.back[0] < self.fresh[0].order):
             return self.of[self.back[0]]
         return self.fresh[0] if self.fresh else None
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[StoredTask]:
         return merge(self.fresh, (self.of[order] for order in sorted(self.back)), key=lambda task: task.order)
 
 
-class Ready:
+class ReadyTasks:
     """All ready tasks."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._lanes: list[Lane] = []  # highest priority first; an empty one stays
-        self._of: dict[int, Lane] = {}
+        self._lanes: list[PriorityBucket] = []  # highest priority first; an empty one stays
+        self._of: dict[int, PriorityBucket] = {}
 
-    def _lane(self, priority: int) -> Lane:
+    def _lane(self, priority: int) -> PriorityBucket:
         lane = self._of.get(priority)
         if lane is None:
-            lane = self._of[priority] = Lane(priority)
+            lane = self._of[priority] = PriorityBucket(priority)
             self._lanes.append(lane)
             self._lanes.sort(key=lambda one: -one.priority)
         return lane
 
-    def push(self, task: Task) -> None:
+    def push(self, task: StoredTask) -> None:
         """A task younger than all others."""
         lane = self._of.get(task.priority) or self._lane(task.priority)
         lane.fresh.append(task)
         self.count += 1
 
-    def put_back(self, task: Task) -> None:
+    def put_back(self, task: StoredTask) -> None:
         """A task of any age."""
         lane = self._lane(task.priority)
         heappush(lane.back, task.order)
         lane.of[task.order] = task
         self.count += 1
 
-    def fill(self, tasks: list[Task]) -> None:
+    def fill(self, tasks: list[StoredTask]) -> None:
         """Many tasks at once, of any age."""
         for task in tasks:
             lane = self._lane(task.priority)
@@ -93,7 +93,7 @@ class Ready:
             heapify(lane.back)
         self.count += len(tasks)
 
-    def take(self) -> Task:
+    def take(self) -> StoredTask:
         """The next task. There must be one."""
         self.count -= 1
         for lane in self._lanes:
@@ -104,12 +104,12 @@ class Ready:
                 return fresh.popleft()
         raise AssertionError("no task is ready")
 
-    def oldest(self) -> Task | None:
+    def oldest(self) -> StoredTask | None:
         """The one that was pushed first, whatever its priority."""
         firsts = [task for lane in self._lanes if (task := lane.first()) is not None]
         return min(firsts, key=lambda task: task.order, default=None)
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[StoredTask]:
         """In the order in which they will be taken."""
         for lane in self._lanes:
             yield from lane

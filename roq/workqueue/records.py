@@ -90,7 +90,7 @@ class Requeue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     error: str = ""
 
 
-class Extend(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=5):
+class ExtendLease(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=5):
     """The lease of this delivery ends `lease_ms` from now."""
 
     now: int
@@ -164,7 +164,7 @@ class RemoveDead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     tasks: tuple[TaskKey, ...] | None
 
 
-class Replaced(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=15):
+class HoldersReplaced(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=15):
     """The payload of this task is held by these hosts from now on, if it is still that blob."""
 
     now: int
@@ -178,7 +178,7 @@ Record = (
     | Pop
     | Complete
     | Requeue
-    | Extend
+    | ExtendLease
     | DeadLetter
     | Cancel
     | InstanceDead
@@ -188,7 +188,7 @@ Record = (
     | ReleaseAll
     | RequeueDead
     | RemoveDead
-    | Replaced
+    | HoldersReplaced
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -46,7 +46,7 @@ from roq.workqueue.master_link import PATIENCE_SECONDS, MasterLink
 UNREAD_SECONDS = 1.0  # until a task whose payload could not be had is leased again
 log = logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
-PutElsewhere = Callable[[int, Sequence[wire.Task]], list[str]]  # their ids; of tasks whose numbers were not ours alone
+PutElsewhere = Callable[[int, Sequence[wire.TaskToPut]], list[str]]  # their ids; of tasks whose numbers were not ours alone
 PUT_BYTES_AT_ONCE = 2 * 1024 * 1024  # of one request; longer lists travel as several
 IDS_AT_ONCE = 10_000  # dead letters named in one request
 WAIT_SLICE_SECONDS = 2.0  # longest wait asked of the master at once: a lost request costs no more than this
@@ -109,7 +109,7 @@ class RemoteQueue:
             self._sequence += count
             return self._producer, first
 
-    def _put_elsewhere(self, producer: int, tasks: Sequence[wire.Task]) -> list[str]:
+    def _put_elsewhere(self, producer: int, tasks: Sequence[wire.TaskToPut]) -> list[str]:
         """Put these under other numbers: those they had were used before, and not by us. A program that was forked with its
         queue open does so, or one that means harm; taken for repeats, these tasks would be lost."""
         log.warning(
@@ -154,7 +154,9 @@ class RemoteQueue:
                 raise TemporaryError(f"{len(ids)} of {len(made)} tasks were put, then one was refused: {error}") from error
         return ids
 
-    def _put_small(self, producer: int, first: int, tasks: list[wire.Task], elsewhere: PutElsewhere | None = None) -> list[str]:
+    def _put_small(
+        self, producer: int, first: int, tasks: list[wire.TaskToPut], elsewhere: PutElsewhere | None = None
+    ) -> list[str]:
         request, sent_again = wire.Put(producer, first, tasks), False
 
         def make(again: int) -> wire.Put:
@@ -162,7 +164,7 @@ class RemoteQueue:
             sent_again = again > 0
             return request
 
-        added = self._link.ask(make, wire.Added)
+        added = self._link.ask(make, wire.TasksAdded)
         ids = [f"{producer:016x}-{first + place}" for place in range(len(tasks))]
         for place, id in added.known:
             ids[place] = id
@@ -171,7 +173,7 @@ class RemoteQueue:
                 ids[place] = id
         return ids
 
-    def _put_big(self, producer: int, sequence: int, task: wire.Task, elsewhere: PutElsewhere | None = None) -> str:
+    def _put_big(self, producer: int, sequence: int, task: wire.TaskToPut, elsewhere: PutElsewhere | None = None) -> str:
         added = self._big.put(producer, sequence, task)
         if added.repeated and elsewhere is not None:
             return elsewhere(producer, [task])[0]
@@ -260,7 +262,7 @@ class RemoteQueue:
         """See Backend."""
         if count < 1:
             raise InvalidConfiguration(f"at least 1 task can be peeked at, got {count}")
-        return [self._view(seen) for seen in self._ask(wire.Peek(str(TaskState(state)), count), wire.Tasks).tasks]
+        return [self._view(seen) for seen in self._ask(wire.Peek(str(TaskState(state)), count), wire.PeekedTasks).tasks]
 
     def _view(self, seen: wire.Seen) -> TaskView:
         payload = seen.payload
@@ -317,8 +319,8 @@ def _letters(ids: Sequence[str] | None) -> list[list[str] | None]:
     return [list(ids[first : first + IDS_AT_ONCE]) for first in range(0, len(ids), IDS_AT_ONCE)]
 
 
-def _task(task: NewTask) -> wire.Task:
-    return wire.Task(task.payload, milliseconds(task.delay_seconds), task.priority, task.dedup_key)
+def _task(task: NewTask) -> wire.TaskToPut:
+    return wire.TaskToPut(task.payload, milliseconds(task.delay_seconds), task.priority, task.dedup_key)
 
 
 def _settle(settlement: Settlement) -> wire.Settle:
@@ -337,9 +339,9 @@ def _settle(settlement: Settlement) -> wire.Settle:
             return wire.Settle(wire.REJECT, token, 0, cut_error(error))
 
 
-def _parts(tasks: list[wire.Task], blob_bytes: int) -> Iterator[list[wire.Task]]:
+def _parts(tasks: list[wire.TaskToPut], blob_bytes: int) -> Iterator[list[wire.TaskToPut]]:
     """The tasks in order: small ones as they fit into a request, each big one alone."""
-    part: list[wire.Task] = []
+    part: list[wire.TaskToPut] = []
     size = 0
     for task in tasks:
         length = len(task.payload)

@@ -18,14 +18,14 @@ from roq.wire.decoding import UNDECODABLE
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import Status, TaskState
 from roq.workqueue.fold import Fold, Waiter
-from roq.workqueue.ready import Task
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import POP_SHIFT, BlobRef, TaskKey
 from roq.workqueue.senders import Senders
 
 VERSION = 1
 
 
-class Image(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class StateImage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A state as it is written; every list in the one order it can have."""
 
     position: int
@@ -35,10 +35,10 @@ class Image(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     inserted: int
     completed: int
     removed: int
-    ready: list[Task]
-    delayed: list[Task]
-    leased: list[Task]
-    dead: list[Task]
+    ready: list[StoredTask]
+    delayed: list[StoredTask]
+    leased: list[StoredTask]
+    dead: list[StoredTask]
     waiters: list[tuple[int, int, Waiter]]
     producers: Senders
     instances: Senders
@@ -46,7 +46,7 @@ class Image(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Image)
+_decoder = msgspec.msgpack.Decoder(StateImage)
 _HEAD = bytes((VERSION,))
 
 
@@ -68,7 +68,7 @@ class State(Fold):
             oldest_seconds=None if oldest is None else max(now - oldest.inserted, 0) / 1000,
         )
 
-    def first(self, state: TaskState, count: int) -> list[Task]:
+    def first(self, state: TaskState, count: int) -> list[StoredTask]:
         """The first tasks of a state: ready in the order of leasing, delayed and leased by their ends, dead by their deaths."""
         match state:
             case TaskState.READY:
@@ -80,7 +80,7 @@ class State(Fold):
             case TaskState.DEAD:
                 return list(islice(self.dead.values(), count))
 
-    def blob_tasks(self) -> dict[TaskKey, Task]:
+    def blob_tasks(self) -> dict[TaskKey, StoredTask]:
         """Every task whose payload is elsewhere, by its id. Not a copy."""
         return self.blobs
 
@@ -94,7 +94,7 @@ class State(Fold):
 
     def dump(self) -> bytes:
         """The whole state."""
-        image = Image(
+        image = StateImage(
             position=self.position,
             clock=self.clock,
             settings=self.settings,

@@ -45,7 +45,7 @@ TaskT = TypeVar("TaskT", bound=Handled)
 TaskT_co = TypeVar("TaskT_co", bound=Handled, covariant=True)
 
 
-class Flow(Protocol[TaskT_co]):
+class TaskStream(Protocol[TaskT_co]):
     """Where a worker's tasks come from."""
 
     ending: bool
@@ -62,11 +62,11 @@ class Flow(Protocol[TaskT_co]):
 
 class _Workers:
     def __init__(
-        self, queue: str, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules
+        self, queue: str, flow: Callable[[], TaskStream[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules
     ) -> None:
         self._queue, self._flow, self._handler, self._rules = queue, flow, handler, rules
         self.work = Work()
-        self._flows: list[Flow[Any]] = []
+        self._flows: list[TaskStream[Any]] = []
         self._busy: set[asyncio.Task[None]] = set()
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
 
@@ -163,7 +163,7 @@ class _Workers:
 
 
 async def work(
-    queue: str, flow: Callable[[], Flow[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules
+    queue: str, flow: Callable[[], TaskStream[TaskT]], handler: Callable[[TaskT], Awaitable[object]], rules: Rules
 ) -> Work:
     """Run a worker on this queue's address; see WorkQueue.run."""
     workers = _Workers(queue, flow, handler, rules)

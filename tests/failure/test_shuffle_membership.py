@@ -15,7 +15,7 @@ import pytest
 
 import roq
 from roq.testing import DockerCluster
-from roq.wire.shuffle import Description, State
+from roq.wire.shuffle import Description, ShuffleState
 from tests.harness.shuffle_membership import RANGES, REPLICAS, Scene, given, least_between, size_at
 
 CLUSTER = {"gcms": 2, "hcms": 3, "session_seconds": 6.0}  # no host shall be lost but those that are killed: bytes are counted
@@ -82,7 +82,7 @@ async def test_a_host_joins_while_attempts_are_written(scene: Scene) -> None:
     await scene.begin(3)
     early = await scene.filling()
     host = await scene.join()
-    assert (await scene.describe()).state is State.FILLING
+    assert (await scene.describe()).state is ShuffleState.FILLING
     assert host not in {each for one in early.ranges for each in one.holders}
     table = await scene.sealed()
     held = await has_share(scene, host, table)

@@ -24,7 +24,7 @@ import roq.blocking
 import roq.shuffle
 from roq.errors import ShuffleNotFound
 from roq.testing import DockerCluster
-from roq.wire.shuffle import Description, State
+from roq.wire.shuffle import Description, ShuffleState
 from tests.harness.spark_driver import PARTITIONS, ROWS
 from tests.harness.spark_scene import Producer, SparkDriver
 from tests.harness.task_scene import ask_status
@@ -135,13 +135,13 @@ async def test_a_sorted_data_set(shuffle: Shuffle) -> None:
         return (await shuffle.seen()).ranges[number].holders[0]
 
     async with shuffle.asked("save", "written", range(PARTITIONS // 2, PARTITIONS)) as saving:
-        assert (await shuffle.seen()).state is State.FILLING
+        assert (await shuffle.seen()).state is ShuffleState.FILLING
         began = time.monotonic()
         async with hurt(machines, await holder(0), "paused"):
             (shuffle.folder / "written").touch()
             await saving
             sealed, took = await shuffle.seen(), round(time.monotonic() - began, 1)
-    assert (sealed.state, sealed.rows) == (State.SEALED, ROWS)
+    assert (sealed.state, sealed.rows) == (ShuffleState.SEALED, ROWS)
     await machines.wait_hosts(len(machines.hosts))
     async with shuffle.asked("read", "read", range(2)) as reading, hurt(machines, await holder(1), "paused"):
         (shuffle.folder / "read").touch()

@@ -171,7 +171,7 @@ class OldMaster:
         self._endpoint = info.masters[0].endpoint()
         self._requests: tuple[wire.Request, ...] = (
             wire.GetStatus(),
-            wire.Put(1, 1, [wire.Task(b"to the wrong one")]),
+            wire.Put(1, 1, [wire.TaskToPut(b"to the wrong one")]),
             wire.Lease(2, 1, 0, 30_000, 5, 0, []),
         )
 

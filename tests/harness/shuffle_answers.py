@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from roq.shuffle.node.orders import Orders
 from roq.shuffle.node.questions import Questions
-from roq.shuffle.node.storage import Storage
+from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.winners import Winners
 from roq.wire.shuffle import BEGIN, SAMPLE_KEYS_MAX, Cursor, Interval, RunSample, RunSlice
 
 
-async def slices(storage: Storage, interval: Interval, winners: dict[int, str] | None, id: str = "s") -> list[RunSlice]:
+async def slices(storage: RangeStorage, interval: Interval, winners: dict[int, str] | None, id: str = "s") -> list[RunSlice]:
     """winners: None for every attempt."""
     named = None if winners is None else Winners(winners)
     found: list[RunSlice] = []
@@ -24,7 +24,7 @@ async def slices(storage: Storage, interval: Interval, winners: dict[int, str] |
 
 
 async def count(
-    storage: Storage, intervals: Sequence[Interval], winners: dict[int, str], id: str = "s"
+    storage: RangeStorage, intervals: Sequence[Interval], winners: dict[int, str], id: str = "s"
 ) -> tuple[list[int], list[int]]:
     """Rows and bytes of each interval."""
     rows, sizes = [0] * len(intervals), [0] * len(intervals)
@@ -38,7 +38,7 @@ async def count(
 
 
 async def samples(
-    storage: Storage, intervals: Sequence[Interval], winners: dict[int, str], keys: int = SAMPLE_KEYS_MAX, id: str = "s"
+    storage: RangeStorage, intervals: Sequence[Interval], winners: dict[int, str], keys: int = SAMPLE_KEYS_MAX, id: str = "s"
 ) -> list[RunSample]:
     """As they are told."""
     found: list[RunSample] = []
@@ -50,7 +50,7 @@ async def samples(
     return found
 
 
-async def keep(storage: Storage, intervals: Sequence[Interval], winners: dict[int, str] | None, id: str = "s") -> None:
+async def keep(storage: RangeStorage, intervals: Sequence[Interval], winners: dict[int, str] | None, id: str = "s") -> None:
     """As a leader orders it that nobody contradicts. winners: None while any attempt may win."""
     orders = Orders(storage, Questions(storage))
     await orders.keep(storage.epoch, id, 1, intervals, None if winners is None else Winners(winners))

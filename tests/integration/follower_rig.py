@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from roq.errors import RoqError, Unavailable
 from roq.runtime.loop_thread import LoopThread
-from roq.shuffle.cluster_sink import Buffer, ClusterSink
+from roq.shuffle.cluster_sink import ChosenBuffer, ClusterSink
 from roq.shuffle.cluster_source import ClusterSource
 from roq.shuffle.follower_link import FollowerLink
 from roq.shuffle.merge import merged
@@ -27,8 +27,8 @@ from roq.shuffle.ranges import cut, table_of
 from roq.shuffle.sampling import Distribution
 from roq.shuffle.writer import MEMORY_BYTES_MIN, Writer
 from roq.wire import shuffle as wire
-from roq.wire.gcm import ReportRuns, ShuffleInfo, Shuffles, TableInfo
-from roq.wire.shuffle import Description, Range, Receipt, RunSample, State
+from roq.wire.gcm import ReportRuns, ShuffleInfo, ShuffleList, TableInfo
+from roq.wire.shuffle import Description, Range, Receipt, RunSample, ShuffleState
 from tests.harness.shuffle_rows import ENCODER, SCHEMA, SPEC
 
 SHUFFLE = "s1"
@@ -61,10 +61,10 @@ class Leader:
             self.cut(self.ranges)
         return TableInfo(self.epoch, self.table, dict(self.hosts), self.replicas, self.winners)
 
-    async def list(self) -> Shuffles:
+    async def list(self) -> ShuffleList:
         """See wire.gcm."""
-        state = State.SEALED if self.winners else State.FILLING
-        return Shuffles((Description("visits", SHUFFLE, SPEC, state, 0.0, self.epoch, (), (), {}, 0, 0, 0, 0, 0),))
+        state = ShuffleState.SEALED if self.winners else ShuffleState.FILLING
+        return ShuffleList((Description("visits", SHUFFLE, SPEC, state, 0.0, self.epoch, (), (), {}, 0, 0, 0, 0, 0),))
 
     def cut(self, ranges: int, hosts: Iterable[str] = ()) -> None:
         """A new table from the samples told so far, for these hosts (all)."""
@@ -128,7 +128,7 @@ class Followers:
         """At this buffer."""
         request = wire.OpenAttempt(SHUFFLE, "visits", SPEC, partition, attempt, writer)
         self.ask(host, request)
-        return ClusterSink(self.link, Buffer(host, self.leader.hosts[host]), SHUFFLE, partition, attempt)
+        return ClusterSink(self.link, ChosenBuffer(host, self.leader.hosts[host]), SHUFFLE, partition, attempt)
 
     def writer(self, host: str, partition: int, attempt: str = "a") -> Writer:
         sink = self.open_attempt(host, partition, attempt)
@@ -152,7 +152,7 @@ class Followers:
             )
         epoch = self.leader.epoch
         description = Description(
-            "visits", SHUFFLE, SPEC, State.SEALED, 0.0, epoch, table, (), winners, 0, 0, len(winners), 0, 0
+            "visits", SHUFFLE, SPEC, ShuffleState.SEALED, 0.0, epoch, table, (), winners, 0, 0, len(winners), 0, 0
         )
         return ShuffleInfo(description, dict(self.leader.hosts))
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gcm.process import Ready, serve
+from gcm.process import GcmReady, serve
 from roq.config import GcmConfig
 from roq.coordination import paths
 from roq.coordination.leader import read_leader
@@ -120,7 +120,7 @@ class Bench:
         self.zookeeper, self._stack = zookeeper, stack
         self._clients: dict[int, RpcClient] = {}
 
-    async def gcm(self, **settings: Any) -> tuple[Ready, asyncio.Event]:
+    async def gcm(self, **settings: Any) -> tuple[GcmReady, asyncio.Event]:
         config = GcmConfig(**{"zookeeper": self.zookeeper, "session_seconds": SESSION_SECONDS, **settings})
         stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
         task = asyncio.get_running_loop().create_task(serve(config, stop, ready.set_result))

@@ -30,7 +30,7 @@ async def held_of(cluster: LocalCluster, log: str, kind: str) -> dict[str, list[
         held = {host: [view.blob for view in await stores.inventory(host, f"{log}{kind}")] for host in hosts}
         if kind == "~":
             for host in hosts:
-                listed = await stores.request(host, store_wire.ListSegments(f"{log}~"), store_wire.Segments)
+                listed = await stores.request(host, store_wire.ListSegments(f"{log}~"), store_wire.SegmentList)
                 held[host] += [view.segment for view in listed.segments]
         return held
 

@@ -101,7 +101,7 @@ def test_down_stops_a_cluster_in_order_and_ends_an_orphan(tmp_path: Path) -> Non
 def test_another_process_with_the_pid_of_the_starter_is_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         origin = leftovers.Origin(str(tmp_path), stranger.pid, 1, "roq up")
-        assert starter.stop(starter.Found(origin, "0" * 16, "", orphan=False, user=os.geteuid())) == []
+        assert starter.stop(starter.FoundCluster(origin, "0" * 16, "", orphan=False, user=os.geteuid())) == []
         assert stranger.poll() is None
         stranger.communicate(b"\n")
     assert stranger.returncode == 0
@@ -118,7 +118,7 @@ def marked(token: str, origin: str, user: int | None = None) -> Iterator[subproc
             process.kill()
 
 
-def seen(token: str) -> list[starter.Found]:
+def seen(token: str) -> list[starter.FoundCluster]:
     return [one for one in starter.clusters() if one.token == token]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from roq.coordination.session import Session
 from roq.errors import DataLost, RoqError
-from roq.log.replicated.repairer import Repairer, RepairSettings
+from roq.log.replicated.repairer import LogRepairer, RepairSettings
 from roq.wire import store as wire
 from tests.integration.store_rig import Load, StoreRig
 
@@ -52,7 +52,7 @@ async def test_three_disks_replaced_one_after_the_other_lose_nothing_of_an_idle_
     await writer.snapshot(50, b"state" * 100_000)
     await writer.roll()
     open_entry = await writer.append(b"in the open segment")
-    repairer = Repairer(writer, EVERY)
+    repairer = LogRepairer(writer, EVERY)
     repairs = asyncio.ensure_future(repairer.run())
     try:
         async with asyncio.timeout(120):
@@ -93,7 +93,7 @@ async def test_a_snapshot_under_upload_is_no_garbage_whatever_is_opened_meanwhil
             while not any(one.size == len(state) for one in await writer.stores.inventory(host, prefix)):
                 await asyncio.sleep(0.02)
     await writer.roll()
-    repairer = Repairer(writer, AT_ONCE)
+    repairer = LogRepairer(writer, AT_ONCE)
     for _ in range(2):
         await repairer.sweep()
     slow.signal(signal.SIGCONT)

@@ -67,12 +67,12 @@ async def test_a_process_stops_for_a_higher_term_only_and_only_if_it_is_meant() 
     try:
         for name, term in ((NAME, 2), (NAME, 1), ("exchange/q/e2", 3)):
             with pytest.raises(CallError, match="is not replaced"):
-                await ask(ADDRESS, control.port, wire.Fence(name, term))
-        await ask(ADDRESS, control.port, wire.Configure(ProcessSpec(ProcessKind.EXCHANGE, "q", "e1", term=3)))
+                await ask(ADDRESS, control.port, wire.FenceProcess(name, term))
+        await ask(ADDRESS, control.port, wire.ConfigureProcess(ProcessSpec(ProcessKind.EXCHANGE, "q", "e1", term=3)))
         with pytest.raises(CallError):
-            await ask(ADDRESS, control.port, wire.Fence(NAME, 3))
+            await ask(ADDRESS, control.port, wire.FenceProcess(NAME, 3))
         assert not stop.is_set()
-        assert await ask(ADDRESS, control.port, wire.Fence(NAME, 4)) == wire.Done(NAMED)
+        assert await ask(ADDRESS, control.port, wire.FenceProcess(NAME, 4)) == wire.ProcessDone(NAMED)
         async with asyncio.timeout(BOUND_SECONDS):
             await stop.wait()
         assert told == [4]
@@ -190,8 +190,8 @@ async def test_what_a_fenced_monitor_says_last_leaves_before_its_process_ends(tm
     try:
         for subscriber in range(MEMBERS):
             await played.rpc.request(monitor.JoinSubscriber(subscriber, (">",)), monitor.SubscriberWelcome, BOUND_SECONDS)
-        done = await ask(ADDRESS, ports["control"], wire.Fence("monitor/q", 2), BOUND_SECONDS)
-        assert done == wire.Done(wire.Named({}, True))
+        done = await ask(ADDRESS, ports["control"], wire.FenceProcess("monitor/q", 2), BOUND_SECONDS)
+        assert done == wire.ProcessDone(wire.Named({}, True))
         await asyncio.wait_for(process.wait(), BOUND_SECONDS)
         for _ in range(MEMBERS):
             await played.heard(monitor.Standby)
@@ -228,7 +228,7 @@ def test_a_long_answer_leaves_before_its_process_ends() -> None:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
             peer.settimeout(BOUND_SECONDS)
             until(lambda: peer.connect_ex((ADDRESS, port)) == 0)
-            fence = seal(EnvelopeKind.REQUEST, 1, wire.Fence("monitor/q", 2))
+            fence = seal(EnvelopeKind.REQUEST, 1, wire.FenceProcess("monitor/q", 2))
             peer.sendall(zmtp.hello(b"DEALER") + zmtp.frame(fence))
             parser, answers = zmtp.Parser(), list[list[bytes]]()
             while not answers:

@@ -110,7 +110,7 @@ def test_who_counts_for_a_killed_process_may_be_killed_too(folder: Path) -> None
         _, leases = queue.lease(60, 1, 0)
         process = os.fork()
         if process == 0:
-            with mock.patch("roq.workqueue.file_queue.counters.Counters.add", side_effect=lambda *_: os._exit(0)):
+            with mock.patch("roq.workqueue.file_queue.counters.CounterFiles.add", side_effect=lambda *_: os._exit(0)):
                 queue.settle([Ack(leases[0].token)])
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0

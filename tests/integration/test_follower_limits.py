@@ -251,7 +251,7 @@ def test_many_large_messages_at_once_are_all_answered(make: Make) -> None:
         try:
             for _ in range(3):
                 with pytest.raises(AttemptLost):
-                    link.ask(followers.leader.hosts["a"], request, wire.Done, 30)
+                    link.ask(followers.leader.hosts["a"], request, wire.FollowerDone, 30)
         finally:
             link.close()
 

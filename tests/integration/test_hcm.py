@@ -202,7 +202,7 @@ async def test_stopping_the_hcm_alone_leaves_children_for_the_next(rig: Rig) -> 
 async def test_shutdown_host_leaves_nothing(rig: Rig) -> None:
     await rig.start()
     before = await rig.running(*queue("orders"))
-    assert await rig.call(wire.ShutdownHost("test")) == wire.Done()
+    assert await rig.call(wire.ShutdownHost("test")) == wire.OrderTaken()
     assert await rig.ended() == 0, rig.log()
     assert leftovers.find(rig.token) == []
     assert await rig.session.get(paths.host(HOST)) is None
@@ -218,7 +218,7 @@ async def test_a_service_manager_does_not_start_again_what_was_stopped_for_good(
         await rig.until_ready()
         if rig.report is None:
             await rig.running()
-            assert await rig.call(wire.ShutdownHost("test")) == wire.Done()
+            assert await rig.call(wire.ShutdownHost("test")) == wire.OrderTaken()
             assert await rig.ended() == EXIT_FOR_GOOD, rig.log()
         else:
             assert rig.process is not None
@@ -232,7 +232,7 @@ async def test_a_host_that_was_empty_meanwhile_stops_too(rig: Rig) -> None:
     await rig.running(*queue("orders"))
     await rig.running()
     await rig.running(*queue("bills"))
-    assert await rig.call(wire.ShutdownHost("test")) == wire.Done()
+    assert await rig.call(wire.ShutdownHost("test")) == wire.OrderTaken()
     assert await rig.ended(8.0) == 0, rig.log()
     assert leftovers.find(rig.token) == []
 
@@ -361,7 +361,7 @@ async def test_one_hcm_per_state_directory(rig: Rig) -> None:
 async def test_draining_is_told_and_remembered(rig: Rig) -> None:
     await rig.start("--exchanges-max", "3")
     await rig.running(*queue("orders"))
-    assert await rig.call(wire.SetDraining(True)) == wire.Done()
+    assert await rig.call(wire.SetDraining(True)) == wire.OrderTaken()
     node = await rig.session.get(paths.host(HOST))
     assert node is not None
     assert parse_instance(node.data).payload_as(HostPayload).draining

@@ -11,10 +11,10 @@ import pytest
 import zmq
 
 from roq.pubsub import lane as module
-from roq.pubsub.lane import Lane
+from roq.pubsub.lane import PathSender
 from roq.runtime.sockets import bind, exchange_front
 from roq.wire.assignment import Overflow
-from roq.wire.frame import Kind, encode_data, mark_body, parse, welcome
+from roq.wire.frame import FrameKind, encode_data, mark_body, parse, welcome
 from roq.wire.limits import FRAME_BYTES_MAX
 from roq.wire.monitor import ExchangeAddress
 
@@ -27,20 +27,20 @@ class Front:
         self.address = ExchangeAddress(id, "127.0.0.1", bind(self.socket, "127.0.0.1", 0), 1, 1)
         self.socket.send(b"\x01")
         self.socket.send(welcome(self.address.token))
-        self.kinds: list[tuple[Kind, int]] = []
+        self.kinds: list[tuple[FrameKind, int]] = []
         self.marks: list[int] = []
 
     def read(self) -> None:
         try:
             while True:
                 _, header, body = parse(self.socket.recv(zmq.NOBLOCK))
-                self.kinds.append((Kind(header.kind), header.path))
-                if header.kind == Kind.MARK:
+                self.kinds.append((FrameKind(header.kind), header.path))
+                if header.kind == FrameKind.MARK:
                     self.marks.append(mark_body(body))
         except zmq.Again:
             pass
 
-    async def until(self, kind: Kind, path: int) -> None:
+    async def until(self, kind: FrameKind, path: int) -> None:
         async with asyncio.timeout(20):
             while (kind, path) not in self.kinds:
                 await asyncio.sleep(0.005)
@@ -55,25 +55,25 @@ async def test_a_closing_path_that_is_begun_again_ends_once(portion: int, monkey
     monkeypatch.setattr(module, "PORTION_SECONDS", 60.0)
     fronts = {id: Front(id) for id in "ABCD"}
     sent = 0
-    lane = Lane(7, lambda: None, lambda: None, lambda: sent)
+    lane = PathSender(7, lambda: None, lambda: None, lambda: sent)
     try:
         lane.assign(fronts["A"].address, 1)
-        await fronts["A"].until(Kind.OPEN, 1)
+        await fronts["A"].until(FrameKind.OPEN, 1)
         for sent in range(1, 4):
             lane.send(encode_data(b"t", 7, lane.path, sent, sent - 1, sent - 1, [bytes(1000)], 0), sent)
         lane.bundle_bytes = 1000  # a portion is one frame
         lane.assign(fronts["B"].address, 2)
-        await fronts["B"].until(Kind.OPEN, 2)
+        await fronts["B"].until(FrameKind.OPEN, 2)
         lane.abandoned(fronts["B"].address.token, 2)
         lane.assign(fronts["C"].address, 3)
-        await fronts["C"].until(Kind.MARK, 3)
+        await fronts["C"].until(FrameKind.MARK, 3)
         closing = asyncio.create_task(lane.finish(10))
         await asyncio.sleep(0)
         lane.abandoned(fronts["A"].address.token, 1)
         monkeypatch.setattr(module, "PORTION_FRAMES", portion)
         lane.assign(fronts["D"].address, 4)
-        await fronts["D"].until(Kind.MARK, 4)
-        while (Kind.FIN, 4) not in fronts["D"].kinds:
+        await fronts["D"].until(FrameKind.MARK, 4)
+        while (FrameKind.FIN, 4) not in fronts["D"].kinds:
             lane.forwarded(4, fronts["D"].marks[-1])
             await asyncio.sleep(0.005)
             fronts["D"].read()
@@ -81,7 +81,7 @@ async def test_a_closing_path_that_is_begun_again_ends_once(portion: int, monkey
         async with asyncio.timeout(5):
             assert await closing
         assert lane.mark_number == fronts["D"].marks[-1] + 1, "more than one FIN followed"
-        assert fronts["D"].kinds.count((Kind.DATA, 4)) == 3
+        assert fronts["D"].kinds.count((FrameKind.DATA, 4)) == 3
     finally:
         lane.close()
         for front in fronts.values():

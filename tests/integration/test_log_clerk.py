@@ -17,7 +17,7 @@ import pytest
 
 from roq.errors import StorageFull
 from roq.log.local import LocalLog
-from roq.log.local.board import UNKNOWN, Board, Request
+from roq.log.local.board import UNKNOWN, Board, BoardRequest
 from roq.workqueue.contract import Ack, Extend, NewTask, Release
 from roq.workqueue.log_queue import LogQueue
 from roq.workqueue.log_replica import Effects
@@ -150,7 +150,7 @@ def test_who_is_served_by_another_folds_nothing(folder: Path, queues: list[LogQu
     rounds: list[int] = []
     plain = Board.take
 
-    def take(board: Board) -> list[Request]:
+    def take(board: Board) -> list[BoardRequest]:
         requests = plain(board)
         rounds.append(len(requests))
         return requests
@@ -185,7 +185,7 @@ def test_an_interrupted_request_leaves_no_lease_behind(
     asked, go_on = threading.Event(), threading.Event()
     plain = Board.take
 
-    def take(board: Board) -> list[Request]:
+    def take(board: Board) -> list[BoardRequest]:
         if board.place == queues[1]._clerk._board.place and not asked.is_set():  # type: ignore[union-attr]
             asked.set()
             deadline = time.monotonic() + 10
@@ -308,7 +308,7 @@ def test_what_the_clerk_answers_is_durable_before(
     durable: list[bool] = []
     plain = Board.reply
 
-    def reply(board: Board, request: Request, text: bytes) -> None:
+    def reply(board: Board, request: BoardRequest, text: bytes) -> None:
         durable.append(queues[2]._log.durable == queues[2]._log.end)
         plain(board, request, text)
 

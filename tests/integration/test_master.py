@@ -144,9 +144,9 @@ async def test_what_is_sent_again_takes_effect_once(cluster: RunningCluster, tas
 
     def story() -> None:
         link.open(None)
-        put = wire.Put(7, 1, [wire.Task(b"once"), wire.Task(b"twice")])
+        put = wire.Put(7, 1, [wire.TaskToPut(b"once"), wire.TaskToPut(b"twice")])
         for _ in range(3):
-            assert link.ask(lambda again: put, wire.Added).known == []
+            assert link.ask(lambda again: put, wire.TasksAdded).known == []
         first = link.ask(lambda again: wire.Lease(9, 1, 0, 30_000, 1, 0, []), wire.Leases)
         repeated = link.ask(lambda again: wire.Lease(9, 1, 1, 30_000, 1, 0, []), wire.Leases)
         assert first.tasks == repeated.tasks
@@ -171,15 +171,15 @@ async def test_what_is_put_under_an_id_that_somebody_else_uses_too_does_not_vani
     def story() -> None:
         link.open(None)
         tasks.put([NewTask(b"mine")])
-        theirs = wire.Put(tasks._producer, 3, [wire.Task(b"theirs, %d" % number) for number in range(3)])
-        assert link.ask(lambda again: theirs, wire.Added).repeated == []
-        assert link.ask(lambda again: theirs, wire.Added).repeated == [0, 1, 2]
+        theirs = wire.Put(tasks._producer, 3, [wire.TaskToPut(b"theirs, %d" % number) for number in range(3)])
+        assert link.ask(lambda again: theirs, wire.TasksAdded).repeated == []
+        assert link.ask(lambda again: theirs, wire.TasksAdded).repeated == [0, 1, 2]
         big = b"x" * BIG
         ids = tasks.put([NewTask(b"2"), NewTask(b"3"), NewTask(b"4")])
         ids += tasks.put([NewTask(big)])  # number 1 of a new producer
         before = tasks._producer
-        taken = wire.Put(before, tasks._sequence + 1, [wire.Task(b"theirs, again")])
-        link.ask(lambda again: taken, wire.Added)
+        taken = wire.Put(before, tasks._sequence + 1, [wire.TaskToPut(b"theirs, again")])
+        link.ask(lambda again: taken, wire.TasksAdded)
         ids += tasks.put([NewTask(big[1:])])
         assert tasks._producer != before
         found = {view.id: view.payload for view in tasks.peek(TaskState.READY, 100)}
@@ -235,7 +235,7 @@ async def test_undecodable_requests_are_refused_and_the_master_goes_on(
         line = Line(endpoint, Bell())
         for message in (b"", b"\xff" * 50, wire.seal_call(1, wire.Hello())[:-1], b"\x94\x01\x00\x05\x91\x63"):
             line.send(message)
-        line.send(wire.seal_call(8, wire.Put(1, 1, [wire.Task(b"x", -5)])))
+        line.send(wire.seal_call(8, wire.Put(1, 1, [wire.TaskToPut(b"x", -5)])))
         answers = [line.receive(time.monotonic() + 5) for _ in range(2)]
         assert [open_envelope(parts[-1]).id for parts in answers if parts] == [5, 8]
         line.close()

@@ -23,13 +23,13 @@ from roq.wire import master as wire
 from roq.wire.store import BlobView
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.big_payloads import BigPayloads
-from roq.workqueue.master.blobs import Blobs, Pace
+from roq.workqueue.master.blobs import BlobRegistry, RegistryPace
 from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.service import Service
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import BlobRef
 from roq.workqueue.state import State
 
-PACE = Pace(heartbeat_seconds=0.1, pending_seconds=10.0, inventory_seconds=0.15, orphan_seconds=0.4)
+PACE = RegistryPace(heartbeat_seconds=0.1, pending_seconds=10.0, inventory_seconds=0.15, orphan_seconds=0.4)
 PAYLOAD = bytes(range(256)) * 1000
 WAIT_SECONDS = 15.0
 
@@ -43,17 +43,17 @@ async def until(true: Callable[[], bool]) -> None:
 class Rig:
     """Four stores in this process, and the blobs of a master with a write quorum of 3."""
 
-    def __init__(self, directory: Path, pace: Pace = PACE) -> None:
+    def __init__(self, directory: Path, pace: RegistryPace = PACE) -> None:
         self.directory = directory
         self.servers: dict[str, StoreServer] = {}
         self.static = StaticDirectory({})
         for host in ("h1", "h2", "h3", "h4"):
             self.open(host)
         self.stores = Stores(self.static)
-        self.service = Service(State(), Recent(), 1, 65536, self.places)
+        self.service = MasterService(State(), Recent(), 1, 65536, self.places)
         self.counters = Counters()
         self.answers: dict[int, wire.Reply | RoqError] = {}
-        self.blobs = Blobs(
+        self.blobs = BlobRegistry(
             WorkQueueSpec("log", 3, 2), self.stores, self.service, self.turn, self.barrier, self.now, self.counters, pace
         )
         self._ids = 0
@@ -103,14 +103,14 @@ class Rig:
 
     async def stored(self, blob: str, sequence: int = 1) -> wire.Reply | Exception:
         self._ids += 1
-        self.blobs.stored(b"peer", self._ids, wire.Stored(7, sequence, blob, wire.Task(b"")))
+        self.blobs.stored(b"peer", self._ids, wire.PayloadStored(7, sequence, blob, wire.TaskToPut(b"")))
         self.turn()
         return await self.answer(self._ids)
 
     async def put(self, sequence: int = 1) -> BlobRef:
         reserved = await self.reserve(sequence)
         await self.upload(reserved)
-        assert await self.stored(reserved.blob, sequence) == wire.Added([])
+        assert await self.stored(reserved.blob, sequence) == wire.TasksAdded([])
         return self.ref(sequence)
 
     def ref(self, sequence: int = 1) -> BlobRef:
@@ -307,7 +307,7 @@ async def test_a_put_that_meets_an_unexpected_error_is_answered_and_may_be_repea
     with monkeypatch.context() as patch:
         patch.setattr(rig.stores, "copy_blob", broken)
         assert isinstance(await rig.stored(reserved.blob), TemporaryError)
-    assert await rig.stored(reserved.blob) == wire.Added([])
+    assert await rig.stored(reserved.blob) == wire.TasksAdded([])
 
 
 @pytest.fixture

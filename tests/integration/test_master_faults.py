@@ -242,7 +242,7 @@ async def test_a_paused_master_that_wakes_is_refused(tmp_path: Path) -> None:
             os.kill(master.pid, signal.SIGCONT)
             error = await asyncio.to_thread(ask_once, old.endpoint(), wire.GetStatus())
             assert isinstance(error, NotLeader)
-            error = await asyncio.to_thread(ask_once, old.endpoint(), wire.Put(1, 1, [wire.Task(b"to the wrong one")]))
+            error = await asyncio.to_thread(ask_once, old.endpoint(), wire.Put(1, 1, [wire.TaskToPut(b"to the wrong one")]))
             assert isinstance(error, NotLeader)
         finally:
             for pid in (master.pid, hcm.pid):

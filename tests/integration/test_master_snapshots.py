@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from roq.coordination.session import Session
-from roq.log.replicated.repairer import Repairer, RepairSettings
+from roq.log.replicated.repairer import LogRepairer, RepairSettings
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.master import snapshots
-from roq.workqueue.master.follower import Follower
+from roq.workqueue.master.follower import LogFollower
 from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.reign import Clock, Reign
-from roq.workqueue.master.service import Service
+from roq.workqueue.master.reign import MasterReign, SteadyClock
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import Configure
 from roq.workqueue.state import State
 from tests.integration.store_rig import StoreRig
@@ -39,14 +39,14 @@ async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: 
     monkeypatch.setattr(snapshots, "SNAPSHOT_SEGMENTS", SEGMENTS)
     monkeypatch.setattr(snapshots, "SNAPSHOT_LOOK_SECONDS", 0.1)
     await rig.start("abc")
-    writer, counters, clock = await rig.writer(), Counters(), Clock()
-    service = Service(State(), Recent(), 1, 65536, lambda hosts: ())
-    reign = Reign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
+    writer, counters, clock = await rig.writer(), Counters(), SteadyClock()
+    service = MasterService(State(), Recent(), 1, 65536, lambda hosts: ())
+    reign = MasterReign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
     service.apply(Configure(clock.now(), TaskSettings(), 0))
     beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters, asyncio.Event()))
     try:
         for segment in range(SEGMENTS + 1):
-            each = [wire.Task(b"x")] * (tasks // (SEGMENTS + 1))
+            each = [wire.TaskToPut(b"x")] * (tasks // (SEGMENTS + 1))
             reign.take(b"peer", segment, wire.Put(7, 1 + segment * len(each), each))
             await reign.barrier()
             assert not counters["snapshots"]
@@ -60,9 +60,9 @@ async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: 
         assert meta.trimmed > 0
         await asyncio.sleep(0.5)
         assert counters["snapshots"] == 1, "once is enough"
-        reign.take(b"peer", 99, wire.Put(8, 1, [wire.Task(b"after it")]))
+        reign.take(b"peer", 99, wire.Put(8, 1, [wire.TaskToPut(b"after it")]))
         await reign.barrier()
-        follower = Follower(rig.reader())
+        follower = LogFollower(rig.reader())
         await follower.catch_up(writer.confirmed)
         assert follower.state.digest() == service.state.digest()
     finally:
@@ -77,11 +77,11 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
     """It has the state; whoever comes next would have nothing to begin with."""
     monkeypatch.setattr(snapshots, "SNAPSHOT_LOOK_SECONDS", 0.1)
     await rig.start("abc")
-    writer, counters, clock, lost = await rig.writer(), Counters(), Clock(), asyncio.Event()
-    service = Service(State(), Recent(), 1, 65536, lambda hosts: ())
-    reign = Reign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
+    writer, counters, clock, lost = await rig.writer(), Counters(), SteadyClock(), asyncio.Event()
+    service = MasterService(State(), Recent(), 1, 65536, lambda hosts: ())
+    reign = MasterReign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
     service.apply(Configure(clock.now(), TaskSettings(), 0))
-    repairer = Repairer(writer, RepairSettings(), lost.set)
+    repairer = LogRepairer(writer, RepairSettings(), lost.set)
     beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters, lost))
 
     async def made(count: int) -> None:
@@ -90,7 +90,7 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
                 await asyncio.sleep(0.02)
 
     try:
-        reign.take(b"peer", 1, wire.Put(7, 1, [wire.Task(b"x")] * 100))
+        reign.take(b"peer", 1, wire.Put(7, 1, [wire.TaskToPut(b"x")] * 100))
         await reign.barrier()
         lost.set()
         await made(1)
@@ -105,7 +105,7 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
         assert writer.meta.snapshot.blob != first.blob
         await repairer.round()
         assert not lost.is_set()
-        follower = Follower(rig.reader())
+        follower = LogFollower(rig.reader())
         await follower.catch_up(writer.confirmed)
         assert follower.state.digest() == service.state.digest()
     finally:

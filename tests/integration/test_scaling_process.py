@@ -80,14 +80,14 @@ async def test_records_make_decisions_and_a_policy_is_taken_at_once(tmp_path: Pa
                 pong = answer
             assert pong.counters["refused_undecodable_kpi"] > 0
             assert asked.empty()
-            await ask(ADDRESS, port, process.Configure(ProcessSpec(ProcessKind.SCALING, "q", policy=RULES)))
+            await ask(ADDRESS, port, process.ConfigureProcess(ProcessSpec(ProcessKind.SCALING, "q", policy=RULES)))
             for more in range(2):
                 stream.send((b"q", record(second + more)))
             begun, move, ended = [await asked.get() for _ in range(3)]
-            assert isinstance(begun, monitor.Record)
+            assert isinstance(begun, monitor.RecordDecision)
             assert begun.decision.action == "rebalance"
             assert move == monitor.Move(((1, "b"),))
-            assert isinstance(ended, monitor.Record)
+            assert isinstance(ended, monitor.RecordDecision)
             assert ended.decision.outcome == "1 of 1 publishers moved"
             await ask(ADDRESS, port, process.Shutdown("test"))
             await running

@@ -22,7 +22,7 @@ import pytest
 import roq.shuffle
 from roq.errors import ShuffleNotFound
 from roq.shuffle.writer import MEMORY_BYTES_MIN
-from roq.wire.shuffle import Description, Receipt, State
+from roq.wire.shuffle import Description, Receipt, ShuffleState
 from tests.harness import shuffle_writer
 from tests.harness.crash_points import crash_points, trace, unsynced
 from tests.harness.shuffle_writer import SCHEMA, batches
@@ -82,7 +82,7 @@ def test_creating_killed_anywhere_can_be_repeated(folder: Path) -> None:
         with opened(folder) as shuffles:
             assert len(shuffles.list()) <= 1, point
             grown_old(folder)
-            assert shuffles.create("s", ["k"], SCHEMA, ranges=4).state is State.FILLING, point
+            assert shuffles.create("s", ["k"], SCHEMA, ranges=4).state is ShuffleState.FILLING, point
             assert [path.name for path in folder.iterdir()] == ["s.shuffle"], point
     assert points > 5
 
@@ -130,7 +130,11 @@ def test_sealing_killed_anywhere_is_done_or_not(folder: Path, parts: list[list[p
         with opened(folder) as shuffles:
             found = shuffles.describe("s")
             if what == "commit":
-                assert found.state is State.SEALED if finished else found.state in (State.FILLING, State.SEALED), point
+                assert (
+                    found.state is ShuffleState.SEALED
+                    if finished
+                    else found.state in (ShuffleState.FILLING, ShuffleState.SEALED)
+                ), point
                 assert shuffles.commit("s", receipts).winners == {each.partition: each.attempt for each in receipts}
             else:
                 assert len(found.ranges) in ((7,) if finished else (4, 7)), point
@@ -151,7 +155,7 @@ def test_removing_killed_anywhere_can_be_repeated(folder: Path) -> None:
     for point, finished in crash_points(prepare):
         with opened(folder) as shuffles:
             there = [each.state for each in shuffles.list()]
-            assert there == [] if finished else there in ([], [State.SEALED]), point
+            assert there == [] if finished else there in ([], [ShuffleState.SEALED]), point
             with suppress(ShuffleNotFound):
                 shuffles.remove("s")
             with pytest.raises(ShuffleNotFound):

@@ -10,22 +10,22 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gcm.followers import Links
+from gcm.followers import FollowerLinks
 from gcm.reign import Reign
-from gcm.shuffle_driver import Driver, Surroundings
+from gcm.shuffle_driver import Driver, DriverContext
 from gcm.shuffle_store import ShuffleStore
 from roq.coordination import paths
 from roq.coordination.multi import take_epoch
 from roq.coordination.session import Session
 from roq.errors import RoqError, ShuffleNotFound
 from roq.runtime.observe import Counters
-from roq.shuffle.events import Commit, Event, Hosts, Instruction, Remove, Reported, Touched
-from roq.shuffle.plan import Plan
-from roq.shuffle.record import Record
-from roq.wire.shuffle import Spec, State
+from roq.shuffle.events import AttemptReported, Commit, Event, FollowerHosts, Instruction, Remove, Touched
+from roq.shuffle.plan import ShufflePlan
+from roq.shuffle.record import ShuffleRecord
+from roq.wire.shuffle import ShuffleState, Spec
 
-RECORD = Record("s", "id", Spec(("k",), b"schema"), 0.0, "t")
-NOBODY = Hosts(frozenset(), frozenset())
+RECORD = ShuffleRecord("s", "id", Spec(("k",), b"schema"), 0.0, "t")
+NOBODY = FollowerHosts(frozenset(), frozenset())
 
 
 @pytest.fixture
@@ -40,16 +40,16 @@ async def reign(chroot: str) -> AsyncIterator[Reign]:
         yield reign
 
 
-async def driver_of(reign: Reign, plan: Plan) -> Driver:
+async def driver_of(reign: Reign, plan: ShufflePlan) -> Driver:
     store = ShuffleStore(reign, plan.record.id)
     await store.create(plan.record)
-    driver = Driver(plan, store, Surroundings(reign, Links(), {}, lambda _: None))
+    driver = Driver(plan, store, DriverContext(reign, FollowerLinks(), {}, lambda _: None))
     driver.start()
     driver.feed(NOBODY)
     return driver
 
 
-class Defective(Plan):
+class Defective(ShufflePlan):
     """Fails when it is touched."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -60,8 +60,8 @@ class Defective(Plan):
 
 async def test_a_defect_concerns_one_shuffle_only(reign: Reign) -> None:
     driver = await driver_of(reign, Defective(RECORD, reign.fence.epoch))
-    waiting = asyncio.create_task(driver.until(lambda record: record.state is State.SEALED))
-    await driver.submit(Reported((), (), wanted=False))
+    waiting = asyncio.create_task(driver.until(lambda record: record.state is ShuffleState.SEALED))
+    await driver.submit(AttemptReported((), (), wanted=False))
     async with asyncio.timeout(20):
         for event in (Touched(), Commit(())):
             with pytest.raises(RoqError, match="a defect"):
@@ -73,11 +73,11 @@ async def test_a_defect_concerns_one_shuffle_only(reign: Reign) -> None:
 
 
 async def test_of_a_shuffle_that_is_gone_nothing_is_held(reign: Reign) -> None:
-    driver = await driver_of(reign, Plan(RECORD, reign.fence.epoch, abandoned_seconds=7 * 86400.0))
+    driver = await driver_of(reign, ShufflePlan(RECORD, reign.fence.epoch, abandoned_seconds=7 * 86400.0))
     async with asyncio.timeout(20):
         await driver.submit(Remove("x"))
         await driver.store.delete()
-        waiting = asyncio.create_task(driver.until(lambda record: record.state is State.SEALED))
+        waiting = asyncio.create_task(driver.until(lambda record: record.state is ShuffleState.SEALED))
         await asyncio.sleep(0)
         driver.stop()
         with pytest.raises(ShuffleNotFound):

@@ -34,7 +34,7 @@ from roq.shuffle.placement import holders
 from roq.shuffle.ranges import imbalance
 from roq.wire import gcm as wire
 from roq.wire.assignment import ProcessKind
-from roq.wire.shuffle import Description, Receipt, Spec, State
+from roq.wire.shuffle import Description, Receipt, ShuffleState, Spec
 from tests.integration.gcm_bench import FakeHost, eventually
 from tests.integration.test_gcm_crash_points import ANSWER_SECONDS, Scene
 
@@ -142,7 +142,7 @@ async def test_a_shuffle_survives_a_leader_killed_at(scene: ShuffleScene, point:
     lost = await scene.write(1, range(77), attempt="loses")
     assert lost.rows == 77
     sealed = await blocking(lambda: scene.shuffles.commit("s", receipts))
-    assert (sealed.state, sealed.id, sealed.rows, len(sealed.ranges)) == (State.SEALED, created.id, 11_000, 6)
+    assert (sealed.state, sealed.id, sealed.rows, len(sealed.ranges)) == (ShuffleState.SEALED, created.id, 11_000, 6)
     assert imbalance([each.size for each in sealed.ranges]) <= 1.15
     assert await scene.keys() == ALL_KEYS
     again = await blocking(lambda: scene.shuffles.rebalance("s", 9))
@@ -324,7 +324,7 @@ async def test_refusals_say_what_is_wrong(scene: ShuffleScene) -> None:
         await blocking(lambda: scene.shuffles.commit("s", [good, Receipt(0, "other", 1, 1, 1)]))
     with pytest.raises(AttemptNotFound):
         await blocking(lambda: scene.shuffles.commit("s", [good, Receipt(1, "bogus", 5, 50, 1)]))
-    assert (await scene.describe()).state is State.FILLING, "it can be committed with winners that are there"
+    assert (await scene.describe()).state is ShuffleState.FILLING, "it can be committed with winners that are there"
     for _ in range(2):
         sealed = await blocking(lambda: scene.shuffles.commit("s", [good]))
         assert sealed.winners == {0: good.attempt}

@@ -15,7 +15,7 @@ from roq.shuffle.keys import KeyEncoder
 from roq.shuffle.placement import holders
 from roq.wire.gcm import CommitShuffle
 from roq.wire.limits import CONTROL_BYTES_MAX
-from roq.wire.shuffle import Piece, Receipt, State
+from roq.wire.shuffle import Piece, Receipt, ShuffleState
 from tests.integration.test_shuffle_leader import HOSTS, SCHEMA, ShuffleScene, blocking
 
 PARTITIONS = 130_000
@@ -43,7 +43,7 @@ async def test_more_winners_than_fit_a_message(scene: ShuffleScene) -> None:
     receipts = [Receipt(number, f"app-20261122-{number:014x}", 1, len(block.data), 1) for number in range(PARTITIONS)]
     assert len(msgspec.msgpack.encode(CommitShuffle("s", "t", receipts))) > CONTROL_BYTES_MAX
     sealed = await blocking(lambda: scene.shuffles.commit("s", receipts))
-    assert (sealed.state, sealed.rows, len(sealed.winners)) == (State.SEALED, PARTITIONS, PARTITIONS)
+    assert (sealed.state, sealed.rows, len(sealed.winners)) == (ShuffleState.SEALED, PARTITIONS, PARTITIONS)
     again = await blocking(lambda: scene.shuffles.commit("s", receipts))
     assert again.id == sealed.id
     source = await blocking(lambda: scene.shuffles._service.open_range("s", 0))

@@ -29,7 +29,7 @@ def stranger() -> Iterator[str]:
 
     async def begin() -> RpcServer:
         async def handle(peer: bytes, request: msgspec.Struct) -> msgspec.Struct:
-            return wire.Done()
+            return wire.FollowerDone()
 
         return RpcServer("127.0.0.1", 0, wire.Request, handle)
 

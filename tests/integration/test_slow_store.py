@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from roq.coordination.session import Session
-from roq.log.replicated.repairer import Repairer, RepairSettings
+from roq.log.replicated.repairer import LogRepairer, RepairSettings
 from roq.log.store import storage
 from roq.log.store.disk import OsDisk
 from roq.log.store.server import StoreServer
@@ -61,7 +61,7 @@ async def test_a_store_whose_disk_hangs_holds_up_nobody_and_gets_later_what_it_m
         disk.open_again.set()
         load = Load(writer, "later")
         at_once = RepairSettings(gone_seconds=0, verify_seconds=0.001, garbage_seconds=0, garbage_every_seconds=0)
-        repairer = Repairer(writer, at_once)
+        repairer = LogRepairer(writer, at_once)
         async with asyncio.timeout(30):
             while not await whole(rig, writer.meta.segments[0].id):
                 await load.grow(10)

@@ -19,7 +19,7 @@ from roq.log.store.server import StoreServer
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess, to_json
-from roq.wire.store import Add, Added, Refused, entry_crc
+from roq.wire.store import Add, EntriesAdded, EntriesRefused, entry_crc
 from tests.integration.zmtp_rig import mute_router
 from tests.unit.test_store_storage import new_disk, power_cut
 
@@ -33,15 +33,15 @@ class Peer:
     """A writer's end of the conversation."""
 
     def __init__(self, port: int) -> None:
-        self.answers: asyncio.Queue[Added | Refused] = asyncio.Queue()
+        self.answers: asyncio.Queue[EntriesAdded | EntriesRefused] = asyncio.Queue()
         self.client = RpcClient(f"tcp://127.0.0.1:{port}", wire.Reply, wire.NoticeToWriter, self.answers.put_nowait)
 
-    async def send(self, one: Add) -> Added | Refused:
+    async def send(self, one: Add) -> EntriesAdded | EntriesRefused:
         self.client.notify(one)
         return await asyncio.wait_for(self.answers.get(), 5)
 
     async def ask(self, request: wire.Request) -> Any:
-        return await self.client.request(request, wire.Done | wire.Entries | wire.Fenced, 5.0)  # type: ignore[arg-type]
+        return await self.client.request(request, wire.StoreDone | wire.Entries | wire.Fenced, 5.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("failing", ["write", "sync"])
@@ -52,7 +52,7 @@ async def test_a_store_whose_disk_fails_answers_nothing_more(tmp_path: Path, fai
     peer = Peer(server.port)
     try:
         await peer.ask(wire.OpenSegment("s", 1))
-        assert await peer.send(add(1, b"one")) == Added("s", 1, 1)
+        assert await peer.send(add(1, b"one")) == EntriesAdded("s", 1, 1)
         disk.failing = failing
         peer.client.notify(add(2, b"two"))
         assert isinstance(await asyncio.wait_for(failed.get(), 5), StorageFailed)
@@ -73,7 +73,7 @@ async def test_a_store_that_does_not_know_its_disk_yet_is_asked_again_and_counts
     recover = wire.Recover("s", 2, 1, 10)
     try:
         await peer.ask(wire.OpenSegment("s", 1))
-        assert await peer.send(add(1, b"one")) == Added("s", 1, 1)
+        assert await peer.send(add(1, b"one")) == EntriesAdded("s", 1, 1)
         server.storage.doubt(takes_entries=True)
         found = await peer.client.request(recover, wire.Recovered, 5.0)
         assert [(answer[0], answer[2]) for answer in found.answers] == [(wire.Found.ENTRY, b"one")], "what it has it gives"
@@ -105,7 +105,7 @@ async def test_a_store_started_again_after_a_failed_sync_acknowledges_what_is_on
         peer = Peer(server.port)
         try:
             if not acknowledged:
-                assert await peer.send(add(1, b"one")) == Added("s", 1, 1)
+                assert await peer.send(add(1, b"one")) == EntriesAdded("s", 1, 1)
             answer = await peer.ask(wire.Read("s", 1, 1))
             assert answer.entries == [b"one"]
         finally:
@@ -119,21 +119,21 @@ async def test_entries_fences_and_followers_on_the_wire(tmp_path: Path) -> None:
     server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None)
     peer, other = Peer(server.port), Peer(server.port)
     try:
-        assert await peer.send(add(1, b"early")) == Refused("s", 1, 1, wire.Refusal.NOT_OPEN)
+        assert await peer.send(add(1, b"early")) == EntriesRefused("s", 1, 1, wire.Refusal.NOT_OPEN)
         await peer.ask(wire.OpenSegment("s", 1))
-        assert await peer.send(add(1, b"one", b"two")) == Added("s", 1, 2)
+        assert await peer.send(add(1, b"one", b"two")) == EntriesAdded("s", 1, 2)
         assert (await peer.ask(wire.Read("s", 1, 0))).entries == []  # nothing is confirmed yet
         follower = asyncio.ensure_future(other.ask(wire.Read("s", 1, 0, 5.0)))
         await asyncio.sleep(0.05)
         peer.client.notify(add(3, confirmed=2))
         assert (await asyncio.wait_for(follower, 2)).entries == [b"one", b"two"]
-        assert (await other.ask(wire.Fence("s", 4))).confirmed == 2
-        assert await peer.send(add(3, b"three")) == Refused("s", 3, 1, wire.Refusal.FENCED)
+        assert (await other.ask(wire.FenceLog("s", 4))).confirmed == 2
+        assert await peer.send(add(3, b"three")) == EntriesRefused("s", 3, 1, wire.Refusal.FENCED)
         with pytest.raises(LogFenced):
             await peer.ask(wire.OpenSegment("s", 3))
         peer.client.notify(Add("s", 5, 3, 0, [1], []))  # malformed: dropped and counted
         peer.client.notify(Add("s", 5, 0, 0, [1], [b""]))
-        assert await peer.send(add(3, b"three", epoch=5)) == Added("s", 3, 1)
+        assert await peer.send(add(3, b"three", epoch=5)) == EntriesAdded("s", 3, 1)
         assert server.counters["refused_malformed"] == 2
     finally:
         peer.client.close()
@@ -158,7 +158,7 @@ async def test_a_reader_that_waited_in_vain_leaves_nothing(
             await asyncio.sleep(0.01)
         assert [len(futures) for futures in server._waiting.readers.values()] == [1]
         peer.client.notify(add(1, b"one"))
-        assert await asyncio.wait_for(peer.answers.get(), 5) == Added("s", 1, 1)  # only then a writer calls it confirmed
+        assert await asyncio.wait_for(peer.answers.get(), 5) == EntriesAdded("s", 1, 1)  # only then a writer calls it confirmed
         peer.client.notify(add(2, confirmed=1))
         assert (await asyncio.wait_for(waiting, 5)).entries == [b"one"]
         assert not server._waiting.readers
@@ -173,12 +173,12 @@ async def test_big_payloads_do_not_hold_up_the_repair_of_a_segment(tmp_path: Pat
     writer, peer = Peer(source.port), Peer(server.port)
     try:
         await writer.ask(wire.OpenSegment("s", 1))
-        assert await writer.send(add(1, b"one")) == Added("s", 1, 1)
+        assert await writer.send(add(1, b"one")) == EntriesAdded("s", 1, 1)
         with mute_router() as silent:
             copies = [asyncio.ensure_future(peer.ask(wire.CopyBlob(f"b{n}", f"tcp://127.0.0.1:{silent}"))) for n in range(8)]
             await asyncio.sleep(0.1)
             order = wire.CopySegment("s", 1, 1, 1, f"tcp://127.0.0.1:{source.port}")
-            assert await asyncio.wait_for(peer.ask(order), 3) == wire.Done()
+            assert await asyncio.wait_for(peer.ask(order), 3) == wire.StoreDone()
             await asyncio.gather(*copies, return_exceptions=True)
     finally:
         for one in (writer, peer):
@@ -193,7 +193,7 @@ async def test_an_abandoned_upload_goes_by_itself(tmp_path: Path, monkeypatch: p
     server = StoreServer(tmp_path, "h", "127.0.0.1", 0, lambda error: None)
     peer = Peer(server.port)
     try:
-        assert await peer.ask(wire.PutBlob("b", 0, 100, 1, b"half of it")) == wire.Done()
+        assert await peer.ask(wire.PutBlob("b", 0, 100, 1, b"half of it")) == wire.StoreDone()
         assert len(list((tmp_path / "blobs").glob(f"??/*{TEMPORARY}"))) == 1
         async with asyncio.timeout(5):
             while not server.counters["uploads_expired"]:

@@ -19,7 +19,7 @@ from roq.coordination.session import Session
 from roq.errors import CallError, DataLost, LogFenced, LogTrimmed, LogUnavailable, NoHosts, StorageFull
 from roq.log.replicated.chain import Chain
 from roq.log.replicated.metadata import LogMeta
-from roq.log.replicated.repairer import Repairer, RepairSettings
+from roq.log.replicated.repairer import LogRepairer, RepairSettings
 from roq.log.replicated.settings import LogSettings
 from roq.wire import store as wire
 from tests.integration.store_rig import QUICK, Load, StoreRig
@@ -64,9 +64,9 @@ async def test_append_read_take_over_snapshot(rig: StoreRig) -> None:
     with pytest.raises(LogTrimmed):
         await rig.read_all(1)
     assert (await reader.load_snapshot()) == (101, b"newer")
-    assert await Repairer(second, AT_ONCE).sweep() > 0  # the old snapshot, the old segments
+    assert await LogRepairer(second, AT_ONCE).sweep() > 0  # the old snapshot, the old segments
     names = await rig.request("a", wire.ListSegments(""))
-    assert isinstance(names, wire.Segments)
+    assert isinstance(names, wire.SegmentList)
     assert len(names.segments) <= 1
 
 
@@ -140,7 +140,7 @@ async def test_a_damaged_minority_is_never_believed_and_is_mended(rig: StoreRig,
     await victim.start()
     writer = await rig.writer(term=2)
     check(load.acked, await rig.read_all(max(load.acked)), load.tried)
-    repairer = Repairer(writer, AT_ONCE)
+    repairer = LogRepairer(writer, AT_ONCE)
     for _ in range(3):
         await repairer.round()
     assert repairer.counters["incomplete"]
@@ -161,7 +161,7 @@ async def test_what_a_lost_host_held_is_copied_to_another_one(rig: StoreRig) -> 
     await writer.roll()
     lost = next(node for node in writer.meta.segments[0].fragments[0].nodes)
     await rig.stores[lost].kill()
-    repairer = Repairer(writer, AT_ONCE)
+    repairer = LogRepairer(writer, AT_ONCE)
     for _ in range(4):
         await repairer.round()
     meta = writer.meta

@@ -13,14 +13,14 @@ from itertools import count
 import pytest
 import zmq
 
-from roq.pubsub import subscriber as module
 from roq.coordination.locate import GcmClient
 from roq.errors import MessagesLost
+from roq.pubsub import subscriber as module
 from roq.pubsub.subscriber import HOLD_SECONDS, Subscriber
 from roq.runtime.sockets import bind, exchange_back
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
-from roq.wire.frame import Kind, PathOpening, encode_control, encode_data
+from roq.wire.frame import FrameKind, PathOpening, encode_control, encode_data
 
 PUBLISHER, OTHER = 7, 8
 PAYLOAD = bytes(10_000)
@@ -79,7 +79,7 @@ class Scene:
 
         def proved() -> bool:
             for exchange in (self.a, self.b):
-                exchange.send(encode_control(Kind.PROBE, 1, 0, 0, exchange.address.token, 0))
+                exchange.send(encode_control(FrameKind.PROBE, 1, 0, 0, exchange.address.token, 0))
             return not self.subscriber.health().missing
 
         await self.until(proved)
@@ -103,7 +103,7 @@ class Scene:
         number = next(self._numbers[publisher])
         exchange.send(encode_data(b"t", publisher, path, number, number - 1, number - 1, [PAYLOAD], 0))
 
-    def control(self, exchange: Exchange, kind: Kind, path: int, last: int, body: PathOpening | None = None) -> None:
+    def control(self, exchange: Exchange, kind: FrameKind, path: int, last: int, body: PathOpening | None = None) -> None:
         exchange.send(encode_control(kind, PUBLISHER, path, last, body, 0))
 
     async def read(self, messages: int, publisher: int = PUBLISHER) -> list[int]:
@@ -141,12 +141,12 @@ async def scene(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
 @pytest.mark.quick
 async def test_a_move_beside_a_reader_that_pauses_loses_nothing(scene: Scene) -> None:
     """The end of the old path lies unread behind a full buffer for longer than a hold lasts."""
-    scene.control(scene.a, Kind.OPEN, 1, 0, PathOpening("", False))
-    scene.control(scene.b, Kind.OPEN, 2, 20, PathOpening("A", True))
+    scene.control(scene.a, FrameKind.OPEN, 1, 0, PathOpening("", False))
+    scene.control(scene.b, FrameKind.OPEN, 2, 20, PathOpening("A", True))
     await scene.until(lambda: bool(scene.subscriber._order.waiting))
     for _ in range(20):
         scene.data(scene.a, 1)
-    scene.control(scene.a, Kind.FIN, 1, 20)
+    scene.control(scene.a, FrameKind.FIN, 1, 20)
     await scene.until(lambda: scene.subscriber.health().buffered_bytes >= BUFFER)
     await scene.settle()
     for _ in range(5):
@@ -161,11 +161,11 @@ async def test_a_move_beside_a_reader_that_pauses_loses_nothing(scene: Scene) ->
 
 async def test_held_frames_do_not_keep_the_end_that_releases_them_from_being_read(scene: Scene) -> None:
     """More is held than there is room for: B is not read any more, A is, and with its FIN everything comes in order."""
-    scene.control(scene.a, Kind.OPEN, 1, 0, PathOpening("", False))
+    scene.control(scene.a, FrameKind.OPEN, 1, 0, PathOpening("", False))
     scene.data(scene.a, 1)
     assert await scene.read(1) == [1]
     next(scene._numbers[PUBLISHER])  # message 2 is still on its way to A
-    scene.control(scene.b, Kind.OPEN, 2, 2, PathOpening("A", True))
+    scene.control(scene.b, FrameKind.OPEN, 2, 2, PathOpening("A", True))
     for _ in range(60):
         scene.data(scene.b, 2)
     await scene.until(lambda: scene.subscriber._order.held_bytes >= HELD)
@@ -175,18 +175,18 @@ async def test_held_frames_do_not_keep_the_end_that_releases_them_from_being_rea
         scene.data(scene.a, 1, OTHER)
     assert await scene.read(10, OTHER) == list(range(1, 11)), "A is read while B is not"
     scene.a.send(encode_data(b"t", PUBLISHER, 1, 2, 1, 1, [PAYLOAD], 0))
-    scene.control(scene.a, Kind.FIN, 1, 2)
+    scene.control(scene.a, FrameKind.FIN, 1, 2)
     assert await scene.read(61) == list(range(2, 63))
     assert scene.lost == []
 
 
 async def test_beyond_the_last_bound_the_wait_ends_and_what_is_missing_is_reported(scene: Scene) -> None:
     """The awaited Exchange itself brings more and more that must be held: its end does not come."""
-    scene.control(scene.a, Kind.OPEN, 1, 0, PathOpening("", False))
+    scene.control(scene.a, FrameKind.OPEN, 1, 0, PathOpening("", False))
     scene.data(scene.a, 1)
     assert await scene.read(1) == [1]
     next(scene._numbers[PUBLISHER])
-    scene.control(scene.b, Kind.OPEN, 2, 2, PathOpening("B", True))  # said to have been on B itself
+    scene.control(scene.b, FrameKind.OPEN, 2, 2, PathOpening("B", True))  # said to have been on B itself
     for _ in range(20):
         scene.data(scene.b, 2)
     assert await scene.read(20) == list(range(3, 23))
@@ -210,10 +210,10 @@ async def test_both_exchanges_get_their_turn_while_the_reader_is_slow(scene: Sce
 
 
 async def test_an_end_that_never_comes_is_not_waited_for_longer_than_a_hold(scene: Scene) -> None:
-    scene.control(scene.a, Kind.OPEN, 1, 0, PathOpening("", False))
+    scene.control(scene.a, FrameKind.OPEN, 1, 0, PathOpening("", False))
     scene.data(scene.a, 1)
     assert await scene.read(1) == [1]
-    scene.control(scene.b, Kind.OPEN, 2, 1, PathOpening("A", True))
+    scene.control(scene.b, FrameKind.OPEN, 2, 1, PathOpening("A", True))
     scene.data(scene.b, 2)
     await scene.until(lambda: bool(scene.subscriber._order.held_bytes))
     await scene.settle()

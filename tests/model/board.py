@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 from roq.errors import StorageFull
 from roq.log.local import LocalLog
 from roq.log.local.board import _ANSWER, _REQUEST, _TAKEN
-from roq.workqueue.log_clerk import Answer, Clerk
+from roq.workqueue.log_clerk import Clerk, CommandAnswer
 from roq.workqueue.log_replica import Replica
 from roq.workqueue.records import POP_SHIFT, Complete, Pop, Push, Record, encode
 from tests.model.board_memory import FULL, Access, Machine, ModelBoard, ModelLog, Pause, Trace
@@ -233,7 +233,7 @@ class Model:
             raise Breach(f"a request is in the log twice: {twice[0]!r}")
         return world._replace(log=log)
 
-    def _answered(self, world: World, place: int, one: Process, answer: Answer) -> World:
+    def _answered(self, world: World, place: int, one: Process, answer: CommandAnswer) -> World:
         entry = encode(request(one))
         if entry not in world.log:
             raise Breach(f"process {one.life} has an answer, and its request is not in the log")

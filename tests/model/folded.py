@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from roq.workqueue.effects import Delivered, Refused, Settled
-from roq.workqueue.ready import Task
+from roq.workqueue.effects import RecordRefused, Settled, TasksDelivered
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import Record, TaskKey
 from roq.workqueue.state import State
 from tests.model.moves import Breach
@@ -18,7 +18,7 @@ class Replay(NamedTuple):
     """What a record does to a state."""
 
     after: int
-    delivered: tuple[Delivered, ...]
+    delivered: tuple[TasksDelivered, ...]
     applied: bool
     refused: bool
     changed: bool
@@ -27,10 +27,10 @@ class Replay(NamedTuple):
 class Content(NamedTuple):
     """What can be seen in a state."""
 
-    tasks: tuple[Task, ...]  # ready and dead ones have no delivery
+    tasks: tuple[StoredTask, ...]  # ready and dead ones have no delivery
     ready: tuple[int, ...]  # their orders
     waiting: tuple[int, ...]  # positions of Pops
-    leased: tuple[Task, ...]
+    leased: tuple[StoredTask, ...]
     dead: frozenset[TaskKey]
 
 
@@ -86,9 +86,9 @@ class Folded:
             state.position -= 1
             found = self._replays[before, record] = Replay(
                 after,
-                tuple(effect for effect in effects if isinstance(effect, Delivered)),
+                tuple(effect for effect in effects if isinstance(effect, TasksDelivered)),
                 any(isinstance(effect, Settled) and effect.applied for effect in effects),
-                any(isinstance(effect, Refused) for effect in effects),
+                any(isinstance(effect, RecordRefused) for effect in effects),
                 state.dump() != self._dumps[before],
             )
         return found

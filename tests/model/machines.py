@@ -11,11 +11,9 @@ from functools import cache
 from typing import NamedTuple
 
 from roq.errors import MessagesLost
-from roq.pubsub.order import HELD_FRAME_BYTES, TOPIC_BYTES, Deliver, Event, OrderMachine, Publisher
-from roq.pubsub.order import Safeguards as OrderSafeguards
-from roq.pubsub.path import Instruction, PathMachine
-from roq.pubsub.path import Safeguards as PathSafeguards
-from roq.wire.frame import Header, Kind, PathOpening
+from roq.pubsub.order import HELD_FRAME_BYTES, TOPIC_BYTES, Deliver, FrameEvent, KnownPublisher, OrderMachine, OrderSafeguards
+from roq.pubsub.path import Instruction, PathMachine, PathSafeguards
+from roq.wire.frame import FrameKind, Header, PathOpening
 from roq.wire.monitor import ExchangeAddress
 
 NAMES = "ABC"
@@ -28,15 +26,15 @@ NOWHERE = -1
 class Frame(NamedTuple):
     """What travels. number: of the message, or the last number before for control frames."""
 
-    kind: Kind
+    kind: FrameKind
     path: int = 0
     number: int = 0
     left: int = NOWHERE
     finished: int = 0
 
     def __str__(self) -> str:
-        what = f"m{self.number}" if self.kind == Kind.DATA else self.kind.name
-        promise = "" if self.kind != Kind.OPEN or self.path == 1 else ", after FIN" if self.finished else ", broken"
+        what = f"m{self.number}" if self.kind == FrameKind.DATA else self.kind.name
+        promise = "" if self.kind != FrameKind.OPEN or self.path == 1 else ", after FIN" if self.finished else ", broken"
         return f"{what}(path {self.path}{promise})" if self.path else what
 
 
@@ -57,15 +55,15 @@ def numbers(topics: tuple[bytes, ...], first: int, last: int) -> int:
 
 
 @cache
-def event_of(frame: Frame) -> Event:
+def event_of(frame: Frame) -> FrameEvent:
     """The frame as the subscriber's shell hands it over."""
-    if frame.kind == Kind.DATA:
+    if frame.kind == FrameKind.DATA:
         n = frame.number
-        header = Header(1, Kind.DATA, PUBLISHER, frame.path, n, max(0, n - 2), (n - 1) // 2, 1, 0)
-        return Event(topic_of(n), header, frame)
+        header = Header(1, FrameKind.DATA, PUBLISHER, frame.path, n, max(0, n - 2), (n - 1) // 2, 1, 0)
+        return FrameEvent(topic_of(n), header, frame)
     header = Header(1, frame.kind, PUBLISHER, frame.path, frame.number, 0, 0, 0, 0)
     left = "" if frame.left == NOWHERE else NAMES[frame.left]
-    return Event(b"", header, frame, PathOpening(left, bool(frame.finished)))
+    return FrameEvent(b"", header, frame, PathOpening(left, bool(frame.finished)))
 
 
 # --- the subscriber's machine -----------------------------------------------------------------------------------------
@@ -108,7 +106,7 @@ def thaw_order(
     machine = OrderMachine(lambda id: bool(proved & bit(NAMES.index(id))), topics.__contains__, safeguards)
     machine._doubts = None if doubts is None else {(PUBLISHER, topic): last for topic, last in doubts}
     if order is not None:
-        publisher = Publisher()
+        publisher = KnownPublisher()
         publisher.path, publisher.baseline = order.path, order.baseline
         publisher.delivered, publisher.finished = order.delivered, order.finished
         publisher.topics = {topic: [last, sent] for topic, last, sent in order.topics}
@@ -164,7 +162,7 @@ def hear(
     machine = thaw_order(order, doubts, proved, topics, safeguards)
     if isinstance(what, Frame):
         event = event_of(what)
-        if what.kind == Kind.DATA and machine.accept(event.topic, event.header):
+        if what.kind == FrameKind.DATA and machine.accept(event.topic, event.header):
             outputs: list[Deliver | MessagesLost] = [Deliver(event)]
         else:
             outputs = machine.handle(event, now)
@@ -176,8 +174,8 @@ def hear(
         outputs = machine.doubt(0.0, now)
     else:
         last = {topic_of(number).decode(): (number, (number + 1) // 2) for number in (sent - 1, sent) if number > 0}
-        header = Header(1, Kind.BEACON, PUBLISHER, order.path if order is not None else 1, sent, 0, 0, 0, 0)
-        outputs = machine.handle(Event(b"", header, None, last), now)
+        header = Header(1, FrameKind.BEACON, PUBLISHER, order.path if order is not None else 1, sent, 0, 0, 0, 0)
+        outputs = machine.handle(FrameEvent(b"", header, None, last), now)
     machine.check()
     delivered = tuple(one.event.body.number for one in outputs if isinstance(one, Deliver))
     lost = tuple((one.topic.encode(), one.first, one.last, one.count) for one in outputs if isinstance(one, MessagesLost))

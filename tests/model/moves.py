@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roq.pubsub.path import CloseLink, Connect, Finished, Instruction, SendFin, SendOpen
-from roq.wire.frame import Kind
+from roq.pubsub.path import CloseLink, Finished, Instruction, OpenLink, SendFin, SendOpen
+from roq.wire.frame import FrameKind
 from tests.model.machines import NAMES, NOWHERE, TOPICS, Frame, Order, Path, bit, direct, hear, numbers, topic_of
 from tests.model.state import (
     ABSENT,
@@ -35,7 +35,7 @@ from tests.model.state import (
 
 SUBSCRIPTIONS: tuple[tuple[bytes, ...], ...] = (TOPICS, TOPICS[1:])
 LATE = 1  # the subscriber that may join late, or freeze
-PROBE, RETIRE = Frame(Kind.PROBE), Frame(Kind.RETIRE)
+PROBE, RETIRE = Frame(FrameKind.PROBE), Frame(FrameKind.RETIRE)
 Step = tuple[bool, str, State]  # whether it must happen, what it is, what comes of it
 
 
@@ -97,7 +97,7 @@ class Model:
     def _publisher(self, state: State) -> Iterator[Step]:
         machine, number = state.path, state.sent + 1
         if machine.current != NOWHERE and number <= self.config.messages:
-            yield False, f"publish m{number}", self._send(state._replace(sent=number), Kind.DATA, machine.path)
+            yield False, f"publish m{number}", self._send(state._replace(sent=number), FrameKind.DATA, machine.path)
         for notice in state.notices:
             what, path_number, exchange = notice
             rest = state._replace(notices=state.notices - {notice})
@@ -128,17 +128,17 @@ class Model:
         """As the publisher's shell does."""
         for instruction in instructions:
             match instruction:
-                case Connect(exchange, number):
+                case OpenLink(exchange, number):
                     if any(link.path == number for link in state.links):
                         raise Breach(f"a second link for path {number}")
                     state = state._replace(links=(*state.links, Link(number, NAMES.index(exchange.id))))
                 case SendFin(number):
-                    state = self._send(state, Kind.FIN, number)._replace(ended=number)
+                    state = self._send(state, FrameKind.FIN, number)._replace(ended=number)
                 case SendOpen(number, left, finished):
                     if state.opened and number != state.opened + 1:
                         raise Breach(f"path {number} follows path {state.opened}")
                     old = NAMES.index(left) if left else NOWHERE
-                    state = self._send(state._replace(opened=number), Kind.OPEN, number, old, int(finished))
+                    state = self._send(state._replace(opened=number), FrameKind.OPEN, number, old, int(finished))
                 case CloseLink(number):
                     if number == state.opened > state.ended:
                         raise Breach(f"closes the link of path {number} without FIN")
@@ -148,7 +148,7 @@ class Model:
                     state = state._replace(finished=True)
         return state
 
-    def _send(self, state: State, kind: Kind, number: int, left: int = NOWHERE, finished: int = 0) -> State:
+    def _send(self, state: State, kind: FrameKind, number: int, left: int = NOWHERE, finished: int = 0) -> State:
         if number <= state.ended:
             raise Breach(f"{kind.name} is sent on path {number}, which has ended")
         for at, link in enumerate(state.links):
@@ -182,9 +182,9 @@ class Model:
     def _forward(self, state: State, x: int, frame: Frame) -> Iterator[Step]:
         takers = []
         for s, pipe in enumerate(state.pipes[x]):
-            if pipe is not None and (frame.kind != Kind.DATA or topic_of(frame.number) in SUBSCRIPTIONS[s]):
+            if pipe is not None and (frame.kind != FrameKind.DATA or topic_of(frame.number) in SUBSCRIPTIONS[s]):
                 takers.append(s)
-        if frame.kind == Kind.FIN or (frame.kind == Kind.OPEN and self._tells_open):
+        if frame.kind == FrameKind.FIN or (frame.kind == FrameKind.OPEN and self._tells_open):
             state = state._replace(news=state.news | {(frame.kind, frame.path, x)})
         yield True, f"{NAMES[x]} forwards {frame}", self._pass_on(state, x, takers, frame)
         if state.budget.drops:
@@ -237,9 +237,9 @@ class Model:
             yield False, f"s{s} waits no longer", self._hear(fewer, s, "expire")
 
     def _read(self, state: State, x: int, s: int, frame: Frame) -> State:
-        if frame.kind == Kind.RETIRE:
+        if frame.kind == FrameKind.RETIRE:
             return self._detach(self._fill(state, x, s, None), x, s)
-        if frame.kind == Kind.PROBE:
+        if frame.kind == FrameKind.PROBE:
             reader = state.readers[s]
             return self._proofs(state, s, reader._replace(proved=reader.proved | bit(x)))
         return self._hear(state, s, frame)
@@ -310,7 +310,7 @@ class Model:
         for one in state.news:
             kind, path_number, x = one
             seen = state._replace(news=state.news - {one})
-            if kind == Kind.OPEN:
+            if kind == FrameKind.OPEN:
                 seen = self._located(seen._replace(seen=max(state.seen, path_number)), path_number, x)
             else:
                 seen = seen._replace(notices=state.notices | {("forwarded", path_number, NOWHERE)})
@@ -392,8 +392,8 @@ class Model:
         machine = state.path
         number = machine.path + 1
         leaving = tuple(one for one in machine.leaving if one[1] != x)
-        opening = Frame(Kind.OPEN, number, 0, x, 0)
-        link = Link(number, y, True, (opening, *(Frame(Kind.DATA, number, n) for n in range(1, state.sent + 1))))
+        opening = Frame(FrameKind.OPEN, number, 0, x, 0)
+        link = Link(number, y, True, (opening, *(Frame(FrameKind.DATA, number, n) for n in range(1, state.sent + 1))))
         readers = state.readers
         if not readers[LATE].proved & bit(y) and self.config.freezes:
             readers = put(readers, LATE, readers[LATE]._replace(passed_by=True))

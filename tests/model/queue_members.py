@@ -7,7 +7,7 @@ from typing import Any
 
 from roq.pubsub.path import PathMachine
 from roq.wire import monitor as wire
-from roq.wire.frame import Kind
+from roq.wire.frame import FrameKind
 from roq.wire.monitor import ExchangeAddress
 
 
@@ -17,7 +17,7 @@ class Link:
     def __init__(self, exchange: ExchangeAddress) -> None:
         self.exchange = exchange
         self.welcomed = False
-        self.frames: deque[tuple[Kind, int, bool]] = deque()  # kind, path, whether the path before was finished
+        self.frames: deque[tuple[FrameKind, int, bool]] = deque()  # kind, path, whether the path before was finished
 
 
 class PublisherTwin:

@@ -17,13 +17,13 @@ from roq.pubsub.monitor.expected import EXPECTED_SECONDS, LIVING_SECONDS
 from roq.pubsub.monitor.former import FormerLives
 from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS, carrying_tokens
-from roq.pubsub.monitor.records import CARRYING, Answer, ExchangeState, Instruction, Notify, Retire
-from roq.pubsub.path import CloseLink, Connect, Reuse, SendFin, SendOpen
+from roq.pubsub.monitor.records import CARRYING, AnswerDue, ExchangeState, Instruction, Notify, Retire
+from roq.pubsub.path import CloseLink, OpenLink, Reuse, SendFin, SendOpen
 from roq.pubsub.path import Instruction as PathInstruction
 from roq.pubsub.subscriber import LISTING_SECONDS
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess, Overflow
-from roq.wire.frame import Kind, PathOpening
+from roq.wire.frame import FrameKind, PathOpening
 from roq.wire.monitor import ExchangeAddress
 from roq.wire.process import Named
 from tests.model.queue_members import Link, PublisherTwin, SubscriberTwin
@@ -70,7 +70,7 @@ class Queue:
                 case Retire(exchange):
                     self.no_one_sends_through(exchange)
                     self.retiring.add(exchange.token)
-                case Answer(waiter):
+                case AnswerDue(waiter):
                     self.drains.pop(str(waiter), None)
 
     def tell(self, id: int, ready: bool) -> None:
@@ -151,9 +151,9 @@ class Queue:
     def forward(self, id: int, link: Link, told: bool) -> None:
         kind, path, finished = link.frames.popleft()
         self.frames_in[link.exchange.id] += 1
-        if told and kind is Kind.FIN:
+        if told and kind is FrameKind.FIN:
             self.perform(self.monitor.fin_seen(id, path, link.exchange.id, self.now))
-        elif told and kind is Kind.OPEN:
+        elif told and kind is FrameKind.OPEN:
             self.perform(self.monitor.open_seen(id, path, link.exchange.id, PathOpening("", finished), self.now))
 
     # --- publishers ---------------------------------------------------------------------------------------------------
@@ -162,23 +162,23 @@ class Queue:
         twin = self.publishers[id]
         for instruction in instructions:
             match instruction:
-                case Connect(exchange, path):
+                case OpenLink(exchange, path):
                     assert path not in twin.links
                     twin.links[path] = Link(exchange)
                 case SendOpen(path, _, finished):
                     self.is_proved(id, twin.links[path].exchange, path == 1)
-                    self.send(twin.links[path], Kind.OPEN, path, finished)
+                    self.send(twin.links[path], FrameKind.OPEN, path, finished)
                     twin.lost = ""
                     self.publisher_reports(id)
                 case SendFin(path):
-                    self.send(twin.links[path], Kind.FIN, path, False)
+                    self.send(twin.links[path], FrameKind.FIN, path, False)
                 case Reuse(old, new):
                     twin.links[new] = twin.links.pop(old)
                 case CloseLink(path):
                     del twin.links[path]
         twin.machine.check()
 
-    def send(self, link: Link, kind: Kind, path: int, finished: bool) -> None:
+    def send(self, link: Link, kind: FrameKind, path: int, finished: bool) -> None:
         if self.alive.get(link.exchange.id) == link.exchange:  # else it goes nowhere
             link.frames.append((kind, path, finished))
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
-from roq.log.replicated.metadata import Fragment, LogMeta, Segment, State
-from roq.log.replicated.recovery import Recovery
+from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
+from roq.log.replicated.recovery import SegmentRecovery
 from roq.wire.store import Found, entry_crc
 from tests.model.replicated_state import (
     SEGMENT,
@@ -44,7 +44,7 @@ class Model:
     def start(self) -> World:
         scenario = self.scenario
         nodes = tuple(scenario.nodes)
-        segment = Segment(SEGMENT, 1, State.OPEN, (Fragment(1, nodes),))
+        segment = SegmentMetadata(SEGMENT, 1, SegmentState.OPEN, (Fragment(1, nodes),))
         meta = LogMeta(1, 1, 2, len(nodes), scenario.ack_quorum, 0, (segment,))
         machine = freeze_appending(Appending(SEGMENT, 1, nodes, scenario.ack_quorum, 1))
         left = frozenset(range(1, scenario.entries + 1))
@@ -222,8 +222,8 @@ class Model:
             elif not one.done and one.writing is not None and world.budget[4]:
                 yield from self._replacements(world, at, recoverer)
 
-    def _recovery(self, meta: LogMeta) -> Recovery:
-        one = Recovery(meta.segments[-1], meta.epoch, self.scenario.ack_quorum)
+    def _recovery(self, meta: LogMeta) -> SegmentRecovery:
+        one = SegmentRecovery(meta.segments[-1], meta.epoch, self.scenario.ack_quorum)
         if not self.scenario.coverage:
             one.coverage -= 1
         if not self.scenario.start_behind_fragment:
@@ -252,7 +252,7 @@ class Model:
                     if world.meta != meta:
                         continue
                     last = meta.segments[-1]
-                    named = Segment(last.id, last.first, last.state, one.written)
+                    named = SegmentMetadata(last.id, last.first, last.state, one.written)
                     meta = LogMeta(meta.epoch, 1, 2, meta.write_quorum, meta.ack_quorum, 0, (named,))
                     after = after._replace(meta=meta)
                 sent = frames_of(one)
@@ -352,7 +352,7 @@ class Model:
     def _harmed(self, world: World) -> bool:
         return (*world.budget[:3], world.budget[5]) != (*self._harms(), self.scenario.images)
 
-    def _check_copies(self, world: World, segment: Segment, last: int, least: int) -> None:
+    def _check_copies(self, world: World, segment: SegmentMetadata, last: int, least: int) -> None:
         for position in range(1, last + 1):
             nodes = segment.fragment_of(position).nodes
             stores = [world.stores[self.names.index(node)] for node in nodes]
@@ -362,12 +362,12 @@ class Model:
 
 
 def closed(meta: LogMeta) -> bool:
-    return not meta.segments or meta.segments[-1].state is State.CLOSED
+    return not meta.segments or meta.segments[-1].state is SegmentState.CLOSED
 
 
 def _run(positions: range) -> tuple[int, int]:
     return positions[0], len(positions)
 
 
-def frames_of(machine: Appending | Recovery) -> set[Message]:
+def frames_of(machine: Appending | SegmentRecovery) -> set[Message]:
     return {("add", node, one.epoch, one.first, len(one.entries), one.confirmed) for node, one in machine.frames()}

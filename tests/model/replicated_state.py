@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from roq.log.replicated.appending import Appending, Safeguards
+from roq.log.replicated.appending import Appending, AppendingSafeguards
 from roq.log.replicated.metadata import LogMeta
-from roq.log.replicated.recovery import Recovery
+from roq.log.replicated.recovery import SegmentRecovery
 
 SEGMENT = "s"
-ALL_ON = Safeguards()
+ALL_ON = AppendingSafeguards()
 Message = tuple[Any, ...]
 
 
@@ -50,7 +50,7 @@ class Scenario:
     named_stay_as_they_are: bool = True  # a recovery announces the segment to no node that it asks
     count_copies_while_open: bool = True  # off: only what is lost for good counts
     coverage: bool = True
-    safeguards: Safeguards = ALL_ON
+    safeguards: AppendingSafeguards = ALL_ON
 
 
 class Store(NamedTuple):
@@ -121,7 +121,7 @@ def thaw_appending(frozen: tuple[Any, ...], scenario: Scenario) -> Appending | N
     return one
 
 
-def freeze_recovery(one: Recovery) -> tuple[Any, ...]:
+def freeze_recovery(one: SegmentRecovery) -> tuple[Any, ...]:
     return (
         one.segment, one.epoch, tuple(sorted(one.fenced.items())), freeze_appending(one.writing), one.end, one.written,
         tuple(sorted((position, frozenset(nodes)) for position, nodes in one._absent.items() if one.end is None)),
@@ -129,9 +129,9 @@ def freeze_recovery(one: Recovery) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def thaw_recovery(frozen: tuple[Any, ...], scenario: Scenario) -> Recovery:
+def thaw_recovery(frozen: tuple[Any, ...], scenario: Scenario) -> SegmentRecovery:
     segment, epoch, fenced, writing, end, written, absent, found = frozen
-    one = Recovery(segment, epoch, scenario.ack_quorum)
+    one = SegmentRecovery(segment, epoch, scenario.ack_quorum)
     if not scenario.coverage:
         one.coverage -= 1
     one.fenced, one.end, one.written = dict(fenced), end, written

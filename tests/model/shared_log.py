@@ -23,7 +23,7 @@ from roq.workqueue.records import (
     Cancel,
     Complete,
     Configure,
-    Extend,
+    ExtendLease,
     InstanceDead,
     Pop,
     Push,
@@ -180,7 +180,7 @@ class SharedLog:
                 yield True, f"{name} appends {_show(done.record)}", self._append(acking, done)
                 if world.budget.extensions:
                     fewer = world._replace(budget=world.budget._replace(extensions=world.budget.extensions - 1))
-                    longer = Entry(Extend(0, one.delivery, one.life, LEASE_MS * 2), *meant)
+                    longer = Entry(ExtendLease(0, one.delivery, one.life, LEASE_MS * 2), *meant)
                     yield False, f"{name} appends {_show(longer.record)}", self._append(fewer, longer)
 
     def _monitor(self, world: World, i: int, one: Instance) -> Iterator[Step]:
@@ -346,7 +346,7 @@ def _show(record: Record) -> str:
             return f"Push {producer}-{sequence}"
         case Pop(instance=instance, nonce=nonce):
             return f"Pop {instance}-{nonce}"
-        case Complete(delivery=delivery) | Requeue(delivery=delivery) | Extend(delivery=delivery):
+        case Complete(delivery=delivery) | Requeue(delivery=delivery) | ExtendLease(delivery=delivery):
             return f"{type(record).__name__}({delivery >> POP_SHIFT}.{delivery & ((1 << POP_SHIFT) - 1)})"
         case _:
             return type(record).__name__

@@ -21,21 +21,21 @@ from roq.shuffle.events import (
     Answered,
     Ask,
     Commit,
-    Cut,
-    Failed,
+    FollowerFailed,
     Instruction,
     Rebalance,
+    RecordWritten,
     Recut,
     Refuse,
-    Tick,
+    RunsCut,
+    TimePassed,
     Wake,
-    Write,
-    Written,
+    WriteRecord,
 )
 from roq.shuffle.ranges import table_of, within
-from roq.shuffle.record import Record, Stage, recut, with_holders
+from roq.shuffle.record import ShuffleRecord, Stage, recut, with_holders
 from roq.wire import shuffle as wire
-from roq.wire.shuffle import Receipt, RunSample, Spec, State
+from roq.wire.shuffle import Receipt, RunSample, ShuffleState, Spec
 from tests.model.moves import Breach
 from tests.model.shuffle_world import (
     ROWS,
@@ -69,7 +69,7 @@ class Model:
         borders = [position((WINNER, row)) for row in limits.borders]
         spec = Spec(("k",), b"", limits.replicas)
         table = with_holders("s", table_of(borders), limits.hosts, limits.replicas)
-        record = Record("s", "s", spec, 0.0, "t", table=table, epoch=1, fresh=len(table) + 1)
+        record = ShuffleRecord("s", "s", spec, 0.0, "t", table=table, epoch=1, fresh=len(table) + 1)
         data: dict[str, frozenset[Row]] = {host: frozenset() for host in limits.hosts}
         for each in table:
             for host in each.holders:
@@ -101,7 +101,7 @@ class Model:
                 after, _ = self._perform(state, ask)
                 yield False, f"{_name(ask)}, not waited for any more", _without_former(after, ask)
         for instruction in state.others:
-            if writing and not isinstance(instruction, Write):
+            if writing and not isinstance(instruction, WriteRecord):
                 continue  # one thing after the other
             yield True, type(instruction).__name__, self._carry_out(state, instruction)
             if isinstance(instruction, Wake) and (spent := _spend(state, "early_ticks")):
@@ -114,7 +114,7 @@ class Model:
         if not state.stale_hosts:
             for host in sorted(state.joining):
                 yield True, f"{host} becomes a member", changed(state, joining=state.joining - {host}, stale_hosts=True)
-        if self.limits.filled and not writing and state.durable.state is State.FILLING:
+        if self.limits.filled and not writing and state.durable.state is ShuffleState.FILLING:
             yield True, "commit", self._feed(state, COMMIT)
         yield from self._faults(state)
 
@@ -123,23 +123,23 @@ class Model:
         done = changed(after, asks=tuple(each for each in after.asks if each != ask))
         if reply is None:
             if ask.host in state.running or not state.stale_hosts:  # else the leader is about to see that it is gone
-                yield True, f"{_name(ask)} fails", self._feed(done, Failed(ask.id))
+                yield True, f"{_name(ask)} fails", self._feed(done, FollowerFailed(ask.id))
             return
         yield True, _name(ask), self._feed(done, Answered(ask.id, reply))
         if spent := _spend(done, "answers_lost"):
-            yield False, f"{_name(ask)}, answer lost", self._feed(spent, Failed(ask.id))
+            yield False, f"{_name(ask)}, answer lost", self._feed(spent, FollowerFailed(ask.id))
         if spent := _spend(after, "answers_twice"):
             yield False, f"{_name(ask)}, and again later", self._feed(spent, Answered(ask.id, reply))
 
     def _carry_out(self, state: World, instruction: Instruction, early: float = 0) -> World:
         state = changed(state, others=tuple(each for each in state.others if each is not instruction))
         match instruction:
-            case Write(record):
-                return self._feed(changed(state, durable=record), Written())
+            case WriteRecord(record):
+                return self._feed(changed(state, durable=record), RecordWritten())
             case Recut(id, record, samples, count, hosts):
-                return self._feed(state, Cut(id, recut(record, samples, count, hosts)))
+                return self._feed(state, RunsCut(id, recut(record, samples, count, hosts)))
             case Wake(seconds):
-                return self._feed(changed(state, now=state.now + seconds - early), Tick())
+                return self._feed(changed(state, now=state.now + seconds - early), TimePassed())
             case Refuse(error):
                 raise Breach(f"refused: {error}")
         raise Breach(f"not expected: {instruction}")
@@ -148,7 +148,7 @@ class Model:
         if spent := _spend(state, "leaders_killed"):
             yield False, "leader killed", self._next_leader(spent)
             for instruction in state.others:
-                if isinstance(instruction, Write):
+                if isinstance(instruction, WriteRecord):
                     yield False, "leader killed after its write", self._next_leader(changed(spent, durable=instruction.record))
         if spent := _spend(state, "followers_killed"):
             for host in sorted({host for host, _ in state.data}.intersection(self.limits.can_leave)):
@@ -159,7 +159,7 @@ class Model:
             data, seen = (*state.data, ("new", frozenset())), (*state.seen, ("new", (0, 0)))
             joining = state.joining | {"new"}
             yield False, "a follower joins", changed(spent, data=data, seen=seen, joining=joining, stale_hosts=True)
-        patient = state.durable.state is State.SEALED or self.limits.replicas > 1  # else winners may be refused
+        patient = state.durable.state is ShuffleState.SEALED or self.limits.replicas > 1  # else winners may be refused
         if patient and (spent := _spend(state, "aways")):
             for host in sorted(state.running.intersection(self.limits.can_leave)):
                 left = {"away": state.away | {host}, "joining": state.joining - {host}}
@@ -203,10 +203,10 @@ class Model:
         if state.plan.writing is not None:
             return state
         record = state.plan.record
-        if record.state is State.FILLING:
+        if record.state is ShuffleState.FILLING:
             return state if self.limits.filled else self._feed(state, COMMIT)
         wished = state.plan._rebalance_wanted is not None
-        if self.limits.ranges and record.state is State.SEALED and not record.rebalanced and not wished:
+        if self.limits.ranges and record.state is ShuffleState.SEALED and not record.rebalanced and not wished:
             return self._feed(state, Rebalance("r", self.limits.ranges))
         return state
 
@@ -224,7 +224,7 @@ class Model:
             return state, None
         seen[ask.host] = max(leader, leader_now), max(table, table_now)
         here = data[ask.host]
-        reply: wire.Reply = wire.Done()
+        reply: wire.Reply = wire.FollowerDone()
         match request:
             case wire.CountRows(_, intervals, winners):
                 counts = [sum(_counts(row, each, winners) for row in here) for each in intervals]
@@ -257,9 +257,9 @@ class Model:
 
     def _check(self, state: World) -> None:
         record = state.durable
-        if record.state is State.FILLING:
+        if record.state is ShuffleState.FILLING:
             self._check_filling(state)
-        if record.state is not State.SEALED:
+        if record.state is not ShuffleState.SEALED:
             return
         known = number_of(record), state.data
         if known not in self._checked:
@@ -278,7 +278,7 @@ class Model:
             if lacking := [host for host in each.holders if host in data and rows - data[host]]:
                 raise Breach(f"{lacking} lack rows of range {each.number}")
 
-    def _check_sealed(self, record: Record, data: dict[str, frozenset[Row]]) -> None:
+    def _check_sealed(self, record: ShuffleRecord, data: dict[str, frozenset[Row]]) -> None:
         for number in range(ROWS):
             row = (WINNER, number)
             places = [
@@ -301,7 +301,7 @@ class Model:
     def end(self, state: World) -> None:
         """See Explorable."""
         record, data = state.durable, dict(state.data)
-        if record.state is not State.SEALED or record.stage is not Stage.NONE:
+        if record.state is not ShuffleState.SEALED or record.stage is not Stage.NONE:
             raise Breach(f"it ends {record.state}, {record.stage}, {state.plan.step}")
         if self.limits.ranges and record.rebalanced != "r":
             raise Breach("it was never rebalanced")

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from roq.shuffle.events import Ask, Hosts, Instruction
-from roq.shuffle.plan import Plan
-from roq.shuffle.record import Record
+from roq.shuffle.events import Ask, FollowerHosts, Instruction
+from roq.shuffle.plan import ShufflePlan
+from roq.shuffle.record import ShuffleRecord
 from roq.wire.shuffle import Position
 
 ROWS = 4  # of the winner, and of the loser
@@ -52,7 +52,7 @@ class Limits:
     borders: tuple[int, ...] = (2,)
     hosts: tuple[str, ...] = ("a", "b", "c")
     forgetful: int = 0  # rows that one holder lacks when the winners are named
-    machine: type[Plan] = Plan
+    machine: type[ShufflePlan] = ShufflePlan
     fenced: bool = True
     tables: bool = True
     can_leave: tuple[str, ...] = ("a", "b", "c", "d", "new")
@@ -64,8 +64,8 @@ class World:
     """One state. asks: of this leader and of former ones. data: what each living follower keeps. seen: newest epoch it saw, and
     newest table. away, joining: hosts that can't be reached, and those that can, but are no members yet."""
 
-    plan: Plan
-    durable: Record
+    plan: ShufflePlan
+    durable: ShuffleRecord
     epoch: int
     now: float
     data: tuple[tuple[str, frozenset[Row]], ...]
@@ -108,9 +108,9 @@ class World:
         """Who can be reached."""
         return frozenset(host for host, _ in self.data) - self.away
 
-    def hosts(self) -> Hosts:
+    def hosts(self) -> FollowerHosts:
         """As the leader sees them, when it looks."""
-        return Hosts(self.running, self.running - self.joining, joining=self.joining)
+        return FollowerHosts(self.running, self.running - self.joining, joining=self.joining)
 
 
 def changed(state: World, **changes: Any) -> World:
@@ -149,7 +149,7 @@ def number_of(value: Any) -> int:
     return known[1]
 
 
-def _plan_key(plan: Plan) -> Hashable:
+def _plan_key(plan: ShufflePlan) -> Hashable:
     """A plan is copied before it goes on (shuffle.py), so it never changes either."""
     known = _known.get(id(plan))
     if known is None:

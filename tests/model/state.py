@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 from roq.pubsub import order, path
-from roq.wire.frame import Kind
+from roq.wire.frame import FrameKind
 from tests.model.machines import Doubts, Frame, Order, Path
 
 T = TypeVar("T")
@@ -53,8 +53,8 @@ class Config(NamedTuple):
     late: bool = False
     met: bool = False
     proved: int = 1
-    order: order.Safeguards = order.Safeguards()
-    path: path.Safeguards = path.Safeguards()
+    order: order.OrderSafeguards = order.OrderSafeguards()
+    path: path.PathSafeguards = path.PathSafeguards()
     rules: Rules = Rules()
 
 
@@ -113,7 +113,7 @@ class State(NamedTuple):
     links: tuple[Link, ...]
     pipes: tuple[tuple[Pipe, ...], ...]  # by Exchange, then by subscriber
     phases: tuple[int, ...]
-    news: frozenset[tuple[Kind, int, int]]  # FIN and OPEN on their way to the Monitor: kind, path, Exchange
+    news: frozenset[tuple[FrameKind, int, int]]  # FIN and OPEN on their way to the Monitor: kind, path, Exchange
     placed: tuple[int, int, int]  # the Monitor's knowledge: path, Exchange, target
     offered: frozenset[tuple[int, int]]  # (path, Exchange) of notices, until the Monitor knows where the publisher went
     seen: int  # newest path whose OPEN the Monitor saw (told only where it makes a difference)

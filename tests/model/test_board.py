@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from roq.log.local.board import _ANSWER, _REQUEST, HEAD_BYTES, PLACE_BYTES, REQUEST_MAX, Request
-from roq.workqueue.log_clerk import Answer, Asked, Clerk
+from roq.log.local.board import _ANSWER, _REQUEST, HEAD_BYTES, PLACE_BYTES, REQUEST_MAX, BoardRequest
+from roq.workqueue.log_clerk import Asked, Clerk, CommandAnswer
 from tests.model.board import Limits, Model
 from tests.model.board_memory import ModelBoard, modelled
 from tests.model.search import Found, explore
@@ -36,12 +36,12 @@ def test_every_request_takes_effect_once_and_is_answered(name: str) -> None:
 class MarksNothing(ModelBoard):
     """Takes requests without a mark, so that nobody knows which ones a dead clerk had begun with."""
 
-    def take(self) -> list[Request]:
+    def take(self) -> list[BoardRequest]:
         words, others = self._words, [place for place in range(2) if place != self.place]
         numbers = [(place, words[_REQUEST + place]) for place in others if words[_REQUEST + place] != words[_ANSWER + place]]
         at = HEAD_BYTES + (1 - self.place) * PLACE_BYTES
         texts = [(place, number, self._read(at, number, REQUEST_MAX)) for place, number in numbers]
-        return [Request(place, number, text) for place, number, text in texts if text]
+        return [BoardRequest(place, number, text) for place, number, text in texts if text]
 
 
 class LeavesTheBroken(ModelBoard):
@@ -78,7 +78,7 @@ class StartsAnew(ModelBoard):
 class AnswersEarly(Clerk):
     """Answers before it has synced."""
 
-    def _serve_all(self, board: ModelBoard, asked: Asked, taken: list[Request]) -> Answer:  # type: ignore[override]
+    def _serve_all(self, board: ModelBoard, asked: Asked, taken: list[BoardRequest]) -> CommandAnswer:  # type: ignore[override]
         log, self._log = self._log, _Unsynced()  # type: ignore[assignment]
         try:
             return super()._serve_all(board, asked, taken)
@@ -94,14 +94,14 @@ class _Unsynced:
 class WritesAgain(Clerk):
     """Writes again what may have been written."""
 
-    def _look_up(self, asked: Asked) -> Answer:
+    def _look_up(self, asked: Asked) -> CommandAnswer:
         return self._write_alone(asked)
 
 
 class DropsLate(Clerk):
     """Takes its own request from the board when it is served, not before."""
 
-    def _serve(self, board: ModelBoard, asked: Asked) -> Answer:  # type: ignore[override]
+    def _serve(self, board: ModelBoard, asked: Asked) -> CommandAnswer:  # type: ignore[override]
         drop, board.drop = board.drop, lambda: None  # type: ignore[method-assign]
         try:
             return super()._serve(board, asked)
@@ -113,7 +113,7 @@ class DropsLate(Clerk):
 class ServesUnasked(Clerk):
     """Once it is the clerk it serves its own request, without looking whether the clerk before has."""
 
-    def _wait(self, board: ModelBoard, asked: Asked) -> Answer:  # type: ignore[override]
+    def _wait(self, board: ModelBoard, asked: Asked) -> CommandAnswer:  # type: ignore[override]
         while board.answer() is None:
             if (answer := self._round(board, asked)) is not None:
                 return answer

@@ -16,7 +16,7 @@ from roq.pubsub.monitor import proofs
 from roq.pubsub.monitor.expected import Expected
 from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, Membership
 from roq.pubsub.monitor.proofs import JOINING_SECONDS
-from roq.pubsub.monitor.records import Exchange, Subscriber
+from roq.pubsub.monitor.records import Exchange, SubscriberRecord
 from tests.model.queue_twin import EXCHANGES, PUBLISHERS, SUBSCRIBERS, Queue
 
 WALKS, STEPS = 300, 70  # per seed
@@ -138,7 +138,7 @@ DEAD_SUBSCRIBER: list[Step] = [
 ]
 
 
-def silent_are_waited_for(one: Subscriber, now: float) -> bool:
+def silent_are_waited_for(one: SubscriberRecord, now: float) -> bool:
     return one.ready or now - one.joined < JOINING_SECONDS
 
 
@@ -158,7 +158,7 @@ def test_a_situation_that_chance_hardly_meets(
     assert harm in walk(steps)
 
 
-def miss_in_silence(self: Subscriber, tokens: Iterable[str]) -> None:
+def miss_in_silence(self: SubscriberRecord, tokens: Iterable[str]) -> None:
     self.ready = self.ready and self.attached.issuperset(tokens)
 
 
@@ -177,7 +177,7 @@ def never_wait_for_a_report(self: Membership) -> bool:
         (Membership, "_proved", active_unproved, "carries"),
         (Membership, "waits", nothing_is_waited_for, "told that it is ready"),
         (Membership, "_nothing_pending", never_wait_for_a_report, "left undone"),
-        (Subscriber, "may_miss", miss_in_silence, "was passed by"),
+        (SubscriberRecord, "may_miss", miss_in_silence, "was passed by"),
         (Expected, "awaited", nobody_is_awaited, "can't get"),
     ],
 )

@@ -10,8 +10,8 @@ import logging
 
 import pytest
 
-from roq.pubsub.order import Safeguards as OrderSafeguards
-from roq.pubsub.path import Safeguards as PathSafeguards
+from roq.pubsub.order import OrderSafeguards
+from roq.pubsub.path import PathSafeguards
 from tests.model.search import Found, search
 from tests.model.state import Config, Rules
 

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import pytest
 
 from roq.errors import MessagesLost
-from roq.pubsub.order import Deliver, Event, OrderMachine
-from roq.pubsub.ring import ENTRY_BYTES, Ring, Safeguards
-from roq.wire.frame import Header, Kind, PathOpening, encode_data, parse
+from roq.pubsub.order import Deliver, FrameEvent, OrderMachine
+from roq.pubsub.ring import ENTRY_BYTES, Ring, RingSafeguards
+from roq.wire.frame import FrameKind, Header, PathOpening, encode_data, parse
 
 PUBLISHER = 7
 STATES_MAX = 60_000
@@ -37,7 +37,7 @@ class Config(NamedTuple):
     ageing: int = 1
     marks: int = 1  # besides the last one
     moves: int = 0
-    safeguards: Safeguards = Safeguards()
+    safeguards: RingSafeguards = RingSafeguards()
     beacons_again: bool = True
 
 
@@ -50,10 +50,10 @@ HEALTHY = {
 }
 TOO_SMALL = Config(messages=2, deaths=1, kept=1, ageing=0)
 HARMFUL = {
-    "keep_unconfirmed": Config(messages=1, deaths=1, safeguards=Safeguards(keep_unconfirmed=False)),
-    "know_what_is_gone": TOO_SMALL._replace(safeguards=Safeguards(know_what_is_gone=False)),
-    "paths_in_order": Config(messages=1, deaths=1, moves=1, ageing=0, safeguards=Safeguards(paths_in_order=False)),
-    "open_before_unknown": TOO_SMALL._replace(safeguards=Safeguards(open_before_unknown=False)),
+    "keep_unconfirmed": Config(messages=1, deaths=1, safeguards=RingSafeguards(keep_unconfirmed=False)),
+    "know_what_is_gone": TOO_SMALL._replace(safeguards=RingSafeguards(know_what_is_gone=False)),
+    "paths_in_order": Config(messages=1, deaths=1, moves=1, ageing=0, safeguards=RingSafeguards(paths_in_order=False)),
+    "open_before_unknown": TOO_SMALL._replace(safeguards=RingSafeguards(open_before_unknown=False)),
     "beacons_again": TOO_SMALL._replace(beacons_again=False),
 }
 
@@ -69,7 +69,7 @@ def data(number: int, path: int) -> bytes:
 
 
 SIZE = len(data(1, 1))
-Frame = tuple[Kind, int, int, object]  # kind, path, number of the message or of the MARK, what else there is
+Frame = tuple[FrameKind, int, int, object]  # kind, path, number of the message or of the MARK, what else there is
 
 
 class World:
@@ -100,11 +100,11 @@ class World:
                 self.revealed.clear()
         after = self.ring.opens_after() if broken else self.ring.sent_to
         self.inbox.append(
-            (Kind.OPEN, self.path, after, PathOpening("A" if self.path > 1 else "", self.path > 1 and not broken))
+            (FrameKind.OPEN, self.path, after, PathOpening("A" if self.path > 1 else "", self.path > 1 and not broken))
         )
         while self.ring.waiting:
             for frame in self.ring.take(self.path, SIZE):
-                self.inbox.append((Kind.DATA, self.path, parse(frame)[1].sequence, None))
+                self.inbox.append((FrameKind.DATA, self.path, parse(frame)[1].sequence, None))
 
     def mark(self) -> None:
         """Beacons of what has not been revealed, and a MARK behind them."""
@@ -115,8 +115,8 @@ class World:
         if fresh:
             self.revealed |= {topic: (n, number) for topic, n in fresh.items()}
             body = {topic.decode(): (n, (n + 1) // 2) for topic, n in fresh.items()}
-            self.inbox.append((Kind.BEACON, self.path, self.ring.sent_to, body))
-        self.inbox.append((Kind.MARK, self.path, number, None))
+            self.inbox.append((FrameKind.BEACON, self.path, self.ring.sent_to, body))
+        self.inbox.append((FrameKind.MARK, self.path, number, None))
 
     def flush(self) -> None:
         """Somebody waits in flush() all the time: it fails for what is unknown, once."""
@@ -133,23 +133,23 @@ class World:
         frame = data(self.sent, self.path)
         if self.linked:
             self.ring.sent(frame, self.sent, self.now)
-            self.inbox.append((Kind.DATA, self.path, self.sent, None))
+            self.inbox.append((FrameKind.DATA, self.path, self.sent, None))
         else:
             self.ring.keep(frame, self.sent, self.now)
 
     def forward(self, inbox: deque[Frame]) -> None:
         """An Exchange hands out its next frame; subscriber and Monitor read it at once."""
         kind, path, number, extra = inbox.popleft()
-        if kind == Kind.MARK:
+        if kind == FrameKind.MARK:
             self.ring.forwarded(path, number)
             return
         sequence = number
-        if kind == Kind.DATA:
+        if kind == FrameKind.DATA:
             self.forwarded.add(number)
             header = Header(1, kind, PUBLISHER, path, number, max(0, number - 2), (number - 1) // 2, 1, 0)
-            event = Event(topic_of(number), header)
+            event = FrameEvent(topic_of(number), header)
         else:
-            event = Event(b"", Header(1, kind, PUBLISHER, path, sequence, 0, 0, 0, 0), None, extra)
+            event = FrameEvent(b"", Header(1, kind, PUBLISHER, path, sequence, 0, 0, 0, 0), None, extra)
         for output in self.order.handle(event, 0.0):
             if isinstance(output, MessagesLost):
                 mine = {n for n in range(output.first, output.last + 1) if topic_of(n).decode() == output.topic}
@@ -157,7 +157,7 @@ class World:
             elif isinstance(output, Deliver):
                 assert output.event.header.sequence not in self.delivered, "delivered twice"
                 self.delivered.add(output.event.header.sequence)
-        if kind == Kind.FIN:
+        if kind == FrameKind.FIN:
             self.ring.forwarded(path, 0)
 
     def die(self) -> None:
@@ -175,7 +175,7 @@ class World:
         """A planned move: what was sent on the Exchange that is left may still be lost with it."""
         self.moves -= 1
         self.ring.mark(self.path, fin=True)
-        self.inbox.append((Kind.FIN, self.path, self.ring.sent_to, None))
+        self.inbox.append((FrameKind.FIN, self.path, self.ring.sent_to, None))
         self.left, self.inbox = self.inbox, deque()
         self.open(broken=False)
 
@@ -195,7 +195,7 @@ class World:
             yield from self._after("forward", "left")
             if self.deaths:
                 yield from self._after("lose_left")
-            if any(one[0] == Kind.MARK for one in self.inbox):
+            if any(one[0] == FrameKind.MARK for one in self.inbox):
                 yield from self._early_mark()
         if self.linked and self.marks and self.sent:
             yield from self._after("mark")
@@ -230,7 +230,7 @@ class World:
     def _early_mark(self) -> Iterator[tuple[str, World]]:
         """The new Exchange is quicker than the old one: its MARK comes to the Monitor while the subscriber holds its frames."""
         after = copy.deepcopy(self)
-        mark = next(one for one in after.inbox if one[0] == Kind.MARK)
+        mark = next(one for one in after.inbox if one[0] == FrameKind.MARK)
         after.inbox.remove(mark)
         after.ring.forwarded(after.path, mark[2])
         yield "an early MARK", after
@@ -295,4 +295,4 @@ def test_without_this_safeguard_there_is_harm(name: str) -> None:
 
 
 def test_the_safeguards_are_all_tried() -> None:
-    assert {*Safeguards._fields, "beacons_again"} == set(HARMFUL)
+    assert {*RingSafeguards._fields, "beacons_again"} == set(HARMFUL)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from roq.log.replicated.appending import Safeguards
+from roq.log.replicated.appending import AppendingSafeguards
 from tests.model.replicated_log import Model, closed
 from tests.model.replicated_state import Breach, Scenario, World
 
@@ -37,7 +37,7 @@ SAFE = {
 UNSAFE = {
     "recovery reads do not fence (1)": Scenario(reads_fence=False),
     "recovery begins before the last fragment (2)": Scenario(spares="d", changes=1, start_behind_fragment=False),
-    "acknowledging over a hole (3)": Scenario(entries=2, recoverers=0, safeguards=Safeguards(acks_in_order=False)),
+    "acknowledging over a hole (3)": Scenario(entries=2, recoverers=0, safeguards=AppendingSafeguards(acks_in_order=False)),
     "fenced taken for failed (4)": Scenario(nodes="ab", fenced_means_unknown=False),
     "answering before the sync (5)": Scenario(crashes=1, sync_before_ack=False),
     "a fence that a crash forgets (6)": Scenario(crashes=1, fence_is_durable=False),
@@ -47,7 +47,7 @@ UNSAFE = {
     "one node too few asked": Scenario(coverage=False),
     "an empty disk takes entries of an old segment": Scenario(losses=1, lost_disk_refuses=False),
     "acknowledging while the ensemble changes": Scenario(
-        spares="de", changes=2, safeguards=Safeguards(freeze_while_changing=False)
+        spares="de", changes=2, safeguards=AppendingSafeguards(freeze_while_changing=False)
     ),
     "a recovery names its spare before the end": Scenario(
         nodes="ab",

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from roq.shuffle import inquiries, transitions
-from roq.shuffle.events import Event, Instruction, Step, Written
-from roq.shuffle.plan import Plan
-from roq.wire.shuffle import State
+from roq.shuffle.events import Event, Instruction, RecordWritten, StageStep
+from roq.shuffle.plan import ShufflePlan
+from roq.wire.shuffle import ShuffleState
 from tests.model.search import explore
 from tests.model.shuffle import Model
 from tests.model.shuffle_world import Limits
@@ -48,40 +48,40 @@ def test_sealed_data_can_be_read_and_ends_where_it_belongs(name: str) -> None:
     assert found.ends
 
 
-class ForgetsEarly(Plan):
+class ForgetsEarly(ShufflePlan):
     """Former holders forget while new ones still fetch."""
 
     def _fetch(self) -> bool:
         asks = inquiries.fetch(self.record, self._epoch, self._hosts.running) if self.record.former else []
-        if self.record.state is State.SEALED and asks:
-            return self._ask(Step.FETCH, [*asks, *inquiries.keep(self.record, self._epoch, self._hosts.running)])
+        if self.record.state is ShuffleState.SEALED and asks:
+            return self._ask(StageStep.FETCH, [*asks, *inquiries.keep(self.record, self._epoch, self._hosts.running)])
         return super()._fetch()
 
     def check(self) -> None:
         """Of course it is broken."""
 
 
-class ActsUnwritten(Plan):
+class ActsUnwritten(ShufflePlan):
     """Does what a record says before it is written."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        if isinstance(event, Written):
+        if isinstance(event, RecordWritten):
             return []
         out = super().handle(event, now)
         while isinstance(self.writing, msgspec.Struct):
-            out += super().handle(Written(), now)
+            out += super().handle(RecordWritten(), now)
         return out
 
     def check(self) -> None:
         """Of course it is broken."""
 
 
-class TrustsHolders(Plan):
+class TrustsHolders(ShufflePlan):
     """Takes the table as whole without counting."""
 
     def _count(self) -> bool:
         table = self.record.table
-        if self.record.state is State.SEALING:
+        if self.record.state is ShuffleState.SEALING:
             counts = {each.number: (self.record.rows, 0) if each.number == 0 else (0, 0) for each in table}
             rows = (msgspec.structs.replace(each, rows=counts[each.number][0], size=0) for each in table)
             self._write(transitions.whole(self.record, tuple(rows), self._hosts.members))
@@ -89,16 +89,16 @@ class TrustsHolders(Plan):
         return super()._count()
 
 
-class DoesNotWaitForForgetting(Plan):
+class DoesNotWaitForForgetting(ShufflePlan):
     """Moves data while followers may still be forgetting."""
 
     def _advance(self) -> bool:
-        if self.step is Step.KEEP and self._rebalance_wanted is not None:
+        if self.step is StageStep.KEEP and self._rebalance_wanted is not None:
             self._reset()
         return super()._advance()
 
 
-class TellsThoseWhoJoin(Plan):
+class TellsThoseWhoJoin(ShufflePlan):
     """Has hosts forget what will be theirs when they are members."""
 
     def _keep(self) -> bool:
@@ -109,19 +109,19 @@ class TellsThoseWhoJoin(Plan):
             self._hosts = seen
 
 
-class WakesOnce(Plan):
+class WakesOnce(ShufflePlan):
     """Takes it that ticks are never early."""
 
     def _ticked(self) -> None:
         """Of course it is broken."""
 
 
-class LeavesRangesShort(Plan):
+class LeavesRangesShort(ShufflePlan):
     """Gives ranges that are being filled new holders only in place of lost ones."""
 
     def _follow_hosts(self) -> bool:
         live = self._hosts.running | self._hosts.members
-        if self.record.state is State.FILLING and all(live.issuperset(each.holders) for each in self.record.table):
+        if self.record.state is ShuffleState.FILLING and all(live.issuperset(each.holders) for each in self.record.table):
             self._look = False
             return False
         return super()._follow_hosts()

@@ -12,9 +12,9 @@ from collections import OrderedDict
 
 import pytest
 
-from roq.workqueue.effects import Delivered
+from roq.workqueue.effects import TasksDelivered
 from roq.workqueue.fold import Effects
-from roq.workqueue.ready import Task
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import Cancel, InstanceDead, Pop, Push, Requeue
 from roq.workqueue.senders import Senders
 from roq.workqueue.state import State
@@ -76,13 +76,13 @@ class DeathsServeNobody(State):
 
 
 class RequeuedGoLast(State):
-    def _give_back(self, task: Task, error: str, delay_ms: int, *, may_die: bool) -> None:
+    def _give_back(self, task: StoredTask, error: str, delay_ms: int, *, may_die: bool) -> None:
         self._end(task)
         self.ready.push(task)
 
 
 class NobodyDies(State):
-    def _give_back(self, task: Task, error: str, delay_ms: int, *, may_die: bool) -> None:
+    def _give_back(self, task: StoredTask, error: str, delay_ms: int, *, may_die: bool) -> None:
         super()._give_back(task, error, delay_ms, may_die=False)
 
 
@@ -104,13 +104,13 @@ class TheDeadMayPop(State):
 
 
 class DeliveriesAreNamedByTheirPush(State):
-    def _hand(self, instance: int, nonce: int, position: int, lease_ms: int, count: int) -> Delivered:
+    def _hand(self, instance: int, nonce: int, position: int, lease_ms: int, count: int) -> TasksDelivered:
         assert count == 1
         name = self.ready.oldest()
         assert name is not None
         return super()._hand(instance, nonce, name.order, lease_ms, count)
 
-    def _current(self, delivery: int, instance: int) -> Task | None:
+    def _current(self, delivery: int, instance: int) -> StoredTask | None:
         return self.leased.get(delivery)
 
 

@@ -88,7 +88,7 @@ BUGS: dict[str, Known] = {
     "the hold runs out before the FIN comes": Known(_impatient_hold, 0),
     "a publisher's link connects again by itself": Known(_reconnecting_link, 3),
     "what was sent on a lost path is not sent again": Known(lambda: put((ring.Ring, "broken", _broken_for_good)), 3),
-    "an HCM that comes back adopts nothing": Known(lambda: put((machines.Children, "adopt", _nothing_adopted)), 10),
+    "an HCM that comes back adopts nothing": Known(lambda: put((machines.SimulatedChildren, "adopt", _nothing_adopted)), 10),
     "a tail on a topic that falls quiet is lost unsaid": Known(
         lambda: put((publisher.Publisher, "_send_beacons", lambda one, topics: None)), 87
     ),

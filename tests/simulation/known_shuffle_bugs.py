@@ -18,10 +18,10 @@ def _unsynced(file: datafile.DataFile) -> None:
     file._synced = file.size
 
 
-_describe = record.Record.describe
+_describe = record.ShuffleRecord.describe
 
 
-def _by_the_last_table(one: record.Record, attempts: int, *, whole: bool = True) -> Any:
+def _by_the_last_table(one: record.ShuffleRecord, attempts: int, *, whole: bool = True) -> Any:
     told = _describe(one, attempts, whole=False)
     tables = {"ranges": one.table, "former": one.former, "winners": one.winners} if whole else {}
     return replace(told, **tables)
@@ -30,7 +30,7 @@ def _by_the_last_table(one: record.Record, attempts: int, *, whole: bool = True)
 _counted = inquiries.counted
 
 
-def _all_there(*asked: Any) -> inquiries.Counted:
+def _all_there(*asked: Any) -> inquiries.RowCount:
     return _counted(*asked)._replace(missing=0, lacking=[])
 
 
@@ -43,6 +43,6 @@ BUGS: dict[str, Known] = {
     ),
     "winners are not counted before the seal": Known(partial(put, (inquiries, "counted", _all_there)), 7, What.SHUFFLE),
     "what is cut anew is read by a table that was not counted": Known(
-        partial(put, (record.Record, "describe", _by_the_last_table)), 4, What.SHUFFLE
+        partial(put, (record.ShuffleRecord, "describe", _by_the_last_table)), 4, What.SHUFFLE
     ),
 }

@@ -19,7 +19,7 @@ from roq.workqueue.master.dump import Dump
 from tests.simulation.known_bugs import Known, put
 
 
-def _unsynced(one: journal.Journal, write: journal.Write) -> None:
+def _unsynced(one: journal.Journal, write: journal.JournalWrite) -> None:
     """Written, and answered."""
     try:
         one._disk.write(one._files[write.number].descriptor, write.offset, write.data)
@@ -27,10 +27,10 @@ def _unsynced(one: journal.Journal, write: journal.Write) -> None:
         raise StorageFailed(str(error)) from error
 
 
-_add = storage.Storage.add
+_add = storage.SegmentStorage.add
 
 
-def _unfenced_add(one: storage.Storage, request: Any, done: Any) -> None:
+def _unfenced_add(one: storage.SegmentStorage, request: Any, done: Any) -> None:
     segment = one.shelf.segments.get(request.segment)
     before = segment.fenced if segment is not None else 0
     if segment is not None:
@@ -40,10 +40,10 @@ def _unfenced_add(one: storage.Storage, request: Any, done: Any) -> None:
         segment.fenced = before
 
 
-_sync_folder = disks.Disk.sync_folder
+_sync_folder = disks.SimulatedDisk.sync_folder
 
 
-def _sync_all_but_payloads(disk: disks.Disk, folder: Path) -> None:
+def _sync_all_but_payloads(disk: disks.SimulatedDisk, folder: Path) -> None:
     """As if a store did not ask for it when it has stored a payload, removed one, or found some when it began."""
     if folder.parent.name != "blobs":
         _sync_folder(disk, folder)
@@ -56,10 +56,10 @@ def _one_is_enough(one: Appending, segment: str, epoch: int, nodes: Any, ack_quo
     _init(one, segment, epoch, nodes, 1, first)
 
 
-_append = reign.Reign._append
+_append = reign.MasterReign._append
 
 
-def _answered_early(one: reign.Reign, batch: Any) -> None:
+def _answered_early(one: reign.MasterReign, batch: Any) -> None:
     answers, batch.answers = batch.answers, []
     for peer, id, body in answers:
         one._send(peer, wire.seal_answer(id, body))
@@ -74,7 +74,7 @@ async def _of_now(one: LogWriter, position: int, data: Any) -> None:
     await _snapshot(one, one.confirmed, data)
 
 
-def _without_what_is_under_way(one: reign.Reign) -> None:
+def _without_what_is_under_way(one: reign.MasterReign) -> None:
     """A snapshot claims less than it has: what was applied and not durable yet."""
     wanted, one._wanted = one._wanted, None
     if wanted is not None and not wanted.done():
@@ -90,7 +90,7 @@ def _always_new(one: senders.Sender, number: int) -> senders.Use:
     return senders.Use.NEW if use is senders.Use.KNOWN else use
 
 
-def believed(record: records.Record) -> records.Record:
+def believed(record: records.StoredRecord) -> records.StoredRecord:
     """What an intact record of a damaged batch says of others is true."""
     return record
 
@@ -99,15 +99,17 @@ BUGS: dict[str, Known] = {
     "an entry is acknowledged before it is synced": Known(partial(put, (journal.Journal, "perform", _unsynced)), 0, What.TASKS),
     "a put that is sent again is a new one": Known(partial(put, (senders.Sender, "use", _always_new)), 0, What.TASKS),
     "a payload counts as stored before its folder is synced": Known(
-        partial(put, (disks.Disk, "sync_folder", _sync_all_but_payloads)), 0, What.TASKS
+        partial(put, (disks.SimulatedDisk, "sync_folder", _sync_all_but_payloads)), 0, What.TASKS
     ),
     "a snapshot claims what came after it": Known(partial(put, (LogWriter, "snapshot", _of_now)), 11, What.TASKS),
     "a snapshot claims less than it has": Known(
-        partial(put, (reign.Reign, "_begin_dump", _without_what_is_under_way)), 3, What.TASKS
+        partial(put, (reign.MasterReign, "_begin_dump", _without_what_is_under_way)), 3, What.TASKS
     ),
     "one store is enough": Known(partial(put, (Appending, "__init__", _one_is_enough)), 2, What.TASKS),
-    "a master answers before the log is durable": Known(partial(put, (reign.Reign, "_append", _answered_early)), 2, What.TASKS),
+    "a master answers before the log is durable": Known(
+        partial(put, (reign.MasterReign, "_append", _answered_early)), 2, What.TASKS
+    ),
     "a store takes entries of a master that was replaced": Known(
-        partial(put, (storage.Storage, "add", _unfenced_add)), 16, What.TASKS
+        partial(put, (storage.SegmentStorage, "add", _unfenced_add)), 16, What.TASKS
     ),
 }

@@ -12,19 +12,19 @@ from typing import Any, cast
 import pytest
 
 from roq.pubsub.ring import Ring
-from roq.tools.simulation.blocking import SELECT, Bell, Sockets
+from roq.tools.simulation.blocking import SELECT, SimulatedBell, Sockets
 from roq.tools.simulation.clocks import APART_SECONDS, EPOCH, Wall
 from roq.tools.simulation.cluster import COORDINATOR, SimulatedCluster
-from roq.tools.simulation.coordination import Coordinator
-from roq.tools.simulation.disks import Disk
-from roq.tools.simulation.faults import Fault, Kind
+from roq.tools.simulation.coordination import SimulatedCoordinator
+from roq.tools.simulation.disks import SimulatedDisk
+from roq.tools.simulation.faults import Fault, FaultKind
 from roq.tools.simulation.invariants import Inspector
 from roq.tools.simulation.loop import BOOTED_SECONDS, SimulatedLoop
 from roq.tools.simulation.machines import Machine
 from roq.tools.simulation.network import Network
 from roq.tools.simulation.pages import SECTOR_BYTES
 from roq.tools.simulation.surroundings import replaced
-from roq.tools.simulation.threads import Threads, sleep
+from roq.tools.simulation.threads import SimulatedThreads, sleep
 from tests.simulation.known_bugs import put
 
 HERE, THERE = "10.0.3.1", "10.0.3.2"
@@ -37,7 +37,7 @@ class Ground:
     def __init__(self, folder: Path) -> None:
         self.loop = SimulatedLoop(Random(1))
         self.network = Network(self.loop, Random(2))
-        self.threads = Threads(self.loop)
+        self.threads = SimulatedThreads(self.loop)
         self.module = self.threads.module()
         self.here, self.there = (Machine(name, name, self.network, folder / name) for name in (HERE, THERE))
         self.told: list[object] = []
@@ -137,7 +137,7 @@ def test_what_a_thread_raises_comes_to_who_waits_for_it(ground: Ground) -> None:
 
 
 def test_a_blocking_socket_waits_for_data_for_the_bell_and_for_its_time(ground: Ground) -> None:
-    bell = Bell()
+    bell = SimulatedBell()
 
     async def answer(stop: asyncio.Event) -> None:
         class Echo(asyncio.Protocol):
@@ -205,7 +205,7 @@ def test_a_machine_is_checked_after_each_step_that_it_takes(ground: Ground) -> N
 def test_each_machine_has_a_wall_clock_of_its_own(ground: Ground, tmp_path: Path) -> None:
     """All are within half a second at first; a step is one machine's or everybody's; nobody's monotonic clock steps."""
     wall = Wall(ground.loop, "seed")
-    coordinator = Coordinator(ground.network, COORDINATOR, wall)
+    coordinator = SimulatedCoordinator(ground.network, COORDINATOR, wall)
     cluster = SimulatedCluster(
         ground.loop, ground.network, coordinator, wall, tmp_path, Random(3), hosts=2, gcms=0, session_seconds=4.0
     )
@@ -220,7 +220,7 @@ def test_each_machine_has_a_wall_clock_of_its_own(ground: Ground, tmp_path: Path
         ground.tell(round(time.monotonic() - began, 2))
 
     def step(second: float) -> None:
-        cluster.do(Fault(0.0, Kind.STEP_CLOCK, 0.0, 0.75, second))
+        cluster.do(Fault(0.0, FaultKind.STEP_CLOCK, 0.0, 0.75, second))
 
     with replaced(ground.loop, ground.network, coordinator, wall, Random(4)):
         cluster.hosts[0].run("look", look)
@@ -236,8 +236,8 @@ def test_each_machine_has_a_wall_clock_of_its_own(ground: Ground, tmp_path: Path
     assert ground.told == [(4.0, 4.0)]
 
 
-def _disk(ground: Ground, seed: int) -> tuple[Disk, int]:
-    disk = Disk(ground.loop, Random(seed), Path("/nowhere"))
+def _disk(ground: Ground, seed: int) -> tuple[SimulatedDisk, int]:
+    disk = SimulatedDisk(ground.loop, Random(seed), Path("/nowhere"))
     path = Path("/nowhere/journal")
     disk.create(path, 8 * SECTOR_BYTES)
     return disk, disk.open(path)
@@ -302,7 +302,7 @@ def test_a_loss_of_power_undoes_any_renames_and_removals_whose_folder_was_not_sy
     for seed in range(150):
         folder = tmp_path / f"store-{seed}"
         (folder / "00").mkdir(parents=True)
-        disk = Disk(ground.loop, Random(seed), folder)
+        disk = SimulatedDisk(ground.loop, Random(seed), folder)
         for name in ("kept", "moved", "replaced", "removed"):
             (folder / "00" / name).write_bytes(name.encode())
         disk.sync_folder(folder / "00")

@@ -12,7 +12,7 @@ import pytest
 
 from roq.coordination.session import Session
 from roq.tools.simulation.clocks import Wall
-from roq.tools.simulation.coordination import Coordinator
+from roq.tools.simulation.coordination import SimulatedCoordinator
 from roq.tools.simulation.loop import SimulatedLoop
 from roq.tools.simulation.machines import Machine
 from roq.tools.simulation.network import Network
@@ -66,7 +66,7 @@ def run_simulated(test: Test, tmp_path: Any) -> None:
     loop = SimulatedLoop(Random(1))
     network = Network(loop, Random(2))
     wall = Wall(loop, 1)
-    coordinator = Coordinator(network, SERVER, wall)
+    coordinator = SimulatedCoordinator(network, SERVER, wall)
     made: list[Session] = []
     outcome: list[BaseException | None] = []
 

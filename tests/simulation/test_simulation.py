@@ -17,7 +17,7 @@ from roq.tools.simulation.faults import (
     TASK_WEIGHTS,
     WEIGHTS,
     Fault,
-    Kind,
+    FaultKind,
     plan,
     plan_shuffles,
     plan_tasks,
@@ -98,7 +98,7 @@ def test_the_story_of_a_bug_is_short() -> None:
 
 def test_a_rotten_byte_that_claims_too_much_does_not_end_the_log() -> None:
     """The simulation found this one: the confirmed position that a damaged batch told was believed."""
-    stories = [storm(Random(seed), 5.0, Kind.BIT_ROT) for seed in range(TRIES)]
+    stories = [storm(Random(seed), 5.0, FaultKind.BIT_ROT) for seed in range(TRIES)]
     with known_bugs.put((shelf, "_proved", known_task_bugs.believed)):
         found = next(seed for seed in range(TRIES) if _weather(seed, stories[seed]).wrong)
     run = _weather(found, stories[found])
@@ -107,7 +107,7 @@ def test_a_rotten_byte_that_claims_too_much_does_not_end_the_log() -> None:
 
 def test_a_new_disk_that_fails_at_once_ends_the_store_with_an_error_of_its_own() -> None:
     """The simulation found this one: what says whose a disk is was written with nobody to catch an OSError."""
-    faults = [Fault(8.0, Kind.SWAP_DISK, 3.0, 1 / 6, 0.0), Fault(10.0, Kind.DISK_ERROR, 0.0, 1 / 6, 0.9)]
+    faults = [Fault(8.0, FaultKind.SWAP_DISK, 3.0, 1 / 6, 0.0), Fault(10.0, FaultKind.DISK_ERROR, 0.0, 1 / 6, 0.9)]
     runs = [_weather(seed, faults) for seed in (0, 2)]
     assert any("host-1 is shut down, its disk is replaced by an empty one" in line for run in runs for line in run.trace)
     for run in runs:

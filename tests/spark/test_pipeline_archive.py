@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 5, 1, 23, 59, 59, tzinfo=UTC)
 
 
-def run(spark: SparkSession, *given: str) -> archive.Result:
+def run(spark: SparkSession, *given: str) -> archive.ArchiveResult:
     return archive.work(spark, archive.parser().parse_args(given))
 
 
@@ -47,8 +47,8 @@ def test_every_task_is_archived_once_and_the_queue_is_empty(spark: SparkSession,
 
 def test_a_batch_that_comes_again_is_completed_not_doubled(spark: SparkSession, tmp_path: Path) -> None:
     into = str(tmp_path / "archive")
-    archive.add(batch(spark, ("a", 1), ("b", 1)), archive.Result(into), everything=True)
-    again = archive.Result(into)
+    archive.add(batch(spark, ("a", 1), ("b", 1)), archive.ArchiveResult(into), everything=True)
+    again = archive.ArchiveResult(into)
     archive.add(batch(spark, ("a", 1), ("b", 1), ("c", 1), ("c", 2)), again, everything=True)
     assert (again.archived, again.repeated) == (1, 3)
     archive.add(batch(spark, ("c", 3), ("d", 1), ("e", 2)), again, everything=False)

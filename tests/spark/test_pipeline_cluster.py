@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
     running.stop()
 
 
-def run(spark: SparkSession, *given: str) -> kpi.Result:
+def run(spark: SparkSession, *given: str) -> kpi.KpiResult:
     return kpi.work(spark, kpi.parser().parse_args(given))
 
 

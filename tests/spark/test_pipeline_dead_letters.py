@@ -32,7 +32,7 @@ def queue(tmp_path: Path) -> str:
     return address
 
 
-def run(spark: SparkSession, *given: str) -> dead_letters.Result:
+def run(spark: SparkSession, *given: str) -> dead_letters.DeadLettersResult:
     return dead_letters.work(spark, dead_letters.parser().parse_args(given))
 
 

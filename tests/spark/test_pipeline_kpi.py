@@ -46,11 +46,11 @@ def history(spark: SparkSession, folder: Path) -> list[QueueKpi]:
     return [record_of(row.asDict(recursive=True)) for row in rows]
 
 
-def run(spark: SparkSession, *given: str) -> kpi.Result:
+def run(spark: SparkSession, *given: str) -> kpi.KpiResult:
     return kpi.work(spark, kpi.parser().parse_args(given))
 
 
-def reports(result: kpi.Result) -> list[QueueReport]:
+def reports(result: kpi.KpiResult) -> list[QueueReport]:
     return msgspec.json.decode(Path(result.report).read_bytes(), type=list[QueueReport])
 
 

@@ -35,7 +35,7 @@ def some_rows(count: int) -> Rows:
     return rows
 
 
-def run(spark: SparkSession, *given: str) -> sort.Result:
+def run(spark: SparkSession, *given: str) -> sort.SortResult:
     return sort.work(spark, sort.parser().parse_args(given))
 
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
 import roq.shuffle
-from roq.wire.shuffle import State
+from roq.wire.shuffle import ShuffleState
 from tests.spark.comparing import load, rows_of, same_as_spark, save, sizes
 
 ROWS = 20_000
@@ -145,8 +145,8 @@ def test_several_shuffles_side_by_side_and_a_join_of_them(spark: SparkSession, a
     assert joined.count() == 100 * 10 * 5
     with roq.shuffle.open(address) as shuffles:
         assert [(one.name, one.state, one.rows) for one in shuffles.list()] == [
-            ("left", State.SEALED, 1_000),
-            ("right", State.SEALED, 500),
+            ("left", ShuffleState.SEALED, 1_000),
+            ("right", ShuffleState.SEALED, 500),
         ]
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 import roq
 import roq.shuffle
 from roq.errors import ShuffleNotFound
-from roq.wire.shuffle import State
+from roq.wire.shuffle import ShuffleState
 from tests.integration.running import RunningCluster
 from tests.spark.comparing import load, rows_of, same_as_spark, save, sizes
 from tests.spark.trouble import Function, dying, kills, raising, slowly
@@ -104,7 +104,7 @@ def test_lost_while_writing(spark: SparkSession, cluster: RunningCluster, addres
     """Another leader takes over. Attempts a host had not passed on yet are tried again, with other buffers."""
     frame = rows(spark)
 
-    def lose_it() -> State:
+    def lose_it() -> ShuffleState:
         state = until_written(address, name)
         if lost == "leader":
             cluster.call(kill_leader(cluster))
@@ -115,7 +115,7 @@ def test_lost_while_writing(spark: SparkSession, cluster: RunningCluster, addres
     with ThreadPoolExecutor(1) as thread:  # the save is this thread's: Spark knows formats by the thread's session
         losing = thread.submit(lose_it)
         save(frame.mapInArrow(slowly(0.4), frame.schema), address, name, ["k"], RANGES)
-        assert losing.result() is State.FILLING, "it was too late to hurt"
+        assert losing.result() is ShuffleState.FILLING, "it was too late to hurt"
     same_as_spark(frame, load(spark, address, name), ["k"], RANGES)
 
 
@@ -127,7 +127,7 @@ async def kill_leader(cluster: RunningCluster) -> None:
     await cluster.local.kill_gcm(leader)
 
 
-def until_written(address: str, name: str) -> State:
+def until_written(address: str, name: str) -> ShuffleState:
     """Wait until an attempt is stored; what the shuffle is then."""
     end = time.monotonic() + SAVE_SECONDS
     with roq.shuffle.open(address) as shuffles:

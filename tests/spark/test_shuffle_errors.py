@@ -17,8 +17,8 @@ import roq.spark
 from roq.errors import DataLost, SchemaMismatch, ShuffleNotFound, ShuffleSealed
 from roq.spark.errors import in_spark_style, spark_errors
 from roq.spark.shuffle_source import RoqShuffleDataSource
-from roq.spark.shuffle_write import ShuffleWriter, Written
-from roq.wire.shuffle import State
+from roq.spark.shuffle_write import PartitionWritten, ShuffleWriter
+from roq.wire.shuffle import ShuffleState
 from tests.spark.comparing import load, rows_of, save
 
 
@@ -201,11 +201,11 @@ def writer_of(address: str, frame: DataFrame, name: str = "visits") -> ShuffleWr
     return RoqShuffleDataSource(options).writer(frame.schema, overwrite=False)
 
 
-def written(address: str, name: str, partition: int, attempt: str, frame: DataFrame) -> Written:
+def written(address: str, name: str, partition: int, attempt: str, frame: DataFrame) -> PartitionWritten:
     with roq.shuffle.open(address) as shuffles, shuffles.writer(name, partition=partition, attempt=attempt) as writer:
         writer.write(frame.toArrow())
         receipt = writer.finish()
-    return Written(receipt.partition, receipt.attempt, receipt.rows, receipt.size, receipt.runs)
+    return PartitionWritten(receipt.partition, receipt.attempt, receipt.rows, receipt.size, receipt.runs)
 
 
 def test_an_attempt_reported_twice_and_two_of_one_partition(spark: SparkSession, address: str) -> None:
@@ -216,7 +216,7 @@ def test_an_attempt_reported_twice_and_two_of_one_partition(spark: SparkSession,
         with told("ROQ_ATTEMPT_CONFLICT", "visits"):
             writer.commit(receipts)
     with told("ROQ_ATTEMPT_NOT_FOUND", "visits"):
-        writer.commit([Written(0, "never", 5, 100, 1)])
+        writer.commit([PartitionWritten(0, "never", 5, 100, 1)])
     writer.commit([two])
     writer.commit([two])  # Spark may ask again: the same answer
     with told("ROQ_SHUFFLE_SEALED", "visits"):
@@ -230,7 +230,7 @@ def test_abort_removes_only_what_this_save_made_and_did_not_seal(spark: SparkSes
     assert (first.created, second.created) == (True, False)
     with roq.shuffle.open(address) as shuffles:
         second.abort([None])
-        assert shuffles.describe("visits").state is State.FILLING
+        assert shuffles.describe("visits").state is ShuffleState.FILLING
         first.abort([None])
         with pytest.raises(ShuffleNotFound):
             shuffles.describe("visits")
@@ -238,7 +238,7 @@ def test_abort_removes_only_what_this_save_made_and_did_not_seal(spark: SparkSes
         third = writer_of(address, frame)
         third.commit([written(address, "visits", 0, "one", frame)])
         third.abort([None])  # a commit that failed after it had worked
-        assert shuffles.describe("visits").state is State.SEALED
+        assert shuffles.describe("visits").state is ShuffleState.SEALED
 
 
 def test_a_commit_after_the_shuffle_was_replaced(spark: SparkSession, address: str) -> None:

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import roq.shuffle
 from roq.errors import RoqError, ShuffleNotFound
-from roq.wire.shuffle import State
+from roq.wire.shuffle import ShuffleState
 from tests.spark.comparing import load, rows_of, same_as_spark, save
 from tests.spark.standalone import Standalone
 from tests.spark.trouble import Function, dying, kills, raising, slowly
@@ -140,7 +140,7 @@ def test_a_driver_killed_before_its_commit(spark: SparkSession, address: str, tm
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     with roq.shuffle.open(address) as shuffles:
-        assert shuffles.describe("visits").state is State.FILLING
+        assert shuffles.describe("visits").state is ShuffleState.FILLING
     frame = rows(spark)
     save(frame, address, "visits", ["k"], 4)
     same_as_spark(frame, load(spark, address, "visits"), ["k"], 4)
@@ -158,7 +158,7 @@ def wait_for_attempts(address: str, process: subprocess.Popen[str], count: int) 
                 time.sleep(0.05)
                 continue
             if now.stored >= count:
-                assert now.state is State.FILLING
+                assert now.state is ShuffleState.FILLING
                 return
             time.sleep(0.02)
     pytest.fail("no attempt was stored")

@@ -7,7 +7,7 @@ from typing import Any
 from roq.pubsub.monitor.membership import (
     Membership,
 )
-from roq.pubsub.monitor.records import Answer, ExchangeState, Instruction, Notify
+from roq.pubsub.monitor.records import AnswerDue, ExchangeState, Instruction, Notify
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import PathOpening
@@ -86,4 +86,4 @@ def notices(instructions: list[Instruction], kind: type[Any]) -> list[Any]:
 
 
 def replies(instructions: list[Instruction]) -> list[Any]:
-    return [one.reply for one in instructions if isinstance(one, Answer)]
+    return [one.reply for one in instructions if isinstance(one, AnswerDue)]

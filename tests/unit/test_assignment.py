@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hcm.assignment import Keep, Reconfigure, Replace, Start, Stop, admit, plan
+from hcm.assignment import Keep, Reconfigure, Replace, StartProcess, Stop, admit, plan
 from roq.errors import CallError, StaleEpoch
 from roq.wire.assignment import Assignment, MonitorAddress, MonitorRole, ProcessKind, ProcessSpec, QueueSettings
 from roq.wire.policy import Bounds, Policy
@@ -22,11 +22,11 @@ def present(*specs: ProcessSpec) -> dict[str, ProcessSpec]:
 
 
 def test_an_empty_host_starts_everything_monitors_first() -> None:
-    assert plan((EXCHANGE, SCALING, MONITOR), {}) == [Start(MONITOR), Start(EXCHANGE), Start(SCALING)]
+    assert plan((EXCHANGE, SCALING, MONITOR), {}) == [StartProcess(MONITOR), StartProcess(EXCHANGE), StartProcess(SCALING)]
 
 
 def test_stops_come_before_starts() -> None:
-    assert plan((EXCHANGE,), present(MONITOR)) == [Stop("monitor/orders"), Start(EXCHANGE)]
+    assert plan((EXCHANGE,), present(MONITOR)) == [Stop("monitor/orders"), StartProcess(EXCHANGE)]
 
 
 def test_unchanged_is_kept() -> None:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from roq.pubsub import subscriber as module
 from roq.coordination.locate import GcmClient
+from roq.pubsub import subscriber as module
 from roq.pubsub.subscriber import LISTING_SECONDS, Subscriber
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from roq.pubsub.monitor.beacons import BEACONS_KEPT, REPEATS, RESTING_SECONDS, Beacons
-from roq.wire.frame import Header, Kind
+from roq.wire.frame import FrameKind, Header
 
 PUBLISHER = 7
 
@@ -13,7 +13,7 @@ PUBLISHER = 7
 def saw(
     beacons: Beacons, sequence: int, now: float, exchange: str = "x/1", topics: Collection[str] = "t", path: int = 1
 ) -> None:
-    header = Header(1, Kind.BEACON, PUBLISHER, path, sequence, 0, 0, 0, 0)
+    header = Header(1, FrameKind.BEACON, PUBLISHER, path, sequence, 0, 0, 0, 0)
     beacons.saw(exchange, header, topics, f"{path}:{sequence}".encode(), now)
 
 

@@ -18,7 +18,7 @@ from roq.tools.bench.accounting import (
     NEVER,
     PAUSE_EVERY,
     Account,
-    Samples,
+    LatencySamples,
     Tally,
     latency_us,
     percentile,
@@ -27,7 +27,7 @@ from roq.tools.bench.accounting import (
     thin,
 )
 from roq.tools.bench.load import STAMP, Load, Pace, on_topic
-from roq.tools.bench.protocol import Delivered, Published
+from roq.tools.bench.protocol import PublisherFinished, SubscriberFinished
 from roq.tools.bench.publish import flat_out, flat_out_many, paced
 from roq.tools.bench.result import summary
 
@@ -146,7 +146,7 @@ def test_thinning_keeps_percentiles() -> None:
 
 
 def test_samples_stay_bounded_and_cover_the_whole_run() -> None:
-    samples = Samples(kept=100)
+    samples = LatencySamples(kept=100)
     for value in range(10_000):
         samples.add(value)
     assert len(samples.values) < 100
@@ -232,10 +232,10 @@ async def test_a_paced_load_numbers_each_topic(batch: int) -> None:
 
 def test_a_summary_adds_up() -> None:
     load = Load(messages=10, subscribers=2)
-    published = [Published(10, 1_000_000_000, 1_500_000_000, 0.5)]
+    published = [PublisherFinished(10, 1_000_000_000, 1_500_000_000, 0.5)]
     delivered = [
-        Delivered(10, 0, 0, 0, 0, 2_000_000_000, 0.25, [1000, 2000]),
-        Delivered(8, 1, 2, 0, 2, 3_000_000_000, 0.25, [3000]),
+        SubscriberFinished(10, 0, 0, 0, 0, 2_000_000_000, 0.25, [1000, 2000]),
+        SubscriberFinished(8, 1, 2, 0, 2, 3_000_000_000, 0.25, [3000]),
     ]
     result = summary(load, published, delivered, {"exchange": 0.125}, 0.5)
     assert (result.published, result.delivered, result.lost, result.duplicated, result.reordered) == (10, 18, 2, 1, 2)
@@ -246,7 +246,7 @@ def test_a_summary_adds_up() -> None:
 
 def test_goals_are_judged_by_the_ratio_of_medians() -> None:
     load = Load(messages=10)
-    reports = [Published(10, 0, 1_000_000_000, 0.1)], [Delivered(10, 0, 0, 0, 0, 1_000_000_000, 0.1, [5000])]
+    reports = [PublisherFinished(10, 0, 1_000_000_000, 0.1)], [SubscriberFinished(10, 0, 0, 0, 0, 1_000_000_000, 0.1, [5000])]
     slow = summary(load, *reports, {"server": 0.3}, 0.0)
     fast = [msgspec.structs.replace(slow, throughput=rate) for rate in (10.0, 90.0, 100.0)]
     measured = Measured(SCENARIOS["4 pairs"], {"RoQ": fast, "nats-py": [slow]}, ["one did not run"])

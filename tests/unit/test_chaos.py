@@ -10,12 +10,12 @@ import pytest
 from roq.errors import CallError
 from roq.testing import HostProcess
 from roq.tools.chaos import invariants
-from roq.tools.chaos.history import STAMP, Done, Heard, Sent, Told
-from roq.tools.chaos.invariants import Order, Reign, Reported, Seen, Term, history_violations, unsettled
+from roq.tools.chaos.history import STAMP, FaultDone, GapReported, Sent, SubscriberHistory
+from roq.tools.chaos.invariants import EpochWritten, HostReported, Order, Seen, Term, history_violations, unsettled
 from roq.tools.chaos.numbers import Numbers, count
 from roq.tools.chaos.picture import timeline
-from roq.tools.chaos.result import Options
-from roq.tools.chaos.schedule import CALM_SECONDS, IN_CONTAINERS, ON_LOOPBACK, Fault, Kind, Role, schedule
+from roq.tools.chaos.result import ChaosOptions
+from roq.tools.chaos.schedule import CALM_SECONDS, IN_CONTAINERS, ON_LOOPBACK, ChaosFault, ChaosKind, Role, schedule
 from roq.tools.chaos.verdict import Verdict, gaps, judge, together
 from roq.wire.assignment import (
     HostReport,
@@ -33,7 +33,7 @@ from roq.wire.policy import Policy
 SESSION = 4.0
 
 
-def faults(seed: int = 1, seconds: float = 3600.0, every: float = 10.0, longest: float | None = None) -> list[Fault]:
+def faults(seed: int = 1, seconds: float = 3600.0, every: float = 10.0, longest: float | None = None) -> list[ChaosFault]:
     return schedule(IN_CONTAINERS, seed=seed, seconds=seconds, every=every, session_seconds=SESSION, longest=longest)
 
 
@@ -53,11 +53,11 @@ def test_faults_come_one_after_the_other_and_a_quarter_of_the_periods_is_quiet(s
 
 def test_everything_possible_happens_short_and_long() -> None:
     found = faults()
-    rejected = {(Kind.REJECT, role) for kind, role in IN_CONTAINERS if kind is Kind.PARTITION}
+    rejected = {(ChaosKind.REJECT, role) for kind, role in IN_CONTAINERS if kind is ChaosKind.PARTITION}
     assert {(one.kind, one.role) for one in found} == {*IN_CONTAINERS, *rejected}
     for kind, role in IN_CONTAINERS:
         lengths = [one.seconds for one in found if (one.kind, one.role) == (kind, role)]
-        if kind is Kind.KILL and role in (Role.EXCHANGE, Role.MONITOR, Role.SCALING):
+        if kind is ChaosKind.KILL and role in (Role.EXCHANGE, Role.MONITOR, Role.SCALING):
             assert set(lengths) == {0.0}
         else:
             assert min(lengths) < SESSION < max(lengths)
@@ -65,14 +65,14 @@ def test_everything_possible_happens_short_and_long() -> None:
 
 def test_longest_bounds_every_fault_and_every_has_limits() -> None:
     assert max(one.seconds for one in faults(longest=2.0)) <= 2.0
-    assert (Kind.KILL, Role.ZOOKEEPER) not in ON_LOOPBACK
+    assert (ChaosKind.KILL, Role.ZOOKEEPER) not in ON_LOOPBACK
     assert any(faults(seed, seconds=6.0) for seed in range(5)), "a short run has one period"
     for seconds in (6.0, 20.0):
         assert all(one.at + one.seconds <= seconds + 0.01 for seed in range(50) for one in faults(seed, seconds=seconds))
     for every, seconds in ((1.0, 3600.0), (10.0, 3.0)):
         with pytest.raises(CallError):
             faults(every=every, seconds=seconds)
-    for refused in (Options(publishers=0), Options(rate=0.0)):
+    for refused in (ChaosOptions(publishers=0), ChaosOptions(rate=0.0)):
         with pytest.raises(CallError):
             refused.check()
 
@@ -90,8 +90,8 @@ def test_numbers_are_a_set() -> None:
     assert ours.missing(25, 40) == [(31, 31), (33, 40)]
 
 
-def verdict(order: list[int], told: list[Told] | None = None, published: int = 10, acked: int = 10) -> Verdict:
-    heard = Heard(1)
+def verdict(order: list[int], told: list[GapReported] | None = None, published: int = 10, acked: int = 10) -> Verdict:
+    heard = SubscriberHistory(1)
     for number in order:
         heard.arrived(0, number)
     heard.told = told or []
@@ -111,25 +111,25 @@ def test_a_message_lost_in_silence() -> None:
 
 
 def test_a_gap_that_was_told_is_no_loss() -> None:
-    found = verdict([1, 2, 6, 7, 8, 9, 10], [Told(0, 3, 5, 3)])
+    found = verdict([1, 2, 6, 7, 8, 9, 10], [GapReported(0, 3, 5, 3)])
     assert (found.lost, found.reported_gaps, found.adds_up, found.problems()) == (0, 3, True, [])
 
 
 def test_told_but_delivered_does_not_add_up() -> None:
-    found = verdict([*range(1, 11)], [Told(0, 3, 4, 2)])
+    found = verdict([*range(1, 11)], [GapReported(0, 3, 4, 2)])
     assert not found.adds_up
     assert any("told as lost but delivered 3..4" in line for line in found.problems())
-    assert not verdict([1, 2, 6, 7, 8, 9, 10], [Told(0, 3, 5, 3), Told(0, 3, 5, 3)]).adds_up, "told twice"
+    assert not verdict([1, 2, 6, 7, 8, 9, 10], [GapReported(0, 3, 5, 3), GapReported(0, 3, 5, 3)]).adds_up, "told twice"
 
 
 def test_a_gap_needs_a_fault_that_cuts_for_longer_than_the_ring() -> None:
-    heard = Heard(1)
-    heard.told = [Told(0, 3, 5, 3, 12.0), Told(0, 7, 8, 2, 41.0), Told(0, 9, 9, 1, 9.0)]
+    heard = SubscriberHistory(1)
+    heard.told = [GapReported(0, 3, 5, 3, 12.0), GapReported(0, 7, 8, 2, 41.0), GapReported(0, 9, 9, 1, 9.0)]
     faults = [
-        Done(4.0, "kill", "host-1", 1.2, "host"),
-        Done(10.0, "partition", "host-2", 5.5, "monitor"),
-        *(Done(39.0, kind, "host-3", 6.0, "monitor") for kind in ("pause", "cut-from-zookeeper")),
-        Done(40.0, "kill", "host-3", 4.9, "host"),
+        FaultDone(4.0, "kill", "host-1", 1.2, "host"),
+        FaultDone(10.0, "partition", "host-2", 5.5, "monitor"),
+        *(FaultDone(39.0, kind, "host-3", 6.0, "monitor") for kind in ("pause", "cut-from-zookeeper")),
+        FaultDone(40.0, "kill", "host-3", 4.9, "host"),
     ]
     found, problems = gaps([heard], faults, ring_seconds=5.0)
     assert [(gap.t, gap.messages, gap.fault) for gap in found] == [(12.0, 3, 10.0), (41.0, 2, None), (9.0, 1, None)]
@@ -156,7 +156,7 @@ def test_what_was_not_acknowledged_is_unknown_not_lost() -> None:
 
 
 def test_every_subscriber_counts() -> None:
-    whole, half = Heard(2), Heard(2)
+    whole, half = SubscriberHistory(2), SubscriberHistory(2)
     for publisher in (0, 1):
         for number in range(1, 5):
             whole.arrived(publisher, number)
@@ -168,7 +168,7 @@ def test_every_subscriber_counts() -> None:
 
 
 def test_damaged_and_unknown_messages_are_foreign() -> None:
-    heard = Heard(1)
+    heard = SubscriberHistory(1)
     good = STAMP.pack(0, 1) + bytes(8)
     heard.take([(1, good), (2, good), (1, good[:-1]), (1, STAMP.pack(3, 1) + bytes(8))], len(good), 1.5)
     assert (heard.foreign, heard.runs, list(heard.per_second), heard.silence_seconds) == (3, [[(1, 1)]], [0, 1], 1.5)
@@ -219,26 +219,32 @@ def test_two_loads_have_one_verdict() -> None:
     assert together([whole]) == whole
 
 
-NOW: list[Seen] = [Reign(10, 3), Order(12, "h", 3, 9), Reported(13, "h", 3, 9), Order(5, "g", 2, 4), Reported(6, "g", 2, 4)]
+NOW: list[Seen] = [
+    EpochWritten(10, 3),
+    Order(12, "h", 3, 9),
+    HostReported(13, "h", 3, 9),
+    Order(5, "g", 2, 4),
+    HostReported(6, "g", 2, 4),
+]
 
 
 def test_reigns_that_do_not_mix() -> None:
-    seen = [*NOW, Reign(3, 2), Order(11, "g", 3, 5), Term(4, "q", 1, "h"), Term(12, "q", 2, "g"), Term(13, "q", 2, "g")]
+    seen = [*NOW, EpochWritten(3, 2), Order(11, "g", 3, 5), Term(4, "q", 1, "h"), Term(12, "q", 2, "g"), Term(13, "q", 2, "g")]
     assert history_violations(seen) == []
     assert unsettled(NOW, []) == []
 
 
 def test_a_write_of_a_reign_that_is_over_is_found() -> None:
-    late = history_violations([Reign(3, 2), Reign(10, 3), Order(11, "h", 2, 9)])
+    late = history_violations([EpochWritten(3, 2), EpochWritten(10, 3), Order(11, "h", 2, 9)])
     assert late == ["C1: assignment of h: epoch 2 wrote after epoch 3 had begun (zxid b)"]
-    assert "before it began" in history_violations([Reign(10, 3), Order(9, "h", 3, 1)])[0]
-    assert "gcm/epoch" in history_violations([Reign(10, 3), Reign(11, 2)])[0]
+    assert "before it began" in history_violations([EpochWritten(10, 3), Order(9, "h", 3, 1)])[0]
+    assert "gcm/epoch" in history_violations([EpochWritten(10, 3), EpochWritten(11, 2)])[0]
 
 
 def test_a_host_that_takes_an_older_order_is_found() -> None:
-    assert history_violations([Reported(5, "h", 3, 4), Reported(9, "h", 4, 1)]) == []
-    assert history_violations([Reported(5, "h", 3, 4), Reported(9, "h", 2, 7)]) == ["C1: h went from 3/4 back to 2/7"]
-    assert history_violations([Reported(9, "h", 3, 3), Reported(5, "h", 3, 4)]) == ["C1: h went from 3/4 back to 3/3"]
+    assert history_violations([HostReported(5, "h", 3, 4), HostReported(9, "h", 4, 1)]) == []
+    assert history_violations([HostReported(5, "h", 3, 4), HostReported(9, "h", 2, 7)]) == ["C1: h went from 3/4 back to 2/7"]
+    assert history_violations([HostReported(9, "h", 3, 3), HostReported(5, "h", 3, 4)]) == ["C1: h went from 3/4 back to 3/3"]
 
 
 def test_a_term_with_two_active_monitors_is_found() -> None:
@@ -248,20 +254,20 @@ def test_a_term_with_two_active_monitors_is_found() -> None:
 
 def test_what_is_unsettled_is_found() -> None:
     assert unsettled(NOW, ["transactions/queue/t"]) == ["C1: transaction transactions/queue/t is left"]
-    assert unsettled([*NOW, Order(14, "i", 4, 1), Reported(15, "i", 4, 1)], []) == [
+    assert unsettled([*NOW, Order(14, "i", 4, 1), HostReported(15, "i", 4, 1)], []) == [
         "C1: assignment of i has epoch 4, the reign is 3"
     ]
-    assert unsettled([*NOW, Order(14, "i", 3, 2), Reported(15, "i", 3, 1)], []) == [
+    assert unsettled([*NOW, Order(14, "i", 3, 2), HostReported(15, "i", 3, 1)], []) == [
         "C1: i has obeyed 3/1, its assignment is 3/2"
     ]
-    assert "obeyed nothing" in unsettled([Reign(1, 3), Order(2, "i", 3, 2)], [])[0]
+    assert "obeyed nothing" in unsettled([EpochWritten(1, 3), Order(2, "i", 3, 2)], [])[0]
 
 
 def test_the_picture_is_well_formed() -> None:
-    heard = Heard(1)
+    heard = SubscriberHistory(1)
     heard.per_second.extend([100, 50, 0, 100])
-    heard.told = [Told(0, 3, 5, 3)]
-    text = timeline("seed 1 <&>", [heard, heard], [Done(1.0, "kill", "host-1:exchange/q/3f", 0.0, "exchange")], 4.0)
+    heard.told = [GapReported(0, 3, 5, 3)]
+    text = timeline("seed 1 <&>", [heard, heard], [FaultDone(1.0, "kill", "host-1:exchange/q/3f", 0.0, "exchange")], 4.0)
     assert ElementTree.fromstring(text).tag.endswith("svg")
     assert "kill exchange/q" in text
     assert "3 reported lost" in text

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from roq.tools.chaos.history import Done
+from roq.tools.chaos.history import FaultDone
 from roq.tools.chaos.nemesis import Spared
 from roq.tools.chaos.picture import memory
 from roq.tools.chaos.resources import (
@@ -18,33 +18,33 @@ from roq.tools.chaos.resources import (
     DESCRIPTORS_MORE,
     THREADS_MORE,
     ZNODES_MORE,
-    Reading,
     Resources,
+    ResourceSample,
     Series,
     judge,
     warm_up,
 )
-from roq.tools.chaos.schedule import Fault, Kind, Role, gentle
+from roq.tools.chaos.schedule import ChaosFault, ChaosKind, Role, gentle
 from roq.tools.chaos.watch import read
 
 MIB = 1 << 20
 HOUR = 3600.0
-STEADY = Reading(50 * MIB, 10 * MIB, 30, 5)
+STEADY = ResourceSample(50 * MIB, 10 * MIB, 30, 5)
 ZNODES = [(float(at), 40) for at in range(0, int(HOUR), 5)]
 
 
-def life(reading_at: Callable[[float], Reading], begin: float = 0.0, end: float = HOUR) -> Series:
+def life(reading_at: Callable[[float], ResourceSample], begin: float = 0.0, end: float = HOUR) -> Series:
     series = Series("host-1", "monitor/q", 7)
     for at in range(int(begin), int(end), 5):
         series.add(float(at), reading_at(float(at)))
     return series
 
 
-def judged(reading_at: Callable[[float], Reading], *, znodes: list[tuple[float, int]] = ZNODES) -> Resources:
+def judged(reading_at: Callable[[float], ResourceSample], *, znodes: list[tuple[float, int]] = ZNODES) -> Resources:
     return judge([life(reading_at)], znodes, HOUR)
 
 
-def with_memory(megabytes: float) -> Reading:
+def with_memory(megabytes: float) -> ResourceSample:
     return STEADY._replace(memory=int(megabytes * MIB))
 
 
@@ -88,7 +88,7 @@ def test_the_client_has_another_floor() -> None:
 
 
 def test_descriptors_threads_and_znodes_may_not_grow() -> None:
-    def later(reading: Reading) -> Callable[[float], Reading]:
+    def later(reading: ResourceSample) -> Callable[[float], ResourceSample]:
         return lambda at: reading if at > 3000 else STEADY
 
     assert judged(later(STEADY._replace(descriptors=30 + DESCRIPTORS_MORE))).problems == ()
@@ -100,7 +100,7 @@ def test_descriptors_threads_and_znodes_may_not_grow() -> None:
 
 
 def test_who_lived_shortly_is_not_judged_and_nobody_judged_is_a_problem() -> None:
-    def leaking(at: float) -> Reading:
+    def leaking(at: float) -> ResourceSample:
         return with_memory(50 + at)
 
     whole, brief = life(lambda _: STEADY), life(leaking, 1000.0, 2000.0)
@@ -149,11 +149,13 @@ def test_who_is_spared() -> None:
     assert not spared.covers("host-1", "exchange/beside/3f")
     assert not spared.covers("host-2", "monitor/chaos")
     assert not Spared().covers("host-1", "")
-    assert gentle(Fault(1.0, Kind.PAUSE, Role.ZOOKEEPER, 6.0, 2)) == Fault(1.0, Kind.PAUSE, Role.ZOOKEEPER, 1.5, 2)
+    assert gentle(ChaosFault(1.0, ChaosKind.PAUSE, Role.ZOOKEEPER, 6.0, 2)) == ChaosFault(
+        1.0, ChaosKind.PAUSE, Role.ZOOKEEPER, 1.5, 2
+    )
 
 
 def test_the_picture_of_memory() -> None:
     lives = [life(lambda _: STEADY), life(lambda _: STEADY, 3000.0)]
-    text = memory("a <title>", lives, ZNODES, [Done(5.0, "kill", "host-2", 2.0)], HOUR)
+    text = memory("a <title>", lives, ZNODES, [FaultDone(5.0, "kill", "host-2", 2.0)], HOUR)
     labels = [element.text for element in ElementTree.fromstring(text).iter() if element.tag.endswith("text")]
     assert {"host-1 monitor/q: MiB in 2 lives, the longest 3595 s", "50", "znodes", "40"} <= set(labels)

@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from roq.spark.pipeline.capacity_numbers import Found
+from roq.spark.pipeline.capacity_numbers import CapacityFindings
 from roq.spark.pipeline.capacity_picture import apart, picture
 from roq.tools.charts.axes import DAY, TIMES_MAX, linear, logarithmic, since, times
-from roq.tools.charts.chart import LEFT, PANEL, RIGHT, WIDTH, Band, Line, Panel, draw, legend, shortened, stretches
+from roq.tools.charts.chart import LEFT, PANEL, RIGHT, WIDTH, Band, ChartLine, Panel, draw, legend, shortened, stretches
 
 SVG = "{http://www.w3.org/2000/svg}"
 BEGIN = 1_790_000_000.25  # 2026-09-21T14:13:20Z
@@ -32,14 +32,14 @@ def lines_of(drawn: str) -> list[list[tuple[float, float]]]:
 
 
 def test_a_line_goes_from_the_bottom_left_to_the_top_right() -> None:
-    line = lines_of(draw("t", "", [Panel("p", [Line("l", "red", [(100.0, 0.0), (200.0, 10.0)])])], 100.0, 200.0))[0]
+    line = lines_of(draw("t", "", [Panel("p", [ChartLine("l", "red", [(100.0, 0.0), (200.0, 10.0)])])], 100.0, 200.0))[0]
     assert [x for x, _ in line] == [LEFT, WIDTH - RIGHT]
     assert line[0][1] - line[1][1] == PANEL
 
 
 def test_steps_hold_a_value_until_the_next_one_and_gaps_stay_open() -> None:
     points = [(0.0, 1.0), (1.0, 2.0), (9.0, 2.0), (10.0, 1.0)]
-    line = Line("l", "red", points, gap_seconds=3.0, steps=True)
+    line = ChartLine("l", "red", points, gap_seconds=3.0, steps=True)
     assert stretches(line) == [points[:2], points[2:]]
     rising, falling = lines_of(draw("t", "", [Panel("p", [line])], 0.0, 10.0))
     assert [y for _, y in rising] == [rising[0][1], rising[0][1], rising[-1][1]]
@@ -48,14 +48,14 @@ def test_steps_hold_a_value_until_the_next_one_and_gaps_stay_open() -> None:
 
 
 def test_a_filled_line_reaches_down_to_its_axis() -> None:
-    drawn = draw("t", "", [Panel("p", [Line("l", "red", [(0.0, 5.0), (1.0, 5.0)], filled=True)])], 0.0, 1.0)
+    drawn = draw("t", "", [Panel("p", [ChartLine("l", "red", [(0.0, 5.0), (1.0, 5.0)], filled=True)])], 0.0, 1.0)
     (corners,) = [one.attrib["points"].split() for one in elements(drawn, "polygon")]
     heights = [float(corner.split(",")[1]) for corner in corners]
     assert (heights[0], heights[3]) == (heights[1] + PANEL, heights[2] + PANEL)
 
 
 def test_a_single_point_no_points_and_no_time_are_drawn_too() -> None:
-    panels = [Panel("p", [Line("l", "red", [(5.0, 3.0)])]), Panel("q", [Line("m", "red", [])], "logarithmic")]
+    panels = [Panel("p", [ChartLine("l", "red", [(5.0, 3.0)])]), Panel("q", [ChartLine("m", "red", [])], "logarithmic")]
     assert len(elements(draw("t", "", panels, 5.0, 5.0), "circle")) == 1
 
 
@@ -71,7 +71,9 @@ def test_names_are_text_and_a_long_title_keeps_both_ends_and_its_times() -> None
 
 
 def test_a_legend_takes_as_many_rows_as_it_needs() -> None:
-    lines = [Line(f"policy {'very-' * number}strict", "red", []) for number in range(9)] + [Line("y" * 500, "red", [])]
+    lines = [ChartLine(f"policy {'very-' * number}strict", "red", []) for number in range(9)] + [
+        ChartLine("y" * 500, "red", [])
+    ]
     entries = legend(lines)
     assert [entry.line for entry in entries] == lines
     for before, entry in pairwise(entries):
@@ -154,7 +156,7 @@ def many_policies(count: int, seconds: float = 10.0) -> str:
     report = SimpleNamespace(queue="orders", begin="2026-09-21T14:13:20Z", end="2026-09-21T14:13:29Z")
     found = SimpleNamespace(report=report, begin=BEGIN, end=BEGIN + 9, seconds=seconds, points=rows)
     found.steps = [(f"p{number}", rows) for number in range(count)]
-    return picture(cast(Found, cast(Any, found)))
+    return picture(cast(CapacityFindings, cast(Any, found)))
 
 
 def test_lines_alike_can_be_told_apart() -> None:
@@ -180,7 +182,7 @@ def test_policies_look_different_up_to_twelve() -> None:
 
 
 def test_bands_are_marked_in_every_panel_and_named_above() -> None:
-    panels = [Panel(name, [Line("", "red", [(0.0, 1.0), (60.0, 2.0)])]) for name in ("p", "q")]
+    panels = [Panel(name, [ChartLine("", "red", [(0.0, 1.0), (60.0, 2.0)])]) for name in ("p", "q")]
     drawn = draw("t", "", panels, 0.0, 60.0, bands=[Band(30.0, 30.0, "blue", "kill <host-1>"), Band(50.0, 90.0, "green")])
     marks = [one.attrib for one in elements(drawn, "rect") if one.attrib["fill"] in ("blue", "green")]
     assert [mark["fill"] for mark in marks] == ["blue", "green"] * 2

@@ -12,7 +12,7 @@ from roq.cli.down import chosen, told
 from roq.errors import CallError
 from roq.tools.local import starter
 from roq.tools.local.leftovers import Leftover, Origin
-from roq.tools.local.starter import Found, Record
+from roq.tools.local.starter import FoundCluster, StarterRecord
 
 A, B = Path("/tmp/a"), Path("/tmp/b")
 
@@ -20,8 +20,8 @@ A, B = Path("/tmp/a"), Path("/tmp/b")
 ROOT, USER, OTHER = 0, 1000, 1001
 
 
-def found(directory: Path, command: str = "roq up", *, orphan: bool = False, user: int = USER) -> Found:
-    return Found(Origin(str(directory), 7, 8, command), "t", "127.0.0.1:2181/RoQ", orphan, user)
+def found(directory: Path, command: str = "roq up", *, orphan: bool = False, user: int = USER) -> FoundCluster:
+    return FoundCluster(Origin(str(directory), 7, 8, command), "t", "127.0.0.1:2181/RoQ", orphan, user)
 
 
 def test_the_only_cluster_of_up_is_chosen() -> None:
@@ -62,7 +62,7 @@ def test_what_was_done_is_said() -> None:
 def test_the_record_of_an_older_version_and_a_damaged_one(tmp_path: Path) -> None:
     assert starter.read(tmp_path) is None
     (tmp_path / "cluster.lock").write_text("0123abcd")
-    assert starter.read(tmp_path) == Record("0123abcd")
+    assert starter.read(tmp_path) == StarterRecord("0123abcd")
     (tmp_path / "cluster.lock").write_text('{"token": 1')
     assert starter.read(tmp_path) is None
 

@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from roq.pubsub.scaling.assess import Scale
+from roq.pubsub.scaling.assess import LoadScale
 from roq.pubsub.scaling.decide import (
     BACKOFF_FIRST_SECONDS,
     IN_SECONDS,
@@ -260,13 +260,13 @@ def test_replay_of_a_written_record() -> None:
 def test_plans_are_bounded() -> None:
     record = kpi({"a": [1.0] * 10_000}, 1)
     started = time.perf_counter()
-    plans = scale_out(bins_of(record), 0, (), 3, Scale(1 / 4000, 0, 0), Scale(1 / 4000, 0, 0))
+    plans = scale_out(bins_of(record), 0, (), 3, LoadScale(1 / 4000, 0, 0), LoadScale(1 / 4000, 0, 0))
     assert time.perf_counter() - started < 2
     assert all(len(moves) <= MOVES_MAX for moves in plans)
 
 
 def test_a_plan_is_never_worse_than_what_it_changes() -> None:
-    hard = Scale(1 / 1000, 0, 0)
+    hard = LoadScale(1 / 1000, 0, 0)
     bins = bins_of(kpi({"a": [990, 20], "b": [5]}, 1))
     assert relieve(bins[:1], bins[1:], hard, hard, 0.9) == [(2, "b")]
     assert drain(bins_of(kpi({"a": [500], "b": [300], "c": [100, 100]}, 1)), hard, hard, 0.7) is not None

@@ -20,7 +20,7 @@ from roq.cli.doctor_copies import CopiesOf, check_copies, shuffle_copies
 from roq.cli.doctor_hosts import HostsState, HostState, check_clock, check_hosts, clock_skew_seconds
 from roq.cli.doctor_local import check_local
 from roq.cli.doctor_machine import check_machine
-from roq.cli.finding import Finding, Verdict
+from roq.cli.finding import Finding, Severity
 from roq.cli.main import app
 from roq.client import overview as overview_module
 from roq.client.cluster import Cluster
@@ -36,7 +36,7 @@ from roq.client.overview import (
 )
 from roq.runtime.version import SOURCE, installed_version
 from roq.tools.local.leftovers import Origin
-from roq.tools.local.starter import Found
+from roq.tools.local.starter import FoundCluster
 from roq.wire import gcm, hcm, shuffle
 from roq.wire import master as wire
 from roq.wire.assignment import MonitorAddress, Overflow, QueueRecord, QueueSettings
@@ -57,17 +57,17 @@ SRVR = "Zookeeper version: {}-abc, built on 2025\nLatency min/avg/max: 0/0.0/0\n
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
-        (SRVR.format("3.9.5"), Verdict.GOOD),
-        (SRVR.format("3.10.0"), Verdict.GOOD),
-        (SRVR.format("3.8.4"), Verdict.WRONG),
-        (SRVR.format("3.9.3"), Verdict.WRONG),
-        (SRVR.format(COORDINATOR_VERSION), Verdict.GOOD),
-        ("This ZooKeeper instance is not currently serving requests\n", Verdict.WRONG),
-        ("srvr is not executed because it is not in the whitelist.\n", Verdict.WARNING),
-        ("", Verdict.WARNING),
+        (SRVR.format("3.9.5"), Severity.GOOD),
+        (SRVR.format("3.10.0"), Severity.GOOD),
+        (SRVR.format("3.8.4"), Severity.WRONG),
+        (SRVR.format("3.9.3"), Severity.WRONG),
+        (SRVR.format(COORDINATOR_VERSION), Severity.GOOD),
+        ("This ZooKeeper instance is not currently serving requests\n", Severity.WRONG),
+        ("srvr is not executed because it is not in the whitelist.\n", Severity.WARNING),
+        ("", Severity.WARNING),
     ],
 )
-def test_what_zookeeper_tells_of_itself(answer: str, verdict: Verdict) -> None:
+def test_what_zookeeper_tells_of_itself(answer: str, verdict: Severity) -> None:
     assert judge_srvr("ZooKeeper", answer).verdict == verdict
 
 
@@ -89,20 +89,20 @@ replace = msgspec.structs.replace
     ],
 )
 def test_what_is_wrong_in_a_cluster_is_found_with_advice(overview: Overview, about: str) -> None:
-    wrong = [finding for finding in check_overview(overview) if finding.verdict == Verdict.WRONG]
+    wrong = [finding for finding in check_overview(overview) if finding.verdict == Severity.WRONG]
     assert about in {finding.subject for finding in wrong}
     assert all(finding.advice for finding in wrong)
 
 
 def test_a_host_that_was_stopped_has_no_address_to_look_at() -> None:
     stopped = replace(HEALTHY, hosts=(HOST, replace(HOST, host="h2", address="", alive=False)))
-    [finding] = [finding for finding in check_overview(stopped) if finding.verdict is Verdict.WRONG]
+    [finding] = [finding for finding in check_overview(stopped) if finding.verdict is Severity.WRONG]
     assert finding.advice == "Start its `roq-hcm`, or read its log"
 
 
 def test_what_hurts_is_a_warning() -> None:
     overview = replace(HEALTHY, hosts=(HOST, replace(HOST, host="h2", draining=True)), queues=(replace(QUEUE, lost=3),))
-    assert {finding.subject for finding in check_overview(overview) if finding.verdict == Verdict.WARNING} == {
+    assert {finding.subject for finding in check_overview(overview) if finding.verdict == Severity.WARNING} == {
         "Host h2",
         "Queue q",
     }
@@ -111,7 +111,7 @@ def test_what_hurts_is_a_warning() -> None:
 def test_nothing_is_wrong_with_a_healthy_cluster_or_a_stopped_queue() -> None:
     stopped = replace(HEALTHY, queues=(replace(QUEUE, running=False, ready=False),))
     for overview in (HEALTHY, stopped):
-        assert {finding.verdict for finding in check_overview(overview)} == {Verdict.GOOD}
+        assert {finding.verdict for finding in check_overview(overview)} == {Severity.GOOD}
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_a_clock_is_wrong_only_if_the_round_trip_can_not_explain_it(told: float,
 @pytest.mark.parametrize(
     ("skew", "verdict", "told"),
     [
-        (40.0, Verdict.WRONG, "is 40.0 s behind the leader's"),
-        (-40.0, Verdict.WRONG, "is 40.0 s ahead of the leader's"),
-        (2.0, Verdict.WARNING, "is 2.0 s behind"),
+        (40.0, Severity.WRONG, "is 40.0 s behind the leader's"),
+        (-40.0, Severity.WRONG, "is 40.0 s ahead of the leader's"),
+        (2.0, Severity.WARNING, "is 2.0 s behind"),
     ],
 )
-def test_the_clock_of_this_machine(skew: float, verdict: Verdict, told: str) -> None:
+def test_the_clock_of_this_machine(skew: float, verdict: Severity, told: str) -> None:
     (finding,) = check_clock(skew)
     assert finding.verdict == verdict
     assert told in finding.found
@@ -144,17 +144,17 @@ STATE = HostState("h1", "127.0.0.1", CAPACITY)
 @pytest.mark.parametrize(
     ("state", "verdict", "told"),
     [
-        (replace(STATE, capacity=None, error="no answer"), Verdict.WRONG, "does not answer here: no answer"),
-        (replace(STATE, skew_seconds=100.0), Verdict.WRONG, "its clock is 60.0 s ahead of the leader's"),
-        (replace(STATE, skew_seconds=38.0), Verdict.WARNING, "its clock is 2.0 s behind the leader's"),
-        (replace(STATE, capacity=replace(CAPACITY, disk_free_bytes=0)), Verdict.WRONG, "the disk is full: 0 MiB"),
-        (replace(STATE, capacity=replace(CAPACITY, disk_free_bytes=10**8)), Verdict.WARNING, "95 MiB are free"),
-        (replace(STATE, capacity=replace(CAPACITY, version="0.0.9")), Verdict.WRONG, "runs RoQ 0.0.9, this is"),
-        (replace(STATE, capacity=replace(CAPACITY, version="")), Verdict.WRONG, "a version that does not tell it"),
-        (replace(STATE, shuffles=False), Verdict.WRONG, "takes no part in shuffles, pyarrow or numpy is missing there"),
+        (replace(STATE, capacity=None, error="no answer"), Severity.WRONG, "does not answer here: no answer"),
+        (replace(STATE, skew_seconds=100.0), Severity.WRONG, "its clock is 60.0 s ahead of the leader's"),
+        (replace(STATE, skew_seconds=38.0), Severity.WARNING, "its clock is 2.0 s behind the leader's"),
+        (replace(STATE, capacity=replace(CAPACITY, disk_free_bytes=0)), Severity.WRONG, "the disk is full: 0 MiB"),
+        (replace(STATE, capacity=replace(CAPACITY, disk_free_bytes=10**8)), Severity.WARNING, "95 MiB are free"),
+        (replace(STATE, capacity=replace(CAPACITY, version="0.0.9")), Severity.WRONG, "runs RoQ 0.0.9, this is"),
+        (replace(STATE, capacity=replace(CAPACITY, version="")), Severity.WRONG, "a version that does not tell it"),
+        (replace(STATE, shuffles=False), Severity.WRONG, "takes no part in shuffles, pyarrow or numpy is missing there"),
     ],
 )
-def test_what_is_wrong_with_one_host(state: HostState, verdict: Verdict, told: str) -> None:
+def test_what_is_wrong_with_one_host(state: HostState, verdict: Severity, told: str) -> None:
     state = state if state.skew_seconds else replace(state, skew_seconds=40.0)  # as the leader's
     (finding,) = check_hosts(HostsState([state], shuffles=1), leader_skew_seconds=40.0)
     assert (finding.subject, finding.verdict) == ("Host h1", verdict)
@@ -166,12 +166,12 @@ def test_hosts_without_faults_and_an_hcm_that_tells_neither_clock_nor_disk() -> 
     old = replace(CAPACITY, time=0.0, disk_free_bytes=-1)
     tree = replace(CAPACITY, version=SOURCE)
     for states in ([STATE], [replace(STATE, capacity=old)], [replace(STATE, capacity=tree)], [replace(STATE, shuffles=False)]):
-        assert {finding.verdict for finding in check_hosts(HostsState(states, shuffles=0), 0.0)} == {Verdict.GOOD}
+        assert {finding.verdict for finding in check_hosts(HostsState(states, shuffles=0), 0.0)} == {Severity.GOOD}
     assert check_hosts(HostsState([], shuffles=0), 0.0) == []
 
 
 UP, ORPHAN = (
-    Found(Origin(f"/tmp/{name}", 7, 8, "roq up"), "t", f"127.0.0.1:{port}/RoQ", orphan, 1000)
+    FoundCluster(Origin(f"/tmp/{name}", 7, 8, "roq up"), "t", f"127.0.0.1:{port}/RoQ", orphan, 1000)
     for name, port, orphan in (("up", 2181, False), ("orphan", 40000, True))
 )
 
@@ -188,8 +188,8 @@ UP, ORPHAN = (
         ([UP, ORPHAN], "127.0.0.1:40000", True, ["the cluster that is looked at here outlived"]),
     ],
 )
-def test_the_local_clusters_of_this_machine(found: list[Found], address: str, chosen: bool, wrong: list[str]) -> None:
-    told = [one for one in check_local(found, address, chosen=chosen) if one.verdict == Verdict.WRONG]
+def test_the_local_clusters_of_this_machine(found: list[FoundCluster], address: str, chosen: bool, wrong: list[str]) -> None:
+    told = [one for one in check_local(found, address, chosen=chosen) if one.verdict == Severity.WRONG]
     assert len(told) == len(wrong)
     assert all(part in one.found and one.advice for part, one in zip(wrong, told, strict=True))
 
@@ -218,21 +218,21 @@ SHORT = wire.Shortage("snapshot s", 2, 3, ("a",))
     [
         (
             [CopiesOf("work queue q"), CopiesOf("shuffle s")],
-            Verdict.GOOD,
+            Severity.GOOD,
             "2 work queues and shuffles have all of theirs: one disk may",
         ),
-        ([CopiesOf("work queue q", [SHORT])], Verdict.WARNING, "snapshot s: 2 of 3 copies, missing on a"),
-        ([CopiesOf("work queue q", [SHORT] * 7)], Verdict.WARNING, "; and 2 more"),
-        ([CopiesOf("q", [wire.Shortage("snapshot s", 1, 3, ())])], Verdict.WARNING, "1 of 3 copies, no further host has one"),
-        ([CopiesOf("q", error="no answer")], Verdict.WARNING, "are not known: no answer"),
-        ([CopiesOf("q", error="entry 7 is gone", lost=True)], Verdict.WRONG, "entry 7 is gone"),
+        ([CopiesOf("work queue q", [SHORT])], Severity.WARNING, "snapshot s: 2 of 3 copies, missing on a"),
+        ([CopiesOf("work queue q", [SHORT] * 7)], Severity.WARNING, "; and 2 more"),
+        ([CopiesOf("q", [wire.Shortage("snapshot s", 1, 3, ())])], Severity.WARNING, "1 of 3 copies, no further host has one"),
+        ([CopiesOf("q", error="no answer")], Severity.WARNING, "are not known: no answer"),
+        ([CopiesOf("q", error="entry 7 is gone", lost=True)], Severity.WRONG, "entry 7 is gone"),
     ],
 )
-def test_whether_a_disk_may_be_replaced(found: list[CopiesOf], verdict: Verdict, told: str) -> None:
+def test_whether_a_disk_may_be_replaced(found: list[CopiesOf], verdict: Severity, told: str) -> None:
     (finding,) = check_copies(found)
     assert finding.verdict == verdict
     assert told in finding.found
-    assert verdict == Verdict.GOOD or "replace no" in finding.advice
+    assert verdict == Severity.GOOD or "replace no" in finding.advice
 
 
 def test_nothing_is_said_of_copies_where_there_are_none() -> None:
@@ -247,7 +247,7 @@ def test_the_copies_of_a_shuffle_are_those_of_followers_that_answer_and_have_com
     holders = [("a", "b"), ("b", "c"), ("c", "d")]
     ranges = tuple(shuffle.Range(number, number, interval, holders=some) for number, some in enumerate(holders))
     spec = shuffle.Spec(("k",), b"s", 2)
-    described = shuffle.Description("s", "i", spec, shuffle.State.SEALED, 0.0, 1, ranges, (), {}, 0, 0, 0, 0, 0)
+    described = shuffle.Description("s", "i", spec, shuffle.ShuffleState.SEALED, 0.0, 1, ranges, (), {}, 0, 0, 0, 0, 0)
     info = gcm.ShuffleInfo(described, dict.fromkeys("abcd", "tcp://x"))
     views = {host: view(host) for host in "abcd"}
     assert shuffle_copies(info, views) == CopiesOf("shuffle s", [])
@@ -291,7 +291,7 @@ async def test_thousands_of_silent_monitors_take_bounded_time_and_it_is_told_who
     wrong = [finding for finding in check_overview(found) if finding.subject.startswith("Queue")]
     assert len(wrong) == len(cluster.asked) - 1
     assert wrong[-1].found.startswith(f"{2000 - len(cluster.asked)} were not looked at")
-    assert wrong[-1].verdict is Verdict.WRONG
+    assert wrong[-1].verdict is Severity.WRONG
 
 
 async def test_a_few_silent_monitors_keep_nobody_from_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from roq.wire.frame import (
     CONTROL_PREFIX,
     HEADER,
     VERSION,
+    FrameKind,
     Header,
-    Kind,
     PathOpening,
     beacon_body,
     encode_control,
@@ -49,30 +49,30 @@ def test_a_data_frame_comes_back(
 ) -> None:
     found, header, body = parse(encode_data(topic, publisher, path, sequence, previous, index, batch, timestamp))
     assert found == topic
-    assert header == Header(VERSION, Kind.DATA, publisher, path, sequence, previous, index, len(batch), timestamp)
+    assert header == Header(VERSION, FrameKind.DATA, publisher, path, sequence, previous, index, len(batch), timestamp)
     assert payloads(header, body) == batch
 
 
 @pytest.mark.parametrize(
     ("kind", "body", "decode"),
     [
-        (Kind.PROBE, "A/1f", text_body),
-        (Kind.RETIRE, "é/0", text_body),
-        (Kind.MARK, 12, mark_body),
-        (Kind.OPEN, PathOpening("A", True), opening_body),
-        (Kind.OPEN, PathOpening("", False), opening_body),
-        (Kind.BEACON, {"eu.paris": (7, 3), "ü": (9, 1)}, beacon_body),
+        (FrameKind.PROBE, "A/1f", text_body),
+        (FrameKind.RETIRE, "é/0", text_body),
+        (FrameKind.MARK, 12, mark_body),
+        (FrameKind.OPEN, PathOpening("A", True), opening_body),
+        (FrameKind.OPEN, PathOpening("", False), opening_body),
+        (FrameKind.BEACON, {"eu.paris": (7, 3), "ü": (9, 1)}, beacon_body),
     ],
 )
-def test_a_control_frame_comes_back(kind: Kind, body: Any, decode: Callable[[memoryview], Any]) -> None:
+def test_a_control_frame_comes_back(kind: FrameKind, body: Any, decode: Callable[[memoryview], Any]) -> None:
     topic, header, rest = parse(encode_control(kind, 7, 3, 11, body, 5))
     assert (topic, header) == (b"", (VERSION, kind, 7, 3, 11, 0, 0, 0, 5))
     assert decode(rest) == body
 
 
 def test_fin_has_no_body() -> None:
-    _, header, rest = parse(encode_control(Kind.FIN, 7, 3, 11, None, 5))
-    assert header.kind == Kind.FIN
+    _, header, rest = parse(encode_control(FrameKind.FIN, 7, 3, 11, None, 5))
+    assert header.kind == FrameKind.FIN
     assert bytes(rest) == b"\xc0"
 
 
@@ -89,7 +89,7 @@ def test_a_cut_frame_is_refused(size: int) -> None:
         b"\xff",
         b"no end of topic",
         FRAME[:9] + bytes([VERSION + 1]) + FRAME[10:],  # another version
-        FRAME[:10] + bytes([Kind.FIN]) + FRAME[11:],  # control kind on a topic
+        FRAME[:10] + bytes([FrameKind.FIN]) + FRAME[11:],  # control kind on a topic
         FRAME[8:],  # data without a topic
         CONTROL_PREFIX + FRAME[9:],  # data kind behind the control prefix
     ],
@@ -124,9 +124,9 @@ def test_random_bytes_raise_nothing_else(noise: bytes) -> None:
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(list(Kind)), st.binary(max_size=60))
-def test_random_bodies_raise_nothing_else(kind: Kind, noise: bytes) -> None:
-    prefix = b"t\0" if kind == Kind.DATA else CONTROL_PREFIX
+@given(st.sampled_from(list(FrameKind)), st.binary(max_size=60))
+def test_random_bodies_raise_nothing_else(kind: FrameKind, noise: bytes) -> None:
+    prefix = b"t\0" if kind == FrameKind.DATA else CONTROL_PREFIX
     try_all(prefix + HEADER.pack(VERSION, kind, 7, 1, 1, 0, 0, 1, 0) + noise)
 
 
@@ -135,7 +135,7 @@ def test_random_bodies_raise_nothing_else(kind: Kind, noise: bytes) -> None:
 def test_text_that_is_no_utf8_raises_nothing_else(noise: bytes, size: int) -> None:
     text = b"\xd9" + bytes([len(noise)]) + noise
     for body in (text, b"\x81" + text + b"\x92\x01\x01", b"\x92" + text + b"\xc3"):
-        try_all(CONTROL_PREFIX + HEADER.pack(VERSION, Kind.PROBE, 7, 1, 1, 0, 0, 1, 0) + body[:size])
+        try_all(CONTROL_PREFIX + HEADER.pack(VERSION, FrameKind.PROBE, 7, 1, 1, 0, 0, 1, 0) + body[:size])
 
 
 @settings(max_examples=300)

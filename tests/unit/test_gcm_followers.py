@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gcm.cluster import Cluster, Host, Registration
-from gcm.followers import JOIN_SECONDS, RESTART_SECONDS, SETTLE_SECONDS, Membership, endpoints
-from roq.shuffle.events import Hosts
+from gcm.cluster import ClusterState, Host, HostRegistration
+from gcm.followers import JOIN_SECONDS, RESTART_SECONDS, SETTLE_SECONDS, FollowerMembership, endpoints
+from roq.shuffle.events import FollowerHosts
 from roq.shuffle.node.server import REPORT_SECONDS
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess
 from roq.wire.hcm import HostPayload
@@ -16,16 +16,16 @@ def host(name: str, *, runs: bool = True, alive: bool = True, port: int = 7000, 
     state = ProcessState.RUNNING if runs else ProcessState.STARTING
     ports = {"clients": 6000, "shuffle": port} if port else {"clients": 6000}
     store = RunningProcess("store", ProcessKind.STORE, "", "", state, 1, ports)
-    registration = Registration("127.0.0.1", 1, HostPayload("one", 4)) if alive else None
+    registration = HostRegistration("127.0.0.1", 1, HostPayload("one", 4)) if alive else None
     report = HostReport(name, "127.0.0.1", "one", 1, 1, (store,)) if alive else None
     return Host(name, registration, draining_wanted=draining, report=report)
 
 
-def cluster(*hosts: Host) -> Cluster:
-    return replace(Cluster(), hosts={each.name: each for each in hosts})
+def cluster(*hosts: Host) -> ClusterState:
+    return replace(ClusterState(), hosts={each.name: each for each in hosts})
 
 
-def names(hosts: Hosts) -> tuple[str, str]:
+def names(hosts: FollowerHosts) -> tuple[str, str]:
     return "".join(sorted(hosts.running)), "".join(sorted(hosts.members))
 
 
@@ -35,7 +35,7 @@ def test_followers_are_hosts_whose_store_runs_and_takes_part() -> None:
 
 
 def test_at_the_beginning_all_that_run_are_members_and_nobody_is_lost() -> None:
-    membership = Membership(100.0)
+    membership = FollowerMembership(100.0)
     hosts, seconds = membership.hosts(cluster(host("a"), host("b", runs=False)), 100.0)
     assert (names(hosts), hosts.settled, seconds) == (("a", "a"), False, SETTLE_SECONDS)
     hosts, seconds = membership.hosts(cluster(host("a"), host("b")), 100.0 + SETTLE_SECONDS)
@@ -43,7 +43,7 @@ def test_at_the_beginning_all_that_run_are_members_and_nobody_is_lost() -> None:
 
 
 def test_joining_hosts_are_gathered_and_a_restart_is_no_loss() -> None:
-    membership = Membership(0.0)
+    membership = FollowerMembership(0.0)
     now = SETTLE_SECONDS
     membership.hosts(cluster(host("a")), now)
     membership.admit(cluster(host("a")), now)
@@ -57,14 +57,14 @@ def test_joining_hosts_are_gathered_and_a_restart_is_no_loss() -> None:
 
 
 def test_a_lost_host_is_lost_at_once_and_a_draining_one_gives_but_takes_nothing() -> None:
-    membership = Membership(0.0)
+    membership = FollowerMembership(0.0)
     membership.admit(cluster(host("a"), host("b")), 0.0)
     assert names(membership.hosts(cluster(host("a"), host("b", alive=False)), 60.0)[0]) == ("a", "a")
     assert names(membership.hosts(cluster(host("a", draining=True)), 61.0)[0]) == ("a", "")
 
 
 def test_who_runs_and_is_no_member_yet_is_joining_unless_it_drains() -> None:
-    membership = Membership(0.0)
+    membership = FollowerMembership(0.0)
     membership.admit(cluster(host("a")), 0.0)
     now = SETTLE_SECONDS
     membership.hosts(cluster(host("a")), now)

@@ -10,7 +10,7 @@ import pytest
 from hcm.lease import may_go_on
 from roq.coordination.session import SessionState
 from roq.errors import ProcessFailed
-from roq.runtime.child import Lease
+from roq.runtime.child import HostLease
 from roq.runtime.liveness import LEASE_MARGIN_SECONDS, HeartbeatBoard, HostLoad, lease_left_seconds, lease_seconds
 
 
@@ -21,11 +21,11 @@ def board(tmp_path: Path) -> HeartbeatBoard:
 
 def test_without_a_lease_nothing_ends(board: HeartbeatBoard) -> None:
     assert not board.lease_is_over(1e9)
-    Lease(board).check()
+    HostLease(board).check()
 
 
 def test_a_process_ends_when_its_lease_does(board: HeartbeatBoard) -> None:
-    lease = Lease(board)
+    lease = HostLease(board)
     board.renew_lease(time.monotonic() + 60)
     lease.check()
     board.renew_lease(time.monotonic() - 0.001)
@@ -36,7 +36,7 @@ def test_a_process_ends_when_its_lease_does(board: HeartbeatBoard) -> None:
 def test_a_process_that_starts_after_the_end_waits_for_the_next_lease(board: HeartbeatBoard) -> None:
     """An HCM that is back starts what is wanted before it is registered and may renew."""
     board.renew_lease(time.monotonic() - 1)
-    lease = Lease(board)
+    lease = HostLease(board)
     lease.check()
     board.renew_lease(time.monotonic() + 60)
     lease.check()

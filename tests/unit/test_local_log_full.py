@@ -17,7 +17,7 @@ import pytest
 from roq.errors import StorageFull
 from roq.log.local import LocalLog
 from roq.log.local.disk import Disk
-from roq.log.local.room import Room
+from roq.log.local.room import DiskRoom
 from roq.log.local.segments import SEGMENT_BYTES, SEGMENT_BYTES_MIN, SMALLEST_DISK, fitting
 from roq.workqueue import log_replica
 from roq.workqueue.contract import Ack, NewTask
@@ -141,8 +141,8 @@ def test_room_comes_back_by_acks_alone_however_often_the_disk_fills(tmp_path: Pa
 
 
 def test_without_what_is_kept_it_may_stay_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Room, "is_kept", lambda self, end: True)
-    monkeypatch.setattr(Room, "keep", lambda self, end: None)
+    monkeypatch.setattr(DiskRoom, "is_kept", lambda self, end: True)
+    monkeypatch.setattr(DiskRoom, "keep", lambda self, end: None)
     queue = open_on(BudgetDisk(tmp_path, BUDGET))
     fill(queue, 20)
     with pytest.raises(StorageFull):

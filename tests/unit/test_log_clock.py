@@ -10,7 +10,7 @@ import pytest
 
 from roq.log.local import LocalLog
 from roq.log.local.clock import Clock
-from roq.log.local.header import Header, Word
+from roq.log.local.header import MappedHeader, Word
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import Leased, NewTask
 from roq.workqueue.log_queue import LogQueue
@@ -22,7 +22,7 @@ class Machine:
     """A machine whose wall clock can be stepped, and that can be booted. Times in ms."""
 
     def __init__(self, folder: Path) -> None:
-        self.header = Header(folder / "header", 0o600)
+        self.header = MappedHeader(folder / "header", 0o600)
         self.boot, self.up, self.step = 1, 1_000, 1_700_000_000_000
 
     def clock(self) -> Clock:

@@ -9,8 +9,8 @@ import pytest
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.master.process import GRACE_MS
 from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.reign import Clock
-from roq.workqueue.master.service import Service
+from roq.workqueue.master.reign import SteadyClock
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import Configure, Pop, Push
 from roq.workqueue.state import State
 
@@ -21,13 +21,13 @@ def wall() -> int:
     return round(time.time() * 1000)
 
 
-def ahead(milliseconds: int) -> Clock:
+def ahead(milliseconds: int) -> SteadyClock:
     """Of a host whose clock is that much ahead."""
-    return Clock(lambda: time.time() + milliseconds / 1000)
+    return SteadyClock(lambda: time.time() + milliseconds / 1000)
 
 
 def test_it_goes_on_where_its_predecessor_was() -> None:
-    clock = Clock()
+    clock = SteadyClock()
     assert abs(clock.now() - wall()) < 1000
     logged = wall() + HOUR_MS
     clock.take_over(logged, wall())
@@ -57,7 +57,7 @@ def test_a_master_whose_clock_is_a_day_ahead_ends_no_lease_and_buries_no_task(wi
     clock = ahead(DAY_MS)
     clock.take_over(state.clock, wall() + witness)
     quiet_until = clock.now() + GRACE_MS
-    service = Service(state, Recent(), 2, 65_536, lambda hosts: (), quiet_until)
+    service = MasterService(state, Recent(), 2, 65_536, lambda hosts: (), quiet_until)
     service.tick(quiet_until)
     status = state.status(clock.now())
     assert (status.leased, status.delayed, status.dead) == ((1, 1, 0) if witness == 0 else (0, 0, 1))

@@ -14,8 +14,8 @@ from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.master.batch import WAITING_BYTES_MAX
 from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.reign import APPENDS_AT_ONCE, Clock, Reign
-from roq.workqueue.master.service import Service
+from roq.workqueue.master.reign import APPENDS_AT_ONCE, MasterReign, SteadyClock
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import Configure
 from roq.workqueue.state import State
 
@@ -47,9 +47,9 @@ class Rig:
         self.log, self.counters = Log(), Counters()
         self.gone: set[bytes] = set()
         self.answers: dict[tuple[bytes, int], wire.Reply | RoqError] = {}
-        self.service = Service(State(), Recent(), 1, 65536, lambda hosts: (), here=lambda peer: peer not in self.gone)
-        clock = Clock()
-        self.reign = Reign(self.service, self.log, self._sent, lambda blobs: None, clock, self.counters)
+        self.service = MasterService(State(), Recent(), 1, 65536, lambda hosts: (), here=lambda peer: peer not in self.gone)
+        clock = SteadyClock()
+        self.reign = MasterReign(self.service, self.log, self._sent, lambda blobs: None, clock, self.counters)
         self.service.apply(Configure(clock.now(), TaskSettings(), 0))
         self.reign.look()
         self._ids = 0
@@ -85,7 +85,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 def put(sequence: int, size: int = 60_000) -> wire.Put:
-    return wire.Put(7, sequence, [wire.Task(b"x" * size)])
+    return wire.Put(7, sequence, [wire.TaskToPut(b"x" * size)])
 
 
 async def test_a_log_that_stands_still_costs_a_bounded_number_of_bytes(rig: Rig) -> None:
@@ -101,10 +101,10 @@ async def test_a_log_that_stands_still_costs_a_bounded_number_of_bytes(rig: Rig)
     assert rig.service.waiting.bytes < waiting + 100_000
     await rig.log.go_on()
     accepted = [one for one in asked if one not in refused]
-    assert all(rig.answers[one] == wire.Added([]) for one in [*accepted, *again])
+    assert all(rig.answers[one] == wire.TasksAdded([]) for one in [*accepted, *again])
     assert rig.service.state.inserted == len(accepted)
     assert rig.service.waiting.bytes == 0
-    assert await rig.answer(put(5000)) == wire.Added([])
+    assert await rig.answer(put(5000)) == wire.TasksAdded([])
 
 
 async def test_a_task_whose_lease_nobody_got_is_given_back(rig: Rig) -> None:

@@ -11,9 +11,9 @@ from roq.errors import CallError, PayloadTooLarge, RoqError
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
-from roq.workqueue.master.batch import WAITING_BYTES_MAX, Batch
+from roq.workqueue.master.batch import WAITING_BYTES_MAX, EntryBatch
 from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.service import ENTRY_BYTES, PROOF_MS, REPLY_BYTES, Service
+from roq.workqueue.master.service import ENTRY_BYTES, PROOF_MS, REPLY_BYTES, MasterService
 from roq.workqueue.records import BlobRef, Configure, Push, decode, encode
 from roq.workqueue.state import State
 
@@ -27,7 +27,7 @@ class Rig:
 
     def __init__(self, max_attempts: int = 0) -> None:
         self.now = 1_000_000
-        self.service = Service(
+        self.service = MasterService(
             State(),
             Recent(),
             1,
@@ -48,7 +48,7 @@ class Rig:
         self.service.take(PEER, self._ids, request, self.now)
         return self._ids
 
-    def cut(self) -> list[Batch]:
+    def cut(self) -> list[EntryBatch]:
         """What is on its way to the log from now on."""
         taken = list(self.service.cut())
         self.service.batches.clear()
@@ -62,7 +62,7 @@ class Rig:
             answers |= self.durable(batches.popleft())
         return answers
 
-    def durable(self, batch: Batch) -> dict[int, Answer]:
+    def durable(self, batch: EntryBatch) -> dict[int, Answer]:
         if batch.records:
             self.entries.append(encode(batch.records))
         self.dropped += batch.dropped
@@ -81,7 +81,7 @@ class Rig:
         return self.commit()[id]
 
     def put(self, *payloads: bytes, sequence: int = 1) -> Answer:
-        return self.answer(wire.Put(7, sequence, [wire.Task(payload) for payload in payloads]))
+        return self.answer(wire.Put(7, sequence, [wire.TaskToPut(payload) for payload in payloads]))
 
     def lease(self, count: int = 1, nonce: int = 1, wait_ms: int = 0, lease_ms: int = 1000) -> wire.Leases:
         answer = self.answer(wire.Lease(9, nonce, 0, lease_ms, count, wait_ms, []))
@@ -108,14 +108,14 @@ def rig() -> Iterator[Rig]:
 
 def test_requests_of_one_turn_are_one_entry(rig: Rig) -> None:
     before = len(rig.entries)
-    ids = [rig.ask(wire.Put(7, number, [wire.Task(b"x")])) for number in range(1, 6)]
+    ids = [rig.ask(wire.Put(7, number, [wire.TaskToPut(b"x")])) for number in range(1, 6)]
     ids.append(rig.ask(wire.Lease(9, 1, 0, 1000, 2, 0, [])))
     assert rig.commit().keys() == {*ids}
     assert len(rig.entries) == before + 1
 
 
 def test_nothing_is_answered_before_it_is_durable(rig: Rig) -> None:
-    rig.ask(wire.Put(7, 1, [wire.Task(b"x")]))
+    rig.ask(wire.Put(7, 1, [wire.TaskToPut(b"x")]))
     seen = rig.ask(wire.GetStatus())
     batches = rig.service.cut()
     assert [len(batch.records) > 0 for batch in batches] == [True]
@@ -126,7 +126,7 @@ def test_a_lease_request_waits_here_and_not_in_the_log(rig: Rig) -> None:
     waiting = [rig.ask(wire.Lease(9, nonce, 0, 60_000, 1, 5000, [])) for nonce in (1, 2)]
     rig.now += 1000
     assert rig.commit() == {}
-    stored = rig.ask(wire.Put(7, 1, [wire.Task(b"x")]))
+    stored = rig.ask(wire.Put(7, 1, [wire.TaskToPut(b"x")]))
     answers = rig.commit()
     first = answers[waiting[0]]
     assert isinstance(first, wire.Leases)
@@ -162,7 +162,7 @@ def test_after_a_take_over_no_lease_ends_for_a_while() -> None:
     rig = Rig()
     rig.put(b"x")
     rig.lease(lease_ms=100)
-    rig.service = Service(rig.follower(), Recent(), 2, BLOB_BYTES, lambda hosts: (), quiet_until=rig.now + 2000)
+    rig.service = MasterService(rig.follower(), Recent(), 2, BLOB_BYTES, lambda hosts: (), quiet_until=rig.now + 2000)
     assert rig.service.due() == rig.now + 2000
     rig.now += 1999
     rig.service.tick(rig.now)
@@ -211,7 +211,7 @@ def test_one_reply_fits_into_a_frame(rig: Rig) -> None:
 
 def test_a_large_batch_is_cut(rig: Rig) -> None:
     for sequence in range(1, 9):
-        rig.ask(wire.Put(7, sequence * 100, [wire.Task(b"x" * 60_000)] * 9))
+        rig.ask(wire.Put(7, sequence * 100, [wire.TaskToPut(b"x" * 60_000)] * 9))
     batches = rig.service.cut()
     assert len(batches) > 2
     assert all(batch.size < 2 * ENTRY_BYTES for batch in batches)
@@ -220,12 +220,12 @@ def test_a_large_batch_is_cut(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        wire.Put(0, 1, [wire.Task(b"x")]),
-        wire.Put(7, 0, [wire.Task(b"x")]),
-        wire.Put(7, 1, [wire.Task(b"x", -1)]),
-        wire.Put(7, 1, [wire.Task(b"x", 0, 500)]),
-        wire.Put(7, 1, [wire.Task(b"x" * BLOB_BYTES)]),
-        wire.Put(7, 1, [wire.Task(b"x", 0, 0, "k" * 300)]),
+        wire.Put(0, 1, [wire.TaskToPut(b"x")]),
+        wire.Put(7, 0, [wire.TaskToPut(b"x")]),
+        wire.Put(7, 1, [wire.TaskToPut(b"x", -1)]),
+        wire.Put(7, 1, [wire.TaskToPut(b"x", 0, 500)]),
+        wire.Put(7, 1, [wire.TaskToPut(b"x" * BLOB_BYTES)]),
+        wire.Put(7, 1, [wire.TaskToPut(b"x", 0, 0, "k" * 300)]),
         wire.Lease(9, 1, 0, 0, 1, 0, []),
         wire.Lease(9, 1, 0, 1000, 0, 0, []),
         wire.Lease(9, 0, 0, 1000, 1, 0, []),
@@ -262,7 +262,7 @@ def test_a_replaced_master_says_nothing_for_long(rig: Rig) -> None:
 
 @pytest.mark.parametrize("under_way", [False, True])
 def test_what_is_sent_again_while_the_log_stands_still_is_logged_once(rig: Rig, under_way: bool) -> None:
-    put = wire.Put(7, 1, [wire.Task(b"x" * 1000), wire.Task(b"y")])
+    put = wire.Put(7, 1, [wire.TaskToPut(b"x" * 1000), wire.TaskToPut(b"y")])
     first = rig.ask(put)
     taken = rig.cut() if under_way else []
     waiting = rig.service.waiting.bytes
@@ -273,7 +273,7 @@ def test_what_is_sent_again_while_the_log_stands_still_is_logged_once(rig: Rig, 
     for batch in taken:
         answers |= rig.durable(batch)
     answers |= rig.commit()
-    assert answers == dict.fromkeys((first, *again), wire.Added([]))
+    assert answers == dict.fromkeys((first, *again), wire.TasksAdded([]))
     assert rig.service.waiting.bytes == 0
 
 
@@ -303,14 +303,14 @@ def test_what_waits_is_counted_until_it_is_durable(rig: Rig) -> None:
     puts = 0
     while not rig.service.waiting.full:
         puts += 1
-        rig.ask(wire.Put(7, puts, [wire.Task(b"x" * 60_000)]))
+        rig.ask(wire.Put(7, puts, [wire.TaskToPut(b"x" * 60_000)]))
     assert puts == pytest.approx(WAITING_BYTES_MAX / 60_000, rel=0.01)
     rig.commit()
     assert rig.service.waiting.bytes == 0
 
 
 def test_an_answer_without_a_record_is_told_with_what_is_under_way(rig: Rig) -> None:
-    put = rig.ask(wire.Put(7, 1, [wire.Task(b"x")]))
+    put = rig.ask(wire.Put(7, 1, [wire.TaskToPut(b"x")]))
     (batch,) = rig.cut()
     empty = rig.ask(wire.SettleAll(9, 0, []))
     (second,) = rig.cut()
@@ -334,7 +334,7 @@ def test_who_is_gone_gets_no_task(rig: Rig) -> None:
 def test_a_lease_says_how_long_its_request_waited(rig: Rig) -> None:
     waiting = rig.ask(wire.Lease(9, 1, 0, 60_000, 1, 5000, []))
     rig.now += 1234
-    rig.ask(wire.Put(7, 1, [wire.Task(b"x")]))
+    rig.ask(wire.Put(7, 1, [wire.TaskToPut(b"x")]))
     answer = rig.commit()[waiting]
     assert isinstance(answer, wire.Leases)
     assert answer.waited == 1234
@@ -350,7 +350,7 @@ def blob(name: str) -> BlobRef:
 
 def test_a_blob_lives_as_long_as_its_task(rig: Rig) -> None:
     rig.service.add_big([(PEER, 50)], Push(rig.now, 7, 1, blob("a")))
-    assert rig.commit()[50] == wire.Added([])
+    assert rig.commit()[50] == wire.TasksAdded([])
     (given,) = rig.lease().tasks
     assert isinstance(given.payload, wire.Elsewhere)
     assert [place.host for place in given.payload.places] == ["h1", "h2"]
@@ -364,23 +364,23 @@ def test_a_blob_lives_as_long_as_its_task(rig: Rig) -> None:
 def test_a_big_payload_told_of_again_on_its_way_to_the_log_is_known(rig: Rig) -> None:
     rig.service.add_big([(PEER, 50)], Push(rig.now, 7, 1, blob("a")))
     (batch,) = rig.cut()
-    assert rig.service.waiting.join(PEER, 51, wire.Stored(7, 1, "a", wire.Task(b"")))
-    assert not rig.service.waiting.join(PEER, 52, wire.Stored(7, 2, "b", wire.Task(b"")))
-    assert rig.durable(batch) == {50: wire.Added([]), 51: wire.Added([])}
+    assert rig.service.waiting.join(PEER, 51, wire.PayloadStored(7, 1, "a", wire.TaskToPut(b"")))
+    assert not rig.service.waiting.join(PEER, 52, wire.PayloadStored(7, 2, "b", wire.TaskToPut(b"")))
+    assert rig.durable(batch) == {50: wire.TasksAdded([]), 51: wire.TasksAdded([])}
 
 
 def test_another_task_under_the_same_number_is_no_repeat_of_one_on_its_way(rig: Rig) -> None:
     """As after a fork: both are at the same number."""
-    mine, theirs, again = (rig.ask(wire.Put(7, 1, [wire.Task(payload)])) for payload in (b"mine", b"theirs", b"mine"))
+    mine, theirs, again = (rig.ask(wire.Put(7, 1, [wire.TaskToPut(payload)])) for payload in (b"mine", b"theirs", b"mine"))
     answers = rig.commit()
-    assert [answers[id] for id in (mine, theirs, again)] == [wire.Added(), wire.Added([], [0]), wire.Added()]
+    assert [answers[id] for id in (mine, theirs, again)] == [wire.TasksAdded(), wire.TasksAdded([], [0]), wire.TasksAdded()]
 
 
 def test_a_second_copy_of_a_task_is_dropped(rig: Rig) -> None:
     rig.service.add_big([(PEER, 50)], Push(rig.now, 7, 1, blob("a")))
     rig.service.add_big([(PEER, 51), (PEER, 52)], Push(rig.now, 7, 1, blob("b")))
     answers = rig.commit()
-    assert [answers[id] for id in (50, 51, 52)] == [wire.Added(), wire.Added([], [0]), wire.Added([], [0])]
+    assert [answers[id] for id in (50, 51, 52)] == [wire.TasksAdded(), wire.TasksAdded([], [0]), wire.TasksAdded([], [0])]
     assert rig.dropped == [blob("b")]
     rig.service.add_big([(PEER, 53)], Push(rig.now, 7, 1, blob("a")))
     rig.commit()

@@ -14,7 +14,7 @@ from roq.pubsub.monitor.membership import (
     REJOIN_SECONDS,
 )
 from roq.pubsub.monitor.proofs import JOINING_SECONDS
-from roq.pubsub.monitor.records import ExchangeState, Notify, Probe, Subscriber, Watch
+from roq.pubsub.monitor.records import ExchangeState, Notify, Probe, SubscriberRecord, WatchExchange
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from tests.unit.small_queue import P, Queue, S, T, address, notices, replies
@@ -26,7 +26,7 @@ def test_without_subscribers_an_exchange_is_active_at_once() -> None:
     queue = Queue()
     with pytest.raises(NotReady):
         queue.join()
-    assert Watch(address("A")) in queue.exchange("A")
+    assert WatchExchange(address("A")) in queue.exchange("A")
     assert queue.state("A") is ExchangeState.ACTIVE
     assert queue.join() == wire.PublisherWelcome(3, 1, address("A"), Overflow.BLOCK, 4096)
 
@@ -274,12 +274,12 @@ def test_a_subscriber_that_never_gets_ready_stops_nothing() -> None:
 MANY = 200
 
 
-class Counted(dict[int, Subscriber]):
+class Counted(dict[int, SubscriberRecord]):
     """Subscribers, and how many of them were looked at one after the other."""
 
     looked_at = 0
 
-    def values(self) -> Iterator[Subscriber]:  # type: ignore[override]
+    def values(self) -> Iterator[SubscriberRecord]:  # type: ignore[override]
         for one in super().values():
             self.looked_at += 1
             yield one

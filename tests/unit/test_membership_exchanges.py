@@ -15,7 +15,7 @@ from roq.pubsub.monitor.membership import (
     Membership,
 )
 from roq.pubsub.monitor.proofs import JOINING_SECONDS
-from roq.pubsub.monitor.records import Answer, ExchangeState, Retire, Unwatch, Watch
+from roq.pubsub.monitor.records import AnswerDue, ExchangeState, Retire, Unwatch, WatchExchange
 from roq.wire import monitor as wire
 from tests.unit.small_queue import USE, P, Queue, S, T, address, notices, replies
 
@@ -105,7 +105,7 @@ def test_draining_twice_is_answered_twice() -> None:
     queue.join()
     queue.drain("A")
     queue.did(queue.machine.drain("A", "again", queue.now))
-    assert [one.waiter for one in queue.fin(1, "A") if isinstance(one, Answer)] == ["drain", "again"]
+    assert [one.waiter for one in queue.fin(1, "A") if isinstance(one, AnswerDue)] == ["drain", "again"]
 
 
 def test_whoever_is_gone_is_not_answered() -> None:
@@ -125,7 +125,7 @@ def test_a_restarted_exchange_has_to_be_proved_again() -> None:
     queue.proves("A/1")
     queue.join()
     instructions = queue.exchange("A", 2)
-    assert instructions[:2] == [Unwatch(address("A")), Watch(address("A", 2))]
+    assert instructions[:2] == [Unwatch(address("A")), WatchExchange(address("A", 2))]
     assert notices(instructions, wire.Exchanges)[0].exchanges == (address("A", 2),)
     assert queue.state("A") is ExchangeState.STARTING, "nobody may send through it before it is proved"
     assert notices(queue.proves("A/1"), wire.Relocate) == []

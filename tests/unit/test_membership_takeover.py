@@ -15,7 +15,7 @@ from roq.pubsub.monitor.former import FormerLives
 from roq.pubsub.monitor.membership import EXCHANGE_SILENT_SECONDS, NEWCOMER_SECONDS, NOBODY_SECONDS, REJOIN_SECONDS, Membership
 from roq.pubsub.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS, answer
 from roq.pubsub.monitor.proofs import JOINING_ALL_SECONDS, JOINING_SECONDS, PROVING_SECONDS, PROVING_SILENT_SECONDS
-from roq.pubsub.monitor.records import ExchangeState, Publisher, Waiting
+from roq.pubsub.monitor.records import ExchangeState, PendingRequest, PublisherRecord
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess
 from roq.wire.process import Named
@@ -478,9 +478,9 @@ def test_a_drain_waits_for_a_publisher_that_never_goes_but_not_for_ever() -> Non
 
 
 def test_an_order_is_answered_when_its_time_is_over() -> None:
-    publisher = Publisher(b"p", "A", 1, 100.0)
+    publisher = PublisherRecord(b"p", "A", 1, 100.0)
     publisher.target = "B"
-    order = Waiting("waiter", "move", 100.0 + MOVE_ANSWER_SECONDS, moves=frozenset({(P, "B")}))
+    order = PendingRequest("waiter", "move", 100.0 + MOVE_ANSWER_SECONDS, moves=frozenset({(P, "B")}))
     assert answer(order, {}, {P: publisher}, order.deadline - 0.1) is None
     late = answer(order, {}, {P: publisher}, order.deadline)
     assert isinstance(late, DeadlineExceeded)

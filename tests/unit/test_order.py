@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from roq.errors import MessagesLost
-from roq.pubsub.order import HELD_FRAME_BYTES, Deliver, Event, OrderMachine, Output
-from roq.wire.frame import Header, Kind, PathOpening
+from roq.pubsub.order import HELD_FRAME_BYTES, Deliver, FrameEvent, OrderMachine, Output
+from roq.wire.frame import FrameKind, Header, PathOpening
 
 PUBLISHER = 7
 HOLD, HOLD_MAX = 5.0, 60.0
@@ -41,22 +41,22 @@ class Subscriber:
     def expire(self, now: float) -> list[str]:
         return self.take(self.machine.expire(now, HOLD, HOLD_MAX, lambda left: self.unread.get(left, 0.0)))
 
-    def frame(self, kind: Kind, path: int, sequence: int, extra: Any = None) -> list[str]:
+    def frame(self, kind: FrameKind, path: int, sequence: int, extra: Any = None) -> list[str]:
         return self.take(
-            self.machine.handle(Event(b"", Header(1, kind, PUBLISHER, path, sequence, 0, 0, 0, 0), None, extra), self.now)
+            self.machine.handle(FrameEvent(b"", Header(1, kind, PUBLISHER, path, sequence, 0, 0, 0, 0), None, extra), self.now)
         )
 
     def opens(self, path: int, sequence: int, left: str = "", finished: bool = True) -> list[str]:
-        return self.frame(Kind.OPEN, path, sequence, PathOpening(left, finished and left != ""))
+        return self.frame(FrameKind.OPEN, path, sequence, PathOpening(left, finished and left != ""))
 
     def fin(self, path: int, sequence: int) -> list[str]:
-        return self.frame(Kind.FIN, path, sequence)
+        return self.frame(FrameKind.FIN, path, sequence)
 
     def beacon(self, path: int, sequence: int, **topics: tuple[int, int]) -> list[str]:
-        return self.frame(Kind.BEACON, path, sequence, topics)
+        return self.frame(FrameKind.BEACON, path, sequence, topics)
 
     def data(self, path: int, topic: str, sequence: int, previous: int = 0, index: int = 0, count: int = 1) -> list[str]:
-        event = Event(topic.encode(), Header(1, 0, PUBLISHER, path, sequence, previous, index, count, 0))
+        event = FrameEvent(topic.encode(), Header(1, 0, PUBLISHER, path, sequence, previous, index, count, 0))
         if self.machine.accept(event.topic, event.header):
             return self.take([Deliver(event)])
         return self.take(self.machine.handle(event, self.now))
@@ -255,7 +255,7 @@ def test_what_is_held_is_counted_and_bounded() -> None:
 
     def frame(publisher: int, path: int, number: int) -> list[str]:
         header = Header(1, 0, publisher, path, number, number - 1, number - 1, 1, 0)
-        return one.take(one.machine.handle(Event(b"a", header, None, None, 1000), float(number)))
+        return one.take(one.machine.handle(FrameEvent(b"a", header, None, None, 1000), float(number)))
 
     for publisher in (1, 2):
         assert frame(publisher, 1, 1) == ["a1"]
@@ -352,7 +352,7 @@ def test_publishers_do_not_wait_for_each_other() -> None:
     one = Subscriber("A", "B")
     one.opens(1, 0)
     one.opens(2, 0, "A")
-    other = Event(b"a", Header(1, 0, 8, 1, 1, 0, 0, 1, 0))
+    other = FrameEvent(b"a", Header(1, 0, 8, 1, 1, 0, 0, 1, 0))
     assert one.take(one.machine.handle(other, 0.0)) == ["a1"]
     assert one.machine.waiting == {PUBLISHER}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from roq.pubsub import order
-from roq.pubsub.order import Event, OrderMachine
+from roq.pubsub.order import FrameEvent, OrderMachine
 from roq.pubsub.subscriber import FORGET_SECONDS
-from roq.wire.frame import Header, Kind, PathOpening
+from roq.wire.frame import FrameKind, Header, PathOpening
 from tests.unit.test_order import Subscriber
 
 
@@ -91,13 +91,13 @@ def test_beacons_are_looked_through_for_topics_only_where_they_may_tell_somethin
 
     machine = OrderMachine(lambda exchange: True, wants)
     names = {"a": (5, 3), "b": (9, 1), "c": (12, 1)}
-    machine.handle(Event(b"", Header(1, Kind.BEACON, 99, 3, 12, 0, 0, 0, 0), None, names), 1.0)
+    machine.handle(FrameEvent(b"", Header(1, FrameKind.BEACON, 99, 3, 12, 0, 0, 0, 0), None, names), 1.0)
     assert asked == [], "one never met, and nothing passed us by"
-    machine.handle(Event(b"", Header(1, Kind.OPEN, 99, 3, 5, 0, 0, 0, 0), None, PathOpening("", False)), 1.0)
-    machine.handle(Event(b"", Header(1, Kind.BEACON, 99, 3, 9, 0, 0, 0, 0), None, names), 1.0)
+    machine.handle(FrameEvent(b"", Header(1, FrameKind.OPEN, 99, 3, 5, 0, 0, 0, 0), None, PathOpening("", False)), 1.0)
+    machine.handle(FrameEvent(b"", Header(1, FrameKind.BEACON, 99, 3, 9, 0, 0, 0, 0), None, names), 1.0)
     assert asked == [b"b"], "one was before our time, one is still to come"
     machine.doubt(0.0, 2.0)
-    machine.handle(Event(b"", Header(1, Kind.BEACON, 98, 3, 12, 0, 0, 0, 0), None, names), 2.0)
+    machine.handle(FrameEvent(b"", Header(1, FrameKind.BEACON, 98, 3, 12, 0, 0, 0, 0), None, names), 2.0)
     assert asked == [b"b", b"a", b"b", b"c"]
 
 
@@ -126,14 +126,14 @@ def test_doubts_end_when_every_beacon_of_that_time_has_come() -> None:
     assert one.beacon(1, 6, b=(4, 1)) == ["lost any of b1..4"], "one may have lain unread"
     one.machine.sweep(20.0 + FORGET_SECONDS, FORGET_SECONDS, 20.0)
     header = Header(1, 0, 99, 1, 6, 5, 3, 1, 0)
-    assert one.take(one.machine.handle(Event(b"a", header), 200.0)) == ["a6"]
+    assert one.take(one.machine.handle(FrameEvent(b"a", header), 200.0)) == ["a6"]
 
 
 def test_doubts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "DOUBTS_KEPT", 3)
     one = passed_by()
     for publisher in range(100, 110):
-        header = Header(1, Kind.BEACON, publisher, 1, 5, 0, 0, 0, 0)
-        assert one.take(one.machine.handle(Event(b"", header, None, {"a": (5, 3)}), 10.0)) == ["lost any of a1..5"]
+        header = Header(1, FrameKind.BEACON, publisher, 1, 5, 0, 0, 0, 0)
+        assert one.take(one.machine.handle(FrameEvent(b"", header, None, {"a": (5, 3)}), 10.0)) == ["lost any of a1..5"]
         assert one.machine._doubts is not None
         assert len(one.machine._doubts) <= 3

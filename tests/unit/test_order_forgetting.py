@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from roq.pubsub import order
 from roq.errors import MessagesLost
+from roq.pubsub import order
 from roq.pubsub.monitor.beacons import REPEATS
-from roq.pubsub.order import Event
+from roq.pubsub.order import FrameEvent
 from roq.pubsub.subscriber import FORGET_SECONDS
-from roq.wire.frame import Header, Kind
+from roq.wire.frame import FrameKind, Header
 from tests.unit.test_order import PUBLISHER, Subscriber
 
 FORGET = 150.0
@@ -49,8 +49,8 @@ def test_what_an_ended_publisher_sent_is_forgotten_but_not_its_end() -> None:
 
 def test_of_a_publisher_never_known_an_old_beacon_still_tells_nothing() -> None:
     one = ended(1000.0)
-    header = Header(1, Kind.BEACON, 99, 1, 4, 0, 0, 0, 0)
-    assert one.take(one.machine.handle(Event(b"", header, None, {"a": (4, 3)}), 1000.0)) == []
+    header = Header(1, FrameKind.BEACON, 99, 1, 4, 0, 0, 0, 0)
+    assert one.take(one.machine.handle(FrameEvent(b"", header, None, {"a": (4, 3)}), 1000.0)) == []
     assert 99 not in one.machine.publishers
 
 
@@ -106,13 +106,13 @@ def test_too_many_topics_are_forgotten_the_longest_unheard_first(monkeypatch: py
     for publisher in range(8):
         one.now = publisher
         for number in range(1, 11):
-            event = Event(bytes([96 + number]), Header(1, 0, publisher, 1, number, 0, 0, 1, 0))
+            event = FrameEvent(bytes([96 + number]), Header(1, 0, publisher, 1, number, 0, 0, 1, 0))
             assert len(one.take(one.machine.handle(event, one.now))) == 1
             assert one.machine.known_bytes <= order.KNOWN_BYTES_MAX
     known = [len(each.topics) for each in one.machine.publishers.values()]
     assert (known[0], known[-1]) == (0, 10)
     assert one.machine.forgotten_topics == 80 - sum(known) > 0
-    event = Event(b"a", Header(1, 0, 0, 1, 11, 1, 1, 1, 0))
+    event = FrameEvent(b"a", Header(1, 0, 0, 1, 11, 1, 1, 1, 0))
     assert one.take(one.machine.handle(event, 9.0)) == ["lost any of a1..1", "a11"]
 
 
@@ -121,12 +121,12 @@ def test_one_publisher_with_too_many_topics_loses_its_oldest(monkeypatch: pytest
     one = Subscriber()
     one.opens(1, 0)
     for number in range(1, 101):
-        event = Event(bytes([number]), Header(1, 0, PUBLISHER, 1, number, 0, 0, 1, 0))
+        event = FrameEvent(bytes([number]), Header(1, 0, PUBLISHER, 1, number, 0, 0, 1, 0))
         one.take(one.machine.handle(event, 0.0))
     topics = one.machine.publishers[PUBLISHER].topics
     assert 20 <= len(topics) <= 40
     assert bytes([100]) in topics
-    event = Event(bytes([1]), Header(1, 0, PUBLISHER, 1, 102, 101, 2, 1, 0))
+    event = FrameEvent(bytes([1]), Header(1, 0, PUBLISHER, 1, 102, 101, 2, 1, 0))
     outputs = one.machine.handle(event, 0.0)
     doubt, lost, _ = outputs
     assert isinstance(doubt, MessagesLost)
@@ -144,7 +144,7 @@ def test_too_many_publishers_are_forgotten_those_that_ended_first(monkeypatch: p
     one.fin(1, 1)
     for publisher in range(100, 140):
         one.now += 1.0
-        one.take(one.machine.handle(Event(b"a", Header(1, 0, publisher, 1, 1, 0, 0, 1, 0)), one.now))
+        one.take(one.machine.handle(FrameEvent(b"a", Header(1, 0, publisher, 1, 1, 0, 0, 1, 0)), one.now))
         assert len(one.machine.publishers) <= 16
     assert PUBLISHER not in one.machine.publishers
     assert {139, 138, 137} <= one.machine.publishers.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roq.pubsub.path import CloseLink, Connect, Finished, PathMachine, Replay, Reuse, SendFin, SendOpen
+from roq.pubsub.path import CloseLink, Finished, OpenLink, PathMachine, Replay, Reuse, SendFin, SendOpen
 from roq.wire.monitor import ExchangeAddress
 
 A, B, C = (ExchangeAddress(name, "127.0.0.1", 1, 2, 5) for name in "ABC")
@@ -14,14 +14,14 @@ A, B, C = (ExchangeAddress(name, "127.0.0.1", 1, 2, 5) for name in "ABC")
 def machine() -> PathMachine:
     """Publishing on A, path 1."""
     one = PathMachine()
-    assert one.assign(A, 1) == [Connect(A, 1)]
+    assert one.assign(A, 1) == [OpenLink(A, 1)]
     assert one.attached(1) == [SendOpen(1, "", False)]
     one.check()
     return one
 
 
 def test_a_planned_move(machine: PathMachine) -> None:
-    assert machine.assign(B, 2) == [Connect(B, 2)]
+    assert machine.assign(B, 2) == [OpenLink(B, 2)]
     assert (machine.path, machine.current) == (1, A), "it publishes on A until B has welcomed it"
     assert machine.attached(2) == [SendFin(1), SendOpen(2, "A", True)]
     assert (machine.path, machine.current, machine.leaving) == (2, B, {1: A})
@@ -43,7 +43,7 @@ def test_news_that_are_old_change_nothing(machine: PathMachine) -> None:
 def test_the_monitors_second_thought_replaces_the_target(machine: PathMachine) -> None:
     """B never welcomed the publisher; the same path is now to be on C."""
     machine.assign(B, 2)
-    assert machine.assign(C, 2) == [CloseLink(2), Connect(C, 2)]
+    assert machine.assign(C, 2) == [CloseLink(2), OpenLink(C, 2)]
     assert machine.attached(2) == [SendFin(1), SendOpen(2, "A", True)]
     assert machine.current == C
 
@@ -51,7 +51,7 @@ def test_the_monitors_second_thought_replaces_the_target(machine: PathMachine) -
 def test_a_restarted_target_is_connected_to_anew(machine: PathMachine) -> None:
     machine.assign(B, 2)
     again = ExchangeAddress("B", "127.0.0.1", 1, 2, 6)
-    assert machine.assign(again, 2) == [CloseLink(2), Connect(again, 2)]
+    assert machine.assign(again, 2) == [CloseLink(2), OpenLink(again, 2)]
 
 
 def test_a_second_thought_after_the_move_is_too_late(machine: PathMachine) -> None:
@@ -63,7 +63,7 @@ def test_a_second_thought_after_the_move_is_too_late(machine: PathMachine) -> No
 def test_there_and_back_before_the_old_link_is_closed(machine: PathMachine) -> None:
     machine.assign(B, 2)
     machine.attached(2)
-    assert machine.assign(A, 3) == [Connect(A, 3)]
+    assert machine.assign(A, 3) == [OpenLink(A, 3)]
     assert machine.attached(3) == [SendFin(2), SendOpen(3, "B", True)]
     assert machine.leaving == {1: A, 2: B}
     assert machine.forwarded(1) == [CloseLink(1)], "the new link to A is another one"
@@ -73,7 +73,7 @@ def test_there_and_back_before_the_old_link_is_closed(machine: PathMachine) -> N
 def test_another_exchange_before_the_first_one_answered() -> None:
     one = PathMachine()
     one.assign(A, 1)
-    assert one.assign(B, 2) == [CloseLink(1), Connect(B, 2)]
+    assert one.assign(B, 2) == [CloseLink(1), OpenLink(B, 2)]
     assert one.attached(2) == [SendOpen(2, "", False)]
 
 
@@ -122,7 +122,7 @@ def test_a_lost_link_is_followed_by_a_replay(machine: PathMachine) -> None:
     assert machine.lost(1) == [CloseLink(1)]
     assert (machine.current, machine.broken) == (None, "A")
     assert machine.lost(1) == [], "it is told twice"
-    assert machine.assign(B, 2) == [Connect(B, 2)]
+    assert machine.assign(B, 2) == [OpenLink(B, 2)]
     assert machine.attached(2) == [SendOpen(2, "A", False), Replay(2)]
     assert (machine.current, machine.broken, machine.leaving) == (B, None, {})
     machine.check()
@@ -132,14 +132,14 @@ def test_the_target_is_lost_and_the_move_is_off(machine: PathMachine) -> None:
     machine.assign(B, 2)
     assert machine.lost(2) == [CloseLink(2)]
     assert (machine.current, machine.target, machine.broken) == (A, None, None)
-    assert machine.assign(C, 2) == [Connect(C, 2)]
+    assert machine.assign(C, 2) == [OpenLink(C, 2)]
 
 
 def test_the_first_exchange_is_lost_before_it_took_us() -> None:
     machine = PathMachine()
     machine.assign(A, 1)
     assert machine.lost(1) == [CloseLink(1)]
-    assert machine.assign(B, 2) == [Connect(B, 2)]
+    assert machine.assign(B, 2) == [OpenLink(B, 2)]
     assert machine.attached(2) == [SendOpen(2, "", False), Replay(2)]
 
 

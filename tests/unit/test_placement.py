@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gcm import transactions
-from gcm.cluster import Cluster, Host, Registration, exchange_name, queue_info
+from gcm.cluster import ClusterState, Host, HostRegistration, exchange_name, queue_info
 from gcm.placement import place, place_exchange
 from gcm.reconcile import assign, assign_all, changes, stamp
 from roq.coordination.multi import Create, Delete, SetData
@@ -35,20 +35,20 @@ BUSY = Policy(queue=QueueRule(max_publishers_per_exchange=2))
 
 
 def host(name: str, exchanges_max: int = 8) -> Host:
-    return Host(name, Registration(f"10.0.0.{len(name)}", 1, HostPayload("1", exchanges_max)))
+    return Host(name, HostRegistration(f"10.0.0.{len(name)}", 1, HostPayload("1", exchanges_max)))
 
 
-def cluster_of(*hosts: Host) -> Cluster:
-    return Cluster(epoch=1, hosts={entry.name: entry for entry in hosts})
+def cluster_of(*hosts: Host) -> ClusterState:
+    return ClusterState(epoch=1, hosts={entry.name: entry for entry in hosts})
 
 
-def created(cluster: Cluster, name: str, where: str = "", seed: int = 1, **settings: object) -> Cluster:
+def created(cluster: ClusterState, name: str, where: str = "", seed: int = 1, **settings: object) -> ClusterState:
     request = CreateQueue(name, f"t-{name}", QueueSettings(**settings), where)  # type: ignore[arg-type]
     after = transactions.create_queue(cluster, request, 7.0, random.Random(seed))
     return stamp(cluster, assign(after, [name], cluster))
 
 
-def obey(cluster: Cluster, name: str, port: int = 7000, state: ProcessState = ProcessState.RUNNING) -> Cluster:
+def obey(cluster: ClusterState, name: str, port: int = 7000, state: ProcessState = ProcessState.RUNNING) -> ClusterState:
     """The host reports exactly what it was assigned."""
     at = cluster.hosts[name]
     processes = tuple(
@@ -86,7 +86,7 @@ def test_fewest_monitors_come_before_free_slots() -> None:
 def test_full_draining_and_lost_hosts_take_nothing() -> None:
     full = created(cluster_of(host("full", 1)), "q").hosts["full"]
     draining = replace(host("draining"), draining_wanted=True)
-    by_itself = replace(host("by-itself"), registration=Registration("x", 1, HostPayload("1", 8, draining=True)))
+    by_itself = replace(host("by-itself"), registration=HostRegistration("x", 1, HostPayload("1", 8, draining=True)))
     lost = Host("lost")
     cluster = cluster_of(full, draining, by_itself, lost)
     with pytest.raises(HostFull, match="3 hosts"):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gcm import recovery, transactions
-from gcm.cluster import Action, Cluster, Host, Registration, Transaction, exchange_name, queue_info
+from gcm.cluster import Action, ClientTransaction, ClusterState, Host, HostRegistration, exchange_name, queue_info
 from gcm.reconcile import assign, assign_all, changes, stamp
 from roq.coordination import paths
 from roq.coordination.multi import Create, Delete
@@ -35,19 +35,19 @@ CHANCE = random.Random(5)
 
 
 def host(name: str, exchanges_max: int = 8) -> Host:
-    return Host(name, Registration(f"10.0.0.{name}", 1, HostPayload("1", exchanges_max)))
+    return Host(name, HostRegistration(f"10.0.0.{name}", 1, HostPayload("1", exchanges_max)))
 
 
-def cluster_of(*names: str, exchanges_max: int = 8) -> Cluster:
-    return Cluster(epoch=1, hosts={name: host(name, exchanges_max) for name in names})
+def cluster_of(*names: str, exchanges_max: int = 8) -> ClusterState:
+    return ClusterState(epoch=1, hosts={name: host(name, exchanges_max) for name in names})
 
 
-def written(before: Cluster, after: Cluster, *queues: str) -> Cluster:
+def written(before: ClusterState, after: ClusterState, *queues: str) -> ClusterState:
     """As a reign does: the assignments follow, and get revisions."""
     return stamp(before, assign(after, queues, before))
 
 
-def obey(cluster: Cluster, *names: str, states: dict[str, ProcessState] | None = None) -> Cluster:
+def obey(cluster: ClusterState, *names: str, states: dict[str, ProcessState] | None = None) -> ClusterState:
     """The hosts report what they were assigned, every process on ports of its own."""
     for name in names:
         at = cluster.hosts[name]
@@ -63,7 +63,7 @@ def obey(cluster: Cluster, *names: str, states: dict[str, ProcessState] | None =
     return cluster
 
 
-def settle(cluster: Cluster, *queues: str) -> Cluster:
+def settle(cluster: ClusterState, *queues: str) -> ClusterState:
     """Everybody obeys and the addresses get around."""
     alive = [name for name, at in cluster.hosts.items() if at.alive]
     for _ in range(3):
@@ -72,26 +72,26 @@ def settle(cluster: Cluster, *queues: str) -> Cluster:
     return obey(cluster, *alive)
 
 
-def created(cluster: Cluster, name: str, where: str, replication: int = 1) -> Cluster:
+def created(cluster: ClusterState, name: str, where: str, replication: int = 1) -> ClusterState:
     request = CreateQueue(name, f"t-{name}", QueueSettings(replication), where)
     after = written(cluster, transactions.create_queue(cluster, request, 7.0, random.Random(1)), name)
     return settle(transactions.end(after, f"t-{name}"), name)
 
 
-def with_exchange(cluster: Cluster, queue: str, where: str, transaction: str = "x") -> Cluster:
+def with_exchange(cluster: ClusterState, queue: str, where: str, transaction: str = "x") -> ClusterState:
     request = CreateExchange(queue, transaction, where)
     after = transactions.create_exchange(cluster, request, 1.0, random.Random())
     return settle(transactions.end(written(cluster, after, queue), transaction), queue)
 
 
-def lose(cluster: Cluster, *names: str) -> Cluster:
+def lose(cluster: ClusterState, *names: str) -> ClusterState:
     for name in names:
         at = cluster.hosts[name]
         cluster = cluster.with_host(replace(at, registration=None, report=None, last_report=at.report or at.last_report))
     return cluster
 
 
-def recover(cluster: Cluster, *, steps: int = 2) -> Cluster:
+def recover(cluster: ClusterState, *, steps: int = 2) -> ClusterState:
     """All queues, as the repairer does; steps 1: dies before the replication factor is restored."""
     for queues in recovery.lost_hosts(cluster).values():
         for queue in queues:
@@ -101,13 +101,13 @@ def recover(cluster: Cluster, *, steps: int = 2) -> Cluster:
     return cluster
 
 
-def monitors_of(cluster: Cluster, queue: str) -> dict[str, ProcessSpec]:
+def monitors_of(cluster: ClusterState, queue: str) -> dict[str, ProcessSpec]:
     """Assigned Monitors by host, lost hosts included."""
     name = f"{ProcessKind.MONITOR}/{queue}"
     return {at.name: at.assigned[name] for at in cluster.hosts.values() if name in at.assigned}
 
 
-def check(cluster: Cluster, *, whole: bool = True) -> None:
+def check(cluster: ClusterState, *, whole: bool = True) -> None:
     """C3 and C4: on live hosts one active Monitor, R - 1 backups elsewhere, one ScalingProcess, each Exchange once, no more."""
     names = Counter(name for at in cluster.hosts.values() for name in at.assigned)
     assert not any(at.assigned for at in cluster.hosts.values() if not at.alive)
@@ -240,7 +240,7 @@ def test_of_a_host_that_never_reported_the_lease_is_waited_for() -> None:
     assert {(one.port, one.lease_seconds) for one in after.queues["q"].former} == {(0, LEASE_UNKNOWN_SECONDS)}
 
 
-def reported(cluster: Cluster, name: str, process: str) -> bool:
+def reported(cluster: ClusterState, name: str, process: str) -> bool:
     report = cluster.hosts[name].last_report
     return report is not None and process in {one.name for one in report.processes}
 
@@ -347,7 +347,7 @@ def test_exchange_that_is_being_created_keeps_its_name() -> None:
     after = recover(lose(cluster, "c"))
     where = after.queues["q"].exchanges[id]
     assert where in ("a", "b")
-    assert after.transactions["x"] == Transaction("x", Action.CREATE_EXCHANGE, "q", (where,), 1.0, id)
+    assert after.transactions["x"] == ClientTransaction("x", Action.CREATE_EXCHANGE, "q", (where,), 1.0, id)
 
 
 def test_stopped_queue_moves_and_starts_nothing() -> None:

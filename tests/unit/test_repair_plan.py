@@ -8,11 +8,11 @@ from zlib import crc32
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.comparing import Comparison, under_replicated
-from roq.log.replicated.metadata import Fragment, LogMeta, Segment, Snapshot, State
+from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState, SnapshotMetadata
 from roq.log.replicated.repair import Copy, Holding, OpenPart, garbage, holdings, open_parts, plan
-from roq.log.store.blobs import Blobs
+from roq.log.store.blobs import BlobFolder
 from roq.log.store.shelf import BAD, Shelf
-from roq.log.store.shelf import Segment as Shelved
+from roq.log.store.shelf import StoredSegment as Shelved
 from roq.wire.master import Shortage
 
 ABC = ("a", "b", "c")
@@ -39,7 +39,7 @@ def test_a_node_that_can_not_be_filled_keeps_no_other_from_it() -> None:
 
 
 def test_the_nodes_of_the_open_segment_must_have_what_they_confirmed() -> None:
-    segment = Segment("s", 1, State.OPEN, (Fragment(1, ("a", "b", "d")), Fragment(3, ABC)))
+    segment = SegmentMetadata("s", 1, SegmentState.OPEN, (Fragment(1, ("a", "b", "d")), Fragment(3, ABC)))
     appending = Appending("s", 1, ABC, 2, 3)
     for number in range(4):
         appending.append(b"%d" % number)
@@ -81,7 +81,7 @@ def test_what_is_being_uploaded_is_no_garbage_whatever_was_opened_meanwhile() ->
 
 
 def test_a_snapshot_is_asked_for_by_its_length() -> None:
-    meta = LogMeta(snapshot=Snapshot(3, "log~snapshot-1.2.3", 5, ABC))
+    meta = LogMeta(snapshot=SnapshotMetadata(3, "log~snapshot-1.2.3", 5, ABC))
     assert list(holdings(meta)) == [BLOB]
 
 
@@ -109,7 +109,7 @@ def test_a_store_tells_what_it_lacks_of_segments() -> None:
 
 
 def test_a_store_tells_which_blobs_it_lacks_or_has_with_another_length(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path / "blobs", 0)
+    blobs = BlobFolder(tmp_path / "blobs", 0)
     for name in ("one", "two", "gone"):
         blobs.put(name, 0, 4, crc32(b"four"), b"four")
     assert blobs.lacking([("one", 4), ("two", 5), ("none", 4)]) == [1, 2]

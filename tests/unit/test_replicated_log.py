@@ -11,9 +11,9 @@ from roq.errors import LogFenced, LogUnavailable, StorageFull
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.health import Health
-from roq.log.replicated.metadata import Fragment, LogMeta, Segment, Snapshot, State
+from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState, SnapshotMetadata
 from roq.log.replicated.placement import choose, rank
-from roq.log.replicated.recovery import Recovery
+from roq.log.replicated.recovery import SegmentRecovery
 from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan
 from roq.log.replicated.settings import LogSettings
 from roq.wire.store import Found, Refusal, entry_crc
@@ -40,7 +40,7 @@ def test_segments_follow_each_other_without_gaps_and_empty_ones_vanish() -> None
 
 def test_a_later_term_takes_the_log_and_an_earlier_one_does_not() -> None:
     meta = metadata.take(chain(5), 3)
-    assert (meta.epoch, meta.term, meta.segments[-1].state) == (2, 3, State.RECOVERY)
+    assert (meta.epoch, meta.term, meta.segments[-1].state) == (2, 3, SegmentState.RECOVERY)
     assert metadata.take(meta, 3).epoch == 3  # the same term again: the master was restarted
     with pytest.raises(LogFenced):
         metadata.take(meta, 2)
@@ -63,10 +63,10 @@ def test_a_fragment_that_began_where_nothing_was_acknowledged_is_replaced() -> N
 
 
 def test_a_snapshot_lets_go_what_it_covers() -> None:
-    meta = metadata.set_snapshot(chain(10, 20, 30), Snapshot(25, "log~snapshot-1.5.25", 3, ABC))
+    meta = metadata.set_snapshot(chain(10, 20, 30), SnapshotMetadata(25, "log~snapshot-1.5.25", 3, ABC))
     meta.check()
     assert (meta.trimmed, [one.first for one in meta.segments]) == (20, [21, 31])
-    assert metadata.set_snapshot(meta, Snapshot(24, "older", 3, ABC)) == meta
+    assert metadata.set_snapshot(meta, SnapshotMetadata(24, "older", 3, ABC)) == meta
     assert [one.name for one in holdings(meta)] == ["log~snapshot-1.5.25", "log~1.3"]
 
 
@@ -158,14 +158,17 @@ def test_metadata_that_make_no_sense_are_noticed() -> None:
         3,
         2,
         0,
-        (Segment("x", 1, State.CLOSED, (Fragment(1, ABC),), 4), Segment("y", 6, State.OPEN, (Fragment(6, ABC),))),
+        (
+            SegmentMetadata("x", 1, SegmentState.CLOSED, (Fragment(1, ABC),), 4),
+            SegmentMetadata("y", 6, SegmentState.OPEN, (Fragment(6, ABC),)),
+        ),
     )
     with pytest.raises(AssertionError, match="gap"):
         gap.check()
 
 
 def test_a_recovery_confirms_nothing_to_nodes_before_the_metadata_name_who_has_it() -> None:
-    recovery = Recovery(Segment("s", 1, State.RECOVERY, (Fragment(1, ABC),)), 2, 2)
+    recovery = SegmentRecovery(SegmentMetadata("s", 1, SegmentState.RECOVERY, (Fragment(1, ABC),)), 2, 2)
     recovery.node_fenced("a", 0)
     recovery.node_fenced("c", 0)
     for position in (1, 2):
@@ -198,7 +201,7 @@ def test_quorums_grow_with_a_segment_that_has_nodes_for_them() -> None:
 
 
 def test_a_recovery_that_no_node_can_decide_is_told_from_one_that_waits() -> None:
-    recovery = Recovery(Segment("s", 1, State.RECOVERY, (Fragment(1, ABC),)), 2, 2)
+    recovery = SegmentRecovery(SegmentMetadata("s", 1, SegmentState.RECOVERY, (Fragment(1, ABC),)), 2, 2)
     for node in ABC:
         recovery.node_fenced(node, 0)
     unsure, absent = [(Found.UNKNOWN, 0, b"")], [(Found.NO_SUCH, 0, b"")]

@@ -45,7 +45,7 @@ def performer(**answers: msgspec.Struct | RoqError) -> tuple[Performer, Script, 
         monitor.Move: answers.get("move", monitor.Moved(2)),
         monitor.Drain: answers.get("drain", monitor.Drained()),
         monitor.AwaitExchange: answers.get("active", monitor.Recorded()),
-        monitor.Record: answers.get("record", monitor.Recorded()),
+        monitor.RecordDecision: answers.get("record", monitor.Recorded()),
     }
     leader: dict[type, msgspec.Struct | RoqError] = {
         gcm.CreateExchange: answers.get("create", gcm.ExchangeCreated("c", "h2")),
@@ -58,7 +58,7 @@ def performer(**answers: msgspec.Struct | RoqError) -> tuple[Performer, Script, 
 async def test_scale_out() -> None:
     subject, asked_monitor, asked_gcm = performer()
     done = await subject.perform(OUT)
-    assert asked_monitor.kinds() == ["Record", "AwaitExchange", "Move", "Record"]
+    assert asked_monitor.kinds() == ["RecordDecision", "AwaitExchange", "Move", "RecordDecision"]
     assert asked_monitor.asked[2].moves == ((1, "c"), (2, "c"))
     assert asked_monitor.asked[0].decision == OUT
     assert (done.exchange, done.host, done.outcome) == ("c", "h2", "created on host h2; 2 of 2 publishers moved")
@@ -69,7 +69,7 @@ async def test_scale_out() -> None:
 async def test_scale_in() -> None:
     subject, asked_monitor, asked_gcm = performer(move=monitor.Moved(0, ("it left",)))
     done = await subject.perform(IN)
-    assert asked_monitor.kinds() == ["Record", "Move", "Drain", "Record"]
+    assert asked_monitor.kinds() == ["RecordDecision", "Move", "Drain", "RecordDecision"]
     assert asked_gcm.asked[0].exchange == "b"
     assert done.outcome == "0 of 1 publishers moved; refused: it left; removed"
 
@@ -77,7 +77,7 @@ async def test_scale_in() -> None:
 async def test_no_free_slot() -> None:
     subject, asked_monitor, asked_gcm = performer(create=HostFull())
     assert (await subject.perform(OUT)).outcome == NO_SLOT
-    assert asked_monitor.kinds() == ["Record", "Record"]
+    assert asked_monitor.kinds() == ["RecordDecision", "RecordDecision"]
     assert asked_gcm.closed == 1
 
 
@@ -86,7 +86,7 @@ async def test_failures_become_outcomes(step: str) -> None:
     subject, asked_monitor, _ = performer(**{step: DeadlineExceeded("too late")})
     outcomes = [(await subject.perform(each)).outcome for each in (OUT, IN)]
     assert any(each.startswith("failed") and each.endswith("DeadlineExceeded: too late") for each in outcomes)
-    assert asked_monitor.kinds()[-1] == "Record"
+    assert asked_monitor.kinds()[-1] == "RecordDecision"
 
 
 async def test_an_exchange_that_is_never_removed_while_not_drained() -> None:
@@ -98,9 +98,9 @@ async def test_an_exchange_that_is_never_removed_while_not_drained() -> None:
 async def test_hold_is_only_recorded_and_a_deaf_monitor_is_no_harm() -> None:
     subject, asked_monitor, _ = performer(record=DeadlineExceeded())
     await subject.perform(Decision(1.0, "hold", "why"))
-    assert asked_monitor.kinds() == ["Record"]
+    assert asked_monitor.kinds() == ["RecordDecision"]
     await subject.perform(Decision(1.0, "rebalance", "why", moves=((1, "a"),)))
-    assert asked_monitor.kinds() == ["Record", "Record", "Move", "Record"]
+    assert asked_monitor.kinds() == ["RecordDecision", "RecordDecision", "Move", "RecordDecision"]
 
 
 async def test_waiting_decisions_are_bounded() -> None:

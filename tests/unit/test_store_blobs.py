@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 
 from roq.errors import CallError, TemporaryError
-from roq.log.store.blobs import Blobs
+from roq.log.store.blobs import BlobFolder
 
 DATA = b"0123456789" * 100
 CRC = crc32(DATA)
@@ -25,7 +25,7 @@ def test_an_upload_that_is_over_while_its_last_part_is_synced_closes_its_file_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     """The descriptor must not be used or closed a second time: its number may be another file's by then."""
-    blobs = Blobs(tmp_path, 0)
+    blobs = BlobFolder(tmp_path, 0)
     syncing, go_on = threading.Event(), threading.Event()
     sync, synced, closed = os.fsync, list[int](), list[int]()
 
@@ -78,7 +78,7 @@ def test_what_a_killed_process_renamed_and_did_not_sync_is_durable_before_it_is_
     """kill -9 between the rename and the sync of its directory: the next process says "it is here already"."""
     synced: list[Path] = []
     monkeypatch.setattr("roq.log.store.blobs.sync_directory", synced.append)  # a power cut leaves the names that were synced
-    blobs = Blobs(tmp_path, 0)
+    blobs = BlobFolder(tmp_path, 0)
     synced.clear()
 
     def killed(path: Path) -> None:
@@ -90,14 +90,14 @@ def test_what_a_killed_process_renamed_and_did_not_sync_is_durable_before_it_is_
             blobs.put("b", 0, len(DATA), CRC, DATA)
     (here,) = [path.parent for path in tmp_path.glob("??/*")]
     assert not synced
-    again = Blobs(tmp_path, 0)
+    again = BlobFolder(tmp_path, 0)
     assert again.names() == ["b"]
     assert here in synced
     assert len(synced) < 5, "only directories with something in them"
 
 
 def test_a_blob_put_aside_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blobs = Blobs(tmp_path, 0)
+    blobs = BlobFolder(tmp_path, 0)
     blobs.put("b", 0, len(DATA), CRC, DATA)
     (path,) = tmp_path.glob("??/*")
     path.write_bytes(path.read_bytes()[:-1])

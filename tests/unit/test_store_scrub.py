@@ -11,14 +11,14 @@ import pytest
 from roq.log.store import scrub
 from roq.log.store.scrub import scrub_entries
 from roq.runtime.observe import Counters
-from roq.tools.simulation.disks import Disk
+from roq.tools.simulation.disks import SimulatedDisk
 from roq.wire.store import Found
 from tests.unit.test_store_storage import HERE, Bench, entry
 
 MUCH = 1e12
 
 
-class WatchedDisk(Disk):
+class WatchedDisk(SimulatedDisk):
     """Counts what is read, by thread; reads in another thread than the loop's wait for `go_on`."""
 
     def __init__(self) -> None:

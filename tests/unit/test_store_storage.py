@@ -13,8 +13,8 @@ import pytest
 
 from roq.errors import StorageFailed, UnknownFormat
 from roq.log.store.journal import BATCH_HEADER_BYTES, path_of
-from roq.log.store.storage import COPY_EPOCH, Storage
-from roq.tools.simulation.disks import Disk
+from roq.log.store.storage import COPY_EPOCH, SegmentStorage
+from roq.tools.simulation.disks import SimulatedDisk
 from roq.wire.store import Add, Found, Refusal, entry_crc
 
 HERE = Path("/journal")
@@ -31,14 +31,14 @@ def add(segment: str, first: int, *entries: bytes, epoch: int = 1, confirmed: in
     return Add(segment, epoch, first, confirmed, crcs, list(entries))
 
 
-def new_disk() -> Disk:
+def new_disk() -> SimulatedDisk:
     """Which takes no time; what its syncs fail to write stays in the page cache."""
-    disk = Disk(None, random.Random(1), HERE)
+    disk = SimulatedDisk(None, random.Random(1), HERE)
     disk.evicted_part = 0.0
     return disk
 
 
-def power_cut(disk: Disk, draw: random.Random) -> Disk:
+def power_cut(disk: SimulatedDisk, draw: random.Random) -> SimulatedDisk:
     """The disk after it."""
     after = disk.copied(draw)
     after.lose_power()
@@ -48,9 +48,9 @@ def power_cut(disk: Disk, draw: random.Random) -> Disk:
 class Bench:
     """A Storage whose writes are performed at once; remembers every answer."""
 
-    def __init__(self, disk: Disk | None = None, *, marked: bool = True) -> None:
+    def __init__(self, disk: SimulatedDisk | None = None, *, marked: bool = True) -> None:
         self.disk = disk or new_disk()
-        self.storage = Storage(self.disk, HERE, FILE_BYTES)
+        self.storage = SegmentStorage(self.disk, HERE, FILE_BYTES)
         self.marked = marked
         self.flush()
 
@@ -86,7 +86,7 @@ class Bench:
     def found(self, *positions: int, segment: str = "s") -> list[Found]:
         return [self.storage.look(segment, position)[0] for position in positions]
 
-    def reopened(self, disk: Disk | None = None) -> Bench:
+    def reopened(self, disk: SimulatedDisk | None = None) -> Bench:
         return Bench(disk or self.disk, marked=self.marked)
 
     def file(self, number: int) -> bytearray:
@@ -411,7 +411,7 @@ def test_scrubbing_finds_what_rotted_and_a_copy_mends_it() -> None:
     assert bench.reopened().found(3) == [ENTRY]
 
 
-def torn_batches() -> Iterator[tuple[int, Disk, bytes]]:
+def torn_batches() -> Iterator[tuple[int, SimulatedDisk, bytes]]:
     """A last batch that begins anywhere in a sector: (offset in its file, disk without it, its bytes)."""
     for shift in range(0, 512, 3):
         bench = Bench(marked=False)

@@ -25,9 +25,9 @@ def kinds(instructions: list[sup.Instruction]) -> list[str]:
 
 
 def serve(child: Child, pid: int, now: float) -> None:
-    assert kinds(child.handle(sup.Wanted(), now)) == ["Fork", "Changed"]
+    assert kinds(child.handle(sup.ProcessWanted(), now)) == ["Fork", "Changed"]
     child.handle(sup.Forked(pid), now)
-    assert kinds(child.handle(sup.Ready(pid), now)) == ["Changed"]
+    assert kinds(child.handle(sup.ProcessReady(pid), now)) == ["Changed"]
     assert child.phase is Phase.RUNNING
 
 
@@ -39,7 +39,7 @@ def test_a_process_that_served_is_restarted_at_once(child: Child) -> None:
 
 def test_back_off_grows_to_its_bound_and_then_it_is_given_up(child: Child) -> None:
     now, waits = 0.0, []
-    child.handle(sup.Wanted(), now)
+    child.handle(sup.ProcessWanted(), now)
     for pid in range(1, sup.QUICK_DEATHS_MAX + 1):
         child.handle(sup.Forked(pid), now)
         instructions = child.handle(sup.Exited(pid, f"exit code {pid}"), now)
@@ -56,13 +56,13 @@ def test_back_off_grows_to_its_bound_and_then_it_is_given_up(child: Child) -> No
 
 
 def test_wanted_again_gives_a_failed_process_another_chance(child: Child) -> None:
-    child.handle(sup.Wanted(), 0.0)
+    child.handle(sup.ProcessWanted(), 0.0)
     for _ in range(sup.QUICK_DEATHS_MAX):
         wakes = [step for step in child.handle(sup.ForkFailed("no memory"), 0.0) if isinstance(step, sup.WakeAt)]
         for wake in wakes:
             child.handle(sup.Due(wake.time), wake.time)
     assert child.phase is Phase.FAILED
-    assert kinds(child.handle(sup.Wanted(), 1.0)) == ["Fork", "Changed"]
+    assert kinds(child.handle(sup.ProcessWanted(), 1.0)) == ["Fork", "Changed"]
     child.handle(sup.Forked(5), 1.0)
     assert kinds(child.handle(sup.Exited(5, "exit code 1"), 1.0)) == ["Fork", "Changed"]  # counted anew
 
@@ -73,46 +73,46 @@ def test_deaths_after_a_while_of_service_are_not_counted(child: Child) -> None:
         now = pid * (sup.QUICK_SECONDS + 1)
         assert kinds(child.handle(sup.Exited(pid - 1, "killed"), now)) == ["Fork", "Changed"]
         child.handle(sup.Forked(pid), now)
-        child.handle(sup.Ready(pid), now)
+        child.handle(sup.ProcessReady(pid), now)
 
 
 def test_a_late_process_is_killed_and_restarted_when_its_exit_is_seen(child: Child) -> None:
     serve(child, 7, 10.0)
-    assert child.handle(sup.Tick(12.9), 13.5) == []
-    assert child.handle(sup.Tick(12.9), 15.9) == []
-    instructions = child.handle(sup.Tick(12.9), 16.0)
+    assert child.handle(sup.Beat(12.9), 13.5) == []
+    assert child.handle(sup.Beat(12.9), 15.9) == []
+    instructions = child.handle(sup.Beat(12.9), 16.0)
     assert sup.Signal(7, signal.SIGKILL) in instructions
     assert child.phase is Phase.KILLING
-    assert child.handle(sup.Tick(12.9), 17.0) == []
+    assert child.handle(sup.Beat(12.9), 17.0) == []
     assert "Fork" in kinds(child.handle(sup.Exited(7, "killed by SIGKILL"), 17.1))
     assert "no heartbeat" in child.error
 
 
 def test_a_running_process_without_any_heartbeat_is_killed_after_three_beats(child: Child) -> None:
     serve(child, 7, 10.0)
-    assert child.handle(sup.Tick(0.0), 12.9) == []
-    assert kinds(child.handle(sup.Tick(0.0), 13.5)) == ["Signal", "Changed"]
+    assert child.handle(sup.Beat(0.0), 12.9) == []
+    assert kinds(child.handle(sup.Beat(0.0), 13.5)) == ["Signal", "Changed"]
 
 
 def test_one_that_never_gets_ready_is_killed(child: Child) -> None:
-    child.handle(sup.Wanted(), 0.0)
+    child.handle(sup.ProcessWanted(), 0.0)
     child.handle(sup.Forked(3), 0.5)
-    assert child.handle(sup.Tick(0.0), 10.0) == []
-    assert child.handle(sup.Tick(0.0), 10.6)[0] == sup.Signal(3, signal.SIGKILL)
+    assert child.handle(sup.Beat(0.0), 10.0) == []
+    assert child.handle(sup.Beat(0.0), 10.6)[0] == sup.Signal(3, signal.SIGKILL)
 
 
 def test_a_beating_process_whose_ready_datagram_was_lost_counts_as_running(child: Child) -> None:
-    child.handle(sup.Wanted(), 0.0)
+    child.handle(sup.ProcessWanted(), 0.0)
     child.handle(sup.Forked(3), 0.0)
-    assert child.handle(sup.Tick(1.0), 1.5) == []
-    assert kinds(child.handle(sup.Tick(2.0), 2.5)) == ["Changed"]
+    assert child.handle(sup.Beat(1.0), 1.5) == []
+    assert kinds(child.handle(sup.Beat(2.0), 2.5)) == ["Changed"]
     assert child.phase is Phase.RUNNING
 
 
 def test_ready_of_a_predecessor_is_ignored(child: Child) -> None:
-    child.handle(sup.Wanted(), 0.0)
+    child.handle(sup.ProcessWanted(), 0.0)
     child.handle(sup.Forked(3), 0.0)
-    assert child.handle(sup.Ready(2), 0.1) == []
+    assert child.handle(sup.ProcessReady(2), 0.1) == []
     assert child.handle(sup.Exited(2, "late news"), 0.1) == []
     assert child.phase is Phase.STARTING
 
@@ -120,16 +120,16 @@ def test_ready_of_a_predecessor_is_ignored(child: Child) -> None:
 def test_stopping_asks_then_terminates_then_kills(child: Child) -> None:
     serve(child, 4, 0.0)
     assert kinds(child.handle(sup.Unwanted(), 10.0)) == ["AskShutdown", "Changed"]
-    assert child.handle(sup.Tick(10.0), 11.0) == []
-    assert child.handle(sup.Tick(0.0), 12.0) == [sup.Signal(4, signal.SIGTERM)]
-    assert child.handle(sup.Tick(0.0), 13.0) == []
-    assert child.handle(sup.Tick(0.0), 14.0) == [sup.Signal(4, signal.SIGKILL)]
+    assert child.handle(sup.Beat(10.0), 11.0) == []
+    assert child.handle(sup.Beat(0.0), 12.0) == [sup.Signal(4, signal.SIGTERM)]
+    assert child.handle(sup.Beat(0.0), 13.0) == []
+    assert child.handle(sup.Beat(0.0), 14.0) == [sup.Signal(4, signal.SIGKILL)]
     assert kinds(child.handle(sup.Exited(4, "killed by SIGKILL"), 14.1)) == ["Forget", "Changed"]
     assert child.phase is Phase.GONE
 
 
 def test_unwanted_between_fork_order_and_fork_is_terminated_when_it_appears(child: Child) -> None:
-    child.handle(sup.Wanted(), 0.0)
+    child.handle(sup.ProcessWanted(), 0.0)
     child.handle(sup.Unwanted(), 0.0)
     assert child.handle(sup.Forked(9), 0.1) == [sup.Signal(9, signal.SIGTERM)]
     assert kinds(child.handle(sup.Exited(9, ""), 0.2)) == ["Forget", "Changed"]
@@ -138,20 +138,20 @@ def test_unwanted_between_fork_order_and_fork_is_terminated_when_it_appears(chil
 def test_wanted_again_while_stopping_starts_anew_after_the_exit(child: Child) -> None:
     serve(child, 4, 0.0)
     child.handle(sup.Unwanted(), 10.0)
-    assert child.handle(sup.Wanted(), 10.1) == []
+    assert child.handle(sup.ProcessWanted(), 10.1) == []
     assert kinds(child.handle(sup.Exited(4, ""), 10.2)) == ["Fork", "Changed"]
     assert child.restarts == 0
 
 
 def test_replacing_stops_and_starts(child: Child) -> None:
     serve(child, 4, 0.0)
-    assert kinds(child.handle(sup.Replaced(), 10.0)) == ["AskShutdown", "Changed"]
+    assert kinds(child.handle(sup.SpecificationReplaced(), 10.0)) == ["AskShutdown", "Changed"]
     assert kinds(child.handle(sup.Exited(4, "exit code 0"), 10.1)) == ["Fork", "Changed"]
 
 
 def test_adopted_and_beating_is_running(child: Child) -> None:
     child.handle(sup.Adopted(44, started=50.0), 100.0)
-    child.handle(sup.Tick(99.5), 100.0)
+    child.handle(sup.Beat(99.5), 100.0)
     assert (child.phase, child.pid) == (Phase.RUNNING, 44)
     assert "Fork" in kinds(child.handle(sup.Exited(44, "ended"), 101.0))
 
@@ -159,16 +159,16 @@ def test_adopted_and_beating_is_running(child: Child) -> None:
 def test_an_adopted_process_is_judged_by_its_heartbeats_from_then_on(child: Child) -> None:
     """While no HCM watched, the machine may have stood still, or had no time for anybody: that is no reason to kill."""
     child.handle(sup.Adopted(44, started=50.0), 100.0)
-    assert child.handle(sup.Tick(90.0), 100.0) == []
-    assert child.handle(sup.Tick(90.0), 103.0) == []
-    assert kinds(child.handle(sup.Tick(103.0), 103.5)) == ["Changed"]
+    assert child.handle(sup.Beat(90.0), 100.0) == []
+    assert child.handle(sup.Beat(90.0), 103.0) == []
+    assert kinds(child.handle(sup.Beat(103.0), 103.5)) == ["Changed"]
     assert child.phase is Phase.RUNNING
 
 
 def test_an_adopted_process_that_never_beats_is_killed(child: Child) -> None:
     child.handle(sup.Adopted(44, started=50.0), 100.0)
-    assert child.handle(sup.Tick(90.0), 103.0) == []
-    assert kinds(child.handle(sup.Tick(90.0), 103.1)) == ["Signal", "Changed"]
+    assert child.handle(sup.Beat(90.0), 103.0) == []
+    assert kinds(child.handle(sup.Beat(90.0), 103.1)) == ["Signal", "Changed"]
 
 
 EVENTS = st.sampled_from(
@@ -184,7 +184,11 @@ def test_any_history_keeps_the_invariants(history: list[str]) -> None:
         event: sup.Event | None = None
         match step:
             case "wanted" | "unwanted" | "replaced" if child.phase is not Phase.GONE:
-                wishes: dict[str, sup.Event] = {"wanted": sup.Wanted(), "unwanted": sup.Unwanted(), "replaced": sup.Replaced()}
+                wishes: dict[str, sup.Event] = {
+                    "wanted": sup.ProcessWanted(),
+                    "unwanted": sup.Unwanted(),
+                    "replaced": sup.SpecificationReplaced(),
+                }
                 event = wishes[step]
             case "forked" if ordered:
                 pid, ordered, alive = pid + 1, False, True
@@ -192,12 +196,12 @@ def test_any_history_keeps_the_invariants(history: list[str]) -> None:
             case "fork failed" if ordered:
                 ordered, event = False, sup.ForkFailed("no memory")
             case "ready" if alive:
-                event = sup.Ready(pid)
+                event = sup.ProcessReady(pid)
             case "beat" if alive:
                 beat = now
-                event = sup.Tick(beat)
+                event = sup.Beat(beat)
             case "tick":
-                event = sup.Tick(beat)
+                event = sup.Beat(beat)
             case "due":
                 event = sup.Due(due)
             case "exited" if alive:

@@ -10,10 +10,10 @@ import pytest
 from roq.errors import CallError, DeadlineExceeded, LogFenced
 from roq.log.replicated import takeover
 from roq.log.replicated.directory import StaticDirectory
-from roq.log.replicated.metadata import Fragment, LogMeta, Segment, State
+from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
 from roq.log.replicated.takeover import TakeOver
 from roq.wire import store as wire
-from roq.wire.store import Added, Refusal, Refused
+from roq.wire.store import EntriesAdded, EntriesRefused, Refusal
 from tests.unit.test_store_storage import Bench, entry
 
 
@@ -41,8 +41,8 @@ class Benches:
         if refusal is not None:
             raise LogFenced("fenced") if refusal is Refusal.FENCED else CallError(refusal.name)
         if isinstance(request, wire.OpenSegment):
-            return wire.Done()
-        if isinstance(request, wire.Fence):
+            return wire.StoreDone()
+        if isinstance(request, wire.FenceLog):
             return wire.Fenced(bench.storage.confirmed(request.segment))
         positions = range(request.first, request.first + request.count)
         return wire.Recovered(request.first, [bench.storage.look(request.segment, position) for position in positions])
@@ -52,8 +52,8 @@ class Benches:
             return
         refusal = self.benches[host].ask("add", frame)
         count = len(frame.entries)
-        answer = Added(frame.segment, frame.first, count)
-        self.notice(host, answer if refusal is None else Refused(frame.segment, frame.first, count, refusal))
+        answer = EntriesAdded(frame.segment, frame.first, count)
+        self.notice(host, answer if refusal is None else EntriesRefused(frame.segment, frame.first, count, refusal))
 
 
 async def until(condition: Any) -> None:
@@ -71,7 +71,7 @@ async def test_a_node_that_lost_an_entry_is_not_made_sure_of_its_absence(monkeyp
         assert stores.benches[name].add(1, *(entry(position) for position in range(1, last + 1))) is None
     stores.benches["a"] = Bench()  # an empty disk under the old name
     stores.off |= {"b"}
-    segment = Segment("s", 1, State.RECOVERY, (Fragment(1, ("a", "b", "c")),))
+    segment = SegmentMetadata("s", 1, SegmentState.RECOVERY, (Fragment(1, ("a", "b", "c")),))
     one = TakeOver("log", stores, LogMeta(2, 1, 2, 3, 2, 0, (segment,)))  # type: ignore[arg-type]
     stores.notice = one.notice
     recovering = asyncio.ensure_future(one.recover())
@@ -97,7 +97,7 @@ async def test_a_node_that_was_silent_is_written_to_again_as_it_is(monkeypatch: 
     stores = Benches("abcd", opened="abc")
     for name in "abc":
         assert stores.benches[name].add(1, entry(1)) is None
-    segment = Segment("s", 1, State.RECOVERY, (Fragment(1, ("a", "b", "c")),))
+    segment = SegmentMetadata("s", 1, SegmentState.RECOVERY, (Fragment(1, ("a", "b", "c")),))
     one = TakeOver("log", stores, LogMeta(2, 1, 2, 3, 2, 0, (segment,)))  # type: ignore[arg-type]
     stores.notice = one.notice
     recovery = one._recovery

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roq.pubsub.scaling.what_if import ABSENT_SECONDS, Step, what_if
+from roq.pubsub.scaling.what_if import ABSENT_SECONDS, WhatIfStep, what_if
 from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy
 
@@ -22,7 +22,7 @@ def record(second: float, loads: dict[str, list[float]], *, cpu: float = 0.2) ->
     return QueueKpi("q", second, 1, total, 10 * total, 0.0, 0, tuple(exchanges), tuple(publishers), (), tuple(hosts))
 
 
-def course(policy: Policy, *phases: tuple[int, dict[str, list[float]]], cpu: float = 0.2) -> list[Step]:
+def course(policy: Policy, *phases: tuple[int, dict[str, list[float]]], cpu: float = 0.2) -> list[WhatIfStep]:
     loads = [load for seconds, load in phases for _ in range(seconds)]
     return list(what_if((record(1e9 + second, load, cpu=cpu) for second, load in enumerate(loads)), policy))
 

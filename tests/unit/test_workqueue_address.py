@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roq.errors import InvalidAddress, InvalidName, WorkQueueConflict
-from roq.workqueue.address import BACKENDS, Place, folder_address, open_backend, parse, queue_address
+from roq.workqueue.address import BACKENDS, QueueAddress, folder_address, open_backend, parse, queue_address
 from roq.workqueue.contract import Backend, NewTask
 from roq.workqueue.file_queue.queue import FileQueue
 from roq.workqueue.log_queue import LogQueue
@@ -18,20 +18,20 @@ from roq.workqueue.shared_memory import SharedMemory
 @pytest.mark.parametrize(
     ("address", "place"),
     [
-        ("memory:", Place("memory", "")),
-        ("memory:jobs", Place("memory", "jobs")),
-        ("file:///data/tasks", Place("file", "/data/tasks")),
-        ("file:///data/with%20blank%23", Place("file", "/data/with blank#")),
-        ("log:///data/tasks/", Place("log", "/data/tasks/")),
-        ("roq://zk1:2181/jobs", Place("roq", "jobs", "zk1:2181")),
-        ("roq://zk1:2181,10.0.0.2:2182,zk3/RoQ/eu/jobs", Place("roq", "jobs", "zk1:2181,10.0.0.2:2182,zk3/RoQ/eu")),
-        ("roq://zk1:2181/two%20words", Place("roq", "two words", "zk1:2181")),
-        ("roq://zk1:2181/what%3F", Place("roq", "what?", "zk1:2181")),
-        ("memory:jobs?max_attempts=3", Place("memory", "jobs", "", Options(max_attempts=3))),
-        ("file:///data/a%3Fb?ack_sync_seconds=0.5", Place("file", "/data/a?b", "", Options(ack_sync_seconds=0.5))),
+        ("memory:", QueueAddress("memory", "")),
+        ("memory:jobs", QueueAddress("memory", "jobs")),
+        ("file:///data/tasks", QueueAddress("file", "/data/tasks")),
+        ("file:///data/with%20blank%23", QueueAddress("file", "/data/with blank#")),
+        ("log:///data/tasks/", QueueAddress("log", "/data/tasks/")),
+        ("roq://zk1:2181/jobs", QueueAddress("roq", "jobs", "zk1:2181")),
+        ("roq://zk1:2181,10.0.0.2:2182,zk3/RoQ/eu/jobs", QueueAddress("roq", "jobs", "zk1:2181,10.0.0.2:2182,zk3/RoQ/eu")),
+        ("roq://zk1:2181/two%20words", QueueAddress("roq", "two words", "zk1:2181")),
+        ("roq://zk1:2181/what%3F", QueueAddress("roq", "what?", "zk1:2181")),
+        ("memory:jobs?max_attempts=3", QueueAddress("memory", "jobs", "", Options(max_attempts=3))),
+        ("file:///data/a%3Fb?ack_sync_seconds=0.5", QueueAddress("file", "/data/a?b", "", Options(ack_sync_seconds=0.5))),
         (
             "roq://zk1:2181,zk2/RoQ/jobs?write_quorum=3&ack_quorum=2&standbys=0&inline_bytes=1000&patience_seconds=5",
-            Place(
+            QueueAddress(
                 "roq",
                 "jobs",
                 "zk1:2181,zk2/RoQ",
@@ -40,7 +40,7 @@ from roq.workqueue.shared_memory import SharedMemory
         ),
     ],
 )
-def test_an_address_is_understood(address: str, place: Place) -> None:
+def test_an_address_is_understood(address: str, place: QueueAddress) -> None:
     assert parse(address) == place
 
 
@@ -83,7 +83,7 @@ def test_a_wrong_name_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["jobs", "two words", "what?", "100%", "a&b=c"])
 def test_a_queue_s_address_means_the_queue(name: str) -> None:
-    assert parse(queue_address("zk1:2181/RoQ", name)) == Place("roq", name, "zk1:2181/RoQ")
+    assert parse(queue_address("zk1:2181/RoQ", name)) == QueueAddress("roq", name, "zk1:2181/RoQ")
 
 
 def test_a_folder_s_address_means_the_folder() -> None:

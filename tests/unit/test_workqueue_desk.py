@@ -11,7 +11,7 @@ from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, Tempora
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.contract import ERROR_BYTES_MAX, Ack, Extend, NewTask, Reject, Release
-from roq.workqueue.effects import Delivered, Known, Refused, Settled
+from roq.workqueue.effects import Known, RecordRefused, Settled, TasksDelivered
 from roq.workqueue.records import DeadLetter, Requeue
 from roq.workqueue.state import State
 
@@ -81,7 +81,7 @@ def test_a_token_of_an_older_lease_is_answered_none() -> None:
     (push,) = one.put([NewTask(b"a")], TaskSettings(), 0)
     assert desk.put_id(push, state.apply(push)) == "0000000000000005-1"
     (delivered,) = state.apply(one.lease(1.0, 1, 0.0, 0))
-    assert isinstance(delivered, Delivered)
+    assert isinstance(delivered, TasksDelivered)
     leased = desk.leased(delivered.handed[0], one.id, b"a")
     assert (leased.id, leased.token, leased.attempt, leased.expires) == ("0000000000000005-1", "2.0.0000000000000005", 1, 1.0)
 
@@ -98,7 +98,7 @@ def test_answers_to_a_put() -> None:
     (push,) = desk.Desk(5).put([NewTask(b"a")], TaskSettings(), 0)
     assert desk.put_id(push, [Known((6, 7))]) == "0000000000000006-7"
     with pytest.raises(TemporaryError):
-        desk.put_id(push, [Refused()])
+        desk.put_id(push, [RecordRefused()])
     assert desk.settled(Ack(GOOD), [Settled(False)]) is None
 
 

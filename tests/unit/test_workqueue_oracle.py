@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import TaskState
-from roq.workqueue.effects import Counted, Delivered, Known, Refused, Settled
+from roq.workqueue.effects import Known, RecordRefused, Settled, TasksChanged, TasksDelivered
 from roq.workqueue.records import (
     Cancel,
     Complete,
     Configure,
     DeadLetter,
-    Extend,
+    ExtendLease,
     InstanceDead,
     Pop,
     Purge,
@@ -168,7 +168,7 @@ class Oracle:
         self._back(item, record.delay_ms, bool(record.error or record.due))
         return [], True
 
-    def Extend(self, record: Extend) -> tuple[list[Answer], object]:  # noqa: N802
+    def ExtendLease(self, record: ExtendLease) -> tuple[list[Answer], object]:  # noqa: N802
         item = self._found(record.delivery, record.instance)
         if item:
             item.due = self.clock + record.lease_ms
@@ -249,7 +249,7 @@ class History:
         seen: list[Answer] = []
         for effect in self.state.apply(record):
             match effect:
-                case Delivered(instance, nonce, handed):
+                case TasksDelivered(instance, nonce, handed):
                     tasks = tuple((h.delivery, (h.task.producer, h.task.sequence), h.attempt, h.due) for h in handed)
                     seen.append((instance, nonce, tasks))
                     self.deliveries += [(h.delivery, instance) for h in handed]
@@ -257,9 +257,9 @@ class History:
                     assert told is applied
                 case Known(task):
                     assert told == task
-                case Counted(tasks):
+                case TasksChanged(tasks):
                     assert told == tasks
-                case Refused():
+                case RecordRefused():
                     assert told == "refused"
         assert seen == answers
         self.compare()
@@ -306,7 +306,7 @@ class History:
         records: tuple[Record, ...] = (
             Complete(self.now, delivery, instance),
             Requeue(self.now, delivery, instance, 0, MS[a % 5], "it failed" if a % 2 else ""),
-            Extend(self.now, delivery, instance, 1 + a % 40),
+            ExtendLease(self.now, delivery, instance, 1 + a % 40),
             DeadLetter(self.now, delivery, instance, "it failed"),
         )
         self.write(records[(0, 0, 1, 1, 1, 2, 2, 2, 3)[b % 9]])
@@ -318,7 +318,7 @@ class History:
         assert [(one.due, one.delivery) for one in found] == over[:count]
         self.now += MS[b % 5]
         if found and b % 3 == 0:
-            self.write(Extend(self.now, found[0].delivery, found[0].instance, 1 + b % 40))
+            self.write(ExtendLease(self.now, found[0].delivery, found[0].instance, 1 + b % 40))
         for record in found:
             self.write(record)
 

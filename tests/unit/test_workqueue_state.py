@@ -13,7 +13,7 @@ import pytest
 from roq.errors import UnknownFormat
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import TaskState
-from roq.workqueue.effects import Counted, Delivered, Dropped, Effect, Handed, Known, Refused, Settled
+from roq.workqueue.effects import Dropped, Effect, Handed, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
 from roq.workqueue.fold import WAITERS_MAX
 from roq.workqueue.records import (
     VERSION,
@@ -22,7 +22,8 @@ from roq.workqueue.records import (
     Complete,
     Configure,
     DeadLetter,
-    Extend,
+    ExtendLease,
+    HoldersReplaced,
     InstanceDead,
     Pop,
     Purge,
@@ -30,7 +31,6 @@ from roq.workqueue.records import (
     Record,
     ReleaseAll,
     RemoveDead,
-    Replaced,
     Requeue,
     RequeueDead,
     Tick,
@@ -78,7 +78,7 @@ class Log:
 
 
 def handed(effects: Sequence[Effect]) -> list[Handed]:
-    return [one for effect in effects if isinstance(effect, Delivered) for one in effect.handed]
+    return [one for effect in effects if isinstance(effect, TasksDelivered) for one in effect.handed]
 
 
 def test_a_task_lives_from_put_to_ack() -> None:
@@ -121,7 +121,7 @@ def test_only_the_current_delivery_settles() -> None:
     stale: list[Record] = [
         Complete(0, old.delivery, W),
         Requeue(0, old.delivery, W),
-        Extend(0, old.delivery, W, 5),
+        ExtendLease(0, old.delivery, W, 5),
         DeadLetter(0, old.delivery, W, "x"),
         Complete(0, new.delivery, W),  # another's number
     ]
@@ -138,7 +138,7 @@ def test_an_expiry_does_not_undo_an_extension() -> None:
     assert log.state.next_due() == 100
     assert log.state.expired(99, 10) == []
     (expiry,) = log.state.expired(100, 10)
-    assert log.apply(Extend(90, one.delivery, W, 100)) == DONE
+    assert log.apply(ExtendLease(90, one.delivery, W, 100)) == DONE
     assert log.apply(expiry) == LOST
     assert log.state.next_due() == 190
     (expiry,) = log.state.expired(190, 10)
@@ -151,7 +151,7 @@ def test_extending_to_the_same_end_expires_once() -> None:
     log = Log()
     log.push()
     (one,) = log.pop(lease_ms=100)
-    log.apply(Extend(0, one.delivery, W, 100), Extend(0, one.delivery, W, 100))
+    log.apply(ExtendLease(0, one.delivery, W, 100), ExtendLease(0, one.delivery, W, 100))
     assert len(log.state.expired(100, 10)) == 1
 
 
@@ -172,10 +172,10 @@ def test_waiting_pops_are_served_in_turn_by_whatever_comes() -> None:
     (kept,) = log.pop()
     assert log.wait(W) == log.wait(V) == log.wait(W) == []
     log.push(b"late", delay_ms=50)
-    assert [(e.instance, e.nonce) for e in log.push(b"a") if isinstance(e, Delivered)] == [(W, 2)]
+    assert [(e.instance, e.nonce) for e in log.push(b"a") if isinstance(e, TasksDelivered)] == [(W, 2)]
     settled, delivered = log.apply(Requeue(0, kept.delivery, W))
     assert settled == Settled(True)
-    assert isinstance(delivered, Delivered)
+    assert isinstance(delivered, TasksDelivered)
     assert delivered.nonce == 3, "a requeue is handed on at once"
     assert handed(log.apply(Tick(50)))[0].task.payload == b"late"
     assert not log.state.waiters
@@ -186,10 +186,10 @@ def test_a_wait_ends_with_its_time_by_cancel_or_with_its_instance() -> None:
     log.wait(W, wait_ms=100)
     log.wait(V, wait_ms=500)
     log.wait(W, wait_ms=500)
-    assert log.apply(Tick(101)) == [Delivered(W, 1, ())]
-    assert log.apply(Cancel(101, V, 2)) == [Delivered(V, 2, ())]
+    assert log.apply(Tick(101)) == [TasksDelivered(W, 1, ())]
+    assert log.apply(Cancel(101, V, 2)) == [TasksDelivered(V, 2, ())]
     assert log.apply(Cancel(101, V, 2)) == []
-    assert log.apply(InstanceDead(101, W)) == [Delivered(W, 3, ()), Counted(0)]
+    assert log.apply(InstanceDead(101, W)) == [TasksDelivered(W, 3, ()), TasksChanged(0)]
     assert log.push() == []
     assert log.payloads() == [b""]
 
@@ -198,7 +198,7 @@ def test_a_pop_that_waited_too_long_takes_no_task() -> None:
     log = Log()
     log.wait(W, wait_ms=100)
     log.now = 200
-    assert log.push() == [Delivered(W, 1, ())]
+    assert log.push() == [TasksDelivered(W, 1, ())]
     assert log.state.ready.count == 1
 
 
@@ -206,7 +206,7 @@ def test_no_more_than_waiters_max_wait() -> None:
     state = State()
     for nonce in range(1, WAITERS_MAX + 1):
         assert state.apply(Pop(0, W, nonce, 1, 1000, 1000)) == ()
-    assert state.apply(Pop(0, V, 1, 1, 1000, 1000)) == (Delivered(V, 1, ()),)
+    assert state.apply(Pop(0, V, 1, 1, 1000, 1000)) == (TasksDelivered(V, 1, ()),)
 
 
 def test_the_deliveries_of_a_dead_instance_are_handed_on() -> None:
@@ -219,7 +219,7 @@ def test_the_deliveries_of_a_dead_instance_are_handed_on() -> None:
     assert [one.task.payload for one in handed(effects)] == [b"a"]
     assert log.payloads() == [b"b"]
     assert log.state.first(TaskState.READY, 1)[0].error == "killed"
-    assert log.apply(Pop(0, W, 99, 1, 1000)) == [Refused()], "it was declared dead, so it may not lease"
+    assert log.apply(Pop(0, W, 99, 1, 1000)) == [RecordRefused()], "it was declared dead, so it may not lease"
 
 
 def test_a_record_written_twice_takes_effect_once() -> None:
@@ -232,7 +232,7 @@ def test_a_record_written_twice_takes_effect_once() -> None:
     pop = Pop(0, W, 1, 5, 1000)
     first, second = log.apply(pop, pop)
     assert first == second, "the second answer is what the Pop still has"
-    assert log.apply(Complete(0, handed([first])[0].delivery, W), pop)[1] == Delivered(W, 1, ())
+    assert log.apply(Complete(0, handed([first])[0].delivery, W), pop)[1] == TasksDelivered(W, 1, ())
     wait = Pop(0, W, 2, 1, 1000, 1000)
     assert log.apply(wait, wait) == []
     assert len(log.state.waiters) == 1
@@ -265,13 +265,13 @@ def test_a_task_leased_too_often_is_dead() -> None:
     (dead,) = log.state.first(TaskState.DEAD, 9)
     assert (dead.attempts, dead.error) == (2, "first")
     assert log.apply(Complete(0, one.delivery, W)) == LOST
-    assert log.apply(RequeueDead(0, ((9, 9),))) == [Counted(0)]
-    assert log.apply(RequeueDead(0, ((P, 1),))) == [Counted(1)]
+    assert log.apply(RequeueDead(0, ((9, 9),))) == [TasksChanged(0)]
+    assert log.apply(RequeueDead(0, ((P, 1),))) == [TasksChanged(1)]
     (one,) = log.pop()
     assert one.attempt == 1
     assert log.apply(DeadLetter(0, one.delivery, W, "no use")) == DONE
     assert log.state.first(TaskState.DEAD, 9)[0].error == "no use"
-    assert log.apply(RemoveDead(0, None)) == [Counted(1)]
+    assert log.apply(RemoveDead(0, None)) == [TasksChanged(1)]
     assert log.state.removed == 1
 
 
@@ -290,13 +290,13 @@ def test_commands_for_all_tasks() -> None:
     log.push(b"d", delay_ms=500)
     (one,) = log.pop()
     log.wait(V)  # takes b
-    assert log.apply(ReleaseAll(0)) == [Counted(3)]
+    assert log.apply(ReleaseAll(0)) == [TasksChanged(3)]
     assert log.payloads() == [b"a", b"b", b"c", b"d"]
     assert log.apply(Complete(0, one.delivery, W)) == LOST
     (one,) = log.pop()
     log.apply(DeadLetter(0, one.delivery, W, ""))
     (one,) = log.pop()
-    assert log.apply(Purge(0)) == [Counted(3)]
+    assert log.apply(Purge(0)) == [TasksChanged(3)]
     assert log.apply(Complete(0, one.delivery, W)) == LOST
     assert (log.state.removed, len(log.state.dead), log.state.next_due()) == (3, 1, None)
 
@@ -315,15 +315,15 @@ def test_a_blob_is_dropped_with_its_task() -> None:
     for n in range(4):
         log.apply(Push(0, P, n + 1, blobs[n], 0, 0, "key" if n == 0 else ""))
     assert log.apply(Push(0, P, 5, blobs[4], 0, 0, "key")) == [Known((P, 1)), Dropped(blobs[4])]
-    assert log.apply(Replaced(0, (P, 1), "blob0", ("h3",))) == DONE
-    assert log.apply(Replaced(0, (P, 1), "blob9", ("h4",))) == LOST
+    assert log.apply(HoldersReplaced(0, (P, 1), "blob0", ("h3",))) == DONE
+    assert log.apply(HoldersReplaced(0, (P, 1), "blob9", ("h4",))) == LOST
     first, second, _ = log.pop(count=3)
     moved = BlobRef("blob0", 9, 0, ("h3",))
     assert first.task.payload == moved
     assert log.apply(Complete(0, first.delivery, W)) == [Settled(True), Dropped(moved)]
     log.apply(DeadLetter(0, second.delivery, W, ""))
-    assert log.apply(Purge(0)) == [Counted(2), Dropped(blobs[3]), Dropped(blobs[2])]
-    assert log.apply(RemoveDead(0, None)) == [Counted(1), Dropped(blobs[1])]
+    assert log.apply(Purge(0)) == [TasksChanged(2), Dropped(blobs[3]), Dropped(blobs[2])]
+    assert log.apply(RemoveDead(0, None)) == [TasksChanged(1), Dropped(blobs[1])]
     assert log.state.blobs == {}
 
 
@@ -365,7 +365,7 @@ def test_ends_of_old_leases_do_not_pile_up() -> None:
     for n in range(1, 20_001):
         state.apply(Push(0, P, n, b""))
         (delivered,) = state.apply(Pop(0, W, n, 1, 600_000))
-        assert isinstance(delivered, Delivered)
+        assert isinstance(delivered, TasksDelivered)
         state.apply(Complete(0, delivered.handed[0].delivery, W))
     assert len(state._ends) < 5000
     assert state.next_due() is None

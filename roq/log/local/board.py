@@ -49,7 +49,7 @@ _TEXT = struct.Struct("<II")
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
-class Request(NamedTuple):
+class BoardRequest(NamedTuple):
     """A request on the board. number: of its place."""
 
     place: int
@@ -139,25 +139,25 @@ class Board:
         finally:
             flock(self._locks.clerk, LOCK_UN)
 
-    def take(self) -> list[Request]:
+    def take(self) -> list[BoardRequest]:
         """All open requests but our own, marked as taken. Those that can't be read are left."""
         if self._requests == self._answers:
             return []
-        words, found = self._words, list[Request]()
+        words, found = self._words, list[BoardRequest]()
         for place in range(PLACES):
             number = words[_REQUEST + place]
             if number != words[_ANSWER + place] and place != self.place:
                 text = self._read(HEAD_BYTES + place * PLACE_BYTES, number, REQUEST_MAX)
                 if text:
                     words[_TAKEN + place] = number
-                    found.append(Request(place, number, text))
+                    found.append(BoardRequest(place, number, text))
         return found
 
     def count(self) -> int:
         """How many requests are open."""
         return sum(map(operator.ne, self._requests, self._answers))
 
-    def reply(self, request: Request, text: bytes) -> None:
+    def reply(self, request: BoardRequest, text: bytes) -> None:
         """Answer a request; UNKNOWN also stands for an answer that is too long."""
         self._write(
             HEAD_BYTES + request.place * PLACE_BYTES + REQUEST_BYTES,
@@ -199,7 +199,7 @@ class Board:
         for place in range(PLACES):
             number = words[_REQUEST + place]
             if number == words[_TAKEN + place] and number != words[_ANSWER + place]:
-                self.reply(Request(place, number, b""), UNKNOWN)
+                self.reply(BoardRequest(place, number, b""), UNKNOWN)
 
     # --- texts --------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from roq.log.local.header import Header, Word
+from roq.log.local.header import MappedHeader, Word
 from roq.log.local.mapped import boot_number
 
 NANOS = 1_000_000
@@ -27,7 +27,7 @@ class Clock:
 
     def __init__(
         self,
-        header: Header,
+        header: MappedHeader,
         wall: Callable[[], int] = time.time_ns,
         boottime: Callable[[], int] = _BOOTTIME,
         boot: int | None = None,

@@ -41,7 +41,7 @@ class Word(IntEnum):
     LISTEN = 25  # CLOCK_MONOTONIC milliseconds until which somebody may be waiting for the bell
 
 
-class Header(Mapped):
+class MappedHeader(Mapped):
     """The mapped words. A thread may still sleep on the bell of a log that was closed."""
 
     def __init__(self, path: Path, mode: int) -> None:

@@ -34,8 +34,8 @@ from roq.log.local.header import Word
 from roq.log.local.layout import ENTRY_BYTES_MAX, ENTRY_HEAD, damaged, entry_length, pack, padded, unpack
 from roq.log.local.locks import ROUNDS, release, try_alone
 from roq.log.local.opening import open_folder
-from roq.log.local.room import Room
-from roq.log.local.segments import KEPT, Segment
+from roq.log.local.room import DiskRoom
+from roq.log.local.segments import KEPT, SegmentFile
 
 READ_BYTES = 4 * 1024 * 1024
 UPKEEP_PAUSE_SECONDS = 0.01
@@ -65,7 +65,7 @@ class LocalLog:
             opened = open_folder(self.folder, self._disk, segment_bytes, wall)
         self._cookie, self._locks, self._segments, self._header, self._clock = opened
         self._words = self._header.words
-        self._room = Room(self.folder, self._disk, self._segments)
+        self._room = DiskRoom(self.folder, self._disk, self._segments)
         self._upkeeping = threading.Lock()
         self._appending = threading.Lock()
         self._syncing = threading.Lock()
@@ -178,7 +178,7 @@ class LocalLog:
             raise self._fail(error, "sync") from error
         self._words[Word.DURABLE] = target
 
-    def _write(self, segment: Segment, data: bytes, position: int) -> None:
+    def _write(self, segment: SegmentFile, data: bytes, position: int) -> None:
         offset = segment.offset(position)
         try:
             written = self._disk.write(segment.descriptor, data, offset)
@@ -190,7 +190,7 @@ class LocalLog:
                 raise failure(error, f"{self.folder}: append of {len(data)} bytes, {free} are free") from error
             raise self._fail(error, "append") from error
 
-    def _writable(self, total: int, keep_bytes: int) -> Segment:
+    def _writable(self, total: int, keep_bytes: int) -> SegmentFile:
         """The segment to write `total` bytes to. Under the append lock."""
         words = self._words
         self._check_failed()
@@ -241,7 +241,7 @@ class LocalLog:
             self._write(segment, bytes(left), words[Word.WRITTEN])
         words[Word.INTENT] = words[Word.WRITTEN]
 
-    def _roll(self, room: int, *, take_kept: bool) -> Segment:
+    def _roll(self, room: int, *, take_kept: bool) -> SegmentFile:
         """Start the next segment. Under the append lock."""
         base = self._words[Word.WRITTEN]
         try:
@@ -260,7 +260,7 @@ class LocalLog:
         threading.Thread(target=self._prepare, name="roq-log-spare", daemon=True).start()
         return segment
 
-    def _widen(self, segment: Segment, room: int) -> Segment:
+    def _widen(self, segment: SegmentFile, room: int) -> SegmentFile:
         """Make an empty segment large enough. Others may go on seeing it small: then they start the next one early."""
         with self._failures(f"{self.folder}: can't widen a segment"):
             self._disk.reserve(self.folder, segment.descriptor, segment.offset(segment.base + room))

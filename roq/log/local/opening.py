@@ -23,11 +23,11 @@ from roq.errors import InvalidAddress, StorageFailed, StorageFull, UnknownFormat
 from roq.log.local import snapshots
 from roq.log.local.clock import Clock
 from roq.log.local.disk import MODE, Disk
-from roq.log.local.header import Header, Word
+from roq.log.local.header import MappedHeader, Word
 from roq.log.local.layout import HEAD, cut_short, damaged, scan
 from roq.log.local.locks import Locks, share, try_alone
 from roq.log.local.mapped import MAGIC
-from roq.log.local.segments import KEPT, SMALLEST_DISK, SPARE, Segments, fitting
+from roq.log.local.segments import KEPT, SMALLEST_DISK, SPARE, SegmentFiles, fitting
 from roq.log.local.snapshots import RESERVE
 
 VERSION = 1
@@ -40,17 +40,17 @@ _OURS = re.compile(rf"{LOCKS}|{HEADER}|{SPARE}|{KEPT}|{RESERVE}|.*\.tmp|[0-9a-f]
 _logger = logging.getLogger(__name__)
 
 
-class Opened(NamedTuple):
+class OpenedLog(NamedTuple):
     """What an open log stands on."""
 
     cookie: int
     locks: Locks
-    segments: Segments
-    header: Header
+    segments: SegmentFiles
+    header: MappedHeader
     clock: Clock
 
 
-def open_folder(folder: Path, disk: Disk, segment_bytes: int | None, wall: Callable[[], int]) -> Opened:
+def open_folder(folder: Path, disk: Disk, segment_bytes: int | None, wall: Callable[[], int]) -> OpenedLog:
     """Open or create the log in `folder`. wall: ns since 1970. Raises OSError, InvalidAddress, UnknownFormat, StorageFailed."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / FORMAT).exists():
@@ -60,8 +60,8 @@ def open_folder(folder: Path, disk: Disk, segment_bytes: int | None, wall: Calla
         flock(locks.append, LOCK_EX)
         alone = try_alone(locks.presence)
         cookie, size = _identity(folder, disk, segment_bytes)
-        segments = Segments(folder, cookie, disk, size)
-        header = Header(folder / HEADER, MODE)
+        segments = SegmentFiles(folder, cookie, disk, size)
+        header = MappedHeader(folder / HEADER, MODE)
         if alone:
             segments.remove_leftovers()
         if not header.is_current(cookie) or (alone and header.words[Word.FAILED]):
@@ -76,7 +76,7 @@ def open_folder(folder: Path, disk: Disk, segment_bytes: int | None, wall: Calla
     except BaseException:
         locks.close()  # and so lets go of all of them
         raise
-    return Opened(cookie, locks, segments, header, clock)
+    return OpenedLog(cookie, locks, segments, header, clock)
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -100,7 +100,7 @@ def _identity(folder: Path, disk: Disk, segment_bytes: int | None) -> tuple[int,
     except FileNotFoundError:
         cookie = secrets.randbits(63) | 1
         segment_bytes = segment_bytes or _size(folder, disk)
-        segments = Segments(folder, cookie, disk, segment_bytes)
+        segments = SegmentFiles(folder, cookie, disk, segment_bytes)
         for base in segments.bases():
             if base or any(segments.path(base).read_bytes()[HEAD:]):
                 raise StorageFailed(f"{folder} has segments of a log but no file {FORMAT}") from None
@@ -117,7 +117,7 @@ def _identity(folder: Path, disk: Disk, segment_bytes: int | None) -> tuple[int,
     return int(match[2], 16), int(match[3])
 
 
-def _recover(folder: Path, disk: Disk, cookie: int, segments: Segments, header: Header) -> None:
+def _recover(folder: Path, disk: Disk, cookie: int, segments: SegmentFiles, header: MappedHeader) -> None:
     """Find the end of the log, cut a torn tail, start the shared header anew. Nobody else has the log open."""
     bases, covered = segments.bases(), snapshots.positions(folder)
     proved = covered[-1] if covered else 0

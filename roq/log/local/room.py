@@ -18,17 +18,17 @@ from pathlib import Path
 
 from roq.log.local import snapshots
 from roq.log.local.disk import FULL, Disk
-from roq.log.local.segments import KEPT, Segments
+from roq.log.local.segments import KEPT, SegmentFiles
 
 AMPLE = 4
 BLOCK = 4096
 GROWTH = 1.5  # a leased task takes up to half as much again in a snapshot as its put did in the log
 
 
-class Room:
+class DiskRoom:
     """What is kept of one folder's disk."""
 
-    def __init__(self, folder: Path, disk: Disk, segments: Segments) -> None:
+    def __init__(self, folder: Path, disk: Disk, segments: SegmentFiles) -> None:
         self._folder, self._disk, self._segments = folder, disk, segments
 
     def needed(self, end: int) -> int:

@@ -30,7 +30,7 @@ def fitting(free: int) -> int:
     return min(max(free // SEGMENTS_OF_A_DISK // 4096 * 4096, SEGMENT_BYTES_MIN), SEGMENT_BYTES)
 
 
-class Segment:
+class SegmentFile:
     """One open segment file. Closed when nobody refers to it any more, so that no thread reads from a reused descriptor."""
 
     def __init__(self, path: Path, base: int, descriptor: int) -> None:
@@ -46,12 +46,12 @@ class Segment:
             os.close(self.descriptor)
 
 
-class Segments:
+class SegmentFiles:
     """The segments of one folder."""
 
     def __init__(self, folder: Path, cookie: int, disk: Disk, segment_bytes: int) -> None:
         self._folder, self._cookie, self._disk, self.segment_bytes = folder, cookie, disk, segment_bytes
-        self._open: dict[int, Segment] = {}
+        self._open: dict[int, SegmentFile] = {}
         self._bases: list[int] = []
         self._sparing = threading.Lock()
 
@@ -63,20 +63,20 @@ class Segments:
         """The file of a segment."""
         return self._folder / f"{base:016x}.segment"
 
-    def open(self, base: int) -> Segment:
+    def open(self, base: int) -> SegmentFile:
         """The segment with this base. FileNotFoundError: it is not there."""
         segment = self._open.get(base)
         if segment is None:
             path = self.path(base)
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            segment = Segment(path, base, descriptor)
+            segment = SegmentFile(path, base, descriptor)
             check_segment_head(self._disk.read(descriptor, HEAD, 0), self._cookie, base, str(path))
             while len(self._open) >= 3:
                 self._open.pop(next(iter(self._open)), None)
             self._open[base] = segment
         return segment
 
-    def holding(self, position: int, active: int) -> tuple[Segment, int | None]:
+    def holding(self, position: int, active: int) -> tuple[SegmentFile, int | None]:
         """The segment that holds what follows `position`, and the position where it ends: None for the active one."""
         if position >= active:
             return self.open(active), None
@@ -87,7 +87,7 @@ class Segments:
             raise FileNotFoundError(self.path(position))
         return self.open(self._bases[at - 1]), self._bases[at]
 
-    def create(self, base: int, room: int, *, take_kept: bool = False) -> Segment:
+    def create(self, base: int, room: int, *, take_kept: bool = False) -> SegmentFile:
         """The segment after the last, with room for at least `room` bytes of entries. OSError: the disk is full."""
         size = max(self.segment_bytes, HEAD + room)
         spare = self._folder / SPARE

@@ -24,7 +24,7 @@ PACED_BYTES = 4 * FRAME_BYTES  # with no more than this to send, a paced node th
 
 
 @dataclass(frozen=True)
-class Safeguards:
+class AppendingSafeguards:
     """Rules that a model may switch off to see what they are for."""
 
     acks_in_order: bool = True
@@ -41,7 +41,7 @@ class Appending:
         nodes: tuple[str, ...],
         ack_quorum: int,
         first: int,
-        safeguards: Safeguards = Safeguards(),
+        safeguards: AppendingSafeguards = AppendingSafeguards(),
     ) -> None:
         self.segment, self.epoch, self.nodes, self.ack_quorum = segment, epoch, nodes, ack_quorum
         self.acked = first - 1  # the highest acknowledged position

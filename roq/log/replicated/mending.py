@@ -19,7 +19,7 @@ ANSWER_SECONDS = 1.0
 PAUSE_MAX = 32  # times `mend_seconds`, between two segments
 
 
-class Mending:
+class SegmentRepair:
     """Of one writer's segments, one after the other."""
 
     def __init__(self, stores: Stores, settings: LogSettings) -> None:

@@ -18,7 +18,7 @@ SEGMENTS_MAX = 2_000  # of one log: their JSON must stay far below what a znode 
 TAKE_OVER_SEGMENTS_MAX = 2_500  # a new writer must come to make the snapshot that is missing
 
 
-class State(StrEnum):
+class SegmentState(StrEnum):
     """How a segment is."""
 
     OPEN = "open"
@@ -33,12 +33,12 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[str, ...]
 
 
-class Segment(msgspec.Struct, frozen=True):
+class SegmentMetadata(msgspec.Struct, frozen=True):
     """One segment. last: its last position, -1 unless CLOSED."""
 
     id: str
     first: int
-    state: State
+    state: SegmentState
     fragments: tuple[Fragment, ...]
     last: int = -1
 
@@ -52,7 +52,7 @@ class Segment(msgspec.Struct, frozen=True):
         return min(later) - 1 if later else self.last
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class SnapshotMetadata(msgspec.Struct, frozen=True):
     """State as of `position`: a blob on `nodes`."""
 
     position: int
@@ -71,8 +71,8 @@ class LogMeta(msgspec.Struct, frozen=True):
     write_quorum: int = 3
     ack_quorum: int = 2
     trimmed: int = 0
-    segments: tuple[Segment, ...] = ()
-    snapshot: Snapshot | None = None
+    segments: tuple[SegmentMetadata, ...] = ()
+    snapshot: SnapshotMetadata | None = None
     owner: str = ""
 
     @property
@@ -85,13 +85,17 @@ class LogMeta(msgspec.Struct, frozen=True):
         assert 1 <= self.ack_quorum <= self.write_quorum
         expected = None
         for place, segment in enumerate(self.segments):
-            assert segment.state is State.CLOSED or place == len(self.segments) - 1, "only the last segment may be unfinished"
+            assert segment.state is SegmentState.CLOSED or place == len(self.segments) - 1, (
+                "only the last segment may be unfinished"
+            )
             assert expected in (None, segment.first), "a gap between segments"
             firsts = [one.first for one in segment.fragments]
             assert firsts == sorted({segment.first, *firsts}), "fragments out of order"
-            least = 1 if segment.state is State.CLOSED else self.ack_quorum  # a closed one may be of the time of a lower one
+            least = (
+                1 if segment.state is SegmentState.CLOSED else self.ack_quorum
+            )  # a closed one may be of the time of a lower one
             assert all(len(set(one.nodes)) == len(one.nodes) >= least for one in segment.fragments)
-            if segment.state is State.CLOSED:
+            if segment.state is SegmentState.CLOSED:
                 assert segment.first <= firsts[-1] <= segment.last
                 expected = segment.last + 1
         if self.segments:
@@ -106,8 +110,8 @@ def take(meta: LogMeta, term: int) -> LogMeta:
     if term < meta.term:
         raise LogFenced(f"term {meta.term} has this log, this is term {term}")
     segments = meta.segments
-    if segments and segments[-1].state is not State.CLOSED:
-        segments = (*segments[:-1], msgspec.structs.replace(segments[-1], state=State.RECOVERY))
+    if segments and segments[-1].state is not SegmentState.CLOSED:
+        segments = (*segments[:-1], msgspec.structs.replace(segments[-1], state=SegmentState.RECOVERY))
     return msgspec.structs.replace(meta, epoch=meta.epoch + 1, term=term, segments=segments)
 
 
@@ -124,7 +128,7 @@ def close_last(meta: LogMeta, last: int, fragments: tuple[Fragment, ...]) -> Log
     if last < segment.first:
         return msgspec.structs.replace(meta, segments=meta.segments[:-1])
     kept = tuple(one for one in fragments if one.first <= last)
-    closed = msgspec.structs.replace(segment, state=State.CLOSED, last=last, fragments=kept)
+    closed = msgspec.structs.replace(segment, state=SegmentState.CLOSED, last=last, fragments=kept)
     return msgspec.structs.replace(meta, segments=(*meta.segments[:-1], closed))
 
 
@@ -141,14 +145,14 @@ def open_next(
     if len(nodes) >= quorums[0] > meta.write_quorum:
         meta = msgspec.structs.replace(meta, write_quorum=quorums[0], ack_quorum=max(meta.ack_quorum, quorums[1]))
     first = max(meta.next_first, meta.trimmed + 1)
-    segment = Segment(id, first, State.OPEN, (Fragment(first, nodes),))
+    segment = SegmentMetadata(id, first, SegmentState.OPEN, (Fragment(first, nodes),))
     return msgspec.structs.replace(meta, serial=meta.serial + 1, segments=(*meta.segments, segment))
 
 
 def change_ensemble(meta: LogMeta, id: str, first: int, nodes: tuple[str, ...]) -> LogMeta:
     """From `first` (nothing from there on is acknowledged) the open segment is on these nodes."""
     segment = meta.segments[-1] if meta.segments else None
-    if segment is None or segment.id != id or segment.state is not State.OPEN:
+    if segment is None or segment.id != id or segment.state is not SegmentState.OPEN:
         raise LogFenced(f"segment {id} is not open any more")
     kept = tuple(one for one in segment.fragments if one.first < first)
     changed = msgspec.structs.replace(segment, fragments=(*kept, Fragment(first, nodes)))
@@ -159,7 +163,7 @@ def replace_nodes(meta: LogMeta, id: str, first: int, before: tuple[str, ...], a
     """Copies of the closed fragment at `first` are on `after` now. Unchanged if it isn't on `before` any more."""
     segments = []
     for segment in meta.segments:
-        if segment.id == id and segment.state is State.CLOSED:
+        if segment.id == id and segment.state is SegmentState.CLOSED:
             fragments = tuple(
                 Fragment(one.first, after) if (one.first, one.nodes) == (first, before) else one for one in segment.fragments
             )
@@ -168,11 +172,11 @@ def replace_nodes(meta: LogMeta, id: str, first: int, before: tuple[str, ...], a
     return msgspec.structs.replace(meta, segments=tuple(segments))
 
 
-def set_snapshot(meta: LogMeta, snapshot: Snapshot) -> LogMeta:
+def set_snapshot(meta: LogMeta, snapshot: SnapshotMetadata) -> LogMeta:
     """Readers may begin here: closed segments up to its position leave the chain."""
     if meta.snapshot is not None and meta.snapshot.position > snapshot.position:
         return meta
-    gone = [one for one in meta.segments if one.state is State.CLOSED and one.last <= snapshot.position]
+    gone = [one for one in meta.segments if one.state is SegmentState.CLOSED and one.last <= snapshot.position]
     return msgspec.structs.replace(
         meta,
         serial=meta.serial + 1,

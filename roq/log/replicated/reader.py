@@ -10,7 +10,7 @@ from roq.coordination.operations import Node
 from roq.coordination.session import Session
 from roq.errors import DataLost, FrameError, LogTrimmed, LogUnavailable, RoqError
 from roq.log.replicated.directory import Directory
-from roq.log.replicated.metadata import LogMeta, Segment, State
+from roq.log.replicated.metadata import LogMeta, SegmentMetadata, SegmentState
 from roq.log.replicated.stores import Stores
 from roq.wire import store as wire
 from roq.wire.assignment import from_json
@@ -108,11 +108,11 @@ class LogReader:
         if after < meta.trimmed and (not meta.segments or meta.segments[0].first > position):
             raise LogTrimmed()
         for segment in meta.segments:
-            if segment.first <= position and (segment.state is not State.CLOSED or position <= segment.last):
+            if segment.first <= position and (segment.state is not SegmentState.CLOSED or position <= segment.last):
                 return await self._read_segment(segment, position, wait_seconds)
         return []
 
-    async def _read_segment(self, segment: Segment, position: int, wait_seconds: float) -> list[Entry]:
+    async def _read_segment(self, segment: SegmentMetadata, position: int, wait_seconds: float) -> list[Entry]:
         fragment = segment.fragment_of(position)
         later = [one.first for one in segment.fragments if one.first > position]
         last = min(later) - 1 if later else max(segment.last, 0)  # 0: up to what is confirmed
@@ -169,7 +169,7 @@ def lost(what: str) -> DataLost:
 
 def _unfinished(meta: LogMeta, after: int) -> bool:
     """Is there an unfinished segment that may get a position behind `after`?"""
-    return bool(meta.segments) and meta.segments[-1].state is not State.CLOSED
+    return bool(meta.segments) and meta.segments[-1].state is not SegmentState.CLOSED
 
 
 def _intact(segment: str, answer: wire.Entries) -> bool:

@@ -22,14 +22,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from roq.log.replicated.appending import Appending
-from roq.log.replicated.metadata import Fragment, Segment
+from roq.log.replicated.metadata import Fragment, SegmentMetadata
 from roq.wire.store import Add, Found, entry_crc
 
 
-class Recovery:
+class SegmentRecovery:
     """Recovery of one unfinished segment by `epoch`."""
 
-    def __init__(self, segment: Segment, epoch: int, ack_quorum: int) -> None:
+    def __init__(self, segment: SegmentMetadata, epoch: int, ack_quorum: int) -> None:
         self.segment, self.epoch, self.ack_quorum = segment, epoch, ack_quorum
         self.fragment = segment.fragments[-1]
         self.coverage = len(self.fragment.nodes) - ack_quorum + 1

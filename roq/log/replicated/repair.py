@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from roq.log.replicated.appending import Appending
-from roq.log.replicated.metadata import LogMeta, Segment, State
+from roq.log.replicated.metadata import LogMeta, SegmentMetadata, SegmentState
 from roq.log.replicated.placement import choose
 
 
@@ -63,12 +63,12 @@ def holdings(meta: LogMeta) -> Iterator[Holding]:
     if meta.snapshot is not None:
         yield Holding(meta.snapshot.blob, meta.snapshot.nodes, size=meta.snapshot.size)
     for segment in meta.segments:
-        if segment.state is State.CLOSED:
+        if segment.state is SegmentState.CLOSED:
             for fragment in segment.fragments:
                 yield Holding(segment.id, fragment.nodes, fragment.first, segment.end_of(fragment))
 
 
-def open_parts(segment: Segment, appending: Appending) -> Iterator[OpenPart]:
+def open_parts(segment: SegmentMetadata, appending: Appending) -> Iterator[OpenPart]:
     """What the nodes of the open segment have confirmed. A node that is known to miss entries is asked for its opening only."""
     for place, fragment in enumerate(segment.fragments):
         later = segment.fragments[place + 1 :]
@@ -121,7 +121,7 @@ def garbage(
     """
     named: set[str] = set(uploads)
     for segment in meta.segments:
-        if segment.state is not State.CLOSED or any(host in one.nodes for one in segment.fragments):
+        if segment.state is not SegmentState.CLOSED or any(host in one.nodes for one in segment.fragments):
             named.add(segment.id)
     if meta.snapshot is not None and host in meta.snapshot.nodes:
         named.add(meta.snapshot.blob)

@@ -36,7 +36,7 @@ class RepairSettings(BaseModel):
     garbage_every_seconds: float = Field(default=60.0, ge=0)
 
 
-class Repairer:
+class LogRepairer:
     """Repairs of one log."""
 
     def __init__(self, writer: LogWriter, settings: RepairSettings, lost: Callable[[], None] | None = None) -> None:
@@ -178,7 +178,7 @@ class Repairer:
         if endpoint is None:
             raise StorageFailed(f"the store of host {source} is not known")
         order = wire.CopySegment(holding.name, self._writer.epoch, holding.first, holding.last, endpoint)
-        await stores.request(copy.target, order, wire.Done, self._settings.copy_seconds)
+        await stores.request(copy.target, order, wire.StoreDone, self._settings.copy_seconds)
 
     async def _rename(self, holding: Holding, after: tuple[str, ...]) -> None:
         """The copy is durable: from now on these nodes are named."""
@@ -216,15 +216,15 @@ class Repairer:
     async def _inventory(self, host: str) -> list[str]:
         writer = self._writer
         request = wire.ListSegments(f"{writer.log_id}~")
-        segments = (await writer.stores.request(host, request, wire.Segments)).segments
+        segments = (await writer.stores.request(host, request, wire.SegmentList)).segments
         blobs = await writer.stores.inventory(host, f"{writer.log_id}~snapshot-")
         return [one.segment for one in segments] + [one.blob for one in blobs]
 
     async def _delete(self, host: str, name: str) -> None:
         if "~snapshot-" in name:
-            await self._writer.stores.request(host, wire.DeleteBlob(name), wire.Done)
+            await self._writer.stores.request(host, wire.DeleteBlob(name), wire.StoreDone)
         else:
-            await self._writer.stores.request(host, wire.DeleteSegment(name, self._writer.epoch), wire.Done)
+            await self._writer.stores.request(host, wire.DeleteSegment(name, self._writer.epoch), wire.StoreDone)
 
 
 def _order(key: tuple[Holding, str]) -> tuple[str, int, str]:

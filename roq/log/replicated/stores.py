@@ -79,7 +79,7 @@ class Stores:
         total, offset = len(data), 0
         while offset < total or not offset:
             part = bytes(data[offset : offset + wire.BLOB_PART_BYTES])
-            await self.request(host, wire.PutBlob(blob, offset, total, crc, part), wire.Done, PART_SECONDS)
+            await self.request(host, wire.PutBlob(blob, offset, total, crc, part), wire.StoreDone, PART_SECONDS)
             offset += len(part)
             if not total:
                 return
@@ -118,13 +118,13 @@ class Stores:
         endpoint = self.directory.endpoint(source)
         if endpoint is None:
             raise LogUnavailable(f"the store of host {source} is not known")
-        await self.request(target, wire.CopyBlob(blob, endpoint), wire.Done, seconds)
+        await self.request(target, wire.CopyBlob(blob, endpoint), wire.StoreDone, seconds)
 
     async def delete_blob(self, hosts: Iterable[str], blob: str) -> tuple[str, ...]:
         """Delete it where possible; the hosts where it is gone for sure."""
         hosts = tuple(hosts)
         results = await asyncio.gather(
-            *(self.request(host, wire.DeleteBlob(blob), wire.Done) for host in hosts), return_exceptions=True
+            *(self.request(host, wire.DeleteBlob(blob), wire.StoreDone) for host in hosts), return_exceptions=True
         )
         return tuple(host for host, result in zip(hosts, results, strict=True) if not isinstance(result, BaseException))
 
@@ -132,7 +132,7 @@ class Stores:
         """All blobs on the host whose name begins with `prefix`."""
         found: list[wire.BlobView] = []
         while True:
-            part = await self.request(host, wire.ListBlobs(prefix, found[-1].blob if found else ""), wire.Blobs)
+            part = await self.request(host, wire.ListBlobs(prefix, found[-1].blob if found else ""), wire.BlobList)
             found += part.blobs
             if len(part.blobs) < wire.LIST_COUNT_MAX:
                 return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from roq.errors import DataLost, LogFenced, LogUnavailable, NoHosts, RoqError, TemporaryError
-from roq.log.replicated.metadata import LogMeta, State
+from roq.log.replicated.metadata import LogMeta, SegmentState
 from roq.log.replicated.placement import choose
-from roq.log.replicated.recovery import Recovery
+from roq.log.replicated.recovery import SegmentRecovery
 from roq.log.replicated.stores import Stores
 from roq.runtime.observe import logger
 from roq.wire import store as wire
@@ -28,21 +28,21 @@ class TakeOver:
 
     def __init__(self, log_id: str, stores: Stores, meta: LogMeta) -> None:
         self._log_id, self._stores, self._meta = log_id, stores, meta
-        self._recovery: Recovery | None = None
+        self._recovery: SegmentRecovery | None = None
         self._progress = asyncio.Event()
         self._enough = asyncio.Event()  # nodes are fenced
         self._failed: RoqError | None = None
         self._heard: dict[str, float] = {}  # loop's time of the last answer to a question
         self._unfit: set[str] = set()  # nodes that refused an entry
-        if meta.segments and meta.segments[-1].state is not State.CLOSED:
-            self._recovery = Recovery(meta.segments[-1], meta.epoch, meta.ack_quorum)
+        if meta.segments and meta.segments[-1].state is not SegmentState.CLOSED:
+            self._recovery = SegmentRecovery(meta.segments[-1], meta.epoch, meta.ack_quorum)
 
-    def notice(self, node: str, notice: wire.Added | wire.Refused) -> None:
+    def notice(self, node: str, notice: wire.EntriesAdded | wire.EntriesRefused) -> None:
         """A store's answer to an entry that was written again."""
         recovery = self._recovery
         if recovery is None or recovery.writing is None or notice.segment != recovery.segment.id:
             return
-        if isinstance(notice, wire.Added):
+        if isinstance(notice, wire.EntriesAdded):
             recovery.writing.added(node, notice.first, notice.count)
         elif notice.reason is wire.Refusal.FENCED:
             self._failed = LogFenced("a newer epoch recovers this log")
@@ -61,7 +61,7 @@ class TakeOver:
             return f"segment {recovery.segment.id} waits for an answer of {', '.join(silent)}"
         return f"segment {recovery.segment.id} waits for entry {recovery.position} to be known or stored by more hosts"
 
-    async def recover(self) -> Recovery | None:
+    async def recover(self) -> SegmentRecovery | None:
         """The finished recovery, None if there was nothing to recover. Raises LogFenced; waits for stores otherwise."""
         recovery = self._recovery
         if recovery is None:
@@ -89,7 +89,7 @@ class TakeOver:
         except TimeoutError:
             await self._replace_silent()
 
-    async def _ask(self, recovery: Recovery, node: str) -> None:
+    async def _ask(self, recovery: SegmentRecovery, node: str) -> None:
         """Fence the node, then have it tell what it knows, until the end is decided; again and again if it fails."""
         segment, epoch = recovery.segment.id, recovery.epoch
         fenced = False
@@ -97,7 +97,7 @@ class TakeOver:
             before = recovery.position if recovery.writing is not None else 0
             try:
                 if not fenced:
-                    answer = await self._stores.request(node, wire.Fence(segment, epoch), wire.Fenced, REQUEST_SECONDS)
+                    answer = await self._stores.request(node, wire.FenceLog(segment, epoch), wire.Fenced, REQUEST_SECONDS)
                     recovery.node_fenced(node, answer.confirmed)
                     fenced = True
                     if recovery.writing is not None:
@@ -122,7 +122,7 @@ class TakeOver:
             if recovery.end is None and recovery.writing is not None and recovery.position == before:
                 await asyncio.sleep(RETRY_SECONDS / 5)  # others must answer first
 
-    async def _secure(self, recovery: Recovery) -> None:
+    async def _secure(self, recovery: SegmentRecovery) -> None:
         for node, frame in recovery.frames():
             self._stores.send(node, frame)
 
@@ -145,7 +145,7 @@ class TakeOver:
         if self._failed is None and len(good) + len(fresh) >= recovery.ack_quorum:
             recovery.replace((*good, *fresh))
 
-    async def _fresh(self, recovery: Recovery, count: int) -> tuple[str, ...]:
+    async def _fresh(self, recovery: SegmentRecovery, count: int) -> tuple[str, ...]:
         """Up to `count` hosts more that know the segment from now on."""
         spares = recovery.spares(self._stores.directory.hosts())
         if not spares:
@@ -159,13 +159,13 @@ class TakeOver:
             log.info("no spare stores", extra={"fields": {"segment": segment, "reason": str(error)}})
         return ()
 
-    def _returning(self, recovery: Recovery) -> tuple[str, ...]:
+    def _returning(self, recovery: SegmentRecovery) -> tuple[str, ...]:
         """Nodes of the segment that may be written to again: those first that answered last."""
         fit = [node for node in recovery.returning if node in self._heard and node not in self._unfit]
         return tuple(sorted(fit, key=lambda node: self._heard[node], reverse=True))
 
 
-def _undecided(recovery: Recovery, position: int, unsure: tuple[str, ...]) -> DataLost:
+def _undecided(recovery: SegmentRecovery, position: int, unsure: tuple[str, ...]) -> DataLost:
     return DataLost(
         f"whether segment {recovery.segment.id} has an acknowledged entry {position} can't be found out: {', '.join(unsure)} "
         f"of {', '.join(sorted(recovery.nodes))} lost part of what they held, the others do not have it. Bring back their "
@@ -192,7 +192,7 @@ async def open_nodes(
 
     async def announce(node: str) -> None:
         try:
-            await stores.request(node, wire.OpenSegment(segment, epoch), wire.Done, REQUEST_SECONDS)
+            await stores.request(node, wire.OpenSegment(segment, epoch), wire.StoreDone, REQUEST_SECONDS)
             opened.append(node)
         except RoqError as error:
             errors.append(error)

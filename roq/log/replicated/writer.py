@@ -23,8 +23,8 @@ from roq.log.replicated.comparing import compare
 from roq.log.replicated.directory import Directory
 from roq.log.replicated.done import Done, resolve
 from roq.log.replicated.health import Health
-from roq.log.replicated.mending import Mending
-from roq.log.replicated.metadata import Change, LogMeta, Snapshot, State
+from roq.log.replicated.mending import SegmentRepair
+from roq.log.replicated.metadata import Change, LogMeta, SegmentState, SnapshotMetadata
 from roq.log.replicated.placement import choose, rank
 from roq.log.replicated.repair import Holding, OpenPart, open_parts
 from roq.log.replicated.settings import LogSettings
@@ -59,7 +59,7 @@ class LogWriter:
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._health: Health | None = None
-        self._mending = Mending(self.stores, settings)
+        self._mending = SegmentRepair(self.stores, settings)
         self._busy = asyncio.Lock()  # one roll or ensemble change at a time
 
     @classmethod
@@ -203,14 +203,14 @@ class LogWriter:
             self.stores.send(node, frame)
             self._told = appending.acked
 
-    def _notice(self, node: str, notice: wire.Added | wire.Refused) -> None:
+    def _notice(self, node: str, notice: wire.EntriesAdded | wire.EntriesRefused) -> None:
         if self._taking is not None:
             self._taking.notice(node, notice)
             return
         appending = self._appending
         if appending is None or notice.segment != appending.segment or self._error is not None:
             return
-        if isinstance(notice, wire.Refused):
+        if isinstance(notice, wire.EntriesRefused):
             self._refusal(node, notice)
             return
         if self._health is not None:
@@ -238,7 +238,7 @@ class LogWriter:
             for node in appending.nodes:
                 self.stores.send(node, appending.confirmation())
 
-    def _refusal(self, node: str, notice: wire.Refused) -> None:
+    def _refusal(self, node: str, notice: wire.EntriesRefused) -> None:
         if notice.reason is wire.Refusal.FENCED:
             self._stop(LogFenced())
         elif notice.reason is wire.Refusal.DIVERGED:
@@ -269,7 +269,7 @@ class LogWriter:
     def open_parts(self) -> list[OpenPart]:
         """What the nodes of the open segment must have by now."""
         segment, appending = self.meta.segments[-1], self._appending
-        if appending is None or appending.segment != segment.id or segment.state is not State.OPEN:
+        if appending is None or appending.segment != segment.id or segment.state is not SegmentState.OPEN:
             return []
         return list(open_parts(segment, appending))
 
@@ -438,7 +438,7 @@ class LogWriter:
             nodes = tuple(node for node in nodes if (holding, node) not in found.lacking)
             if len(nodes) < meta.ack_quorum:
                 raise LogUnavailable(f"only {', '.join(nodes) or 'no host'} kept snapshot {blob}, it needs {meta.ack_quorum}")
-            await self.change(lambda meta: metadata.set_snapshot(meta, Snapshot(position, blob, len(data), nodes)))
+            await self.change(lambda meta: metadata.set_snapshot(meta, SnapshotMetadata(position, blob, len(data), nodes)))
         finally:
             self.uploads.discard(blob)
 

@@ -51,7 +51,7 @@ class _Upload:
     touched: float = field(default_factory=time.monotonic)
 
 
-class Blobs:
+class BlobFolder:
     """The blobs of one store directory. Any thread."""
 
     def __init__(self, directory: Path, free_bytes_min: int) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from roq.log.store.journal import Journal
-from roq.log.store.records import Kind, encode_entry, encode_mark
-from roq.log.store.shelf import BAD, Segment, Shelf, place_entry, state_setter
+from roq.log.store.records import RecordKind, encode_entry, encode_mark
+from roq.log.store.shelf import BAD, Shelf, StoredSegment, place_entry, state_setter
 from roq.wire.store import Refusal
 
 CARRY_BYTES = 1024 * 1024  # written again in one step
@@ -25,7 +25,7 @@ class Compaction:
     """Of one journal. entry: (crc, entry) of a position, None if it can't be read; push: writes a record."""
 
     def __init__(
-        self, journal: Journal, shelf: Shelf, entry: Callable[[Segment, int], tuple[int, bytes] | None], push: Push
+        self, journal: Journal, shelf: Shelf, entry: Callable[[StoredSegment, int], tuple[int, bytes] | None], push: Push
     ) -> None:
         self._journal, self._shelf, self._entry, self._push = journal, shelf, entry, push
         self._records: Iterator[Carried | None] | None = None
@@ -72,10 +72,10 @@ class Compaction:
             if self._deleted(segment):
                 continue
             if segment.state_in <= oldest:
-                yield segment.state(Kind.OPEN if segment.opened else Kind.STATE), state_setter(segment)
+                yield segment.state(RecordKind.OPEN if segment.opened else RecordKind.STATE), state_setter(segment)
             if segment.places.count(BAD):  # the marks may be in this file; they are few
                 for position in [one for one in range(segment.base, segment.end) if segment.place(one) == BAD]:
-                    yield encode_mark(Kind.BAD, segment.number, position), _nothing
+                    yield encode_mark(RecordKind.BAD, segment.number, position), _nothing
             if not segment.bytes_in.get(oldest):
                 continue
             for position in range(segment.base, segment.end):
@@ -86,14 +86,14 @@ class Compaction:
                 elif not looked % LOOK_COUNT:
                     yield None
 
-    def _deleted(self, segment: Segment) -> bool:
+    def _deleted(self, segment: StoredSegment) -> bool:
         return self._shelf.segments.get(segment.name) is not segment
 
-    def _again(self, segment: Segment, position: int, place: int) -> Carried:
+    def _again(self, segment: StoredSegment, position: int, place: int) -> Carried:
         found = self._entry(segment, position)
         if found is None:
             segment.put(position, BAD)
-            return encode_mark(Kind.BAD, segment.number, position), _nothing
+            return encode_mark(RecordKind.BAD, segment.number, position), _nothing
         crc, entry = found
 
         def apply(number: int, offset: int) -> None:

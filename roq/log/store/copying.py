@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from roq.errors import StorageFailed
-from roq.log.store.blobs import Blobs
+from roq.log.store.blobs import BlobFolder
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
 
@@ -33,7 +33,7 @@ async def copy_segment(order: wire.CopySegment, source: RpcClient, missing: Miss
         raise StorageFailed(f"{order.source} lacks {len(lacking)} entries of {order.segment}, {lacking[0]} first")
 
 
-async def copy_blob(blob: str, source: RpcClient, blobs: Blobs) -> None:
+async def copy_blob(blob: str, source: RpcClient, blobs: BlobFolder) -> None:
     """Fetch a blob. Raises TaskNotFound, StorageFailed of the source."""
     offset, total = 0, 1
     while offset < total:

@@ -10,7 +10,7 @@ CREATE_CHUNK_BYTES = 1024 * 1024
 TEMPORARY = ".new"  # suffix of a file that is not whole yet
 
 
-class Disk(Protocol):
+class JournalDisk(Protocol):
     """Files by descriptor. Every call may raise OSError."""
 
     def create(self, path: Path, size: int) -> None:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from roq.errors import StorageFailed, UnknownFormat
-from roq.log.store.disk import TEMPORARY, Disk
+from roq.log.store.disk import TEMPORARY, JournalDisk
 from roq.runtime.observe import logger
 
 log = logger(__name__)
@@ -49,7 +49,7 @@ BATCH_HEADER_BYTES = _batch_header.size + _crc.size
 FILE_HEADER_BYTES = _file_header.size + _crc.size
 
 
-class Write(NamedTuple):
+class JournalWrite(NamedTuple):
     """Bytes to write and sync. number: of the file; offset: where `data` begins; body: where the records begin."""
 
     number: int
@@ -65,7 +65,7 @@ class Damage(NamedTuple):
     offset: int
 
 
-class Batch(NamedTuple):
+class JournalBatch(NamedTuple):
     """A batch that was read. offset: of its body in the file. whole: False if it is damaged, and records of it may be too."""
 
     number: int
@@ -75,7 +75,7 @@ class Batch(NamedTuple):
 
 
 @dataclass
-class _File:
+class _JournalFile:
     number: int
     path: Path
     descriptor: int
@@ -132,11 +132,11 @@ class Journal:
     `stage` gives the place of the next batch; the caller performs the Write (any thread, one at a time, in order).
     """
 
-    def __init__(self, disk: Disk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(self, disk: JournalDisk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
         self._disk, self._directory, self.file_bytes = disk, directory, file_bytes
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, _JournalFile] = {}
         self._prepared: int | None = None
-        self._current: _File | None = None
+        self._current: _JournalFile | None = None
         self._position = 0  # where the next batch goes
         self._end_before = 0  # previous_end for the current file's header
         self._sequence = 0
@@ -148,15 +148,15 @@ class Journal:
             elif name.startswith("journal-"):
                 self._open(int(name[8:], 16))
 
-    def _open(self, number: int) -> _File:
+    def _open(self, number: int) -> _JournalFile:
         path = path_of(self._directory, number)
         descriptor = self._disk.open(path)
-        file = self._files[number] = _File(number, path, descriptor, self._disk.size(descriptor))
+        file = self._files[number] = _JournalFile(number, path, descriptor, self._disk.size(descriptor))
         return file
 
     # --- reading it through -------------------------------------------------------------------------------------------
 
-    def scan(self) -> Iterator[Batch | Damage]:
+    def scan(self) -> Iterator[JournalBatch | Damage]:
         """Every batch in order, and every damage in its place. Raises UnknownFormat, OSError."""
         numbers = sorted(self._files)
         headers = {number: self._header(number) for number in numbers}
@@ -198,7 +198,7 @@ class Journal:
         data = self._disk.read(self._files[number].descriptor, 0, HEADER_BYTES)
         return -1 if not any(data) and data else decode_header(data, number)
 
-    def _scan_file(self, number: int, limit: int | None) -> Generator[Batch | Damage, None, int]:
+    def _scan_file(self, number: int, limit: int | None) -> Generator[JournalBatch | Damage, None, int]:
         """The batches of one file; returns where they end. limit: where they must end, None for the last file."""
         file = self._files[number]
         data = self._whole(number)
@@ -212,7 +212,7 @@ class Journal:
                 body = data[offset + BATCH_HEADER_BYTES : offset + BATCH_HEADER_BYTES + length]
                 if len(body) == length and crc32(body) == body_crc:
                     self._sequence = max(self._sequence, sequence)
-                    yield Batch(number, offset + BATCH_HEADER_BYTES, body, True)
+                    yield JournalBatch(number, offset + BATCH_HEADER_BYTES, body, True)
                     self._last = offset, offset + BATCH_HEADER_BYTES + length
                     offset = self._last[1]
                     continue
@@ -225,7 +225,7 @@ class Journal:
                 break
             yield Damage(number, offset)
             if head is not None:  # some of its records may be whole
-                yield Batch(number, offset + BATCH_HEADER_BYTES, data[offset + BATCH_HEADER_BYTES : after or end], False)
+                yield JournalBatch(number, offset + BATCH_HEADER_BYTES, data[offset + BATCH_HEADER_BYTES : after or end], False)
             offset = after if after is not None else end
         if (limit is not None and len(data) < limit) or (limit is None and file.size < self.file_bytes):
             yield Damage(number, len(data))
@@ -307,7 +307,7 @@ class Journal:
         self._prepared = None
         self._position = HEADER_BYTES
 
-    def stage(self, body: bytes) -> Write:
+    def stage(self, body: bytes) -> JournalWrite:
         """Where this batch goes. It must fit (`room`)."""
         file = self._current
         assert file is not None
@@ -317,11 +317,11 @@ class Journal:
         self._position += len(batch)
         assert self._position <= self.file_bytes
         if file.header_written:
-            return Write(file.number, at, batch, at + BATCH_HEADER_BYTES)
+            return JournalWrite(file.number, at, batch, at + BATCH_HEADER_BYTES)
         file.header_written = True
-        return Write(file.number, 0, encode_header(file.number, self._end_before) + batch, at + BATCH_HEADER_BYTES)
+        return JournalWrite(file.number, 0, encode_header(file.number, self._end_before) + batch, at + BATCH_HEADER_BYTES)
 
-    def perform(self, write: Write) -> None:
+    def perform(self, write: JournalWrite) -> None:
         """Write and sync. Raises StorageFailed: what is on the disk is unknown then, and nothing may be written any more."""
         descriptor = self._files[write.number].descriptor
         try:

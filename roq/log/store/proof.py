@@ -23,7 +23,7 @@ from roq.coordination.errors import NoNode, VersionConflict
 from roq.coordination.session import Session
 from roq.errors import StorageFailed, ZooKeeperUnavailable
 from roq.log.store.cookie import Cookie, register
-from roq.log.store.storage import Storage
+from roq.log.store.storage import SegmentStorage
 from roq.runtime.observe import logger
 from roq.wire.assignment import to_json
 
@@ -42,7 +42,7 @@ def proved_in_this_boot(directory: Path) -> bool:
         return False
 
 
-async def prove(zookeeper: str, directory: Path, cookie: Cookie, storage: Storage, changed: Callable[[], None]) -> None:
+async def prove(zookeeper: str, directory: Path, cookie: Cookie, storage: SegmentStorage, changed: Callable[[], None]) -> None:
     """For ever: prove the disk, then tell ZooKeeper what is durable on it. changed: there is something to write.
 
     Raises InvalidConfiguration (the disk of another host), StorageFailed (the disk went back under this process)."""
@@ -58,7 +58,9 @@ async def prove(zookeeper: str, directory: Path, cookie: Cookie, storage: Storag
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _prove(session: Session, directory: Path, cookie: Cookie, storage: Storage, changed: Callable[[], None]) -> None:
+async def _prove(
+    session: Session, directory: Path, cookie: Cookie, storage: SegmentStorage, changed: Callable[[], None]
+) -> None:
     known, version = await register(session, directory, cookie.host, cookie)
     if storage.proved and known.synced > storage.synced:
         raise StorageFailed(

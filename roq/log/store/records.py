@@ -26,7 +26,7 @@ _pack = _header.pack
 _unpack_from = _header.unpack_from
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record says."""
 
     ENTRY = 1
@@ -37,7 +37,7 @@ class Kind(IntEnum):
     DAMAGE = 6
 
 
-class Record(NamedTuple):
+class StoredRecord(NamedTuple):
     """One record. offset: where it begins, relative to what was parsed."""
 
     kind: int
@@ -54,13 +54,13 @@ def encode_entry(segment: int, position: int, confirmed: int, crc: int, entry: b
     return _pack(1, segment, position, confirmed, len(entry), crc) + entry
 
 
-def encode_state(kind: Kind, segment: int, epoch: int, name: str) -> bytes:
+def encode_state(kind: RecordKind, segment: int, epoch: int, name: str) -> bytes:
     """An OPEN or a STATE."""
     payload = name.encode()
     return _pack(kind, segment, epoch, 0, len(payload), crc32(payload)) + payload
 
 
-def encode_mark(kind: Kind, segment: int, position: int = 0) -> bytes:
+def encode_mark(kind: RecordKind, segment: int, position: int = 0) -> bytes:
     """A DELETE or a BAD."""
     return _pack(kind, segment, position, 0, 0, 0)
 
@@ -68,21 +68,21 @@ def encode_mark(kind: Kind, segment: int, position: int = 0) -> bytes:
 def encode_damage(places: list[tuple[int, int]]) -> bytes:
     """A DAMAGE."""
     payload = msgspec.msgpack.encode(places)
-    return _pack(Kind.DAMAGE, 0, 0, 0, len(payload), crc32(payload)) + payload
+    return _pack(RecordKind.DAMAGE, 0, 0, 0, len(payload), crc32(payload)) + payload
 
 
-def parse(body: bytes) -> Iterator[Record]:
+def parse(body: bytes) -> Iterator[StoredRecord]:
     """The records of a batch, until one does not fit (only in a damaged batch); payloads are not checked."""
     offset, end = 0, len(body)
     while offset + HEADER_BYTES <= end:
         kind, segment, position, confirmed, length, crc = _unpack_from(body, offset)
         if not 1 <= kind <= 6 or offset + HEADER_BYTES + length > end:
             return
-        yield Record(kind, segment, position, confirmed, length, crc, offset)
+        yield StoredRecord(kind, segment, position, confirmed, length, crc, offset)
         offset += HEADER_BYTES + length
 
 
-def payload_of(body: bytes, record: Record) -> bytes:
+def payload_of(body: bytes, record: StoredRecord) -> bytes:
     """The payload of a record of this body."""
     begin = record.offset + HEADER_BYTES
     return body[begin : begin + record.length]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from roq.log.store.blobs import Blobs
-from roq.log.store.storage import Storage
+from roq.log.store.blobs import BlobFolder
+from roq.log.store.storage import SegmentStorage
 from roq.runtime.observe import Counters, logger
 
 log = logger(__name__)
@@ -21,7 +21,7 @@ ENTRIES_AT_ONCE = 200  # looked up at once
 SLICE_BYTES = 1024 * 1024  # read at once, unless a single entry is larger
 
 
-async def scrub(storage: Storage, blobs: Blobs, counters: Counters, kick: Callable[[], None]) -> None:
+async def scrub(storage: SegmentStorage, blobs: BlobFolder, counters: Counters, kick: Callable[[], None]) -> None:
     """For ever."""
     await asyncio.sleep(FIRST_SECONDS)
     while True:
@@ -36,7 +36,7 @@ async def scrub(storage: Storage, blobs: Blobs, counters: Counters, kick: Callab
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def scrub_entries(storage: Storage, counters: Counters, bytes_per_second: float) -> None:
+async def scrub_entries(storage: SegmentStorage, counters: Counters, bytes_per_second: float) -> None:
     """One round over all entries."""
     for name in list(storage.shelf.segments):
         segment = storage.shelf.segments.get(name)

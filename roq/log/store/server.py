@@ -21,13 +21,13 @@ import msgspec
 
 from roq.errors import CallError, LogFenced, LogUnavailable, RoqError, StorageFailed, StorageFull
 from roq.ids import new_token
-from roq.log.store.blobs import Blobs
+from roq.log.store.blobs import BlobFolder
 from roq.log.store.copying import copy_blob, copy_segment
-from roq.log.store.disk import Disk, OsDisk, sync_directory
-from roq.log.store.journal import FILE_BYTES, Write
+from roq.log.store.disk import JournalDisk, OsDisk, sync_directory
+from roq.log.store.journal import FILE_BYTES, JournalWrite
 from roq.log.store.scrub import scrub
-from roq.log.store.storage import COPY_EPOCH, Storage
-from roq.log.store.waiting import Waiting
+from roq.log.store.storage import COPY_EPOCH, SegmentStorage
+from roq.log.store.waiting import WaitingReaders
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcClient, RpcServer
 from roq.wire import store as wire
@@ -60,7 +60,7 @@ class StoreServer:
         port: int,
         failed: Callable[[RoqError], None],
         *,
-        disk: Disk | None = None,
+        disk: JournalDisk | None = None,
         file_bytes: int = FILE_BYTES,
         disk_name: str = "",
     ) -> None:
@@ -69,8 +69,8 @@ class StoreServer:
         self.counters = Counters()
         try:
             (directory / "journal").mkdir(parents=True, exist_ok=True)
-            self.storage = Storage(disk or OsDisk(), directory / "journal", file_bytes)
-            self.blobs = Blobs(directory / "blobs", free_bytes_min=2 * file_bytes)
+            self.storage = SegmentStorage(disk or OsDisk(), directory / "journal", file_bytes)
+            self.blobs = BlobFolder(directory / "blobs", free_bytes_min=2 * file_bytes)
             sync_directory(directory)
         except OSError as error:
             raise StorageFailed(f"can't open the store in {directory}: {error}") from error
@@ -81,12 +81,12 @@ class StoreServer:
         self._written_at = 0.0  # monotonic seconds
         self._marker: asyncio.TimerHandle | None = None
         self._marked = True
-        self._waiting = Waiting()
+        self._waiting = WaitingReaders()
         self._segment_copies = asyncio.Semaphore(SEGMENT_COPIES_AT_ONCE)
         self._blob_copies = asyncio.Semaphore(BLOB_COPIES_AT_ONCE)
         self._sources: dict[str, RpcClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writes: SimpleQueue[Write | None] = SimpleQueue()
+        self._writes: SimpleQueue[JournalWrite | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
         self._server = RpcServer(
@@ -123,9 +123,9 @@ class StoreServer:
                 self.counters[f"refused_{refusal.name.lower()}"] += max(count, 1)
                 if refusal in (Refusal.DIVERGED, Refusal.DAMAGED):
                     log.error("entry refused", extra={"fields": {"segment": add.segment, "why": refusal.name}})
-                self._server.notify(peer, wire.Refused(add.segment, add.first, count, refusal))
+                self._server.notify(peer, wire.EntriesRefused(add.segment, add.first, count, refusal))
             elif count:
-                self._server.notify(peer, wire.Added(add.segment, add.first, count))
+                self._server.notify(peer, wire.EntriesAdded(add.segment, add.first, count))
 
         self.counters["entries"] += count
         self.storage.add(add, answer)
@@ -163,7 +163,7 @@ class StoreServer:
             self._marked = True
             self._submit(write)
 
-    def _submit(self, write: Write) -> None:
+    def _submit(self, write: JournalWrite) -> None:
         self._writing = True
         if self._sync_seconds > QUICK_SECONDS:
             self._writes.put(write)
@@ -178,7 +178,7 @@ class StoreServer:
         finally:
             self.syncing = False
 
-    def _perform(self, write: Write) -> None:
+    def _perform(self, write: JournalWrite) -> None:
         began = time.monotonic()
         self.storage.journal.perform(write)
         self._sync_seconds += QUICK_WEIGHT * (time.monotonic() - began - self._sync_seconds)
@@ -203,7 +203,7 @@ class StoreServer:
         self._closed = True
         self._failed(error)
 
-    def _written(self, write: Write) -> None:
+    def _written(self, write: JournalWrite) -> None:
         self._writing = False
         self._written_at = time.monotonic()
         self.counters["syncs"] += 1
@@ -275,7 +275,7 @@ class StoreServer:
         match request:
             case wire.OpenSegment(segment, epoch):
                 await self._durable(lambda done: self.storage.open_segment(segment, epoch, done), segment)
-            case wire.Fence(segment, epoch):
+            case wire.FenceLog(segment, epoch):
                 await self._durable(lambda done: self.storage.fence(segment, epoch, done), segment)
                 return wire.Fenced(self.storage.confirmed(segment))
             case wire.Recover(segment, epoch, first, count):
@@ -294,12 +294,12 @@ class StoreServer:
             case wire.DeleteSegment(segment, epoch):
                 await self._durable(lambda done: self.storage.delete(segment, epoch, done), segment)
             case wire.ListSegments(prefix, after, count):
-                return wire.Segments(self.storage.views(prefix, after, min(count, wire.LIST_COUNT_MAX)))
+                return wire.SegmentList(self.storage.views(prefix, after, min(count, wire.LIST_COUNT_MAX)))
             case wire.DescribeStore():
                 return self._describe()
             case _:
                 return await self._handle_blob(request)
-        return wire.Done()
+        return wire.StoreDone()
 
     async def _handle_blob(self, request: Any) -> msgspec.Struct:
         match request:
@@ -313,8 +313,8 @@ class StoreServer:
             case wire.DeleteBlob(blob):
                 await asyncio.to_thread(self.blobs.delete, blob)
             case wire.ListBlobs(prefix, after, count):
-                return wire.Blobs(*await asyncio.to_thread(self.blobs.views, prefix, after, min(count, wire.LIST_COUNT_MAX)))
-        return wire.Done()
+                return wire.BlobList(*await asyncio.to_thread(self.blobs.views, prefix, after, min(count, wire.LIST_COUNT_MAX)))
+        return wire.StoreDone()
 
     def _recovered(self, segment: str, first: int, count: int) -> wire.Recovered:
         answers, size = [], 0

@@ -12,8 +12,8 @@ from zlib import crc32
 
 import msgspec
 
-from roq.log.store.journal import Batch, Damage
-from roq.log.store.records import HEADER_BYTES, Kind, Record, encode_damage, encode_state, parse, payload_of
+from roq.log.store.journal import Damage, JournalBatch
+from roq.log.store.records import HEADER_BYTES, RecordKind, StoredRecord, encode_damage, encode_state, parse, payload_of
 from roq.wire.store import entry_crc
 
 SPAN_MAX = 1 << 24  # positions between the first and the last entry of one segment: a wild position must not eat the memory
@@ -21,7 +21,7 @@ ABSENT = 0
 BAD = 1  # was held, is damaged
 
 
-class Segment:
+class StoredSegment:
     """One segment on this store. places: file number << 32 | offset of the record, or ABSENT, or BAD; from position `base`.
 
     pending: CRCs of entries on their way to the disk.
@@ -103,7 +103,7 @@ class Segment:
             if place > BAD:
                 yield base + index, place
 
-    def state(self, kind: Kind) -> bytes:
+    def state(self, kind: RecordKind) -> bytes:
         """The record of what is known of it besides its entries."""
         return encode_state(kind, self.number, self.fenced, self.name)
 
@@ -112,19 +112,21 @@ class Shelf:
     """All segments, and how they come out of the journal."""
 
     def __init__(self) -> None:
-        self.segments: dict[str, Segment] = {}
-        self._by_number: dict[int, Segment] = {}
+        self.segments: dict[str, StoredSegment] = {}
+        self._by_number: dict[int, StoredSegment] = {}
         self._next_number = 1
-        self._early: dict[int, list[tuple[int, Record]]] = {}  # records of segments whose OPEN or STATE was carried behind them
+        self._early: dict[
+            int, list[tuple[int, StoredRecord]]
+        ] = {}  # records of segments whose OPEN or STATE was carried behind them
         self._found: list[Damage] = []
         self.known: set[tuple[int, int]] = set()  # damages on record
         self.damage_in = 0  # journal file of the newest DAMAGE record
 
-    def segment(self, name: str) -> Segment:
+    def segment(self, name: str) -> StoredSegment:
         """The segment; made if it is new."""
         found = self.segments.get(name)
         if found is None:
-            found = self.segments[name] = self._by_number[self._next_number] = Segment(name, self._next_number)
+            found = self.segments[name] = self._by_number[self._next_number] = StoredSegment(name, self._next_number)
             self._next_number += 1
         return found
 
@@ -137,7 +139,7 @@ class Shelf:
             if segment is None or not segment.holds(first, last) or (opened and not segment.opened)
         ]
 
-    def forget(self, segment: Segment) -> None:
+    def forget(self, segment: StoredSegment) -> None:
         """Drop it."""
         self.segments.pop(segment.name, None)
         self._by_number.pop(segment.number, None)
@@ -156,7 +158,7 @@ class Shelf:
 
     # --- out of the journal -------------------------------------------------------------------------------------------
 
-    def load(self, item: Batch | Damage) -> None:
+    def load(self, item: JournalBatch | Damage) -> None:
         """One item of the journal's scan."""
         if isinstance(item, Damage):
             self._found.append(item)
@@ -192,25 +194,25 @@ class Shelf:
         """All damages known, as a record."""
         return encode_damage(sorted(self.known))
 
-    def _intact(self, body: bytes, record: Record) -> bool:
+    def _intact(self, body: bytes, record: StoredRecord) -> bool:
         payload = payload_of(body, record)
-        if record.kind != Kind.ENTRY:
-            return record.kind in (Kind.OPEN, Kind.STATE) and crc32(payload) == record.crc
+        if record.kind != RecordKind.ENTRY:
+            return record.kind in (RecordKind.OPEN, RecordKind.STATE) and crc32(payload) == record.crc
         segment = self._by_number.get(record.segment)
         return segment is not None and entry_crc(segment.name, record.position, payload) == record.crc
 
-    def _load(self, batch: Batch, record: Record) -> None:
-        if record.kind == Kind.DAMAGE:
+    def _load(self, batch: JournalBatch, record: StoredRecord) -> None:
+        if record.kind == RecordKind.DAMAGE:
             self.known |= set(msgspec.msgpack.decode(payload_of(batch.body, record), type=list[tuple[int, int]]))
             self.damage_in = batch.number
             self.void_openings()
             return
-        if record.kind in (Kind.OPEN, Kind.STATE):
+        if record.kind in (RecordKind.OPEN, RecordKind.STATE):
             self._load_state(batch, record)
             return
         self._next_number = max(self._next_number, record.segment + 1)
         found = self._by_number.get(record.segment)
-        if record.kind == Kind.DELETE:
+        if record.kind == RecordKind.DELETE:
             self._early.pop(record.segment, None)
             if found is not None:
                 self.forget(found)
@@ -221,35 +223,35 @@ class Shelf:
         else:
             self._load_entry(found, place, record)
 
-    def _load_entry(self, segment: Segment, place: int, record: Record) -> None:
-        if record.kind == Kind.BAD:
+    def _load_entry(self, segment: StoredSegment, place: int, record: StoredRecord) -> None:
+        if record.kind == RecordKind.BAD:
             segment.put(record.position, BAD)
             return
         if segment.fits(record.position, 1):
             place_entry(segment, record.position, place, record.length)
         segment.confirmed = max(segment.confirmed, record.confirmed)
 
-    def _load_state(self, batch: Batch, record: Record) -> None:
+    def _load_state(self, batch: JournalBatch, record: StoredRecord) -> None:
         name = payload_of(batch.body, record).decode()
         segment = self._by_number.get(record.segment)
         if segment is None:
-            segment = self.segments[name] = self._by_number[record.segment] = Segment(name, record.segment)
+            segment = self.segments[name] = self._by_number[record.segment] = StoredSegment(name, record.segment)
             self._next_number = max(self._next_number, record.segment + 1)
             for place, early in self._early.pop(record.segment, ()):
                 self._load_entry(segment, place, early)
         segment.fenced = segment.fenced_durably = max(segment.fenced, record.position)
         segment.state_in = batch.number
-        if record.kind == Kind.OPEN:
+        if record.kind == RecordKind.OPEN:
             segment.opened = True
 
 
-def _proved(record: Record) -> Record:
+def _proved(record: StoredRecord) -> StoredRecord:
     """What an intact record of a damaged batch proves: its own checksum covers neither what was confirmed nor an epoch. What it
     lacks is safe: others know what was confirmed, and without an opening nobody's entries are taken."""
-    return record._replace(confirmed=0) if record.kind == Kind.ENTRY else record._replace(position=0)
+    return record._replace(confirmed=0) if record.kind == RecordKind.ENTRY else record._replace(position=0)
 
 
-def place_entry(segment: Segment, position: int, place: int, length: int) -> None:
+def place_entry(segment: StoredSegment, position: int, place: int, length: int) -> None:
     """An entry is durable at `place`. It may have been elsewhere before, with the same length."""
     size = HEADER_BYTES + length
     before = segment.place(position)
@@ -259,7 +261,7 @@ def place_entry(segment: Segment, position: int, place: int, length: int) -> Non
     segment.bytes_in[place >> 32] = segment.bytes_in.get(place >> 32, 0) + size
 
 
-def state_setter(segment: Segment) -> Callable[[int, int], None]:
+def state_setter(segment: StoredSegment) -> Callable[[int, int], None]:
     """To be called with the place of an OPEN or STATE when it is durable."""
 
     def durable(number: int, offset: int) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roq.log.store.compaction import Apply, Compaction
-from roq.log.store.disk import Disk
-from roq.log.store.journal import FILE_BYTES, Journal, Write
-from roq.log.store.records import HEADER_BYTES, Kind, encode_entry, encode_mark
-from roq.log.store.shelf import BAD, Segment, Shelf, place_entry, state_setter
+from roq.log.store.disk import JournalDisk
+from roq.log.store.journal import FILE_BYTES, Journal, JournalWrite
+from roq.log.store.records import HEADER_BYTES, RecordKind, encode_entry, encode_mark
+from roq.log.store.shelf import BAD, Shelf, StoredSegment, place_entry, state_setter
 from roq.runtime.observe import logger
 from roq.wire.store import FRAME_BYTES, Add, Found, Refusal, SegmentView, entry_crc
 
@@ -42,10 +42,10 @@ class _Item:
     count: int = 1  # records
 
 
-class Storage:
+class SegmentStorage:
     """One open store directory. Raises UnknownFormat, OSError when opened."""
 
-    def __init__(self, disk: Disk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(self, disk: JournalDisk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
         self.journal = Journal(disk, directory, file_bytes)
         self.shelf = Shelf()
         for item in self.journal.scan():
@@ -97,7 +97,7 @@ class Storage:
         segment = segment or self._new_segment(request.segment)
         self._take(segment, request, done)
 
-    def _take(self, segment: Segment, request: Add, done: Answer) -> None:
+    def _take(self, segment: StoredSegment, request: Add, done: Answer) -> None:
         name, position, offset, waiting = segment.name, request.first, 0, False
         parts: list[bytes] = []
         fresh: list[tuple[int, int, int]] = []  # position, offset among the parts, length
@@ -144,7 +144,7 @@ class Storage:
 
     def open_segment(self, name: str, epoch: int, done: Answer) -> None:
         """From now on, what is not held of this segment was never stored here."""
-        self._set_state(self._segment(name), epoch, Kind.OPEN, done)
+        self._set_state(self._segment(name), epoch, RecordKind.OPEN, done)
 
     def fence(self, name: str, epoch: int, done: Answer) -> None:
         """Refuse lower epochs, from now on and after every restart."""
@@ -152,9 +152,9 @@ class Storage:
         if epoch == segment.fenced == segment.fenced_durably:
             done(None)
             return
-        self._set_state(segment, epoch, Kind.STATE, done)
+        self._set_state(segment, epoch, RecordKind.STATE, done)
 
-    def _set_state(self, segment: Segment, epoch: int, kind: Kind, done: Answer) -> None:
+    def _set_state(self, segment: StoredSegment, epoch: int, kind: RecordKind, done: Answer) -> None:
         if epoch < segment.fenced:
             done(Refusal.FENCED)
             return
@@ -163,7 +163,7 @@ class Storage:
         def apply(number: int, offset: int) -> None:
             segment.state_in = max(segment.state_in, number)
             segment.fenced_durably = max(segment.fenced_durably, epoch)
-            segment.opened = segment.opened or kind is Kind.OPEN
+            segment.opened = segment.opened or kind is RecordKind.OPEN
 
         self._push(_Item(segment.state(kind), True, done, apply))
 
@@ -177,7 +177,7 @@ class Storage:
             done(None)
             return
         self.shelf.forget(segment)
-        self._push(_Item(encode_mark(Kind.DELETE, segment.number), True, done))
+        self._push(_Item(encode_mark(RecordKind.DELETE, segment.number), True, done))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Storage:
         found = [self.shelf.segments[name] for name in names]
         return [SegmentView(one.name, one.base, one.end - 1, sum(one.bytes_in.values())) for one in found]
 
-    def _entry(self, segment: Segment, position: int) -> tuple[int, bytes] | None:
+    def _entry(self, segment: StoredSegment, position: int) -> tuple[int, bytes] | None:
         """(crc, entry) from the disk, None if it can't be read or fails its check."""
         return self._entry_at(segment.name, position, segment.place(position))
 
@@ -272,18 +272,18 @@ class Storage:
         crc, entry = int.from_bytes(data[25:29], "little"), data[HEADER_BYTES : HEADER_BYTES + length]
         return (crc, entry) if len(entry) == length and entry_crc(name, position, entry) == crc else None
 
-    def _stored_crc(self, segment: Segment, position: int) -> int | None:
+    def _stored_crc(self, segment: StoredSegment, position: int) -> int | None:
         found = self._entry(segment, position)
         return None if found is None else found[0]
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def _segment(self, name: str) -> Segment:
+    def _segment(self, name: str) -> StoredSegment:
         return self.shelf.segments.get(name) or self._new_segment(name)
 
-    def _new_segment(self, name: str) -> Segment:
+    def _new_segment(self, name: str) -> StoredSegment:
         segment = self.shelf.segment(name)
-        self._push(_Item(segment.state(Kind.STATE), True, _nobody, state_setter(segment)))
+        self._push(_Item(segment.state(RecordKind.STATE), True, _nobody, state_setter(segment)))
         return segment
 
     def _push(self, item: _Item) -> None:
@@ -317,7 +317,7 @@ class Storage:
         """Is there something to write?"""
         return bool(self._pending)
 
-    def stage(self) -> Write | None:
+    def stage(self) -> JournalWrite | None:
         """The next batch; None if there is nothing to write, or no room for it before the next file is made."""
         assert not self._staged
         parts: list[bytes] = []
@@ -341,7 +341,7 @@ class Storage:
             offset += len(item.body)
         return self.journal.stage(b"".join(parts)) if self._staged else None
 
-    def committed(self, write: Write) -> None:
+    def committed(self, write: JournalWrite) -> None:
         """The write is durable."""
         self.synced = self.journal.sequence  # nothing is staged while a write is on its way
         staged, places = self._staged, self._staged_at
@@ -352,7 +352,7 @@ class Storage:
         for item in staged:
             item.done(None)
 
-    def marker(self) -> Write | None:
+    def marker(self) -> JournalWrite | None:
         """An empty batch: proves that all before it was durable. None while something is pending, or without room."""
         if self._pending or self._staged or self.journal.room < self._reserve // 2:
             return None
@@ -391,7 +391,7 @@ class Storage:
         segment = self.shelf.segments.get(name)
         if segment is not None and segment.place(position) > BAD:
             segment.put(position, BAD)
-            self._push(_Item(encode_mark(Kind.BAD, segment.number, position), True, _nobody))
+            self._push(_Item(encode_mark(RecordKind.BAD, segment.number, position), True, _nobody))
 
     def compact(self) -> bool:
         """One small step of giving space back; True while there is more to do."""

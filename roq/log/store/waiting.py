@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Waiting:
+class WaitingReaders:
     """On the running loop. Nobody is left behind whose time is over or who is gone."""
 
     def __init__(self) -> None:

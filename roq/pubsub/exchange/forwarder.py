@@ -24,7 +24,7 @@ CONTROL = "inproc://proxy-control"
 SUBSCRIBE_ALL = b"\x01"
 
 
-class Traffic(NamedTuple):
+class ForwardedTotals(NamedTuple):
     """Totals since the start: frames and bytes in from publishers, out to subscribers."""
 
     frames_in: int = 0
@@ -50,7 +50,7 @@ class Forwarder:
         self.control, self._far = sockets.inproc_pair(CONTROL)
         self._thread = threading.Thread(target=self._forward, name="forwarder", daemon=True)
         self._asked = False
-        self.traffic = Traffic()
+        self.traffic = ForwardedTotals()
 
     def start(self, token: str) -> None:
         """Forward from now on. Publishers are welcomed with the Exchange's token."""
@@ -82,7 +82,7 @@ class Forwarder:
                 if len(parts) == 8:
                     self._asked = False
                     values = [struct.unpack("=Q", part)[0] for part in parts]
-                    self.traffic = Traffic(values[0], values[1], values[6], values[7])
+                    self.traffic = ForwardedTotals(values[0], values[1], values[6], values[7])
         except zmq.Again:
             pass
         if not self._asked:

@@ -9,7 +9,7 @@ import time
 
 from roq.errors import ProcessFailed
 from roq.pubsub.exchange.forwarder import Forwarder
-from roq.runtime.child import Lease, announce_ready, open_board
+from roq.runtime.child import HostLease, announce_ready, open_board
 from roq.runtime.liveness import BEAT_SECONDS
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient
@@ -46,7 +46,7 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
 
     control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, counters, configure, process.term)
     board = open_board(spec)
-    lease = Lease(board)
+    lease = HostLease(board)
     where = wire.ExchangeAddress(
         process.exchange, spec.address, forwarder.front_port, forwarder.back_port, time.time_ns() & 0xFFFF_FFFF_FFFF
     )

@@ -21,7 +21,7 @@ RESTING_SECONDS = 60.0  # without its Exchange: far longer than a dead publisher
 BEACON_BYTES_MAX = 64 * 1024  # a larger one is not repeated
 
 
-class _Kept(NamedTuple):
+class _KeptBeacon(NamedTuple):
     """A beacon, when to repeat it next, and how often that was done."""
 
     exchange: str  # token of the life it came out of
@@ -36,7 +36,7 @@ class Beacons:
     """The newest beacon of each publisher and set of topics."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[int, frozenset[str]], _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, frozenset[str]], _KeptBeacon] = OrderedDict()
 
     def saw(self, exchange: str, header: Header, topics: Collection[str], frame: bytes, now: float) -> None:
         """A beacon came out of an Exchange (its token): repeat it there, unless it is our own repetition or an old one."""
@@ -44,7 +44,7 @@ class Beacons:
         known = self._kept.get(key)
         if len(frame) > BEACON_BYTES_MAX or (known is not None and order <= known.order):
             return
-        self._kept[key] = _Kept(exchange, order, frame, now + 1.0)
+        self._kept[key] = _KeptBeacon(exchange, order, frame, now + 1.0)
         self._kept.move_to_end(key)
         if len(self._kept) > BEACONS_KEPT:
             self._kept.popitem(last=False)

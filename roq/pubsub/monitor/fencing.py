@@ -51,10 +51,10 @@ async def _order(former: FormerProcess, term: int) -> wire.Named | None:
         return None
     writer.close()
     try:
-        answer = await ask(former.address, former.port, wire.Fence(former.name, term), ASK_SECONDS)
+        answer = await ask(former.address, former.port, wire.FenceProcess(former.name, term), ASK_SECONDS)
     except CallError as error:
         raise ProcessFailed("another process listens there by now") from error
     except RoqError as error:
         log.info("process of a lost host does not obey yet", extra={"fields": {"process": former.name, "reason": str(error)}})
         return None
-    return answer.named if isinstance(answer, wire.Done) else None  # it has ended when nothing listens any more
+    return answer.named if isinstance(answer, wire.ProcessDone) else None  # it has ended when nothing listens any more

@@ -39,17 +39,17 @@ from roq.pubsub.monitor.proofs import (
 )
 from roq.pubsub.monitor.records import (
     CARRYING,
-    Answer,
+    AnswerDue,
     Exchange,
     ExchangeState,
     Instruction,
     Notify,
-    Publisher,
+    PendingRequest,
+    PublisherRecord,
     Retire,
-    Subscriber,
+    SubscriberRecord,
     Unwatch,
-    Waiting,
-    Watch,
+    WatchExchange,
 )
 from roq.wire import monitor as wire
 from roq.wire.frame import PathOpening
@@ -84,9 +84,9 @@ class Membership:
         self.version = 1
         self._use = terms_of_use
         self.exchanges: dict[str, Exchange] = {}
-        self.publishers: dict[int, Publisher] = {}
-        self.subscribers: dict[int, Subscriber] = {}
-        self._waiting: list[Waiting] = []
+        self.publishers: dict[int, PublisherRecord] = {}
+        self.subscribers: dict[int, SubscriberRecord] = {}
+        self._waiting: list[PendingRequest] = []
         self._settled = False  # nothing waits for a subscriber: what one reports changes nothing but itself
         self._joined = 0.0  # when a subscriber did last
         self._held_since: float | None = None  # since when something has waited for subscribers that join
@@ -119,7 +119,7 @@ class Membership:
         fresh.listed = self.version
         for one in self.subscribers.values():  # whoever kept it unlisted may be about to leave it
             one.attached -= {address.token}
-        out.append(Watch(address))
+        out.append(WatchExchange(address))
         out += self._tell_subscribers()
         return out + self._settle(now)
 
@@ -152,7 +152,7 @@ class Membership:
         else:
             exchange = self._least_loaded(request.exchange)
             path = max(request.path, known.path if known and here is None else 0) + 1
-        publisher = Publisher(peer, exchange.address.id, path, now)
+        publisher = PublisherRecord(peer, exchange.address.id, path, now)
         if known is not None:
             publisher.offered = known.offered
             publisher.offer(known.exchange, known.path)  # it may have come there in the meantime
@@ -173,7 +173,7 @@ class Membership:
         if self._joining(now):
             raise NotReady("a subscriber is just joining: it would miss the beginning of the replay")
         known = self.publishers.get(request.publisher)
-        publisher = self.publishers[request.publisher] = Publisher(peer, exchange.address.id, request.path + 1, now)
+        publisher = self.publishers[request.publisher] = PublisherRecord(peer, exchange.address.id, request.path + 1, now)
         if known is not None:
             publisher.offered = known.offered  # it may be on its way there
         publisher.offer(exchange.address.id, publisher.path)
@@ -208,18 +208,18 @@ class Membership:
             out.append(self._relocate(publisher))  # it may have missed the notice; a repetition changes nothing
         return out + self._settle(now)
 
-    def _dealt_with(self, report: wire.PublisherReport, publisher: Publisher) -> bool:
+    def _dealt_with(self, report: wire.PublisherReport, publisher: PublisherRecord) -> bool:
         """Whether it reports a loss for which it has been given its next path already, not one of that path's own link."""
         if report.path >= publisher.path:
             return False
         here = self.exchanges.get(publisher.exchange)
         return report.path < publisher.opened or (here is not None and report.lost != here.address.token)
 
-    def _send_to(self, publisher: Publisher, exchange: str, now: float) -> None:
+    def _send_to(self, publisher: PublisherRecord, exchange: str, now: float) -> None:
         publisher.target, publisher.relocated, publisher.deadline = exchange, True, now + MOVE_SECONDS
         publisher.offer(exchange, publisher.path + 1)
 
-    def _relocate(self, publisher: Publisher) -> Instruction:
+    def _relocate(self, publisher: PublisherRecord) -> Instruction:
         target = self.exchanges[publisher.target].address
         return Notify(publisher.peer, wire.Relocate(self.term, publisher.path + 1, target, publisher.lost))
 
@@ -262,7 +262,7 @@ class Membership:
         """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move."""
         if any(one.relocated or one.opening(now) for one in self.publishers.values()):
             raise NotReady("publishers are being moved: try again")
-        self.subscribers[request.subscriber] = Subscriber(peer, now, request.returning)
+        self.subscribers[request.subscriber] = SubscriberRecord(peer, now, request.returning)
         self._joined = now
         use = self._use
         return wire.SubscriberWelcome(self.term, self.version, self.visible(), use.overflow, use.max_frame_bytes)
@@ -310,7 +310,7 @@ class Membership:
                     moving.add((id, target))
             except RoqError as error:
                 refused.append(f"{id:016x} to {target}: {error}")
-        self._waiting.append(Waiting(waiter, "move", now + MOVE_ANSWER_SECONDS, "", frozenset(moving), tuple(refused)))
+        self._waiting.append(PendingRequest(waiter, "move", now + MOVE_ANSWER_SECONDS, "", frozenset(moving), tuple(refused)))
         return self._settle(now)
 
     def _start_move(self, id: int, target: str) -> None:
@@ -342,12 +342,12 @@ class Membership:
         elif exchange.state is ExchangeState.STARTING:
             exchange.state = ExchangeState.RETIRING  # nothing ever passed through it
             out.append(Retire(exchange.address))
-        self._waiting.append(Waiting(waiter, "drain", now + DRAIN_ANSWER_SECONDS, id))
+        self._waiting.append(PendingRequest(waiter, "drain", now + DRAIN_ANSWER_SECONDS, id))
         return out + self._settle(now)
 
     def await_active(self, id: str, waiter: Hashable, now: float) -> list[Instruction]:
         """Answered when the Exchange is active (it may not even have reported yet)."""
-        self._waiting.append(Waiting(waiter, "active", now + ACTIVE_ANSWER_SECONDS, id))
+        self._waiting.append(PendingRequest(waiter, "active", now + ACTIVE_ANSWER_SECONDS, id))
         return self._settle(now)
 
     def forget(self, waiter: Hashable) -> None:
@@ -388,7 +388,7 @@ class Membership:
 
     def stood_still(self, seconds: float, now: float) -> None:
         """This Monitor was not running for so long: what nobody heard was no silence, and no move was late."""
-        members: list[Exchange | Publisher | Subscriber] = [*self.exchanges.values(), *self.publishers.values()]
+        members: list[Exchange | PublisherRecord | SubscriberRecord] = [*self.exchanges.values(), *self.publishers.values()]
         for one in (*members, *self.subscribers.values()):
             one.last_report = min(now, one.last_report + seconds)
         for publisher in self.publishers.values():
@@ -507,7 +507,7 @@ class Membership:
                 out.append(self._relocate(publisher))
         return out
 
-    def _due(self, publisher: Publisher) -> bool:
+    def _due(self, publisher: PublisherRecord) -> bool:
         """Whether this publisher is to be told where to go on."""
         if publisher.lost and not publisher.target:
             return bool(replacement(self.exchanges.values(), publisher, self.load))
@@ -548,7 +548,7 @@ class Membership:
     def _answers(self, now: float) -> list[Instruction]:
         replies = [(one, answer(one, self.exchanges, self.publishers, now)) for one in self._waiting]
         self._waiting = [one for one, reply in replies if reply is None]
-        return [Answer(one.waiter, reply) for one, reply in replies if reply is not None]
+        return [AnswerDue(one.waiter, reply) for one, reply in replies if reply is not None]
 
     def check(self) -> None:
         """The invariants; AssertionError if one is broken."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from roq.errors import DeadlineExceeded, RoqError
-from roq.pubsub.monitor.records import Exchange, ExchangeState, Publisher, Waiting
+from roq.pubsub.monitor.records import Exchange, ExchangeState, PendingRequest, PublisherRecord
 from roq.wire import monitor as wire
 
 # Longer than whoever asks waits; without a bound of our own, requests whose asker is gone would use up the places for requests.
@@ -17,7 +17,7 @@ ACTIVE_ANSWER_SECONDS = 20.0
 
 
 def answer(
-    waiting: Waiting, exchanges: Mapping[str, Exchange], publishers: Mapping[int, Publisher], now: float
+    waiting: PendingRequest, exchanges: Mapping[str, Exchange], publishers: Mapping[int, PublisherRecord], now: float
 ) -> msgspec.Struct | RoqError | None:
     """What to tell whoever gave this order, None while it is not carried out and its time is not over."""
     reply = _outcome(waiting, exchanges, publishers)
@@ -31,7 +31,7 @@ def answer(
 
 
 def _outcome(
-    waiting: Waiting, exchanges: Mapping[str, Exchange], publishers: Mapping[int, Publisher]
+    waiting: PendingRequest, exchanges: Mapping[str, Exchange], publishers: Mapping[int, PublisherRecord]
 ) -> msgspec.Struct | RoqError | None:
     if waiting.kind == "move":
         members = [(id, target, publishers.get(id)) for id, target in sorted(waiting.moves)]

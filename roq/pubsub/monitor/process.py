@@ -21,12 +21,12 @@ from roq.pubsub.monitor.expected import EXPECTED_SECONDS
 from roq.pubsub.monitor.fencing import fence
 from roq.pubsub.monitor.former import FormerLives
 from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
-from roq.pubsub.monitor.records import CARRYING, Answer, Instruction, Notify, Probe, Retire, Unwatch, Watch
+from roq.pubsub.monitor.records import CARRYING, AnswerDue, Instruction, Notify, Probe, Retire, Unwatch, WatchExchange
 from roq.pubsub.monitor.statistics import Statistics
 from roq.pubsub.monitor.watch import ExchangeWatch
 from roq.runtime import sockets
 from roq.runtime.backoff import delays
-from roq.runtime.child import Lease, announce_ready, open_board
+from roq.runtime.child import HostLease, announce_ready, open_board
 from roq.runtime.liveness import BEAT_SECONDS
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcServer
@@ -37,7 +37,7 @@ from roq.wire import kpi as kpi_wire
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess, MonitorRole, ProcessSpec
 from roq.wire.child import ChildSpec
-from roq.wire.frame import Header, Kind
+from roq.wire.frame import FrameKind, Header
 from roq.wire.limits import DECISIONS_KEPT
 from roq.wire.process import Named
 
@@ -172,7 +172,7 @@ class Monitor:
                 self._perform(self._membership.leave(member, now))
                 self._statistics.forget(member)
                 return wire.Left()
-            case wire.Record(decision):
+            case wire.RecordDecision(decision):
                 self._remember(decision)
                 return wire.Recorded()
             case wire.Describe():
@@ -219,23 +219,23 @@ class Monitor:
     def _control_frame(self, exchange: str, header: Header, body: memoryview, frame: bytes) -> None:
         """A publisher's control frame came out of an Exchange."""
         now = self._now()
-        if header.kind == Kind.FIN:
+        if header.kind == FrameKind.FIN:
             self._perform(self._membership.fin_seen(header.publisher, header.path, exchange, now))
-        elif header.kind == Kind.OPEN:
+        elif header.kind == FrameKind.OPEN:
             try:
                 opening = frames.opening_body(body)
             except FrameError as error:
                 self._refusals.note("undecodable_frame", error)
                 return
             self._perform(self._membership.open_seen(header.publisher, header.path, exchange, opening, now))
-        elif header.kind == Kind.MARK:
+        elif header.kind == FrameKind.MARK:
             try:
                 mark = frames.mark_body(body)
             except FrameError as error:
                 self._refusals.note("undecodable_frame", error)
                 return
             self._perform(self._membership.mark_seen(header.publisher, header.path, mark))
-        elif header.kind == Kind.BEACON and (known := self._membership.exchanges.get(exchange)) is not None:
+        elif header.kind == FrameKind.BEACON and (known := self._membership.exchanges.get(exchange)) is not None:
             try:
                 topics = frames.beacon_body(body)
             except FrameError as error:
@@ -259,7 +259,7 @@ class Monitor:
                 case Notify(peer, notice):
                     if not self._server.notify(peer, notice):
                         self.counters["notices_undelivered"] += 1
-                case Watch(exchange):
+                case WatchExchange(exchange):
                     watch = ExchangeWatch(exchange, MONITOR_ID, self._refusals, self._control_frame, self._probe_wanted.set)
                     self._watches[exchange.token] = watch
                     self._probe_wanted.set()
@@ -268,14 +268,14 @@ class Monitor:
                         old.close()
                         self._statistics.forget(exchange.id)
                 case Probe(exchange):
-                    self._send(exchange, Kind.PROBE)
+                    self._send(exchange, FrameKind.PROBE)
                 case Retire(exchange):
-                    self._send(exchange, Kind.RETIRE)
+                    self._send(exchange, FrameKind.RETIRE)
                     self._probe_wanted.set()  # it is repeated until everybody has left
-                case Answer(waiter, reply):
+                case AnswerDue(waiter, reply):
                     self._answer(waiter, reply)
 
-    def _send(self, exchange: wire.ExchangeAddress, kind: Kind) -> None:
+    def _send(self, exchange: wire.ExchangeAddress, kind: FrameKind) -> None:
         watch = self._watches.get(exchange.token)
         if watch is not None:
             watch.send(kind)
@@ -299,9 +299,9 @@ class Monitor:
                 for instruction in wanted:
                     match instruction:
                         case Probe(exchange):
-                            self._send(exchange, Kind.PROBE)
+                            self._send(exchange, FrameKind.PROBE)
                         case Retire(exchange):
-                            self._send(exchange, Kind.RETIRE)
+                            self._send(exchange, FrameKind.RETIRE)
                 await asyncio.sleep(wait)
 
     def _now(self) -> float:
@@ -347,7 +347,7 @@ class Monitor:
     async def serve(self) -> None:
         """Until stopped."""
         board = open_board(self._spec)
-        lease = Lease(board)
+        lease = HostLease(board)
         self._tasks.start(self._probe(), "probe")
         self._fence_all()
         board.beat(self._spec.slot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from roq.pubsub.monitor.records import CARRYING, Exchange, ExchangeState, Instruction, Probe, Retire, Subscriber
+from roq.pubsub.monitor.records import CARRYING, Exchange, ExchangeState, Instruction, Probe, Retire, SubscriberRecord
 
 JOINING_SECONDS = 2.0  # moves and proofs wait at most this long for a subscriber to become ready
 JOINING_ALL_SECONDS = 5.0  # and this long while one joins after the other, as a consumer does that crashes at once
@@ -12,7 +12,7 @@ PROVING_SILENT_SECONDS = 2.5  # two reports missed: with the report before its d
 PROVING_SECONDS = 10.0  # whoever reports and has not proved an Exchange by then does not read
 
 
-def missing_proofs(exchanges: Collection[Exchange], subscribers: Collection[Subscriber]) -> list[Instruction]:
+def missing_proofs(exchanges: Collection[Exchange], subscribers: Collection[SubscriberRecord]) -> list[Instruction]:
     """One probe through every Exchange that some subscriber has yet to prove; RETIRE again for who came late."""
     out: list[Instruction] = [Retire(one.address) for one in exchanges if one.state is ExchangeState.RETIRING]
     for one in exchanges:
@@ -33,7 +33,7 @@ def possible_tokens(exchanges: Mapping[str, Exchange]) -> set[str]:
     return carrying_tokens(exchanges) | starting
 
 
-def proved(exchange: Exchange, subscribers: Collection[Subscriber], now: float) -> bool:
+def proved(exchange: Exchange, subscribers: Collection[SubscriberRecord], now: float) -> bool:
     """Whether this Exchange may take publishers: nobody is waited for any more. One that is dead or frozen is not, nor for ever
     one that reads nothing although others do: it is not ready then, and sees from the numbers what it missed. Nor, for
     ever, are those that join one after the other."""
@@ -44,13 +44,13 @@ def proved(exchange: Exchange, subscribers: Collection[Subscriber], now: float) 
     return not missing
 
 
-def _waited_for(subscriber: Subscriber, now: float) -> bool:
+def _waited_for(subscriber: SubscriberRecord, now: float) -> bool:
     if now - subscriber.last_report > PROVING_SILENT_SECONDS:
         return False
     return subscriber.ready or now - subscriber.joined < (PROVING_SECONDS if subscriber.returning else JOINING_SECONDS)
 
 
-def become_ready(exchanges: Mapping[str, Exchange], subscribers: Mapping[int, Subscriber]) -> list[Subscriber]:
+def become_ready(exchanges: Mapping[str, Exchange], subscribers: Mapping[int, SubscriberRecord]) -> list[SubscriberRecord]:
     """Mark those ready that are attached to all that carries messages now; those that were not ready before."""
     carrying = carrying_tokens(exchanges)
     fresh = [one for one in subscribers.values() if carrying and not one.ready and carrying <= one.attached]

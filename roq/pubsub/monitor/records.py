@@ -44,7 +44,7 @@ class Retire(NamedTuple):
     exchange: wire.ExchangeAddress
 
 
-class Watch(NamedTuple):
+class WatchExchange(NamedTuple):
     """Connect to this Exchange (probes in, control frames out)."""
 
     exchange: wire.ExchangeAddress
@@ -56,14 +56,14 @@ class Unwatch(NamedTuple):
     exchange: wire.ExchangeAddress
 
 
-class Answer(NamedTuple):
+class AnswerDue(NamedTuple):
     """A request that had to wait has its answer."""
 
     waiter: Hashable
     reply: msgspec.Struct | RoqError
 
 
-Instruction = Notify | Probe | Retire | Watch | Unwatch | Answer
+Instruction = Notify | Probe | Retire | WatchExchange | Unwatch | AnswerDue
 
 
 class Exchange:
@@ -79,7 +79,7 @@ class Exchange:
         self.may_carry = False  # STARTING, yet publishers of an earlier Monitor may be on it
 
 
-class Publisher:
+class PublisherRecord:
     """One publisher: where it is, and where it is going (`target`, "" if nowhere)."""
 
     __slots__ = (
@@ -132,7 +132,7 @@ class Publisher:
             self.target, self.relocated = "", False
 
 
-class Subscriber:
+class SubscriberRecord:
     """One subscriber; `attached` has the tokens of the Exchanges that it proved."""
 
     __slots__ = ("attached", "joined", "last_report", "passed_by", "peer", "ready", "reported", "returning", "told", "was_told")
@@ -159,7 +159,7 @@ class Subscriber:
         self.was_told |= ready
 
 
-class Waiting(NamedTuple):
+class PendingRequest(NamedTuple):
     """A Move, Drain or AwaitExchange that is not answered yet."""
 
     waiter: Hashable

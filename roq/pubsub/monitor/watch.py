@@ -12,12 +12,17 @@ from roq.errors import FrameError
 from roq.runtime.observe import Refusals
 from roq.runtime.sockets import Link, probe_socket, subscriber_socket
 from roq.wire import frame as frames
-from roq.wire.frame import Header, Kind
+from roq.wire.frame import FrameKind, Header
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.monitor import ExchangeAddress
 
 log = logging.getLogger(__name__)
-HEARD = (Kind.OPEN, Kind.FIN, Kind.MARK, Kind.BEACON)  # not the bundles of a replay: their bytes are none of the Monitor's
+HEARD = (
+    FrameKind.OPEN,
+    FrameKind.FIN,
+    FrameKind.MARK,
+    FrameKind.BEACON,
+)  # not the bundles of a replay: their bytes are none of the Monitor's
 
 
 class ExchangeWatch:
@@ -55,7 +60,7 @@ class ExchangeWatch:
         except FrameError as error:
             self._refusals.note("undecodable_frame", error)
 
-    def send(self, kind: Kind) -> None:
+    def send(self, kind: FrameKind) -> None:
         """PROBE or RETIRE, behind everything that passed the Exchange's front before."""
         self.send_frame(frames.encode_control(kind, self._id, 0, 0, self.exchange.token, time.time_ns()))
 

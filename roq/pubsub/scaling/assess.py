@@ -30,7 +30,7 @@ class Violation(NamedTuple):
     ours: bool = True
 
 
-class Scale(NamedTuple):
+class LoadScale(NamedTuple):
     """Turns a load into a fraction of its limit: what one message/s, one byte/s and one publisher weigh. 0: no limit."""
 
     message: float
@@ -43,15 +43,15 @@ def weight(limit: float | None) -> float:
     return 1 / limit if limit is not None else 0.0
 
 
-def hard_scale(policy: Policy) -> Scale:
+def hard_scale(policy: Policy) -> LoadScale:
     """Fractions of what one Exchange may carry at most."""
-    return Scale(weight(policy.exchange.max_messages_per_second), weight(policy.exchange.max_bytes_per_second), 0.0)
+    return LoadScale(weight(policy.exchange.max_messages_per_second), weight(policy.exchange.max_bytes_per_second), 0.0)
 
 
-def balance_scale(policy: Policy, kpi: QueueKpi) -> Scale:
+def balance_scale(policy: Policy, kpi: QueueKpi) -> LoadScale:
     """Fractions by which Exchanges are compared with each other: by every limit there is, otherwise by their share."""
     hard = hard_scale(policy)
-    scale = Scale(
+    scale = LoadScale(
         max(hard.message, weight(policy.queue.max_messages_per_second_per_exchange)),
         hard.byte,
         weight(policy.queue.max_publishers_per_exchange),
@@ -59,8 +59,8 @@ def balance_scale(policy: Policy, kpi: QueueKpi) -> Scale:
     if any(scale):
         return scale
     if kpi.messages_per_second > 0 and kpi.bytes_per_second > 0:
-        return Scale(1 / kpi.messages_per_second, 1 / kpi.bytes_per_second, 0.0)
-    return Scale(0.0, 0.0, 1 / max(1, len(kpi.publishers)))
+        return LoadScale(1 / kpi.messages_per_second, 1 / kpi.bytes_per_second, 0.0)
+    return LoadScale(0.0, 0.0, 1 / max(1, len(kpi.publishers)))
 
 
 def has_rules(policy: Policy) -> bool:

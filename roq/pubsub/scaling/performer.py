@@ -124,6 +124,6 @@ class Performer:
 
     async def _record(self, decision: Decision) -> None:
         try:
-            await self.monitor.request(monitor.Record(decision), monitor.Recorded, RECORD_SECONDS)
+            await self.monitor.request(monitor.RecordDecision(decision), monitor.Recorded, RECORD_SECONDS)
         except RoqError as error:  # the log has it; a Monitor that restarts must not stop the scaling
             log.warning("decision not recorded", extra={"fields": {"error": f"{type(error).__name__}: {error}"}})

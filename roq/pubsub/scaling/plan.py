@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from heapq import nlargest
 
-from roq.pubsub.scaling.assess import Scale
+from roq.pubsub.scaling.assess import LoadScale
 from roq.wire.kpi import PublisherKpi, QueueKpi
 
 MARGIN = 0.9  # a remedy leaves an Exchange at most this full
@@ -32,11 +32,11 @@ class Bin:
         self.messages = self.bytes = 0.0
         self.publishers: dict[int, PublisherKpi] = {}
 
-    def level(self, scale: Scale) -> float:
+    def level(self, scale: LoadScale) -> float:
         """How full it is."""
         return max(self.messages * scale.message, self.bytes * scale.byte, len(self.publishers) * scale.publisher)
 
-    def level_with(self, publisher: PublisherKpi, scale: Scale) -> float:
+    def level_with(self, publisher: PublisherKpi, scale: LoadScale) -> float:
         """How full it would be with `publisher` in addition."""
         return max(
             (self.messages + publisher.messages_per_second) * scale.message,
@@ -44,7 +44,7 @@ class Bin:
             (len(self.publishers) + 1) * scale.publisher,
         )
 
-    def level_without(self, publisher: PublisherKpi, scale: Scale) -> float:
+    def level_without(self, publisher: PublisherKpi, scale: LoadScale) -> float:
         """How full it would be without its `publisher`."""
         return max(
             (self.messages - publisher.messages_per_second) * scale.message,
@@ -75,13 +75,18 @@ def bins_of(kpi: QueueKpi) -> list[Bin]:
     return list(bins.values())
 
 
-def worst(bins: Iterable[Bin], scale: Scale) -> float:
+def worst(bins: Iterable[Bin], scale: LoadScale) -> float:
     """How full the fullest is."""
     return max((each.level(scale) for each in bins), default=0.0)
 
 
 def relieve(
-    sources: Sequence[Bin], targets: Sequence[Bin], scale: Scale, hard: Scale, goal: float, settled: Collection[int] = ()
+    sources: Sequence[Bin],
+    targets: Sequence[Bin],
+    scale: LoadScale,
+    hard: LoadScale,
+    goal: float,
+    settled: Collection[int] = (),
 ) -> Moves:
     """Move publishers (not those in `settled`) from the fullest source to the emptiest target until every source is at most
     `goal` full, or no move helps. An Exchange with one publisher can't be relieved. Changes the bins."""
@@ -112,7 +117,9 @@ def _productivity(publisher: PublisherKpi) -> tuple[float, float]:
     return publisher.messages_per_second, publisher.bytes_per_second
 
 
-def _best(source: Bin, candidates: Iterable[PublisherKpi], target: Bin, scale: Scale, hard: Scale) -> PublisherKpi | None:
+def _best(
+    source: Bin, candidates: Iterable[PublisherKpi], target: Bin, scale: LoadScale, hard: LoadScale
+) -> PublisherKpi | None:
     """The publisher whose move leaves the fuller of the two least full; on ties the most productive one."""
     level = source.level(scale)
     best, best_after = None, level
@@ -126,7 +133,7 @@ def _best(source: Bin, candidates: Iterable[PublisherKpi], target: Bin, scale: S
     return best
 
 
-def scale_out(bins: list[Bin], needed: int, hot: Collection[str], room: int, scale: Scale, hard: Scale) -> list[Moves]:
+def scale_out(bins: list[Bin], needed: int, hot: Collection[str], room: int, scale: LoadScale, hard: LoadScale) -> list[Moves]:
     """One list of moves (to NEW) per Exchange to create, at most `room`: `needed` whatever happens, one if it relieves `hot`
     hosts, and more while an Exchange is over its limit and a new one would relieve it. Changes the bins and appends the new
     ones."""
@@ -155,7 +162,7 @@ def last_moves(moves: Moves) -> Moves:
     return list(dict(moves).items())
 
 
-def drain(bins: Sequence[Bin], scale: Scale, hard: Scale, ceiling: float) -> tuple[Bin, Moves, float] | None:
+def drain(bins: Sequence[Bin], scale: LoadScale, hard: LoadScale, ceiling: float) -> tuple[Bin, Moves, float] | None:
     """The least loaded Exchange, where its publishers go, and how full the fullest other one is then; None if they don't
     fit below `ceiling`. Changes the bins."""
     victim = min(bins, key=lambda each: (each.level(scale), len(each.publishers)))

@@ -102,7 +102,7 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
         )
         board = child.open_board(spec)
         try:
-            lease = child.Lease(board)
+            lease = child.HostLease(board)
             tasks.start(scaling.performer.run(), "performer")
             board.beat(spec.slot)
             child.announce_ready(spec)

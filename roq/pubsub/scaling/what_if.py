@@ -24,7 +24,7 @@ from roq.wire.policy import Policy
 ABSENT_SECONDS = 60.0  # a publisher that is back within this time is still where it was (a Monitor may have been replaced)
 
 
-class Step(msgspec.Struct, frozen=True):
+class WhatIfStep(msgspec.Struct, frozen=True):
     """One record of the other course. over, recorded_over: whether it, and the real one, exceed a limit of the policy."""
 
     kpi: QueueKpi
@@ -33,7 +33,7 @@ class Step(msgspec.Struct, frozen=True):
     recorded_over: bool
 
 
-def what_if(records: Iterable[QueueKpi], policy: Policy) -> Iterator[Step]:
+def what_if(records: Iterable[QueueKpi], policy: Policy) -> Iterator[WhatIfStep]:
     """The course of one queue under `policy`, record by record in order of time. It begins with the first record that has an
     active Exchange."""
     course, memory = _Course(), Memory()
@@ -46,7 +46,7 @@ def what_if(records: Iterable[QueueKpi], policy: Policy) -> Iterator[Step]:
         for decision in decisions:
             course.apply(decision)
         over = bool(violations(kpi, policy, kpi.exchanges))
-        yield Step(kpi, tuple(decisions), over, bool(violations(recorded, policy, active)))
+        yield WhatIfStep(kpi, tuple(decisions), over, bool(violations(recorded, policy, active)))
 
 
 class _Course:

@@ -27,7 +27,7 @@ from roq.shuffle.node.held import Held, Spill
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.outbox import Outbox, Store
 from roq.shuffle.node.stored import check_id
-from roq.shuffle.node.surroundings import Surroundings
+from roq.shuffle.node.surroundings import NodeContext
 from roq.wire import shuffle as wire
 from roq.wire.gcm import ReportRuns, TableInfo
 
@@ -63,7 +63,7 @@ class Buffer:
         self._store, self._endpoints = store, dict[str, str]()
         self._outboxes: dict[str, Outbox] = {}
         self._resident: OrderedDict[Held, Attempt] = OrderedDict()
-        self._around = Surroundings(host, report, self._outbox, self, budget, cutter, self._thread, counters, self._endpoints)
+        self._around = NodeContext(host, report, self._outbox, self, budget, cutter, self._thread, counters, self._endpoints)
         self._fillings: dict[str, Filling] = {}
         self._spill_due = asyncio.Event()
         self._tasks = [self._loop.create_task(work) for work in (self._spill(), self._sweep())]

@@ -21,8 +21,8 @@ from roq.log.store.journal import FILE_BYTES as JOURNAL_FILE_BYTES
 from roq.runtime.observe import Counters, logger
 from roq.shuffle.node.cutter import Cutter
 from roq.shuffle.node.datafile import DataFile, encode, storage_error
-from roq.shuffle.node.runindex import Entry
-from roq.shuffle.node.stored import FILE_BYTES, RunKey, Stored
+from roq.shuffle.node.runindex import BlockEntry
+from roq.shuffle.node.stored import FILE_BYTES, RunKey, StoredShuffle
 from roq.wire.shuffle import Block
 
 log = logger(__name__)
@@ -31,7 +31,7 @@ FREE_BYTES_MIN = 2 * JOURNAL_FILE_BYTES  # left to the logs of work queues, whic
 BATCH_BYTES = 32 * 1024 * 1024  # written with one sync
 
 
-class Wanted(NamedTuple):
+class WantedBlock(NamedTuple):
     """A block, of which the rows begin … end-1 shall be stored."""
 
     key: RunKey
@@ -43,13 +43,13 @@ class Wanted(NamedTuple):
 class Job(NamedTuple):
     """Blocks that are answered together. done: whether all of them were added to the index."""
 
-    stored: Stored
-    wanted: list[Wanted]
+    stored: StoredShuffle
+    wanted: list[WantedBlock]
     size: int
     done: asyncio.Future[bool]
 
 
-Written = list[tuple[RunKey, Entry]]
+Written = list[tuple[RunKey, BlockEntry]]
 
 
 class Committer:
@@ -63,7 +63,7 @@ class Committer:
         self._writing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "shuffle-disk")
 
-    async def commit(self, stored: Stored, wanted: list[Wanted]) -> bool:
+    async def commit(self, stored: StoredShuffle, wanted: list[WantedBlock]) -> bool:
         """Store and index these; on stable storage when it returns. False: somebody else stored some rows of one meanwhile, so
         that one was left out, and others of its rows may be missing. Raises StorageFull, StorageFailed, FrameError."""
         job = Job(stored, wanted, sum(len(one.block.data) for one in wanted), self._loop.create_future())
@@ -114,7 +114,7 @@ class Committer:
 
     def _write(self, batch: list[Job]) -> list[Written | RoqError]:
         results: list[Written | RoqError] = []
-        touched: dict[DataFile, tuple[Stored, list[int]]] = {}
+        touched: dict[DataFile, tuple[StoredShuffle, list[int]]] = {}
         for number, job in enumerate(batch):
             try:
                 blocks = [(one.key, self._checked(job.stored, one)) for one in job.wanted]
@@ -133,7 +133,7 @@ class Committer:
                     results[number] = storage_error(error, f"shuffle {stored.id}")
         return results
 
-    def _checked(self, stored: Stored, wanted: Wanted) -> Block:
+    def _checked(self, stored: StoredShuffle, wanted: WantedBlock) -> Block:
         block = wanted.block
         if crc32(block.data) != block.crc:
             raise FrameError(f"a block of shuffle {stored.id} was damaged on its way")
@@ -141,7 +141,7 @@ class Committer:
             return block
         return self._cutter.part(stored.spec, block, wanted.begin, wanted.end)
 
-    def _append(self, stored: Stored, blocks: list[tuple[RunKey, Block]]) -> Written:
+    def _append(self, stored: StoredShuffle, blocks: list[tuple[RunKey, Block]]) -> Written:
         """Raises OSError, StorageFull: nothing was written that counts."""
         if not blocks:
             return []
@@ -166,7 +166,7 @@ class Committer:
         begin = file.append(parts)
         return [(key, place_block(block, file, begin + offset)) for key, block, offset in places]
 
-    def rewrite(self, stored: Stored, file: DataFile, entries: Written) -> list[tuple[RunKey, Entry, Entry]]:
+    def rewrite(self, stored: StoredShuffle, file: DataFile, entries: Written) -> list[tuple[RunKey, BlockEntry, BlockEntry]]:
         """Write a file's blocks again, durably: (run, old, new). One that is damaged is left out. In the thread (`call`)."""
         moved = []
         for key, entry in entries:
@@ -203,7 +203,7 @@ def _lacking(batch: list[Job]) -> list[Job]:
     return found
 
 
-def _told(error: Exception, stored: Stored) -> RoqError:
+def _told(error: Exception, stored: StoredShuffle) -> RoqError:
     """What a job is answered with."""
     if isinstance(error, RoqError):
         return error
@@ -218,6 +218,6 @@ def _fail(job: Job, error: RoqError) -> None:
         job.done.set_exception(error)
 
 
-def place_block(block: Block, file: DataFile, offset: int) -> Entry:
+def place_block(block: Block, file: DataFile, offset: int) -> BlockEntry:
     """The block's place in the index."""
-    return Entry(block.first, block.rows, block.first_key, block.last_key, block.crc, file, offset, len(block.data))
+    return BlockEntry(block.first, block.rows, block.first_key, block.last_key, block.crc, file, offset, len(block.data))

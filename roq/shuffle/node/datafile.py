@@ -21,7 +21,7 @@ from zlib import crc32
 import msgspec
 
 from roq.errors import RoqError, StorageFailed, StorageFull
-from roq.shuffle.node.descriptors import Descriptors, Opened
+from roq.shuffle.node.descriptors import Descriptors, OpenFile
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.shuffle import Block
@@ -47,7 +47,7 @@ class Head(NamedTuple):
     crc: int
 
 
-class Found(NamedTuple):
+class FoundRecord(NamedTuple):
     """A record in a file. offset, size: of its data. begin: of the record."""
 
     head: Head
@@ -82,7 +82,7 @@ class DataFile:
     def __init__(self, path: Path, number: int, descriptors: Descriptors | None = None) -> None:
         self.path, self.number = path, number
         self._descriptors = descriptors if descriptors is not None else Descriptors()
-        self._opened = Opened(path)
+        self._opened = OpenFile(path)
         self.live = 0  # bytes of its blocks that are still wanted
         self.broken: OSError | None = None
         with self._file(os.O_CREAT) as file:
@@ -165,7 +165,7 @@ class DataFile:
             os.pwrite(file, bytes([byte ^ 0xFF]), offset - 1)
             self.sync()
 
-    def scan(self) -> Iterator[Found]:
+    def scan(self) -> Iterator[FoundRecord]:
         """Every record whose head is whole and whose data is within the file."""
         at = 0
         while at < self.size:
@@ -176,7 +176,7 @@ class DataFile:
                 yield found
                 at = found.offset + found.size
 
-    def _record(self, at: int) -> Found | None:
+    def _record(self, at: int) -> FoundRecord | None:
         fixed = self._readable(at, _fixed.size)
         if fixed is None or len(fixed) < _fixed.size:
             return None
@@ -188,7 +188,7 @@ class DataFile:
         if head is None:
             return None
         try:
-            return Found(_decode(head), offset, size, at)
+            return FoundRecord(_decode(head), offset, size, at)
         except UNDECODABLE:
             return None
 

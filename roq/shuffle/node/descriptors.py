@@ -17,7 +17,7 @@ OPEN_FILES_MAX = 256
 OPEN_SHARE = 4  # of the process's limit, one part in so many: connections and work queues need descriptors too
 
 
-class Opened:
+class OpenFile:
     """One file's descriptor, -1 when closed. uses: by threads just now. kept: not to be closed by others."""
 
     __slots__ = ("descriptor", "kept", "path", "uses")
@@ -34,11 +34,11 @@ class Descriptors:
         """0: as fits the process's limit."""
         self._limit = limit or max(1, min(OPEN_FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // OPEN_SHARE))
         self._lock = threading.Lock()
-        self._idle: OrderedDict[Opened, None] = OrderedDict()  # the one not used for longest comes first
-        self._dropped: deque[Opened] = deque()
+        self._idle: OrderedDict[OpenFile, None] = OrderedDict()  # the one not used for longest comes first
+        self._dropped: deque[OpenFile] = deque()
         self.open = 0
 
-    def take(self, file: Opened, flags: int = 0) -> int:
+    def take(self, file: OpenFile, flags: int = 0) -> int:
         """Its descriptor, which stays open until `give_back`. Raises OSError."""
         with self._lock:
             self._close_dropped()
@@ -50,7 +50,7 @@ class Descriptors:
             file.uses += 1
             return file.descriptor
 
-    def give_back(self, file: Opened) -> None:
+    def give_back(self, file: OpenFile) -> None:
         """What `take` gave."""
         with self._lock:
             file.uses -= 1
@@ -58,17 +58,17 @@ class Descriptors:
                 self._idle[file] = None
             self._close_dropped()
 
-    def keep(self, file: Opened) -> None:
+    def keep(self, file: OpenFile) -> None:
         """Don't close it until `release`. It is in use by the caller."""
         with self._lock:
             file.kept = True
 
-    def release(self, file: Opened) -> None:
+    def release(self, file: OpenFile) -> None:
         """It may be closed again. It is in use by the caller."""
         with self._lock:
             file.kept = False
 
-    def drop(self, file: Opened) -> None:
+    def drop(self, file: OpenFile) -> None:
         """Nobody needs it any more. Never waits: the collector of garbage may call it, in the middle of anything."""
         self._dropped.append(file)
         if self._lock.acquire(blocking=False):
@@ -88,7 +88,7 @@ class Descriptors:
             if file.descriptor >= 0:
                 self._close(file)
 
-    def _close(self, file: Opened) -> None:
+    def _close(self, file: OpenFile) -> None:
         os.close(file.descriptor)
         file.descriptor = -1
         self.open -= 1

@@ -21,7 +21,7 @@ from roq.runtime.observe import logger
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.orders import Orders
 from roq.shuffle.node.peers import Peers
-from roq.shuffle.node.storage import Storage
+from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.winners import Winners, parts
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Piece, RunSlice
@@ -47,7 +47,7 @@ class _OwnDisk(Exception):
 class Fetcher:
     """All fetches of one follower."""
 
-    def __init__(self, storage: Storage, peers: Peers, budget: Budget, orders: Orders) -> None:
+    def __init__(self, storage: RangeStorage, peers: Peers, budget: Budget, orders: Orders) -> None:
         self._storage, self._peers, self._budget, self._orders = storage, peers, budget, orders
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._under_way: dict[Fetch, tuple[asyncio.Task[int], Order]] = {}
@@ -105,7 +105,7 @@ class Fetcher:
             except WinnersUnknown:
                 named = named or await self._named(source, what[0])
                 for part in parts(what[0], named.name, named.spec, winners or Winners({})):
-                    await self._peers.request(source, part, wire.Done)
+                    await self._peers.request(source, part, wire.FollowerDone)
                 page = await self._peers.request(source, question, wire.Slices)
             if page.slices:
                 named = named or await self._named(source, what[0])

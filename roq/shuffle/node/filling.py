@@ -20,7 +20,7 @@ from roq.errors import AttemptLost, CallError, DataLost, FrameError, RoqError, S
 from roq.runtime.observe import logger
 from roq.shuffle.node.attempt import Attempt, sample_bytes
 from roq.shuffle.node.held import Held, Portion
-from roq.shuffle.node.surroundings import Surroundings
+from roq.shuffle.node.surroundings import NodeContext
 from roq.shuffle.ranges import borders_of
 from roq.wire.gcm import ReportRuns, TableInfo
 from roq.wire.shuffle import Block, Piece, Position, Range, RunSample, Spec
@@ -40,7 +40,7 @@ BLOCKS_A_TURN = 64  # cut before others get a turn
 class Filling:
     """On the running loop, until `end`."""
 
-    def __init__(self, id: str, name: str, spec: Spec, around: Surroundings) -> None:
+    def __init__(self, id: str, name: str, spec: Spec, around: NodeContext) -> None:
         self.id, self.name, self.spec, self._around = id, name, spec, around
         self.attempts: dict[tuple[int, str], Attempt] = {}
         self.finished: set[tuple[int, str]] = set()

@@ -13,21 +13,21 @@ from collections.abc import Awaitable, Callable
 from roq.errors import RoqError, ShuffleNotFound, ShuffleSealed
 from roq.runtime.observe import logger
 from roq.shuffle.node.fetching import Fetcher
-from roq.shuffle.node.storage import Storage
+from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.winners import Winners
-from roq.wire.gcm import ReportRuns, Shuffles, TableInfo
-from roq.wire.shuffle import FetchInterval, State
+from roq.wire.gcm import ReportRuns, ShuffleList, TableInfo
+from roq.wire.shuffle import FetchInterval, ShuffleState
 
 log = logger(__name__)
 MEND_SECONDS = 2.0  # between two looks
 Report = Callable[[ReportRuns], Awaitable[TableInfo]]
-List = Callable[[], Awaitable[Shuffles]]
+List = Callable[[], Awaitable[ShuffleList]]
 
 
-class Mending:
+class RangeRepair:
     """Of one follower. list: of all shuffles, by the leader; None: there is nobody to ask."""
 
-    def __init__(self, host: str, storage: Storage, fetcher: Fetcher, report: Report, list: List | None) -> None:
+    def __init__(self, host: str, storage: RangeStorage, fetcher: Fetcher, report: Report, list: List | None) -> None:
         self._host, self._storage, self._fetcher, self._report, self._list = host, storage, fetcher, report, list
         self._compared = list is None
         self._missing: dict[str, str] = {}  # id -> name of shuffles of which nothing is here
@@ -67,7 +67,7 @@ class Mending:
             log.info("not compared yet", extra={"fields": {"reason": str(error)}})
             return
         known = self._storage.shuffles
-        self._missing = {one.id: one.name for one in shuffles if one.state is State.SEALED and one.id not in known}
+        self._missing = {one.id: one.name for one in shuffles if one.state is ShuffleState.SEALED and one.id not in known}
         self._compared = True
 
     async def _try(self, id: str, name: str) -> bool:

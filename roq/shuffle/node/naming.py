@@ -19,7 +19,7 @@ import msgspec
 
 from roq.errors import FrameError, WinnersUnknown
 from roq.runtime.observe import logger
-from roq.shuffle.node.stored import Stored, write_durably
+from roq.shuffle.node.stored import StoredShuffle, write_durably
 from roq.shuffle.winners import Winners, joined
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.shuffle import PARTITIONS_MAX, WINNERS_AT_ONCE, NameWinners
@@ -42,7 +42,7 @@ class Naming:
         self._telling: OrderedDict[Name, dict[int, NameWinners]] = OrderedDict()
         self._writing = asyncio.Lock()
 
-    async def of(self, shuffle: str, stored: Stored | None, digest: str) -> Winners:
+    async def of(self, shuffle: str, stored: StoredShuffle | None, digest: str) -> Winners:
         """The winners of this digest. Raises WinnersUnknown."""
         name = (shuffle, digest)
         if name not in self._known and stored is not None:
@@ -80,7 +80,7 @@ class Naming:
         self._keep(name, winners)
         return winners
 
-    async def save(self, stored: Stored, winners: Winners) -> None:
+    async def save(self, stored: StoredShuffle, winners: Winners) -> None:
         """Also after a new start, if the disk has room."""
         async with self._writing:
             try:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from roq.errors import StaleEpoch, TemporaryError
 from roq.shuffle.node.questions import Questions
-from roq.shuffle.node.storage import Storage
-from roq.shuffle.node.stored import RunKey, Stored
+from roq.shuffle.node.storage import RangeStorage
+from roq.shuffle.node.stored import RunKey, StoredShuffle
 from roq.shuffle.node.turns import Turn
 from roq.shuffle.winners import Winners
 from roq.wire.shuffle import Interval
@@ -24,7 +24,7 @@ TABLES_MAX = 10_000  # shuffles whose table is remembered; who is forgotten is n
 class Orders:
     """On the follower's loop."""
 
-    def __init__(self, storage: Storage, questions: Questions) -> None:
+    def __init__(self, storage: RangeStorage, questions: Questions) -> None:
         self._storage, self._questions = storage, questions
         self._tables: OrderedDict[str, int] = OrderedDict()
 
@@ -59,7 +59,7 @@ class Orders:
 
     async def _keep_run(
         self,
-        stored: Stored,
+        stored: StoredShuffle,
         key: RunKey,
         intervals: Iterable[Interval],
         winners: Winners | None,

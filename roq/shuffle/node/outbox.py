@@ -21,7 +21,7 @@ RETRY_SECONDS, RETRY_SECONDS_MAX = 0.02, 0.5
 log = logging.getLogger(__name__)
 
 
-class Source(Protocol):
+class PartSource(Protocol):
     """A shuffle whose portions are sent."""
 
     id: str
@@ -49,12 +49,12 @@ class Outbox:
 
     def __init__(self, host: str, store: Store) -> None:
         self.host, self._store = host, store
-        self._queue: deque[tuple[Source, Portion]] = deque()
+        self._queue: deque[tuple[PartSource, Portion]] = deque()
         self._queued: set[Portion] = set()
         self._pauses = delays(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._workers: list[asyncio.Task[None]] = []
 
-    def put(self, source: Source, portion: Portion) -> None:
+    def put(self, source: PartSource, portion: Portion) -> None:
         """To be sent when its turn comes; twice is once."""
         if portion in self._queued:
             return
@@ -64,10 +64,10 @@ class Outbox:
             worker = asyncio.get_running_loop().create_task(self._work(), name=f"to {self.host}")
             self._workers.append(worker)
 
-    def _take(self) -> tuple[Source, list[Portion]] | None:
+    def _take(self) -> tuple[PartSource, list[Portion]] | None:
         """Portions of one shuffle for one request."""
         taken: list[Portion] = []
-        source: Source | None = None
+        source: PartSource | None = None
         size = 0
         while self._queue:
             owner, portion = self._queue[0]

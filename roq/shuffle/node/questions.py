@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from roq.shuffle.node.runindex import Entry, RunIndex, split_keys
-from roq.shuffle.node.storage import Storage
-from roq.shuffle.node.stored import RunKey, Stored
+from roq.shuffle.node.runindex import BlockEntry, RunIndex, split_keys
+from roq.shuffle.node.storage import RangeStorage
+from roq.shuffle.node.stored import RunKey, StoredShuffle
 from roq.shuffle.node.turns import Turn
 from roq.shuffle.thinning import key_count, message_bytes, reduced
 from roq.shuffle.winners import Winners
@@ -35,7 +35,7 @@ class Stretch(NamedTuple):
 
     key: RunKey
     number: int
-    entries: list[Entry]
+    entries: list[BlockEntry]
     first: int
     end: int
     size: int
@@ -64,25 +64,25 @@ def drawn(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
 class Questions:
     """On the follower's loop."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: RangeStorage) -> None:
         self._storage = storage
 
-    async def row(self, stored: Stored, key: RunKey, run: RunIndex, border: Position) -> int:
+    async def row(self, stored: StoredShuffle, key: RunKey, run: RunIndex, border: Position) -> int:
         """The first row of the run that is not before the border. Raises DataLost, Overloaded, StorageFailed."""
-        while isinstance(found := run.row_of(border), Entry):
+        while isinstance(found := run.row_of(border), BlockEntry):
             entry = found
             keys = await self._storage.keys_of(stored, key, entry)
             run.learn(border, entry, entry.first + split_keys(keys, entry.first, run.place, border))
         return found
 
-    async def rows(self, stored: Stored, key: RunKey, run: RunIndex, interval: Interval) -> tuple[int, int]:
+    async def rows(self, stored: StoredShuffle, key: RunKey, run: RunIndex, interval: Interval) -> tuple[int, int]:
         """Rows first … end-1 of the run lie in the interval. Raises as `row`."""
         lower, upper = interval.lower, interval.upper
         first = run.begin if lower is None else run.row_of(lower)
-        if lower is not None and isinstance(first, Entry):
+        if lower is not None and isinstance(first, BlockEntry):
             first = await self.row(stored, key, run, lower)
         end = run.end if upper is None else run.row_of(upper)
-        if upper is not None and isinstance(end, Entry):
+        if upper is not None and isinstance(end, BlockEntry):
             end = await self.row(stored, key, run, upper)
         assert isinstance(first, int)
         assert isinstance(end, int)
@@ -148,7 +148,7 @@ class Questions:
         return Samples(samples, following)
 
     async def _stretches(
-        self, stored: Stored, intervals: Sequence[Interval], winners: Winners, begin: Cursor
+        self, stored: StoredShuffle, intervals: Sequence[Interval], winners: Winners, begin: Cursor
     ) -> tuple[list[Stretch], Cursor | None]:
         """Those of one page, and where the next one begins."""
         turn = Turn()
@@ -165,7 +165,7 @@ class Questions:
                 await turn.pause()
         return found, None
 
-    async def _sample(self, stored: Stored, stretch: Stretch, each: int) -> RunSample:
+    async def _sample(self, stored: StoredShuffle, stretch: Stretch, each: int) -> RunSample:
         """each: keys to take of a block."""
         keys: list[bytes] = []
         rows: list[int] = []
@@ -186,7 +186,7 @@ class Questions:
         return RunSample(*stretch.key, stretch.end - stretch.first, sum(weights), tuple(keys), tuple(rows), tuple(weights))
 
     async def _rows_per_attempt(
-        self, stored: Stored, intervals: Sequence[Interval], winners: Winners, begin: Cursor
+        self, stored: StoredShuffle, intervals: Sequence[Interval], winners: Winners, begin: Cursor
     ) -> Samples:
         turn = Turn()
         found: dict[tuple[int, str], tuple[int, int]] = {}

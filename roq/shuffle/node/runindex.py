@@ -15,7 +15,7 @@ from roq.shuffle.node.datafile import DataFile
 from roq.wire.shuffle import Position
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False, eq=False):
+class BlockEntry(msgspec.Struct, frozen=True, gc=False, eq=False):
     """One block. offset, size: of its data in the file. There may be millions, and none is ever part of a cycle: the garbage
     collector, which would stop everything to look at them, does not see them."""
 
@@ -51,7 +51,7 @@ class RunIndex:
 
     def __init__(self, place: tuple[int, int]) -> None:
         self.place = place
-        self.entries: list[Entry] = []
+        self.entries: list[BlockEntry] = []
         self._firsts: list[int] = []  # of the entries: what is searched
         self._lasts: list[bytes] = []  # their last keys
         self._borders: dict[Position, int] = {}  # what was found out by looking at keys
@@ -75,7 +75,7 @@ class RunIndex:
             first, index = entry.end, index + 1
         return holes
 
-    def add(self, entry: Entry) -> bool:
+    def add(self, entry: BlockEntry) -> bool:
         """False: some of its rows are here already, nothing was added."""
         if self.missing(entry.first, entry.end) != [(entry.first, entry.end)]:
             return False
@@ -86,7 +86,7 @@ class RunIndex:
         self._borders.clear()
         return True
 
-    def remove(self, entry: Entry) -> bool:
+    def remove(self, entry: BlockEntry) -> bool:
         """Forget it; False: it was not here any more."""
         index = bisect_left(self._firsts, entry.first)
         if index == len(self.entries) or self.entries[index] is not entry:
@@ -95,7 +95,7 @@ class RunIndex:
         self._borders.clear()
         return True
 
-    def replace(self, old: Entry, new: Entry) -> bool:
+    def replace(self, old: BlockEntry, new: BlockEntry) -> bool:
         """The same rows in another place; False: the old one was not here any more."""
         index = bisect_left(self._firsts, old.first)
         if index == len(self.entries) or self.entries[index] is not old:
@@ -113,7 +113,7 @@ class RunIndex:
         """Number of the row behind the last one here."""
         return self.entries[-1].end if self.entries else 0
 
-    def row_of(self, border: Position) -> int | Entry:
+    def row_of(self, border: Position) -> int | BlockEntry:
         """Number of the first row here that is not before the border, or the block whose keys tell it."""
         low, place, other = bisect_left(self._lasts, border.key), self.place, (border.partition, border.run)
         if low < len(self._lasts) and self._lasts[low] == border.key and place <= other:
@@ -126,13 +126,13 @@ class RunIndex:
             return entry.first
         return self._borders.get(border, entry)
 
-    def learn(self, border: Position, entry: Entry, row: int) -> None:
+    def learn(self, border: Position, entry: BlockEntry, row: int) -> None:
         """What the block's keys told."""
         index = bisect_left(self._firsts, entry.first)
         if index < len(self.entries) and self.entries[index].first == entry.first:
             self._borders[border] = row
 
-    def between(self, first: int, end: int) -> list[Entry]:
+    def between(self, first: int, end: int) -> list[BlockEntry]:
         """Blocks with rows in first … end-1."""
         index, found = self._at(first), []
         while index < len(self.entries) and self.entries[index].first < end:

@@ -22,16 +22,16 @@ from roq.shuffle.node.cutter import Cutter, LazyCutter
 from roq.shuffle.node.descriptors import raise_limit
 from roq.shuffle.node.fetching import Fetcher
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.mending import List, Mending
+from roq.shuffle.node.mending import List, RangeRepair
 from roq.shuffle.node.naming import Naming
 from roq.shuffle.node.orders import Orders
 from roq.shuffle.node.peers import Peers
 from roq.shuffle.node.questions import Questions
-from roq.shuffle.node.storage import Storage
+from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.winners import Winners
 from roq.wire import shuffle as wire
 from roq.wire.child import ChildSpec
-from roq.wire.gcm import ListShuffles, ReportRuns, Shuffles, TableInfo
+from roq.wire.gcm import ListShuffles, ReportRuns, ShuffleList, TableInfo
 
 log = logger(__name__)
 PORT = "shuffle"  # of a store
@@ -49,7 +49,7 @@ class Follower:
         self,
         host: str,
         directory: Path,
-        storage: Storage,
+        storage: RangeStorage,
         budget: Budget,
         cutter: Cutter,
         report: Report,
@@ -61,7 +61,7 @@ class Follower:
         self.questions, self.naming = Questions(storage), Naming(FREE_BYTES_MIN)
         self.orders = Orders(storage, self.questions)
         self.fetcher = Fetcher(storage, self._peers, budget, self.orders)
-        self.mending = Mending(host, storage, self.fetcher, report, list)
+        self.mending = RangeRepair(host, storage, self.fetcher, report, list)
         self._mending = asyncio.get_running_loop().create_task(self.mending.run(), name="mend")
         self.buffer = Buffer(host, directory, cutter, budget, self.counters, report, self._store)
         self._server: RpcServer | None = None
@@ -79,7 +79,7 @@ class Follower:
     ) -> Follower:
         """Serve at address:port (0: any free one). Raises PortTaken, StorageFailed."""
         cutter, budget = LazyCutter(), Budget(memory_bytes)
-        storage = await Storage.open(directory / "shuffles", cutter, budget, Counters())
+        storage = await RangeStorage.open(directory / "shuffles", cutter, budget, Counters())
         follower = cls(host, directory / "spill", storage, budget, cutter, report, list)
         try:
             follower._server = RpcServer(
@@ -102,7 +102,7 @@ class Follower:
         return self._server.port if self._server is not None else 0
 
     async def _store(self, endpoint: str, request: wire.StorePieces) -> None:
-        await self._peers.request(endpoint, request, wire.Done)
+        await self._peers.request(endpoint, request, wire.FollowerDone)
 
     async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
         match request:
@@ -127,7 +127,7 @@ class Follower:
                 return await self._order(request)
             case _:
                 return await self._question(request)
-        return wire.Done()
+        return wire.FollowerDone()
 
     async def _name(self, request: wire.NameWinners) -> None:
         winners = await self.naming.told(request)
@@ -181,7 +181,7 @@ class Follower:
                 await self.storage.forget(shuffle)
             case wire.TableChanged(_, shuffle, table_epoch):
                 await self.buffer.table_changed(shuffle, table_epoch)
-        return wire.Done()
+        return wire.FollowerDone()
 
     async def _fetch(self, request: wire.FetchInterval) -> wire.Fetched:
         every = not (request.winners or request.digest)
@@ -259,8 +259,8 @@ class FollowerThread:
             except TimeoutError:
                 raise DeadlineExceeded("no answer from the leader") from None
 
-        async def shuffles() -> Shuffles:
-            return await gcm.request(ListShuffles(), Shuffles, REPORT_SECONDS)
+        async def shuffles() -> ShuffleList:
+            return await gcm.request(ListShuffles(), ShuffleList, REPORT_SECONDS)
 
         directory, memory = Path(spec.data_dir), self._config.shuffle_memory_bytes
         self._follower = await Follower.open(spec.host, directory, spec.address, spec.ports[PORT], report, memory, shuffles)

@@ -9,12 +9,12 @@ from roq.errors import RoqError
 from roq.runtime.observe import Counters, logger
 from roq.shuffle.node.committer import Committer
 from roq.shuffle.node.datafile import DataFile
-from roq.shuffle.node.stored import Stored, mostly_dead
+from roq.shuffle.node.stored import StoredShuffle, mostly_dead
 
 log = logger(__name__)
 
 
-async def give_back(stored: Stored, committer: Committer, counters: Counters) -> None:
+async def give_back(stored: StoredShuffle, committer: Committer, counters: Counters) -> None:
     """One after the other, for one shuffle at a time."""
 
     def closed() -> list[DataFile]:

@@ -16,14 +16,14 @@ from typing import TypeVar
 
 from roq.errors import DataLost, Overloaded, ShuffleNotFound, StaleEpoch, StorageFailed
 from roq.runtime.observe import Counters, logger
-from roq.shuffle.node.committer import FREE_BYTES_MIN, Committer, Wanted
+from roq.shuffle.node.committer import FREE_BYTES_MIN, Committer, WantedBlock
 from roq.shuffle.node.cutter import Cutter
 from roq.shuffle.node.datafile import storage_error
 from roq.shuffle.node.descriptors import Descriptors
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.runindex import Entry
+from roq.shuffle.node.runindex import BlockEntry
 from roq.shuffle.node.space import give_back
-from roq.shuffle.node.stored import EpochFile, RunKey, Stored, check_id, load_all, remove_folder
+from roq.shuffle.node.stored import EpochFile, RunKey, StoredShuffle, check_id, load_all, remove_folder
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Block, Piece, RunSlice, Spec
 
@@ -36,7 +36,7 @@ STORE_ROUNDS = 8  # each leaves fewer rows to be stored
 GIVE_BACK_SECONDS = 20.0  # an order to forget waits so long for the space
 
 
-class Storage:
+class RangeStorage:
     """Everything below `directory`. Make it with `open`."""
 
     def __init__(self, directory: Path, cutter: Cutter, budget: Budget, counters: Counters, free_bytes_min: int) -> None:
@@ -45,7 +45,7 @@ class Storage:
         self._committer = Committer(directory, cutter, counters, free_bytes_min)
         self._threads = ThreadPoolExecutor(READ_THREADS, "shuffle-read")
         self._reading = 0
-        self.shuffles: dict[str, Stored] = {}
+        self.shuffles: dict[str, StoredShuffle] = {}
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._creating, self._compacting, self._obeying = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self._giving_back: dict[str, asyncio.Task[None]] = {}  # by shuffle: not begun yet
@@ -57,7 +57,7 @@ class Storage:
     @classmethod
     async def open(
         cls, directory: Path, cutter: Cutter, budget: Budget, counters: Counters, free_bytes_min: int = FREE_BYTES_MIN
-    ) -> Storage:
+    ) -> RangeStorage:
         """Read what is there. Raises StorageFailed."""
         try:
             await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class Storage:
         finally:
             self._reading -= 1
 
-    def _stored(self, shuffle: str) -> Stored:
+    def _stored(self, shuffle: str) -> StoredShuffle:
         stored = self.shuffles.get(shuffle)
         if stored is None:
             raise ShuffleNotFound(f"nothing of shuffle {shuffle} is stored here")
@@ -111,7 +111,7 @@ class Storage:
             stored = await self.opened(shuffle, name, spec)
             for _ in range(STORE_ROUNDS):  # another one may store some of these rows at the same time, cut otherwise
                 wanted = [
-                    Wanted(key, block, begin, end)
+                    WantedBlock(key, block, begin, end)
                     for piece in pieces
                     for key in [(piece.partition, piece.attempt, piece.run)]
                     for block in piece.blocks
@@ -124,7 +124,7 @@ class Storage:
             self._budget.pending -= size
 
     @staticmethod
-    def _missing(stored: Stored, key: RunKey, first: int, end: int) -> list[tuple[int, int]]:
+    def _missing(stored: StoredShuffle, key: RunKey, first: int, end: int) -> list[tuple[int, int]]:
         run = stored.run(key)
         return [(first, end)] if run is None else run.missing(first, end)
 
@@ -134,7 +134,7 @@ class Storage:
         end = piece.first + piece.rows
         return [(piece.first, end)] if stored is None else self._missing(stored, key, piece.first, end)
 
-    async def opened(self, shuffle: str, name: str, spec: Spec) -> Stored:
+    async def opened(self, shuffle: str, name: str, spec: Spec) -> StoredShuffle:
         """The shuffle's folder, made if there is none. Raises ShuffleNotFound (forgotten), StorageFull, StorageFailed."""
         check_id(shuffle)
         async with self._creating:
@@ -144,7 +144,7 @@ class Storage:
                 await self._thread(self._cutter.check)
                 try:
                     path = self._directory / shuffle
-                    made = await self._committer.call(lambda: Stored.create(path, name, spec, self._descriptors))
+                    made = await self._committer.call(lambda: StoredShuffle.create(path, name, spec, self._descriptors))
                     self.shuffles[shuffle] = made
                 except OSError as error:
                     failed = storage_error(error, f"shuffle {shuffle}")
@@ -189,9 +189,9 @@ class Storage:
             self._budget.reading -= size
 
     @staticmethod
-    def _following(stored: Stored, key: RunKey, first: int, last: int, size: int) -> list[Entry]:
+    def _following(stored: StoredShuffle, key: RunKey, first: int, last: int, size: int) -> list[BlockEntry]:
         """Blocks from the one with row `first` on, up to the first gap."""
-        run, found = stored.run(key), list[Entry]()
+        run, found = stored.run(key), list[BlockEntry]()
         for entry in run.between(first, last + 1) if run is not None else ():
             size -= entry.size
             if entry.first > first or (found and size < 0):
@@ -200,7 +200,7 @@ class Storage:
             first = entry.end
         return found
 
-    async def _blocks(self, stored: Stored, key: RunKey, entries: list[Entry]) -> list[Block]:
+    async def _blocks(self, stored: StoredShuffle, key: RunKey, entries: list[BlockEntry]) -> list[Block]:
         """As many as can be read. Raises DataLost if the first one can't."""
         if not entries:
             return []
@@ -215,7 +215,7 @@ class Storage:
             raise DataLost(f"rows from {entries[0].first} on of run {key} of shuffle {stored.id} are damaged here")
         return blocks
 
-    def _damaged(self, stored: Stored, key: RunKey, entry: Entry) -> None:
+    def _damaged(self, stored: StoredShuffle, key: RunKey, entry: BlockEntry) -> None:
         if stored.remove(key, entry):
             self.counters["damaged"] += 1
             stored.hurt = True
@@ -224,14 +224,14 @@ class Storage:
             self._beside.add(task := self._loop.create_task(self._void(entry)))
             task.add_done_callback(self._beside.discard)
 
-    async def _void(self, entry: Entry) -> None:
+    async def _void(self, entry: BlockEntry) -> None:
         """Nobody waits for it: at worst it is found damaged once more after a new start."""
         try:
             await self._committer.call(lambda: entry.file.void(entry.offset))
         except OSError as error:
             log.warning("can't mark a damaged block", extra={"fields": {"file": str(entry.file.path), "reason": str(error)}})
 
-    async def keys_of(self, stored: Stored, key: RunKey, entry: Entry) -> Sequence[bytes]:
+    async def keys_of(self, stored: StoredShuffle, key: RunKey, entry: BlockEntry) -> Sequence[bytes]:
         """The keys of a block. Raises DataLost, Overloaded, StorageFailed."""
         (block,) = await self._blocks(stored, key, [entry])
         return await self._read(lambda: self._cutter.keys(stored.spec, block))
@@ -250,7 +250,7 @@ class Storage:
                     raise storage_error(error, "the leader's epoch") from error
                 self.epoch = epoch
 
-    async def give_back(self, stored: Stored) -> None:
+    async def give_back(self, stored: StoredShuffle) -> None:
         """The space of what was forgotten; when that takes long it goes on beside."""
         task = self._giving_back.get(stored.id)
         if task is None:
@@ -259,7 +259,7 @@ class Storage:
             task.add_done_callback(self._beside.discard)
         await asyncio.wait({task}, timeout=GIVE_BACK_SECONDS)
 
-    async def _give_back(self, stored: Stored) -> None:
+    async def _give_back(self, stored: StoredShuffle) -> None:
         async with self._compacting:
             self._giving_back.pop(stored.id, None)  # what is forgotten from now on may be too late for this time
             await give_back(stored, self._committer, self.counters)
@@ -289,7 +289,7 @@ def bytes_of(request: wire.ReadBlocks | wire.CutBlocks) -> int:
     return min(max(request.size, 0), wire.BLOCKS_BYTES_MAX) if isinstance(request, wire.ReadBlocks) else wire.BLOCKS_BYTES_MAX
 
 
-def _load_blocks(entries: list[Entry]) -> list[Block]:
+def _load_blocks(entries: list[BlockEntry]) -> list[Block]:
     """Up to the first damaged one."""
     blocks = []
     for entry in entries:

@@ -25,7 +25,7 @@ from roq.log.store.disk import TEMPORARY, sync_directory
 from roq.runtime.observe import logger
 from roq.shuffle.node.datafile import UNREADABLE, DataFile
 from roq.shuffle.node.descriptors import Descriptors
-from roq.shuffle.node.runindex import Entry, RunIndex
+from roq.shuffle.node.runindex import BlockEntry, RunIndex
 from roq.shuffle.winners import Winners
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.shuffle import BEGIN, Cursor, Spec
@@ -93,7 +93,7 @@ class EpochFile:
             os.close(file)
 
 
-class Stored:
+class StoredShuffle:
     """One shuffle. hurt: something of it was found damaged, and may be missing now."""
 
     def __init__(self, directory: Path, name: str, spec: Spec, descriptors: Descriptors) -> None:
@@ -109,7 +109,7 @@ class Stored:
         self.live = 0  # bytes of blocks that are wanted
 
     @classmethod
-    def create(cls, directory: Path, name: str, spec: Spec, descriptors: Descriptors) -> Stored:
+    def create(cls, directory: Path, name: str, spec: Spec, descriptors: Descriptors) -> StoredShuffle:
         """A new folder. Blocking. Raises OSError."""
         directory.mkdir(exist_ok=True)
         data = msgspec.msgpack.encode((name, spec))
@@ -118,7 +118,7 @@ class Stored:
         return cls(directory, name, spec, descriptors)
 
     @classmethod
-    def load(cls, directory: Path, descriptors: Descriptors) -> tuple[Stored, int]:
+    def load(cls, directory: Path, descriptors: Descriptors) -> tuple[StoredShuffle, int]:
         """What is in the folder, and how many damaged blocks were found. Blocking. Raises OSError, StorageFailed: its spec is
         damaged."""
         data = (directory / "spec").read_bytes()
@@ -143,7 +143,7 @@ class Stored:
             if last and file.whole(offset, size, head.crc) is None:  # written, not synced when the power went
                 damaged += 1
                 continue
-            self._add_newer((head.partition, head.attempt, head.run), Entry(*head[3:], file, offset, size))
+            self._add_newer((head.partition, head.attempt, head.run), BlockEntry(*head[3:], file, offset, size))
             end = seen
         if last:
             damaged += end < file.size
@@ -172,7 +172,7 @@ class Stored:
         """The blocks of a run, None if there are none."""
         return self.runs.get(key)
 
-    def add(self, key: RunKey, entry: Entry) -> bool:
+    def add(self, key: RunKey, entry: BlockEntry) -> bool:
         """False: its rows are here already."""
         run = self.runs.get(key)
         if run is None:
@@ -187,14 +187,14 @@ class Stored:
         self.live += entry.size
         return True
 
-    def _add_newer(self, key: RunKey, entry: Entry) -> None:
+    def _add_newer(self, key: RunKey, entry: BlockEntry) -> None:
         """One that was stored later: what it overlaps had been forgotten by then, and may lack rows that it has."""
         if not self.add(key, entry):
             for forgotten in self.runs[key].between(entry.first, entry.end):
                 self.remove(key, forgotten)
             self.add(key, entry)
 
-    def remove(self, key: RunKey, entry: Entry) -> bool:
+    def remove(self, key: RunKey, entry: BlockEntry) -> bool:
         """Forget a block; False: it was not here any more."""
         run = self.runs.get(key)
         if run is None or not run.remove(entry):
@@ -208,7 +208,7 @@ class Stored:
                 del self.attempts[key[:2]], self._order[bisect_left(self._order, key[:2])]
         return True
 
-    def replace(self, key: RunKey, old: Entry, new: Entry) -> bool:
+    def replace(self, key: RunKey, old: BlockEntry, new: BlockEntry) -> bool:
         """The block lies elsewhere now."""
         run = self.runs.get(key)
         if run is None or not run.replace(old, new):
@@ -238,7 +238,7 @@ class Stored:
             yield attempt
             index = bisect_right(self._order, attempt)
 
-    def entries(self) -> Iterator[tuple[RunKey, Entry]]:
+    def entries(self) -> Iterator[tuple[RunKey, BlockEntry]]:
         """All blocks."""
         for key, run in self.runs.items():
             for entry in run.entries:
@@ -254,17 +254,17 @@ def mostly_dead(file: DataFile) -> bool:
     return file.live <= (1 - DEAD_MOST) * file.size
 
 
-def load_all(directory: Path, descriptors: Descriptors) -> tuple[dict[str, Stored], int]:
+def load_all(directory: Path, descriptors: Descriptors) -> tuple[dict[str, StoredShuffle], int]:
     """All shuffles in a folder, and how many damaged blocks were dropped; one whose spec or files can't be read is put aside.
     Blocking. Raises OSError."""
-    shuffles: dict[str, Stored] = {}
+    shuffles: dict[str, StoredShuffle] = {}
     total = 0
     for path in sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.endswith(BAD)):
         try:
             if path.name.endswith(GONE) or not (path / "spec").exists():
                 shutil.rmtree(path)
                 continue
-            stored, damaged = Stored.load(path, descriptors)
+            stored, damaged = StoredShuffle.load(path, descriptors)
         except (StorageFailed, OSError) as error:
             if isinstance(error, OSError) and error.errno not in UNREADABLE:
                 raise  # it may be whole

@@ -16,7 +16,7 @@ from roq.wire.gcm import ReportRuns, TableInfo
 T = TypeVar("T")
 
 
-class Room(Protocol):
+class BlockMemory(Protocol):
     """Blocks in memory, and those in temporary files."""
 
     @property
@@ -33,22 +33,22 @@ class Room(Protocol):
         """It is not needed any more."""
 
 
-class Thread(Protocol):
+class WorkThread(Protocol):
     """Runs blocking work elsewhere."""
 
     def __call__(self, function: Callable[[], T], /) -> Awaitable[T]:
         """Its result."""
 
 
-class Surroundings(NamedTuple):
+class NodeContext(NamedTuple):
     """report: to the leader. outbox: of a host."""
 
     host: str
     report: Callable[[ReportRuns], Awaitable[TableInfo]]
     outbox: Callable[[str], Outbox]
-    room: Room
+    room: BlockMemory
     budget: Budget
     cutter: Cutter
-    thread: Thread
+    thread: WorkThread
     counters: Counters
     endpoints: dict[str, str]  # of followers by host, as last told

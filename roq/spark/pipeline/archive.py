@@ -41,7 +41,7 @@ CHECKPOINT = "_checkpoint"  # in the archive; readers of Parquet pass over names
 ALL, REPEATED = "all", "repeated"
 
 
-class Result(msgspec.Struct):
+class ArchiveResult(msgspec.Struct):
     """What the job did. repeated: rows left out because the archive has them."""
 
     into: str
@@ -70,9 +70,9 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def work(spark: SparkSession, given: argparse.Namespace) -> Result:
+def work(spark: SparkSession, given: argparse.Namespace) -> ArchiveResult:
     """Run the stream until there is nothing left, or until a signal. Raises what the stream met with."""
-    result = Result(given.into)
+    result = ArchiveResult(given.into)
     options = {
         "address": given.address,
         "manifests": given.manifests,
@@ -103,7 +103,7 @@ def work(spark: SparkSession, given: argparse.Namespace) -> Result:
     return result
 
 
-def add(batch: DataFrame, result: Result, *, everything: bool) -> None:
+def add(batch: DataFrame, result: ArchiveResult, *, everything: bool) -> None:
     """Append to the archive what it does not have, and count. everything: look every task up, not only those leased before."""
     rows = batch.withColumn("day", sf.date_from_unix_date(sf.floor(sf.unix_seconds("inserted") / DAY_SECONDS).cast("int")))
     rows = rows.select(*ARCHIVE.names).persist()

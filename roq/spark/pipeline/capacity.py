@@ -14,7 +14,7 @@ from roq.wire.policy import Policy
 SPARSE_SHARE = 0.1  # of all records; with more of them far apart, a policy's decisions are not what it would have decided
 
 
-class Spread(msgspec.Struct, frozen=True):
+class SpreadOverTime(msgspec.Struct, frozen=True):
     """Of one number over time. highest_at: when it was highest."""
 
     mean: float
@@ -24,7 +24,7 @@ class Spread(msgspec.Struct, frozen=True):
     highest_at: str
 
 
-class Told(msgspec.Struct, frozen=True):
+class DecisionTaken(msgspec.Struct, frozen=True):
     """One decision. action: scale-out, scale-in, rebalance, hold."""
 
     at: str
@@ -46,7 +46,7 @@ class Trial(msgspec.Struct, frozen=True):
     over_seconds: int
     recorded_over_seconds: int
     actions: dict[str, int]
-    decisions: list[Told]
+    decisions: list[DecisionTaken]
 
 
 class QueueReport(msgspec.Struct, frozen=True):
@@ -61,21 +61,21 @@ class QueueReport(msgspec.Struct, frozen=True):
     records: int
     missing_seconds: int
     sparse_records: int
-    messages_per_second: Spread
-    bytes_per_second: Spread
-    delivered_per_second: Spread
+    messages_per_second: SpreadOverTime
+    bytes_per_second: SpreadOverTime
+    delivered_per_second: SpreadOverTime
     exchanges_least: int
     exchanges_mean: float
     exchanges_most: int
     exchange_hours: float
-    busiest_exchange_per_second: Spread | None
-    busiest_host_cpu: Spread | None
-    busiest_host_memory: Spread | None
+    busiest_exchange_per_second: SpreadOverTime | None
+    busiest_host_cpu: SpreadOverTime | None
+    busiest_host_memory: SpreadOverTime | None
     publishers_most: int
     subscribers_most: int
-    latency_p50_seconds: Spread | None
-    latency_p99_seconds: Spread | None
-    lag_seconds: Spread | None
+    latency_p50_seconds: SpreadOverTime | None
+    latency_p99_seconds: SpreadOverTime | None
+    lag_seconds: SpreadOverTime | None
     lost: int
     trials: list[Trial]
 

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
 
 from roq.pubsub.scaling.decide import GAP_SECONDS
-from roq.spark.pipeline.capacity import QueueReport, Spread, Told, Trial
+from roq.spark.pipeline.capacity import DecisionTaken, QueueReport, SpreadOverTime, Trial
 from roq.spark.pipeline.job import moment
 from roq.wire.policy import Policy
 
@@ -38,7 +38,7 @@ class Course(NamedTuple):
     steps: DataFrame
 
 
-class Found(NamedTuple):
+class CapacityFindings(NamedTuple):
     """A report, and what its picture is drawn from: per time bucket of `seconds`, in order, what was recorded, and for each
     policy its Exchanges."""
 
@@ -50,7 +50,7 @@ class Found(NamedTuple):
     steps: list[tuple[str, list[Row]]]
 
 
-def queue_reports(records: DataFrame, courses: list[Course]) -> list[Found]:
+def queue_reports(records: DataFrame, courses: list[Course]) -> list[CapacityFindings]:
     """Of every queue, by name."""
     rows = _numbers(records).persist()
     try:
@@ -65,7 +65,7 @@ def queue_reports(records: DataFrame, courses: list[Course]) -> list[Found]:
     for queue, summary in sorted(summaries.items()):
         report = _report(summary, [trial[queue] for trial in trials if queue in trial])
         lines = [(course.name, step.get(queue, [])) for course, step in zip(courses, steps, strict=True)]
-        found.append(Found(report, summary["begin"], summary["end"], summary["width"], points[queue], lines))
+        found.append(CapacityFindings(report, summary["begin"], summary["end"], summary["width"], points[queue], lines))
     return found
 
 
@@ -156,12 +156,12 @@ def _trials(course: Course) -> dict[str, Trial]:
     """Per queue."""
     decisions = course.steps.select("queue", "time", sf.explode("decisions").alias("decision"))
     place = sf.row_number().over(Window.partitionBy("queue").orderBy("time"))
-    told: dict[str, list[Told]] = {}
+    told: dict[str, list[DecisionTaken]] = {}
     for row in (
         decisions.withColumn("place", place).where(sf.col("place") <= DECISIONS_TOLD).orderBy("queue", "place").collect()
     ):
         action, _, cause = row["decision"].partition(": ")
-        told.setdefault(row["queue"], []).append(Told(moment(row["time"]), action, cause))
+        told.setdefault(row["queue"], []).append(DecisionTaken(moment(row["time"]), action, cause))
     actions = {action: sf.filter("decisions", _begins_with(f"{action}:")) for action in ACTIONS}
     totals = course.steps.groupBy("queue").agg(
         sf.min("exchanges").alias("least"),
@@ -216,9 +216,9 @@ def _report(row: Row, trials: list[Trial]) -> QueueReport:
     )
 
 
-def _spread(one: Row) -> Spread | None:
+def _spread(one: Row) -> SpreadOverTime | None:
     if one["mean"] is None:
         return None
     median, p95 = one["levels"]
     highest, before = one["highest"]
-    return Spread(one["mean"], median, p95, highest, moment(-before))
+    return SpreadOverTime(one["mean"], median, p95, highest, moment(-before))

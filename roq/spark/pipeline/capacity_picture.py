@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 from pyspark.sql import Row
 
-from roq.spark.pipeline.capacity_numbers import Found
+from roq.spark.pipeline.capacity_numbers import CapacityFindings
 from roq.spark.pipeline.job import write_whole
-from roq.tools.charts.chart import Line, Panel, Point, draw
+from roq.tools.charts.chart import ChartLine, Panel, Point, draw
 
 # A colour means one thing in the whole picture.
 PUBLISHED, PUBLISHED_MOST, DELIVERED = "#2458b8", "#c3d5f6", "#35a853"
@@ -22,7 +22,7 @@ APART, APART_MOST = 2.0, 12.0  # pixels between policies of the same value, and 
 GAP_BUCKETS = 3  # so many without a record are not bridged by a line
 
 
-def write_pictures(found: Iterable[Found], folder: Path) -> list[str]:
+def write_pictures(found: Iterable[CapacityFindings], folder: Path) -> list[str]:
     """capacity-QUEUE.svg of each; their paths."""
     paths = []
     for each in found:
@@ -32,7 +32,7 @@ def write_pictures(found: Iterable[Found], folder: Path) -> list[str]:
     return paths
 
 
-def picture(found: Found) -> str:
+def picture(found: CapacityFindings) -> str:
     """As SVG."""
     gap = GAP_BUCKETS * found.seconds
 
@@ -40,7 +40,7 @@ def picture(found: Found) -> str:
         return [(row["at"], row[column] * scale) for row in rows if row[column] is not None]
 
     tried = [
-        Line(
+        ChartLine(
             f"policy {name}",
             POLICY_COLOURS[number % len(POLICY_COLOURS)],
             points("exchanges", rows=rows),
@@ -52,21 +52,26 @@ def picture(found: Found) -> str:
         for number, ((name, rows), raised) in enumerate(zip(found.steps, apart(len(found.steps)), strict=True))
     ]
     load = [
-        Line("published", PUBLISHED, points("messages"), gap),
-        Line("delivered", DELIVERED, points("delivered"), gap, dashes="4 3"),
+        ChartLine("published", PUBLISHED, points("messages"), gap),
+        ChartLine("delivered", DELIVERED, points("delivered"), gap, dashes="4 3"),
     ]
     if found.seconds > 1:  # else each point is one record, and its mean is its highest
         busiest = f"published, highest within {found.seconds:,.0f} s"
-        load = [Line(busiest, PUBLISHED_MOST, points("messages_most"), gap, filled=True), *load]
+        load = [ChartLine(busiest, PUBLISHED_MOST, points("messages_most"), gap, filled=True), *load]
     panels = [
         Panel("Load (messages/s)", load),
-        Panel("Exchanges", [Line("as it was", AS_IT_WAS, points("exchanges"), gap, steps=True, width=6.0), *tried], "whole"),
+        Panel(
+            "Exchanges", [ChartLine("as it was", AS_IT_WAS, points("exchanges"), gap, steps=True, width=6.0), *tried], "whole"
+        ),
         Panel(
             "Latency of the slowest subscriber (ms)",
-            [Line("p99, highest", P99, points("p99", 1000.0), gap), Line("p50, mean", P50, points("p50", 1000.0), gap)],
+            [
+                ChartLine("p99, highest", P99, points("p99", 1000.0), gap),
+                ChartLine("p50, mean", P50, points("p50", 1000.0), gap),
+            ],
             "logarithmic",
         ),
-        Panel("Busiest host (% of its CPU)", [Line("highest", CPU, points("cpu", 100.0), gap)]),
+        Panel("Busiest host (% of its CPU)", [ChartLine("highest", CPU, points("cpu", 100.0), gap)]),
     ]
     report = found.report
     return draw(f"Queue {report.queue}", f"{report.begin} to {report.end}", panels, found.begin, found.end)

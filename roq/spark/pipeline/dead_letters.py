@@ -50,7 +50,7 @@ LETTERS = (
 )
 
 
-class Spread(msgspec.Struct, frozen=True):
+class NumberSpread(msgspec.Struct, frozen=True):
     """Of one number over some dead letters."""
 
     least: float
@@ -76,9 +76,9 @@ class Group(msgspec.Struct, frozen=True):
     pattern: str
     count: int
     share: float
-    attempts: Spread | None
-    age_seconds: Spread | None
-    payload_bytes: Spread | None
+    attempts: NumberSpread | None
+    age_seconds: NumberSpread | None
+    payload_bytes: NumberSpread | None
     examples: list[Example]
 
 
@@ -89,16 +89,16 @@ class Report(msgspec.Struct, frozen=True):
     at: str
     dead: int
     analysed: int
-    attempts: Spread | None
-    age_seconds: Spread | None
-    payload_bytes: Spread | None
+    attempts: NumberSpread | None
+    age_seconds: NumberSpread | None
+    payload_bytes: NumberSpread | None
     attempts_counts: dict[int, int]
     classes: dict[str, int]
     patterns: int
     groups: list[Group]
 
 
-class Result(msgspec.Struct, frozen=True):
+class DeadLettersResult(msgspec.Struct, frozen=True):
     """What the job did."""
 
     dead: int
@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def work(spark: SparkSession, given: argparse.Namespace) -> Result:
+def work(spark: SparkSession, given: argparse.Namespace) -> DeadLettersResult:
     """Look, group, write. Raises RoqError."""
     now = time.time()
     place = parse(given.address)
@@ -137,7 +137,7 @@ def work(spark: SparkSession, given: argparse.Namespace) -> Result:
     report = analyse(spark.read.parquet(kept), given.address, now, dead, given.top, given.examples)
     write_whole(folder / "dead_letters.json", msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
     _tell(report)
-    return Result(report.dead, report.analysed, report.patterns, str(folder / "dead_letters.json"), kept)
+    return DeadLettersResult(report.dead, report.analysed, report.patterns, str(folder / "dead_letters.json"), kept)
 
 
 def add_kinds(batches: Iterable[pa.RecordBatch], now: float) -> Iterator[pa.RecordBatch]:
@@ -194,11 +194,11 @@ def _measures() -> list[Column]:
     return [sf.count("*").alias("count"), *spreads]
 
 
-def _spread(row: Row) -> Spread | None:
+def _spread(row: Row) -> NumberSpread | None:
     if row["least"] is None:
         return None
     median, p95 = row["levels"]
-    return Spread(row["least"], median, p95, row["most"])
+    return NumberSpread(row["least"], median, p95, row["most"])
 
 
 def _group(row: Row, total: int, examples: list[Example]) -> Group:

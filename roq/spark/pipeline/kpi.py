@@ -36,7 +36,7 @@ COLLECTED = "_collected"  # folder in the history for what is being recorded; Sp
 UNREADABLE_SHOWN = 3
 
 
-class Result(msgspec.Struct):
+class KpiResult(msgspec.Struct):
     """What the job did. unreadable: lines that are no KPI records."""
 
     history: str
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def work(spark: SparkSession, given: argparse.Namespace) -> Result:
+def work(spark: SparkSession, given: argparse.Namespace) -> KpiResult:
     """Collect, add, report. Raises RoqError."""
     if given.policy and not given.report:
         raise CallError("--policy tells what the report compares: give --report FOLDER too")
@@ -74,7 +74,7 @@ def work(spark: SparkSession, given: argparse.Namespace) -> Result:
         collect(given.cluster, given.queue, given.seconds, collected / "records.jsonl")
     left = sorted(collected.glob("*.jsonl")) if collected else []
     files = [*given.records, *(str(path.absolute()) for path in left)]
-    result = add(spark, given.history, files) if files else Result(given.history, 0, 0, 0)
+    result = add(spark, given.history, files) if files else KpiResult(given.history, 0, 0, 0)
     for path in left:
         path.unlink()
     if folder:
@@ -82,7 +82,7 @@ def work(spark: SparkSession, given: argparse.Namespace) -> Result:
     return result
 
 
-def add(spark: SparkSession, history: str, files: list[str]) -> Result:
+def add(spark: SparkSession, history: str, files: list[str]) -> KpiResult:
     """Add what is in these files and not in the history."""
     lines = spark.read.text(files).mapInArrow(read_lines, READ).persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -103,12 +103,12 @@ def add(spark: SparkSession, history: str, files: list[str]) -> Result:
             tidy = new.hint("rebalance", "day").sortWithinPartitions("day", "queue", "time")
             tidy.write.mode("append").partitionBy("day").parquet(history)
         new.unpersist()
-        return Result(history, added, total["records"] - added, total["unreadable"])
+        return KpiResult(history, added, total["records"] - added, total["unreadable"])
     finally:
         lines.unpersist()
 
 
-def report(spark: SparkSession, result: Result, history: str, folder: Path, policies: list[tuple[str, Policy]]) -> None:
+def report(spark: SparkSession, result: KpiResult, history: str, folder: Path, policies: list[tuple[str, Policy]]) -> None:
     """Write the report and name it in the result. Raises CallError: the history is empty."""
     records = read_kept(spark, history, HISTORY)
     if records.isEmpty():

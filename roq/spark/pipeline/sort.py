@@ -47,7 +47,7 @@ FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "jso
 ORDER, HASHES = "_roq_order", ("_roq_hash_1", "_roq_hash_2")
 
 
-class Result(msgspec.Struct, frozen=True):
+class SortResult(msgspec.Struct, frozen=True):
     """What the job did. ranges: of the shuffle, each a file of the result. imbalance: bytes of the largest by their mean."""
 
     out: str
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def work(spark: SparkSession, given: argparse.Namespace) -> Result:
+def work(spark: SparkSession, given: argparse.Namespace) -> SortResult:
     """Read, shuffle, write. Raises CallError, and what Spark and the shuffle meet with."""
     if given.distinct and given.keep:
         raise CallError("--keep is about keys, --distinct about whole rows: give one of them")
@@ -120,7 +120,7 @@ def work(spark: SparkSession, given: argparse.Namespace) -> Result:
             beside.rmdir()
     sizes = [each.size for each in made.ranges]
     imbalance = round(max(sizes) * len(sizes) / sum(sizes), 3) if sum(sizes) else 1.0
-    return Result(given.out, made.rows, written.get["rows"] if alike else made.rows, len(made.ranges), imbalance)
+    return SortResult(given.out, made.rows, written.get["rows"] if alike else made.rows, len(made.ranges), imbalance)
 
 
 def read_data(

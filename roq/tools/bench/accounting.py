@@ -75,7 +75,7 @@ class Tally:
         return published - self.distinct
 
 
-class Samples:
+class LatencySamples:
     """Latencies in nanoseconds, bounded: when full, every second one is kept and the rest of the run is sampled as thinly."""
 
     def __init__(self, kept: int = SAMPLES_KEPT) -> None:
@@ -104,7 +104,7 @@ class Account:
 
     def __init__(self, ends: dict[int, int]) -> None:
         self._tallies = {stream: Tally(stream, end) for stream, end in ends.items()}
-        self.samples = Samples()
+        self.samples = LatencySamples()
         self.last_ns = 0  # monotonic, of the newest counted look at the clock
         self.foreign = 0
         self._nobody = Tally(-1, 0)

@@ -13,14 +13,14 @@ from typing import TypeVar
 import msgspec
 
 from roq.errors import ProcessFailed, from_wire
-from roq.tools.bench.protocol import LINE_BYTES_MAX, Failed, Order, decode_report, encode
+from roq.tools.bench.protocol import LINE_BYTES_MAX, ClientFailed, Order, decode_report, encode
 
 T = TypeVar("T", bound=msgspec.Struct)
 END_SECONDS = 5.0  # a client that has reported is given this long to exit
 CLIENT_MODULE = "roq.tools.bench.client"
 
 
-class Child:
+class ClientProcess:
     """One client process."""
 
     def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
@@ -47,7 +47,7 @@ class Child:
         if not line:
             raise ProcessFailed(f"{self.name} ended without a report (exit status {await self._process.wait()})")
         report = decode_report(line)
-        if isinstance(report, Failed):
+        if isinstance(report, ClientFailed):
             raise from_wire(report.error, f"{self.name}: {report.message}")
         if not isinstance(report, expect):
             raise ProcessFailed(f"{self.name} reported {type(report).__name__} where {expect.__name__} was due")
@@ -70,14 +70,14 @@ class Child:
             self._process.send_signal(signal.SIGKILL)
 
 
-class Children:
+class ClientProcesses:
     """All client processes of one run; none outlives the `async with`."""
 
     def __init__(self, module: str = CLIENT_MODULE) -> None:
         self._module = module
-        self._children: list[Child] = []
+        self._children: list[ClientProcess] = []
 
-    async def __aenter__(self) -> Children:
+    async def __aenter__(self) -> ClientProcesses:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -86,18 +86,18 @@ class Children:
                 child.kill()
         await asyncio.gather(*(child.end() for child in self._children))
 
-    async def start(self, order: Order, name: str) -> Child:
+    async def start(self, order: Order, name: str) -> ClientProcess:
         """A new client with its order."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", self._module, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES_MAX
         )
-        child = Child(process, name)
+        child = ClientProcess(process, name)
         self._children.append(child)
         await child.send(order)
         return child
 
 
-async def reports(children: Sequence[Child], expect: type[T]) -> list[T]:
+async def reports(children: Sequence[ClientProcess], expect: type[T]) -> list[T]:
     """The next report of each; the first failure is raised."""
     tasks = [asyncio.ensure_future(child.report(expect)) for child in children]
     try:

@@ -19,15 +19,15 @@ from roq.tools.bench.accounting import Account, stream_ends, thin
 from roq.tools.bench.load import Load
 from roq.tools.bench.protocol import (
     SAMPLES_SENT,
-    Delivered,
-    Ended,
-    Failed,
+    ClientFailed,
+    ClientReady,
     ParentLink,
-    Published,
+    PublisherFinished,
+    PublishersFinished,
     PublishOrder,
-    Ready,
-    Start,
+    StartPublishing,
     SubscribeOrder,
+    SubscriberFinished,
 )
 from roq.tools.bench.publish import flat_out, flat_out_many, paced
 
@@ -39,13 +39,13 @@ async def publish(link: ParentLink, order: PublishOrder) -> None:
     """Be a publisher."""
     async with connect(order.address) as cluster:
         async with cluster.publisher(order.queue) as publisher:
-            link.report(Ready(publisher.id))
-            await link.command(Start)
+            link.report(ClientReady(publisher.id))
+            await link.command(StartPublishing)
             cpu, first_ns = time.process_time(), time.monotonic_ns()
             published = await _send(publisher, order.load, order.index)
             await publisher.flush(FLUSH_SECONDS)
             last_ns = time.monotonic_ns()
-        link.report(Published(published, first_ns, last_ns, time.process_time() - cpu))
+        link.report(PublisherFinished(published, first_ns, last_ns, time.process_time() - cpu))
 
 
 async def _send(publisher: Publisher, load: Load, index: int) -> int:
@@ -64,22 +64,24 @@ async def subscribe_and_count(link: ParentLink, order: SubscribeOrder) -> None:
         cluster.subscriber(order.queue, *load.patterns_of(order.index)) as subscriber,
     ):
         await subscriber.ready(READY_SECONDS)
-        link.report(Ready())
-        publishers = (await link.command(Start)).publishers
+        link.report(ClientReady())
+        publishers = (await link.command(StartPublishing)).publishers
         known = {index: load.messages for index in publishers if load.messages and not load.duration}
         account = Account(stream_ends(load, publishers, known))
         cpu = time.process_time()
         reading = asyncio.get_running_loop().create_task(subscribe.read(subscriber, account, load))
 
         async def ends() -> dict[int, int]:
-            return stream_ends(load, publishers, (await link.command(Ended)).published)
+            return stream_ends(load, publishers, (await link.command(PublishersFinished)).published)
 
         await subscribe.finish(reading, account, ends(), order.idle_seconds)
         cpu = time.process_time() - cpu
         delivered, duplicated, reordered = account.totals()
         latencies = thin(account.samples.settled(), SAMPLES_SENT)
         lost = subscriber.lost
-        link.report(Delivered(delivered, duplicated, reordered, account.foreign, lost, account.last_ns, cpu, latencies))
+        link.report(
+            SubscriberFinished(delivered, duplicated, reordered, account.foreign, lost, account.last_ns, cpu, latencies)
+        )
 
 
 async def serve() -> int:
@@ -94,7 +96,7 @@ async def serve() -> int:
     except EOFError:
         return 1  # the parent is gone: nobody wants a report
     except (RoqError, OSError) as error:
-        link.report(Failed(type(error).__name__, str(error)))
+        link.report(ClientFailed(type(error).__name__, str(error)))
         return 1
     return 0
 

@@ -42,25 +42,25 @@ class SubscribeOrder(msgspec.Struct, frozen=True, tag=True):
     idle_seconds: float
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class ClientReady(msgspec.Struct, frozen=True, tag=True):
     """Connected; a publisher tells its SDK id."""
 
     publisher: int = 0
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartPublishing(msgspec.Struct, frozen=True, tag=True):
     """Begin. publishers: SDK id by publisher index, of those the receiver hears."""
 
     publishers: dict[int, int] = {}
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class PublishersFinished(msgspec.Struct, frozen=True, tag=True):
     """The publishers have flushed. published: messages by publisher index."""
 
     published: dict[int, int]
 
 
-class Published(msgspec.Struct, frozen=True, tag=True):
+class PublisherFinished(msgspec.Struct, frozen=True, tag=True):
     """A publisher has flushed and closed. Times in monotonic nanoseconds."""
 
     published: int
@@ -69,7 +69,7 @@ class Published(msgspec.Struct, frozen=True, tag=True):
     cpu_seconds: float
 
 
-class Delivered(msgspec.Struct, frozen=True, tag=True):
+class SubscriberFinished(msgspec.Struct, frozen=True, tag=True):
     """A subscriber has everything, or gave up. reported_lost: what the SDK itself reported as lost."""
 
     delivered: int
@@ -82,7 +82,7 @@ class Delivered(msgspec.Struct, frozen=True, tag=True):
     latencies_ns: list[int]
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class ClientFailed(msgspec.Struct, frozen=True, tag=True):
     """The client could not go on."""
 
     error: str
@@ -90,8 +90,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = PublishOrder | SubscribeOrder
-Command = Start | Ended
-Report = Ready | Published | Delivered | Failed
+Command = StartPublishing | PublishersFinished
+Report = ClientReady | PublisherFinished | SubscriberFinished | ClientFailed
 
 _encode = msgspec.json.Encoder().encode
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)

@@ -8,7 +8,7 @@ import msgspec
 
 from roq.tools.bench.accounting import latency_us
 from roq.tools.bench.load import Load
-from roq.tools.bench.protocol import Delivered, Published
+from roq.tools.bench.protocol import PublisherFinished, SubscriberFinished
 
 
 class PubSubResult(msgspec.Struct, frozen=True):
@@ -35,8 +35,8 @@ class PubSubResult(msgspec.Struct, frozen=True):
 
 def summary(
     load: Load,
-    published: Sequence[Published],
-    delivered: Sequence[Delivered],
+    published: Sequence[PublisherFinished],
+    delivered: Sequence[SubscriberFinished],
     cpu: dict[str, float],
     foreign_cores: float,
 ) -> PubSubResult:

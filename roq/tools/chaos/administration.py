@@ -22,7 +22,7 @@ SURE_SECONDS = 30.0  # when everything is healed
 KEPT = 2  # queues at a time, and those whose making is unknown
 
 
-class Counts(msgspec.Struct):
+class RequestCounts(msgspec.Struct):
     """Requests that were acknowledged, and those of unknown outcome."""
 
     acked: int = 0
@@ -43,7 +43,7 @@ class Administration:
     def __init__(self, zookeeper: str) -> None:
         self._client = GcmClient(zookeeper)
         self._queues: list[_Queue] = []
-        self.counts = Counts()
+        self.counts = RequestCounts()
         self.violations: list[str] = []
 
     def close(self) -> None:

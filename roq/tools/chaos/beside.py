@@ -11,7 +11,7 @@ from roq.errors import RoqError
 from roq.testing import TestedCluster
 from roq.tools.chaos import invariants
 from roq.tools.chaos.administration import Administration
-from roq.tools.chaos.watch import Watch
+from roq.tools.chaos.watch import ResourceWatch
 from roq.tools.chaos.witness import Witness
 
 
@@ -23,7 +23,7 @@ class Beside:
 
     def __init__(self, cluster: TestedCluster, started: float, every_seconds: float) -> None:
         self._cluster, self._started, self._every = cluster, started, every_seconds
-        self.watch = Watch(cluster)
+        self.watch = ResourceWatch(cluster)
         self.administration = Administration(cluster.zookeeper)
         self._witness = Witness(cluster.zookeeper)
         self._tasks: list[asyncio.Task[None]] = []

@@ -22,7 +22,7 @@ class Sent(NamedTuple):
     acked: int
 
 
-class Told(NamedTuple):
+class GapReported(NamedTuple):
     """One gap told by on_lost: `messages` many within first..last. t: seconds after the start of the load."""
 
     publisher: int
@@ -32,7 +32,7 @@ class Told(NamedTuple):
     t: float = 0.0
 
 
-class Done(msgspec.Struct):
+class FaultDone(msgspec.Struct):
     """One fault as it was. t: seconds after the start of the load; seconds: until it was ended, 0 for a killed process.
     target: the machine, and the process after a colon. error: why it could not be done, or not be ended."""
 
@@ -44,14 +44,14 @@ class Done(msgspec.Struct):
     error: str = ""
 
 
-class Heard:
+class SubscriberHistory:
     """One subscriber. runs: per publisher, arrivals in order as (first, last) of consecutive numbers. foreign: messages that
     nobody sent or that were damaged. per_second: arrivals by whole second since the start. silence_seconds: longest time
     without any."""
 
     def __init__(self, publishers: int) -> None:
         self.runs: list[list[tuple[int, int]]] = [[] for _ in range(publishers)]
-        self.told: list[Told] = []
+        self.told: list[GapReported] = []
         self.foreign = 0
         self.per_second = array("L")  # compact: a soak keeps many
         self.silence_seconds = 0.0

@@ -20,7 +20,7 @@ from roq.wire.assignment import MonitorRole, ProcessState
 from roq.wire.gcm import ClusterView, QueueInfo
 
 
-class Reign(NamedTuple):
+class EpochWritten(NamedTuple):
     """`gcm/epoch` as it was written by the ZooKeeper transaction `zxid`."""
 
     zxid: int
@@ -36,7 +36,7 @@ class Order(NamedTuple):
     revision: int
 
 
-class Reported(NamedTuple):
+class HostReported(NamedTuple):
     """A host's report of which assignment it has taken in."""
 
     zxid: int
@@ -54,7 +54,7 @@ class Term(NamedTuple):
     host: str
 
 
-Seen = Reign | Order | Reported | Term
+Seen = EpochWritten | Order | HostReported | Term
 
 
 def violations(view: ClusterView, processes: Mapping[str, Sequence[HostProcess]]) -> list[str]:
@@ -80,8 +80,8 @@ def unsettled(now: Iterable[Seen], transactions: Collection[str]) -> list[str]:
     """C1 of a quiet cluster. now: everything in ZooKeeper at one moment."""
     now = list(now)
     found = [f"C1: transaction {path} is left" for path in transactions]
-    reign = max((one.epoch for one in now if isinstance(one, Reign)), default=0)
-    reports = {one.host: one for one in now if isinstance(one, Reported)}
+    reign = max((one.epoch for one in now if isinstance(one, EpochWritten)), default=0)
+    reports = {one.host: one for one in now if isinstance(one, HostReported)}
     for order in now:
         if not isinstance(order, Order):
             continue
@@ -108,9 +108,9 @@ def history_violations(seen: Collection[Seen]) -> list[str]:
 
 
 def _reigns(seen: Collection[Seen]) -> list[str]:
-    began = {one.epoch: one.zxid for one in seen if isinstance(one, Reign)}
+    began = {one.epoch: one.zxid for one in seen if isinstance(one, EpochWritten)}
     found, highest = [], 0
-    for write in sorted((one for one in seen if isinstance(one, Reign | Order)), key=lambda one: one.zxid):
+    for write in sorted((one for one in seen if isinstance(one, EpochWritten | Order)), key=lambda one: one.zxid):
         what = f"assignment of {write.host}" if isinstance(write, Order) else "gcm/epoch"
         if write.epoch < highest:
             found.append(f"C1: {what}: epoch {write.epoch} wrote after epoch {highest} had begun (zxid {write.zxid:x})")
@@ -122,8 +122,8 @@ def _reigns(seen: Collection[Seen]) -> list[str]:
 
 def _obedience(seen: Collection[Seen]) -> list[str]:
     found: list[str] = []
-    last: dict[str, Reported] = {}
-    for report in sorted((one for one in seen if isinstance(one, Reported)), key=lambda one: one.zxid):
+    last: dict[str, HostReported] = {}
+    for report in sorted((one for one in seen if isinstance(one, HostReported)), key=lambda one: one.zxid):
         before = last.get(report.host)
         if before is not None and report[2:] < before[2:]:
             went = f"from {before.epoch}/{before.revision} back to {report.epoch}/{report.revision}"

@@ -17,7 +17,7 @@ from roq.errors import MessagesLost, RoqError
 from roq.pubsub.publisher import Publisher
 from roq.pubsub.subscriber import Subscriber
 from roq.tools.bench.load import Pace
-from roq.tools.chaos.history import STAMP, Heard, Sent, Told
+from roq.tools.chaos.history import STAMP, GapReported, Sent, SubscriberHistory
 
 TICK_SECONDS = 0.005  # a publisher looks this often what is due
 FLUSH_EVERY_SECONDS = 0.5
@@ -25,11 +25,11 @@ FLUSH_SECONDS = 10.0  # a flush that takes longer has failed; what it covered is
 WATCH_SECONDS = 0.1
 
 
-class Load:
+class ChaosLoad:
     """`async with Load(client, queue, …) as load`: flows from then on until `stop_publishing`; then `drain`, then leave."""
 
     def __init__(self, client: Cluster, queue: str, *, publishers: int, subscribers: int, rate: float, size: int) -> None:
-        self.heard = [Heard(publishers) for _ in range(subscribers)]
+        self.heard = [SubscriberHistory(publishers) for _ in range(subscribers)]
         self.failures: list[str] = []
         self.started = 0.0  # monotonic seconds
         self._rate, self._size = rate, max(size, STAMP.size)
@@ -45,7 +45,7 @@ class Load:
         self._publishing: list[asyncio.Task[None]] = []
         self._open = AsyncExitStack()
 
-    async def __aenter__(self) -> Load:
+    async def __aenter__(self) -> ChaosLoad:
         try:
             for subscriber in self._subscribers:
                 await self._open.enter_async_context(subscriber)
@@ -130,10 +130,10 @@ class Load:
         else:
             self.failures.append(f"subscriber {at} ended by itself")
 
-    def _teller(self, heard: Heard) -> Callable[[MessagesLost], None]:
+    def _teller(self, heard: SubscriberHistory) -> Callable[[MessagesLost], None]:
         def tell(gap: MessagesLost) -> None:
             at = round(time.monotonic() - self.started, 3)
-            heard.told.append(Told(self._indexes.get(gap.publisher, -1), gap.first, gap.last, gap.count, at))
+            heard.told.append(GapReported(self._indexes.get(gap.publisher, -1), gap.first, gap.last, gap.count, at))
 
         return tell
 

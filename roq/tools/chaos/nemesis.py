@@ -11,14 +11,14 @@ from roq.errors import CallError, RoqError
 from roq.testing import DockerCluster, TestedCluster
 from roq.testing.cluster import CLIENT, HCM, Cut
 from roq.tools.chaos.administration import PREFIX
-from roq.tools.chaos.history import Done
-from roq.tools.chaos.schedule import IN_CONTAINERS, LASTING, ON_LOOPBACK, PROCESSES, SHORT_SECONDS, Fault, Kind, Role
+from roq.tools.chaos.history import FaultDone
+from roq.tools.chaos.schedule import IN_CONTAINERS, LASTING, ON_LOOPBACK, PROCESSES, SHORT_SECONDS, ChaosFault, ChaosKind, Role
 
 Undo = Callable[[], Awaitable[object]]
 ACT_SECONDS = 30.0  # one act on a cluster; a daemon started again is ready within this
 
 
-def possible_in(cluster: TestedCluster) -> tuple[tuple[Kind, Role], ...]:
+def possible_in(cluster: TestedCluster) -> tuple[tuple[ChaosKind, Role], ...]:
     """What can be done to this kind of cluster."""
     return IN_CONTAINERS if isinstance(cluster, DockerCluster) else ON_LOOPBACK
 
@@ -41,19 +41,19 @@ NOTHING = Spared()
 class Nemesis:
     """`await Nemesis(cluster, faults).run()`; `log` is the record."""
 
-    def __init__(self, cluster: TestedCluster, faults: list[Fault], spared: Spared = NOTHING) -> None:
+    def __init__(self, cluster: TestedCluster, faults: list[ChaosFault], spared: Spared = NOTHING) -> None:
         self._cluster, self._faults, self._spared = cluster, faults, spared
-        self.log: list[Done] = []
-        self._unended: list[tuple[Undo, Done]] = []
+        self.log: list[FaultDone] = []
+        self._unended: list[tuple[Undo, FaultDone]] = []
 
-    async def run(self, started: float, told: Callable[[Done], None] = lambda _: None) -> None:
+    async def run(self, started: float, told: Callable[[FaultDone], None] = lambda _: None) -> None:
         """Every fault at its time after `started` (monotonic seconds). What was begun is ended, even when cancelled."""
         for fault in self._faults:
             await asyncio.sleep(started + fault.at - time.monotonic())
             await self._perform(fault, started, told)
 
-    async def _perform(self, fault: Fault, started: float, told: Callable[[Done], None]) -> None:
-        done = Done(round(time.monotonic() - started, 3), str(fault.kind), str(fault.role), role=str(fault.role))
+    async def _perform(self, fault: ChaosFault, started: float, told: Callable[[FaultDone], None]) -> None:
+        done = FaultDone(round(time.monotonic() - started, 3), str(fault.kind), str(fault.role), role=str(fault.role))
         self.log.append(done)
         undo: Undo | None = None
         begun = time.monotonic()
@@ -73,7 +73,7 @@ class Nemesis:
                 done.seconds = round(time.monotonic() - begun, 3)
             told(done)
 
-    async def _end(self, undo: Undo, done: Done) -> None:
+    async def _end(self, undo: Undo, done: FaultDone) -> None:
         try:
             async with asyncio.timeout(ACT_SECONDS):
                 await undo()
@@ -83,10 +83,10 @@ class Nemesis:
 
     # --- whom ----------------------------------------------------------------------------------------------------------
 
-    async def _choose(self, fault: Fault) -> tuple[str, str]:
+    async def _choose(self, fault: ChaosFault) -> tuple[str, str]:
         """Machine and, for faults of processes, name of the process."""
         cluster, number = self._cluster, fault.number
-        gentle = fault.kind is Kind.PAUSE and fault.seconds <= SHORT_SECONDS[1]
+        gentle = fault.kind is ChaosKind.PAUSE and fault.seconds <= SHORT_SECONDS[1]
         spared = NOTHING if gentle else self._spared
         match fault.role:
             case Role.GCM if number % 2 and not spared.machines:
@@ -99,7 +99,7 @@ class Nemesis:
                     raise CallError(f"every {fault.role} is spared")
                 return machines[number % len(machines)], process
         machine, process = await self._find(fault.role, number, spared)
-        return machine, process if fault.kind in (Kind.KILL, Kind.PAUSE) else ""
+        return machine, process if fault.kind in (ChaosKind.KILL, ChaosKind.PAUSE) else ""
 
     async def _find(self, role: Role, number: int, spared: Spared) -> tuple[str, str]:
         """One of the loaded queues' processes of this kind that hosts report."""
@@ -117,32 +117,32 @@ class Nemesis:
 
     # --- what ----------------------------------------------------------------------------------------------------------
 
-    async def _begin(self, fault: Fault, machine: str, process: str) -> Undo | None:
+    async def _begin(self, fault: ChaosFault, machine: str, process: str) -> Undo | None:
         """Do it; what ends it."""
         cluster = self._cluster
         match fault.kind:
-            case Kind.KILL if fault.role in PROCESSES:
+            case ChaosKind.KILL if fault.role in PROCESSES:
                 await cluster.kill_process(machine, process)
                 return None
-            case Kind.KILL if fault.role is Role.HCM:  # away for a while: frozen, then killed and started again
+            case ChaosKind.KILL if fault.role is Role.HCM:  # away for a while: frozen, then killed and started again
                 await cluster.pause_process(machine, process)
                 return lambda: cluster.kill_process(machine, process)
-            case Kind.KILL:
+            case ChaosKind.KILL:
                 await cluster.kill(machine)
                 return lambda: cluster.start(machine)
-            case Kind.PAUSE if process:
+            case ChaosKind.PAUSE if process:
                 pid = await cluster.pause_process(machine, process)
                 return lambda: cluster.unpause_process(machine, pid)
-            case Kind.PAUSE:
+            case ChaosKind.PAUSE:
                 await cluster.pause(machine)
                 return lambda: cluster.unpause(machine)
         others = {CLIENT, *cluster.machines()} - {machine}
         match fault.kind:
-            case Kind.CUT_FROM_ZOOKEEPER:
+            case ChaosKind.CUT_FROM_ZOOKEEPER:
                 await cluster.partition_from_zookeeper(machine)
-            case Kind.MUTE:
+            case ChaosKind.MUTE:
                 await cluster.partition_one_way(machine, others)
-            case Kind.REJECT:
+            case ChaosKind.REJECT:
                 await cluster.partition(machine, others, how=Cut.REJECT)
             case _:
                 await cluster.partition(machine, others)

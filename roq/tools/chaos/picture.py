@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roq.tools.chaos.history import Done, Heard
+from roq.tools.chaos.history import FaultDone, SubscriberHistory
 from roq.tools.chaos.resources import Series
-from roq.tools.charts.chart import Band, Line, Panel, draw
+from roq.tools.charts.chart import Band, ChartLine, Panel, draw
 
 FAULT_COLOURS = {"kill": "#c0392b", "pause": "#d68910"}
 NETWORK_COLOUR = "#7d3c98"
 LINE_COLOUR, MARK_COLOUR = "#1f618d", "#1e8449"
 
 
-def _bands(faults: Sequence[Done], *, named: bool) -> list[Band]:
+def _bands(faults: Sequence[FaultDone], *, named: bool) -> list[Band]:
     found = []
     for fault in faults:
         name = f"{fault.kind} {fault.target.partition(':')[2].rpartition('/')[0] or fault.target} {fault.seconds:g} s"
@@ -22,19 +22,19 @@ def _bands(faults: Sequence[Done], *, named: bool) -> list[Band]:
     return found
 
 
-def timeline(title: str, heard: Sequence[Heard], faults: Sequence[Done], seconds: float) -> str:
+def timeline(title: str, heard: Sequence[SubscriberHistory], faults: Sequence[FaultDone], seconds: float) -> str:
     """Deliveries per second of each subscriber. seconds: length of the whole run, drain included."""
     panels = []
     for number, one in enumerate(heard):
         counts = [*one.per_second, *[0] * (int(seconds) + 1 - len(one.per_second))]
         lost = sum(told.messages for told in one.told)
         name = f"subscriber {number}: messages per second" + (f"; {lost} reported lost" if lost else "")
-        panels.append(Panel(name, [Line("", LINE_COLOUR, [(at + 0.5, float(count)) for at, count in enumerate(counts)])]))
+        panels.append(Panel(name, [ChartLine("", LINE_COLOUR, [(at + 0.5, float(count)) for at, count in enumerate(counts)])]))
     return draw(title, "", panels, 0.0, int(seconds) + 1.0, bands=_bands(faults, named=True), elapsed=True)
 
 
 def memory(
-    title: str, series: Sequence[Series], znodes: Sequence[tuple[float, int]], faults: Sequence[Done], seconds: float
+    title: str, series: Sequence[Series], znodes: Sequence[tuple[float, int]], faults: Sequence[FaultDone], seconds: float
 ) -> str:
     """Anonymous memory of each process, one panel per machine and kind; a line is one life, the longest in another colour."""
     lanes: dict[tuple[str, str], list[Series]] = {}
@@ -50,8 +50,8 @@ def memory(
         lines = []
         for one in lives:
             points = [(at, value / 2**20) for at, value in zip(one.at, one.column("memory"), strict=True)]
-            lines.append(Line("", MARK_COLOUR if one is longest else LINE_COLOUR, points))
+            lines.append(ChartLine("", MARK_COLOUR if one is longest else LINE_COLOUR, points))
         panels.append(Panel(name, lines))
-    panels.append(Panel("znodes", [Line("", LINE_COLOUR, [(at, float(count)) for at, count in znodes])], "whole"))
+    panels.append(Panel("znodes", [ChartLine("", LINE_COLOUR, [(at, float(count)) for at, count in znodes])], "whole"))
     # only the marks: an hour has too many faults for names
     return draw(title, "", panels, 0.0, seconds, bands=_bands(faults, named=False), elapsed=True)

@@ -29,7 +29,7 @@ CLIENT_FLOOR = 4 << 20
 DESCRIPTORS_MORE, THREADS_MORE, ZNODES_MORE = 16, 4, 8
 
 
-class Reading(NamedTuple):
+class ResourceSample(NamedTuple):
     """One process at one moment. memory: anonymous, private: only its own; bytes."""
 
     memory: int
@@ -44,9 +44,9 @@ class Series:
     def __init__(self, machine: str, name: str, pid: int, floor: int = MEMORY_FLOOR) -> None:
         self.machine, self.name, self.pid, self.floor = machine, name, pid, floor
         self.at = array("d")
-        self.columns = tuple(array("Q") for _ in Reading._fields)
+        self.columns = tuple(array("Q") for _ in ResourceSample._fields)
 
-    def add(self, at: float, reading: Reading) -> None:
+    def add(self, at: float, reading: ResourceSample) -> None:
         """One more."""
         self.at.append(at)
         for column, value in zip(self.columns, reading, strict=True):
@@ -54,7 +54,7 @@ class Series:
 
     def column(self, name: str) -> Sequence[int]:
         """All values of one field of Reading."""
-        return self.columns[Reading._fields.index(name)]
+        return self.columns[ResourceSample._fields.index(name)]
 
 
 class Trend(msgspec.Struct, frozen=True):

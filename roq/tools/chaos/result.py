@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from roq.errors import CallError
-from roq.tools.chaos.administration import Counts
-from roq.tools.chaos.history import Done, Heard
+from roq.tools.chaos.administration import RequestCounts
+from roq.tools.chaos.history import FaultDone, SubscriberHistory
 from roq.tools.chaos.resources import Resources, Series
 from roq.tools.chaos.verdict import Gap, Share, Verdict
 
 CLIENTS_MAX = 64
 
 
-class Options(msgspec.Struct, frozen=True):
+class ChaosOptions(msgspec.Struct, frozen=True):
     """seconds: of load under faults. rate: messages per second and publisher. every: seconds between faults. longest: no fault
     takes longer (seconds; None: as long as `every` allows). size: bytes of a payload. soak: two queues with so many publishers
     and subscribers each, the first one's processes on one host and one GCM are spared, and what they take is judged."""
@@ -28,7 +28,7 @@ class Options(msgspec.Struct, frozen=True):
     size: int = 100
     soak: bool = False
 
-    def check(self) -> Options:
+    def check(self) -> ChaosOptions:
         """Itself; raises CallError for what can't run."""
         if not (1 <= self.publishers <= CLIENTS_MAX and 1 <= self.subscribers <= CLIENTS_MAX):
             raise CallError(f"1 to {CLIENTS_MAX} publishers and subscribers, not {self.publishers} and {self.subscribers}")
@@ -37,7 +37,7 @@ class Options(msgspec.Struct, frozen=True):
         return self
 
 
-class Result(msgspec.Struct, frozen=True):
+class ChaosResult(msgspec.Struct, frozen=True):
     """What one run found. The counts as in verdict.Verdict; problems: every violation in words, empty if all is well."""
 
     published: int
@@ -48,45 +48,45 @@ class Result(msgspec.Struct, frozen=True):
     reordered: int
     unknown: int
     reported_gaps: int
-    faults: list[Done]
+    faults: list[FaultDone]
     adds_up: bool
     passed: bool
     problems: list[str]
     violations: list[str]
-    options: Options
+    options: ChaosOptions
     cluster: str
     healed_seconds: float
     subscribers: tuple[Share, ...]
     gaps: tuple[Gap, ...]
-    administration: Counts
+    administration: RequestCounts
     resources: Resources
 
 
-class Run(msgspec.Struct, frozen=True):
+class ChaosRun(msgspec.Struct, frozen=True):
     """The result, and what its pictures are drawn from. znodes: (seconds, count)."""
 
-    result: Result
-    heard: list[Heard]
+    result: ChaosResult
+    heard: list[SubscriberHistory]
     seconds: float
     series: list[Series]
     znodes: list[tuple[float, int]]
 
 
 def result(
-    options: Options,
+    options: ChaosOptions,
     cluster: str,
     verdict: Verdict,
-    faults: list[Done],
+    faults: list[FaultDone],
     problems: list[str],
     violations: list[str],
     healed: float,
     resources: Resources,
-    administration: Counts,
+    administration: RequestCounts,
     gaps: tuple[Gap, ...],
-) -> Result:
+) -> ChaosResult:
     """Everything found, in one struct. healed: seconds from the last fault until all served."""
     problems = [*problems, *resources.beyond, *(resources.problems if options.soak else ())]
-    return Result(
+    return ChaosResult(
         published=verdict.published,
         acked=verdict.acked,
         delivered=verdict.delivered,

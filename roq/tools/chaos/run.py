@@ -17,10 +17,10 @@ from roq.testing import DockerCluster, LoopbackCluster, TestedCluster
 from roq.testing.docker_cluster import IMAGE
 from roq.tools.chaos import resources
 from roq.tools.chaos.beside import Beside
-from roq.tools.chaos.history import Done
-from roq.tools.chaos.load import Load
+from roq.tools.chaos.history import FaultDone
+from roq.tools.chaos.load import ChaosLoad
 from roq.tools.chaos.nemesis import NOTHING, Nemesis, Spared, possible_in
-from roq.tools.chaos.result import Options, Run, result
+from roq.tools.chaos.result import ChaosOptions, ChaosRun, result
 from roq.tools.chaos.schedule import Role, gentle, schedule
 from roq.tools.chaos.verdict import gaps, judge, together
 
@@ -44,7 +44,7 @@ def docker_cluster(image: str) -> TestedCluster:
     return DockerCluster(gcms=GCMS, hcms=HOSTS, session_seconds=SESSION_SECONDS, image=image or IMAGE)
 
 
-async def bring_up_and_run(where: str, image: str, options: Options, tell: Callable[[str], None]) -> Run:
+async def bring_up_and_run(where: str, image: str, options: ChaosOptions, tell: Callable[[str], None]) -> ChaosRun:
     """Run against a cluster of its own. where: "local" or "docker"."""
     cluster = docker_cluster(image) if where == "docker" else local_cluster()
     await cluster.open()
@@ -62,7 +62,7 @@ async def bring_up_and_run(where: str, image: str, options: Options, tell: Calla
     return found
 
 
-async def run(cluster: TestedCluster, options: Options, tell: Callable[[str], None] = lambda _: None) -> Run:
+async def run(cluster: TestedCluster, options: ChaosOptions, tell: Callable[[str], None] = lambda _: None) -> ChaosRun:
     """Run against this open cluster. tell: gets a line per event."""
     options.check()
     faults = schedule(
@@ -82,7 +82,7 @@ async def run(cluster: TestedCluster, options: Options, tell: Callable[[str], No
         for at, queue in enumerate(queues):
             await _queue(cluster, client, queue, at)
         counts = {"publishers": options.publishers, "subscribers": options.subscribers, "size": options.size}
-        loads = [await exits.enter_async_context(Load(client, queue, rate=options.rate, **counts)) for queue in queues]
+        loads = [await exits.enter_async_context(ChaosLoad(client, queue, rate=options.rate, **counts)) for queue in queues]
         started = loads[0].started
         beside = await exits.enter_async_context(Beside(cluster, started, options.every))
         tell(f"load: {options.publishers} publishers, {options.rate:g} messages/s each; {len(faults)} faults to come")
@@ -110,7 +110,7 @@ async def run(cluster: TestedCluster, options: Options, tell: Callable[[str], No
     kind = "docker" if isinstance(cluster, DockerCluster) else "local"
     taken = resources.judge(beside.watch.series, beside.watch.znodes, options.seconds)
     answer = result(options, kind, verdict, nemesis.log, problems, found, healed, taken, beside.administration.counts, told)
-    return Run(answer, heard, seconds, beside.watch.series, beside.watch.znodes)
+    return ChaosRun(answer, heard, seconds, beside.watch.series, beside.watch.znodes)
 
 
 async def _queue(cluster: TestedCluster, client: Cluster, queue: str, first: int) -> None:
@@ -122,7 +122,9 @@ async def _queue(cluster: TestedCluster, client: Cluster, queue: str, first: int
     await cluster.wait_queue_ready(queue, exchanges=EXCHANGES)
 
 
-async def _settle(cluster: TestedCluster, nemesis: Nemesis, loads: list[Load], queues: tuple[str, ...]) -> tuple[float, str]:
+async def _settle(
+    cluster: TestedCluster, nemesis: Nemesis, loads: list[ChaosLoad], queues: tuple[str, ...]
+) -> tuple[float, str]:
     """Heal everything and wait until all serves; how long that took, and what does not."""
     begun = time.monotonic()
 
@@ -143,6 +145,6 @@ async def _settle(cluster: TestedCluster, nemesis: Nemesis, loads: list[Load], q
     return time.monotonic() - begun, ""
 
 
-def _line(done: Done) -> str:
+def _line(done: FaultDone) -> str:
     lasting = f" for {done.seconds:.1f} s" if done.seconds else ""
     return f"{done.t:7.1f} s  {done.kind} {done.target}{lasting}{' — ' + done.error if done.error else ''}"

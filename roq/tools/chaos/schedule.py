@@ -24,7 +24,7 @@ SHORT_SECONDS = (0.3, 1.5)  # shorter than a heartbeat is late, and than a sessi
 LONGER_THAN_SESSION = (1.0, 2.5)  # a long fault takes the session and this much
 
 
-class Kind(StrEnum):
+class ChaosKind(StrEnum):
     """What is done. A partition drops packets silently, REJECT answers them with resets."""
 
     KILL = "kill"
@@ -47,12 +47,12 @@ class Role(StrEnum):
     HOST = "host"
 
 
-class Fault(msgspec.Struct, frozen=True):
+class ChaosFault(msgspec.Struct, frozen=True):
     """at: seconds after the start of the load. seconds: until it is ended; 0: it has no end of its own (a killed process is
     started again by whoever looks after it). number: chooses among the candidates there are then."""
 
     at: float
-    kind: Kind
+    kind: ChaosKind
     role: Role
     seconds: float
     number: int
@@ -60,25 +60,25 @@ class Fault(msgspec.Struct, frozen=True):
 
 PROCESSES = (Role.EXCHANGE, Role.MONITOR, Role.SCALING)
 LASTING = (Role.HCM, Role.GCM, Role.ZOOKEEPER, Role.HOST)  # killed, they stay away until they are started again
-NETWORK: tuple[tuple[Kind, Role], ...] = (
-    *((Kind.PARTITION, role) for role in (Role.EXCHANGE, Role.MONITOR, Role.GCM, Role.HOST, Role.ZOOKEEPER)),
-    *((Kind.CUT_FROM_ZOOKEEPER, role) for role in (Role.GCM, Role.HOST)),
-    *((Kind.MUTE, role) for role in (Role.EXCHANGE, Role.MONITOR, Role.GCM)),
+NETWORK: tuple[tuple[ChaosKind, Role], ...] = (
+    *((ChaosKind.PARTITION, role) for role in (Role.EXCHANGE, Role.MONITOR, Role.GCM, Role.HOST, Role.ZOOKEEPER)),
+    *((ChaosKind.CUT_FROM_ZOOKEEPER, role) for role in (Role.GCM, Role.HOST)),
+    *((ChaosKind.MUTE, role) for role in (Role.EXCHANGE, Role.MONITOR, Role.GCM)),
 )
-PROCESS_FAULTS = tuple((kind, role) for kind in (Kind.KILL, Kind.PAUSE) for role in Role)
-ON_LOOPBACK = tuple(pair for pair in PROCESS_FAULTS if pair != (Kind.KILL, Role.ZOOKEEPER))
+PROCESS_FAULTS = tuple((kind, role) for kind in (ChaosKind.KILL, ChaosKind.PAUSE) for role in Role)
+ON_LOOPBACK = tuple(pair for pair in PROCESS_FAULTS if pair != (ChaosKind.KILL, Role.ZOOKEEPER))
 IN_CONTAINERS = (*PROCESS_FAULTS, *NETWORK)
 
 
 def schedule(
-    possible: tuple[tuple[Kind, Role], ...],
+    possible: tuple[tuple[ChaosKind, Role], ...],
     *,
     seed: int,
     seconds: float,
     every: float,
     session_seconds: float,
     longest: float | None = None,
-) -> list[Fault]:
+) -> list[ChaosFault]:
     """The faults of a run of `seconds`. longest: no fault takes longer (seconds; None: as long as the period allows)."""
     if every < EVERY_SECONDS_MIN or seconds < WARM_UP_SECONDS + EVERY_SECONDS_MIN:
         raise CallError(
@@ -87,8 +87,8 @@ def schedule(
     every = min(every, seconds - WARM_UP_SECONDS)  # a short run has one period
     dice = random.Random(seed)
     most = every - min(CALM_SECONDS, every / 2) if longest is None else min(longest, every - min(CALM_SECONDS, every / 2))
-    deck: list[tuple[Kind, Role, bool]] = []
-    faults: list[Fault] = []
+    deck: list[tuple[ChaosKind, Role, bool]] = []
+    faults: list[ChaosFault] = []
     start = WARM_UP_SECONDS
     while start + most <= seconds:
         if not deck:
@@ -99,23 +99,23 @@ def schedule(
             low, high = (session_seconds + extra for extra in LONGER_THAN_SESSION) if long else SHORT_SECONDS
             length = round(dice.uniform(low, min(high, most)), 3)
             at = round(start + dice.uniform(0.0, min(every - most, seconds - most - start)), 3)
-            lasts = kind is not Kind.KILL or role in LASTING
+            lasts = kind is not ChaosKind.KILL or role in LASTING
             number = dice.randrange(1 << 16)
-            if kind is Kind.PARTITION and (number >> 8) % REJECTED == 0:
-                kind = Kind.REJECT
-            faults.append(Fault(at, kind, role, length if lasts else 0.0, number))
+            if kind is ChaosKind.PARTITION and (number >> 8) % REJECTED == 0:
+                kind = ChaosKind.REJECT
+            faults.append(ChaosFault(at, kind, role, length if lasts else 0.0, number))
         start += every
     return faults
 
 
-def gentle(fault: Fault) -> Fault:
+def gentle(fault: ChaosFault) -> ChaosFault:
     """The same, over before anybody loses a session."""
     return structs.replace(fault, seconds=min(fault.seconds, SHORT_SECONDS[1]))
 
 
-def _deck(possible: tuple[tuple[Kind, Role], ...], *, with_long: bool) -> list[tuple[Kind, Role, bool]]:
+def _deck(possible: tuple[tuple[ChaosKind, Role], ...], *, with_long: bool) -> list[tuple[ChaosKind, Role, bool]]:
     """Everything that can happen: each fault short, and long where it lasts."""
     deck = [(kind, role, False) for kind, role in possible]
     if with_long:
-        deck += [(kind, role, True) for kind, role in possible if kind is not Kind.KILL or role in LASTING]
+        deck += [(kind, role, True) for kind, role in possible if kind is not ChaosKind.KILL or role in LASTING]
     return deck

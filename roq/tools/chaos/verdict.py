@@ -24,9 +24,9 @@ from itertools import starmap
 
 import msgspec
 
-from roq.tools.chaos.history import Done, Heard, Sent
+from roq.tools.chaos.history import FaultDone, Sent, SubscriberHistory
 from roq.tools.chaos.numbers import Numbers, count
-from roq.tools.chaos.schedule import Kind, Role
+from roq.tools.chaos.schedule import ChaosKind, Role
 
 TOLD_WITHIN_SECONDS = 15.0  # after a fault's end: paths are proved again, held messages are given up
 EXAMPLES = 5  # ranges named per problem
@@ -87,7 +87,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return found + [f"subscriber {at}: {text}" for at, share in enumerate(self.subscribers) for text in share.examples]
 
 
-def judge(sent: Sequence[Sent], heard: Sequence[Heard]) -> Verdict:
+def judge(sent: Sequence[Sent], heard: Sequence[SubscriberHistory]) -> Verdict:
     """The verdict on one run whose every subscriber subscribed to everything before the first message."""
     shares = tuple(_share(sent, one) for one in heard)
 
@@ -119,7 +119,9 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict(**sums, adds_up=adds_up, subscribers=shares)
 
 
-def gaps(heard: Sequence[Heard], faults: Sequence[Done], *, ring_seconds: float) -> tuple[tuple[Gap, ...], list[str]]:
+def gaps(
+    heard: Sequence[SubscriberHistory], faults: Sequence[FaultDone], *, ring_seconds: float
+) -> tuple[tuple[Gap, ...], list[str]]:
     """Every gap that was told, with the latest fault that cut messages' ways for as long as a publisher remembers; as problems,
     those told when no such fault was on or just over: all others must lose nothing."""
     cuts = [fault for fault in faults if fault.seconds >= ring_seconds and _cuts_ways(fault)]
@@ -137,14 +139,14 @@ def gaps(heard: Sequence[Heard], faults: Sequence[Done], *, ring_seconds: float)
     return tuple(found), problems
 
 
-def _cuts_ways(fault: Done) -> bool:
+def _cuts_ways(fault: FaultDone) -> bool:
     """Whether messages can't pass some Exchange meanwhile."""
-    if fault.kind in (Kind.KILL, Kind.PAUSE):
+    if fault.kind in (ChaosKind.KILL, ChaosKind.PAUSE):
         return fault.role in (Role.EXCHANGE, Role.HOST)
-    return fault.kind != Kind.CUT_FROM_ZOOKEEPER and fault.role in (Role.EXCHANGE, Role.MONITOR, Role.HOST)
+    return fault.kind != ChaosKind.CUT_FROM_ZOOKEEPER and fault.role in (Role.EXCHANGE, Role.MONITOR, Role.HOST)
 
 
-def _share(sent: Sequence[Sent], heard: Heard) -> Share:
+def _share(sent: Sequence[Sent], heard: SubscriberHistory) -> Share:
     delivered = lost = duplicated = reordered = unknown = 0
     examples: list[str] = []
     adds_up = True

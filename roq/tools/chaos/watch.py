@@ -14,14 +14,14 @@ from pathlib import Path
 from roq.errors import RoqError
 from roq.testing import TestedCluster
 from roq.testing.cluster import CLIENT, HostProcess
-from roq.tools.chaos.resources import CLIENT_FLOOR, MEMORY_FLOOR, Reading, Series
+from roq.tools.chaos.resources import CLIENT_FLOOR, MEMORY_FLOOR, ResourceSample, Series
 
 EVERY_SECONDS = 5.0
 ZOOKEEPER_SECONDS = 2.0
 ZOOKEEPER_COUNTS = b"Node count:"
 
 
-class Watch:
+class ResourceWatch:
     """`await watch.run(started)` until it is cancelled; then `series` and `znodes` tell it all."""
 
     def __init__(self, cluster: TestedCluster, every_seconds: float = EVERY_SECONDS) -> None:
@@ -66,7 +66,7 @@ class Watch:
             self.znodes.append((round(time.monotonic() - started, 1), count))
 
 
-def read(pid: int) -> tuple[str, Reading | None]:
+def read(pid: int) -> tuple[str, ResourceSample | None]:
     """When a process began (in the kernel's ticks), and what it takes; None if it is gone."""
     process = Path(f"/proc/{pid}")
     try:
@@ -79,7 +79,7 @@ def read(pid: int) -> tuple[str, Reading | None]:
     if not sizes:  # a zombie
         return "", None
     private = sizes["Private_Clean"] + sizes["Private_Dirty"]
-    return stat[19], Reading(sizes["Anonymous"], private, descriptors, int(stat[17]))
+    return stat[19], ResourceSample(sizes["Anonymous"], private, descriptors, int(stat[17]))
 
 
 async def znodes(zookeeper: str) -> int | None:

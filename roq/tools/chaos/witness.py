@@ -13,14 +13,14 @@ import msgspec
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import ZooKeeperUnavailable
-from roq.tools.chaos.invariants import Order, Reign, Reported, Seen, Term
+from roq.tools.chaos.invariants import EpochWritten, HostReported, Order, Seen, Term
 from roq.wire.assignment import Assignment, HostReport, QueueRecord, from_json
 
 EVERY_SECONDS = 1.0
 REMOVAL_KEPT_SECONDS = 75.0  # a GCM keeps it for 60 s
 
 
-class _Entry(msgspec.Struct):
+class _TransactionEntry(msgspec.Struct):
     """What transactions of all kinds have in common."""
 
     action: str = ""
@@ -60,14 +60,14 @@ class Witness:
         """Everything as it is now. Raises ZooKeeperUnavailable."""
         session, now = self._open, set[Seen]()
         if (node := await session.get(paths.EPOCH)) is not None:
-            now.add(Reign(node.mzxid, node.version))
+            now.add(EpochWritten(node.mzxid, node.version))
         for host in await session.children(paths.HOST_STATES):
             if (node := await session.get(paths.assignment(host))) is not None:
                 order = from_json(node.data, Assignment)
                 now.add(Order(node.mzxid, host, order.epoch, order.revision))
             if (node := await session.get(paths.running(host))) is not None:
                 report = from_json(node.data, HostReport)
-                now.add(Reported(node.mzxid, host, report.epoch, report.revision))
+                now.add(HostReported(node.mzxid, host, report.epoch, report.revision))
         for queue in await session.children(paths.QUEUES):
             if (node := await session.get(paths.queue(queue))) is not None:
                 record = from_json(node.data, QueueRecord)
@@ -89,5 +89,5 @@ class Witness:
 
 def _kept(data: bytes) -> bool:
     """Whether this is a removal that may have been done and stays for a minute, so that its repetition gets the same answer."""
-    entry = from_json(data, _Entry)
+    entry = from_json(data, _TransactionEntry)
     return entry.action.startswith("remove-") and time.time() - entry.created < REMOVAL_KEPT_SECONDS

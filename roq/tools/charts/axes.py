@@ -23,7 +23,7 @@ TIME_STEPS = (
 )
 
 
-class Scale(msgspec.Struct, frozen=True):
+class AxisScale(msgspec.Struct, frozen=True):
     """An axis of values from its lower to its upper end. ticks: values written beside it, upwards."""
 
     low: float
@@ -39,7 +39,7 @@ class Scale(msgspec.Struct, frozen=True):
         return (value - self.low) / (self.high - self.low)
 
 
-class Tick(msgspec.Struct, frozen=True):
+class AxisTick(msgspec.Struct, frozen=True):
     """A time under a picture. date: where a day is the first one or another than that of the time before, else "". midnight:
     a day begins here."""
 
@@ -49,26 +49,26 @@ class Tick(msgspec.Struct, frozen=True):
     midnight: bool
 
 
-def linear(values: Sequence[float], *, whole: bool = False) -> Scale:
+def linear(values: Sequence[float], *, whole: bool = False) -> AxisScale:
     """From 0 to a round number not below the highest value. whole: only whole numbers are written."""
     most = max(values, default=0.0)
     if most <= 0:
-        return Scale(0.0, 1.0, (0.0, 1.0))
+        return AxisScale(0.0, 1.0, (0.0, 1.0))
     power: float = 10.0 ** math.floor(math.log10(most / TICKS_MAX))
     steps = [power * step for step in (WHOLE_STEPS if whole else STEPS)]
     if whole and steps[0] < 1:
         steps = [1.0]
     step = next(each for each in steps if each * TICKS_MAX >= most * (1 - 1e-9) or each == steps[-1])
     count = max(1, math.ceil(most / step * (1 - 1e-9)))
-    return Scale(0.0, step * count, tuple(step * number for number in range(count + 1)))
+    return AxisScale(0.0, step * count, tuple(step * number for number in range(count + 1)))
 
 
-def logarithmic(values: Sequence[float]) -> Scale:
+def logarithmic(values: Sequence[float]) -> AxisScale:
     """From a round number not above the lowest positive value to one not below the highest. For values over several powers of
     ten; 0 has no place of its own and lies at the lower end."""
     positive = [value for value in values if value > 0]
     if not positive:
-        return Scale(1.0, 10.0, (1.0, 10.0), logarithmic=True)
+        return AxisScale(1.0, 10.0, (1.0, 10.0), logarithmic=True)
     last = math.ceil(math.log10(max(positive)) - 1e-9)
     first = max(math.floor(math.log10(min(positive)) + 1e-9), last - DECADES_MAX)
     marks = [10.0**power * step for power in range(first, last + 1) for step in (1, 2, 5)]
@@ -77,30 +77,30 @@ def logarithmic(values: Sequence[float]) -> Scale:
     ticks = [mark for mark in marks if low <= mark <= high]
     if high / low > 10.0**FINE_DECADES * (1 + 1e-9):
         ticks = [10.0**power for power in range(first, last + 1) if low <= 10.0**power <= high]
-    return Scale(low, high, tuple(ticks), logarithmic=True)
+    return AxisScale(low, high, tuple(ticks), logarithmic=True)
 
 
 def _step(span: float) -> int:
     return next((each for each in TIME_STEPS if span / each <= TIMES_MAX - 1), math.ceil(span / TIMES_MAX / DAY) * DAY)
 
 
-def since(begin: float, end: float) -> list[Tick]:
+def since(begin: float, end: float) -> list[AxisTick]:
     """Round times since the begin, at most TIMES_MAX."""
     step = _step(end - begin)
     unit, per = ("s", 1) if step < MINUTE else ("min", MINUTE) if step < HOUR else ("h", HOUR)
     counts = range(math.floor((end - begin) / step) + 1)
-    return [Tick(begin + number * step, f"{number * step / per:g} {unit}", "", midnight=False) for number in counts]
+    return [AxisTick(begin + number * step, f"{number * step / per:g} {unit}", "", midnight=False) for number in counts]
 
 
-def times(begin: float, end: float) -> list[Tick]:
+def times(begin: float, end: float) -> list[AxisTick]:
     """Round times (UTC) from begin to end (Unix seconds), at most TIMES_MAX."""
     step = _step(end - begin)
-    found: list[Tick] = []
+    found: list[AxisTick] = []
     day = ""
     for number in range(math.ceil(begin / step), math.floor(end / step) + 1):
         when = datetime.fromtimestamp(number * step, UTC)
         date = f"{when.day} {when:%b %Y}"
         text = f"{when:%H:%M:%S}" if step < MINUTE else f"{when:%H:%M}" if step < DAY else ""
-        found.append(Tick(number * step, text, date if date != day else "", number * step % DAY == 0))
+        found.append(AxisTick(number * step, text, date if date != day else "", number * step % DAY == 0))
         day = date
     return found

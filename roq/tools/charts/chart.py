@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from roq.tools.charts.axes import Scale, Tick, linear, logarithmic, since, times
+from roq.tools.charts.axes import AxisScale, AxisTick, linear, logarithmic, since, times
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 84, 48, 50, 46
 PANEL, NAME, LEGEND_ROW, GAP = 130, 30, 17, 8  # heights in pixels: of a panel, above it its name and legend, between panels
@@ -21,7 +21,7 @@ GREY, RULE, DAY_RULE = "#555", "#e2e2e2", "#9a9a9a"
 Point = tuple[float, float]  # Unix seconds, value
 
 
-class Line(msgspec.Struct, frozen=True):
+class ChartLine(msgspec.Struct, frozen=True):
     """One line. name: in the legend, "" keeps it out. Points further apart than gap_seconds are not joined. steps: a value
     holds until the next one. dashes: of SVG, "" is none. raised: pixels upwards, so that lines alike don't hide each other.
     filled: what is under it is coloured."""
@@ -41,10 +41,10 @@ class Panel(msgspec.Struct, frozen=True):
     """Lines over one axis of values; those that come first lie under the others. axis: linear, whole or logarithmic."""
 
     name: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     axis: str = "linear"
 
-    def scale(self) -> Scale:
+    def scale(self) -> AxisScale:
         """Of all its lines."""
         values = [value for line in self.lines for _, value in line.points]
         return logarithmic(values) if self.axis == "logarithmic" else linear(values, whole=self.axis == "whole")
@@ -59,10 +59,10 @@ class Band(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LegendEntry(msgspec.Struct, frozen=True):
     """A line in a legend. x: pixels from the left; row: from 0."""
 
-    line: Line
+    line: ChartLine
     text: str
     x: float
     row: int
@@ -112,16 +112,16 @@ def shortened(text: str, characters: int) -> str:
     return f"{text[: characters - 1 - end]}…{text[-end:]}"
 
 
-def legend(lines: Sequence[Line]) -> list[Entry]:
+def legend(lines: Sequence[ChartLine]) -> list[LegendEntry]:
     """Where each line's entry comes to lie: one after the other, in as many rows as that takes."""
-    found: list[Entry] = []
+    found: list[LegendEntry] = []
     x, row = float(LEFT), 0
     for line in filter(lambda line: line.name, lines):
         text = shortened(line.name, LEGEND_CHARACTERS)
         width = MARK + CHARACTER * len(text)
         if x > LEFT and x + width > WIDTH - RIGHT:
             x, row = float(LEFT), row + 1
-        found.append(Entry(line, text, x, row))
+        found.append(LegendEntry(line, text, x, row))
         x += width + LEGEND_SPACE
     return found
 
@@ -131,7 +131,7 @@ def across(at: float, begin: float, end: float) -> float:
     return LEFT + (at - begin) / (end - begin) * (WIDTH - LEFT - RIGHT)
 
 
-def stretches(line: Line) -> list[list[Point]]:
+def stretches(line: ChartLine) -> list[list[Point]]:
     """Its points, divided where they are too far apart."""
     found: list[list[Point]] = []
     for point in line.points:
@@ -151,7 +151,13 @@ def _names(bands: Sequence[Band], bottom: float, begin: float, end: float) -> li
 
 
 def _panel(
-    panel: Panel, entries: Sequence[Entry], top: float, begin: float, end: float, ticks: Sequence[Tick], bands: Sequence[Band]
+    panel: Panel,
+    entries: Sequence[LegendEntry],
+    top: float,
+    begin: float,
+    end: float,
+    ticks: Sequence[AxisTick],
+    bands: Sequence[Band],
 ) -> list[str]:
     bottom, scale = top + PANEL, panel.scale()
     above = top - 10 - LEGEND_ROW * max((entry.row + 1 for entry in entries), default=0)
@@ -177,7 +183,7 @@ def _panel(
     return parts
 
 
-def _stretch(line: Line, places: Sequence[Point], bottom: float) -> str:
+def _stretch(line: ChartLine, places: Sequence[Point], bottom: float) -> str:
     """One part of a line, in pixels."""
     if line.steps:
         corners = [place for before, after in pairwise(places) for place in (before, (after[0], before[1]))]
@@ -193,12 +199,12 @@ def _stretch(line: Line, places: Sequence[Point], bottom: float) -> str:
     return f'<polyline points="{points}" fill="none" {_stroke(line)}/>'
 
 
-def _stroke(line: Line) -> str:
+def _stroke(line: ChartLine) -> str:
     dashes = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
     return f'stroke="{line.colour}" stroke-width="{line.width:g}"{dashes}'
 
 
-def _entry(entry: Entry, y: float) -> list[str]:
+def _entry(entry: LegendEntry, y: float) -> list[str]:
     line, end = entry.line, entry.x + MARK - 5
     if line.filled:
         mark = f'<rect x="{entry.x:g}" y="{y - 9:g}" width="{MARK - 5}" height="10" fill="{line.colour}"/>'
@@ -207,7 +213,7 @@ def _entry(entry: Entry, y: float) -> list[str]:
     return [mark, f'<text x="{entry.x + MARK:g}" y="{y:g}" fill="{GREY}">{escape(entry.text)}</text>']
 
 
-def _time_labels(bottom: float, begin: float, end: float, ticks: Sequence[Tick]) -> list[str]:
+def _time_labels(bottom: float, begin: float, end: float, ticks: Sequence[AxisTick]) -> list[str]:
     parts = []
     for tick in ticks:
         x = across(tick.at, begin, end)

@@ -142,7 +142,7 @@ class LocalCluster:
         self._claim = starter.Claim(self.directory)
         for process in leftovers.end(earlier.token) if earlier else []:
             log.warning("ended what an earlier cluster left", extra={"fields": process._asdict()})
-        self._claim.write(starter.Record(self._token))
+        self._claim.write(starter.StarterRecord(self._token))
         with (self.directory / "keeper.log").open("ab") as output:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", leftovers.__file__, self._token, str(os.getpid())],
@@ -162,7 +162,7 @@ class LocalCluster:
             await self._own_zookeeper.begin(self.directory / self._kind.folder, port=port)
             self._ensemble = self._own_zookeeper.connect_string
         assert self._claim is not None
-        self._claim.write(starter.Record(self._token, self.zookeeper))
+        self._claim.write(starter.StarterRecord(self._token, self.zookeeper))
 
     def _refuse_other_tree(self) -> None:
         """A cluster that had its tree elsewhere would find none of its queues."""
@@ -352,7 +352,7 @@ class LocalCluster:
         client = RpcClient(f"tcp://{address}:{port}", hcm_wire.Reply)
         try:
             with contextlib.suppress(RoqError):  # one that does not answer is ended below
-                await client.request(hcm_wire.ShutdownHost("local cluster stops"), hcm_wire.Done, HOST_STOP_SECONDS)
+                await client.request(hcm_wire.ShutdownHost("local cluster stops"), hcm_wire.OrderTaken, HOST_STOP_SECONDS)
         finally:
             client.close()
         if not await daemon.wait(HOST_STOP_SECONDS):

@@ -32,7 +32,7 @@ ZOOKEEPER = "zookeeper"  # what the marks call it
 STOP_SECONDS = 30.0  # a starter stops hosts, GCMs and ZooKeeper within bounds of its own
 
 
-class Record(msgspec.Struct, frozen=True):
+class StarterRecord(msgspec.Struct, frozen=True):
     """token: the mark of its processes; zookeeper: the cluster's address, once it is known."""
 
     token: str
@@ -44,7 +44,7 @@ def origin(directory: Path, command: str) -> Origin:
     return Origin(str(directory.resolve()), os.getpid(), start_time(os.getpid()) or 0, command)
 
 
-def read(directory: Path) -> Record | None:
+def read(directory: Path) -> StarterRecord | None:
     """What the directory says; None if it never had a cluster."""
     try:
         with os.fdopen(_open(directory / LOCK, os.O_RDONLY), "rb") as file:
@@ -52,9 +52,9 @@ def read(directory: Path) -> Record | None:
     except (OSError, ValueError, CallError):  # none, no text, no name of a directory, or no file
         return None
     if not text.startswith("{"):  # as RoQ 0.1 wrote it
-        return Record(text) if text else None
+        return StarterRecord(text) if text else None
     try:
-        return msgspec.json.decode(text, type=Record)
+        return msgspec.json.decode(text, type=StarterRecord)
     except msgspec.MsgspecError:
         return None
 
@@ -83,7 +83,7 @@ class Claim:
             self._file.close()
             raise CallError(f"another local cluster runs in {directory}: stop it or take another directory") from None
 
-    def write(self, record: Record) -> None:
+    def write(self, record: StarterRecord) -> None:
         """This cluster is the directory's from now on."""
         self._file.truncate(0)
         self._file.write(msgspec.json.encode(record).decode())
@@ -94,7 +94,7 @@ class Claim:
         self._file.close()
 
 
-class Found(NamedTuple):
+class FoundCluster(NamedTuple):
     """A local cluster of which something runs. address: what `--cluster` takes, "" if nobody knows; orphan: whoever started it
     is dead; user: id of whoever its processes belong to."""
 
@@ -105,7 +105,7 @@ class Found(NamedTuple):
     user: int
 
 
-def clusters() -> list[Found]:
+def clusters() -> list[FoundCluster]:
     """The local clusters of this user on this machine (of all users, for root), by directory."""
     found = []
     for (token, user), here in leftovers.origins().items():
@@ -114,7 +114,7 @@ def clusters() -> list[Found]:
         if left and (orphan or _started(here.pid, user, left)):  # it may have stopped meanwhile
             record = read(Path(here.directory))
             address = record.zookeeper if record is not None and record.token == token else ""
-            found.append(Found(here, token, address, orphan, user))
+            found.append(FoundCluster(here, token, address, orphan, user))
     return sorted(found)
 
 
@@ -123,13 +123,13 @@ def _started(pid: int, user: int, left: Sequence[Leftover]) -> bool:
     return leftovers.user_of(pid) == user and any(parent(one.pid) == pid for one in left)
 
 
-def with_zookeeper_at(server: str) -> Found | None:
+def with_zookeeper_at(server: str) -> FoundCluster | None:
     """The local cluster that runs a ZooKeeper of its own at this host:port; None if there is none."""
     there = (one for one in clusters() if one.address.partition("/")[0] == server)
     return next((one for one in there if any(left.owner == ZOOKEEPER for left in leftovers.find(one.token, one.user))), None)
 
 
-def stop(found: Found) -> list[Leftover]:
+def stop(found: FoundCluster) -> list[Leftover]:
     """Have the starter stop its cluster, end by force what it leaves; what was ended so. Of an orphan that is everything."""
     _stop_starter(found.origin, found.user)
     return leftovers.end(found.token, found.user)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from roq.tools.simulation.hunt import Clock, runs, shortest, story
+from roq.tools.simulation.hunt import Stopwatch, runs, shortest, story
 from roq.tools.simulation.run import FAULT_SECONDS, WORDS, What, simulate
 
 app = typer.Typer(add_completion=False)
@@ -31,7 +31,7 @@ def hunt(
     `--what shuffle` hosts join and are drained, too, and shuffles are cut anew. What every subscriber got is held against what
     was published, what was worked on against what was put, what was read against the attempts that won. Tells the shortest
     story that breaks a promise, and ends with 1 if there is one."""
-    clock, broken = Clock(), 0
+    clock, broken = Stopwatch(), 0
     for run in runs(range(first, first + seeds), seconds, jobs, what):
         clock.count += 1
         if trace:

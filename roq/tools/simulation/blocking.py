@@ -16,14 +16,14 @@ from roq.runtime.line import SEND_SECONDS
 from roq.runtime.router import DEAD_SECONDS
 from roq.tools.simulation.loop import SimulatedLoop
 from roq.tools.simulation.network import End, Network
-from roq.tools.simulation.threads import Thread, wait_until, wake_all
+from roq.tools.simulation.threads import SimulatedThread, wait_until, wake_all
 
 T = TypeVar("T")
 KERNEL_BYTES = 2_000_000  # sent and not read yet by the other end, before `send` waits
 _TIMEVAL = struct.Struct("@ll")
 
 
-class Socket:
+class SimulatedSocket:
     """A thread's end of a connection, with the face of a socket.socket as roq/runtime/line.py uses it."""
 
     def __init__(self, network: Network, end: End) -> None:
@@ -32,7 +32,7 @@ class Socket:
         self._unread_by_peer = 0
         self._over = False
         self._receive_seconds: float | None = None
-        self.waiting: list[Thread] = []
+        self.waiting: list[SimulatedThread] = []
         end.on_item, end.on_closed = self._item, self._closed
         end.patience_seconds = DEAD_SECONDS
 
@@ -110,17 +110,17 @@ class Sockets:
         constants = {name: getattr(socket, name) for name in names}
         return SimpleNamespace(**constants, create_connection=self.create_connection)
 
-    def create_connection(self, address: tuple[str, int], timeout: float) -> Socket:
+    def create_connection(self, address: tuple[str, int], timeout: float) -> SimulatedSocket:
         """See socket.create_connection."""
-        made: list[Socket | None] = []
-        waiting: list[Thread] = []
+        made: list[SimulatedSocket | None] = []
+        waiting: list[SimulatedThread] = []
         late: list[bool] = []
 
         def connected(end: End) -> None:
             if late:
                 end.close()
                 return
-            made.append(Socket(self._network, end))
+            made.append(SimulatedSocket(self._network, end))
             wake_all(waiting)
 
         def failed() -> None:
@@ -136,12 +136,12 @@ class Sockets:
         return made[0]
 
 
-class Bell:
+class SimulatedBell:
     """In place of roq.runtime.line.Bell."""
 
     def __init__(self) -> None:
         self.rung = False
-        self.waiting: list[Thread] = []
+        self.waiting: list[SimulatedThread] = []
 
     def readable(self) -> bool:
         """Whether it has rung."""
@@ -189,7 +189,7 @@ class LoopBeside:
         if self._ending:
             work.close()
             raise Closed(self._ended)
-        waiting: list[Thread] = []
+        waiting: list[SimulatedThread] = []
         tasks: list[asyncio.Task[T]] = []
 
         def begin() -> None:

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import roq
 from roq.errors import RoqError
 from roq.tools.simulation.clocks import Wall
-from roq.tools.simulation.coordination import Coordinator
-from roq.tools.simulation.faults import Fault, Kind
-from roq.tools.simulation.load import Books, Traffic, publish, subscribe
+from roq.tools.simulation.coordination import SimulatedCoordinator
+from roq.tools.simulation.faults import Fault, FaultKind
+from roq.tools.simulation.load import Books, TrafficPattern, publish, subscribe
 from roq.tools.simulation.loop import Fate, Process, SimulatedLoop
-from roq.tools.simulation.machines import Children, GcmMachine, HostMachine, Machine
+from roq.tools.simulation.machines import GcmMachine, HostMachine, Machine, SimulatedChildren
 from roq.tools.simulation.network import Network
 
 T = TypeVar("T")
@@ -34,8 +34,8 @@ class SimulatedCluster:
     LATE = 0  # hosts that are not there when it begins
 
     def __init__(
-        self, loop: SimulatedLoop, network: Network, coordinator: Coordinator, wall: Wall, folder: Path, random: Random,
-        *, hosts: int, gcms: int, session_seconds: float,
+        self, loop: SimulatedLoop, network: Network, coordinator: SimulatedCoordinator, wall: Wall, folder: Path,
+        random: Random, *, hosts: int, gcms: int, session_seconds: float,
     ) -> None:  # fmt: skip
         self.loop, self.network, self.coordinator, self.wall, self._random = loop, network, coordinator, wall, random
         self.books = Books(loop)
@@ -53,8 +53,8 @@ class SimulatedCluster:
         self._folder = folder
         for host in self.hosts:
             host.on_gone = self._gone
-        Children.machines = {machine.address: machine for machine in (*self.gcms, *self.hosts)}
-        self.traffic = Traffic(20.0, 1, 1)  # of each publisher
+        SimulatedChildren.machines = {machine.address: machine for machine in (*self.gcms, *self.hosts)}
+        self.traffic = TrafficPattern(20.0, 1, 1)  # of each publisher
         self.trace: list[str] = []
         self._healing: list[Callable[[], None]] = []  # what still has to be undone
         self._began = loop.time()
@@ -131,36 +131,36 @@ class SimulatedCluster:
     def do(self, fault: Fault) -> None:
         """Let it happen, if there is somebody it can happen to."""
         match fault.kind:
-            case Kind.KILL_CHILD | Kind.STOP_CHILD:
+            case FaultKind.KILL_CHILD | FaultKind.STOP_CHILD:
                 self._hurt_child(fault)
-            case Kind.KILL_HCM:
+            case FaultKind.KILL_HCM:
                 self._kill_daemon(fault, self.hosts, "hcm", lambda host: host.start_hcm())
-            case Kind.KILL_GCM:
+            case FaultKind.KILL_GCM:
                 self._kill_daemon(fault, self.gcms, "gcm", lambda gcm: gcm.start_gcm())
-            case Kind.LOSE_POWER:
+            case FaultKind.LOSE_POWER:
                 self._lose_power(fault)
-            case Kind.CUT_HOST | Kind.CUT_HOST_ONE_WAY | Kind.CUT_COORDINATOR | Kind.CUT_CLIENT:
+            case FaultKind.CUT_HOST | FaultKind.CUT_HOST_ONE_WAY | FaultKind.CUT_COORDINATOR | FaultKind.CUT_CLIENT:
                 self._cut(fault)
-            case Kind.EXPIRE:
+            case FaultKind.EXPIRE:
                 sessions = sorted(self.coordinator.tree.sessions)
                 if sessions:
                     session = _one(sessions, fault.choice)
                     self.told(f"session {session:#x} expires")
                     self.coordinator.expire(session)
-            case Kind.STOP_CLIENT | Kind.KILL_CLIENT:
+            case FaultKind.STOP_CLIENT | FaultKind.KILL_CLIENT:
                 self._hurt_client(fault)
-            case Kind.NEW_CLIENT:
+            case FaultKind.NEW_CLIENT:
                 what = self.NEWCOMERS[0 if fault.choice < 0.6 else 1]
                 self.told(f"{what}-{len(self.clients) + 1} comes")
                 self.client(what)
-            case Kind.SLOW_HOST:
+            case FaultKind.SLOW_HOST:
                 host = _one(self.hosts, fault.choice)
                 self.told(f"{host.name}'s network is slow for {fault.seconds:.2f} s")
                 self.network.slow(host.address, 0.3 * fault.second)
                 self._later(fault.seconds, lambda: self.network.slow(host.address, 0.0))
-            case Kind.ADD_EXCHANGE | Kind.MOVE_PUBLISHERS | Kind.REMOVE_EXCHANGE:
+            case FaultKind.ADD_EXCHANGE | FaultKind.MOVE_PUBLISHERS | FaultKind.REMOVE_EXCHANGE:
                 self._administer(fault)
-            case Kind.STEP_CLOCK:
+            case FaultKind.STEP_CLOCK:
                 self._step_clock(fault)
 
     def _step_clock(self, fault: Fault) -> None:
@@ -184,10 +184,10 @@ class SimulatedCluster:
             info = await cluster.queue(QUEUE)
             exchanges = sorted(info.record.exchanges)
             match fault.kind:
-                case Kind.ADD_EXCHANGE:
+                case FaultKind.ADD_EXCHANGE:
                     if len(exchanges) < EXCHANGES_MAX:
                         await cluster.create_exchange(QUEUE)
-                case Kind.MOVE_PUBLISHERS:
+                case FaultKind.MOVE_PUBLISHERS:
                     target = _one(exchanges, fault.choice)
                     await cluster.move(QUEUE, [(one.id, target) for one in self.books.published if one.id and not one.closed])
                 case _:
@@ -212,7 +212,7 @@ class SimulatedCluster:
         if not children:
             return
         host, process = _one(children, fault.choice)
-        if fault.kind is Kind.KILL_CHILD:
+        if fault.kind is FaultKind.KILL_CHILD:
             self.told(f"{process.name} on {host.name} is killed")
             host.kill(process)
         else:
@@ -258,16 +258,16 @@ class SimulatedCluster:
         host = _one(self.hosts, fault.choice)
         others = [machine.address for machine in (*self.hosts, *self.gcms, *self.clients) if machine is not host]
         match fault.kind:
-            case Kind.CUT_CLIENT:
+            case FaultKind.CUT_CLIENT:
                 if not self.clients:
                     return
                 client = _one(self.clients, fault.second)
                 ways = [(host.address, client.address), (client.address, host.address)]
                 self.told(f"{client.name} and {host.name} don't hear each other for {fault.seconds:.2f} s")
-            case Kind.CUT_COORDINATOR:
+            case FaultKind.CUT_COORDINATOR:
                 ways = [(host.address, COORDINATOR), (COORDINATOR, host.address)]
                 self.told(f"{host.name} is cut off from the coordinator for {fault.seconds:.2f} s")
-            case Kind.CUT_HOST:
+            case FaultKind.CUT_HOST:
                 ways = [way for other in (*others, COORDINATOR) for way in ((host.address, other), (other, host.address))]
                 self.told(f"{host.name} is cut off from everybody for {fault.seconds:.2f} s")
             case _:
@@ -292,7 +292,7 @@ class SimulatedCluster:
         if not living:
             return
         machine, process = _one(living, fault.choice)
-        if fault.kind is Kind.STOP_CLIENT:
+        if fault.kind is FaultKind.STOP_CLIENT:
             self._stop(process, fault.seconds, machine.name)
             return
         what = self._client_of[machine.name]

@@ -36,7 +36,7 @@ REFUSALS: dict[wire.Code, type[CoordinationError]] = {
 }
 
 
-class Coordinator:
+class SimulatedCoordinator:
     """The server: one tree, its sessions' ends, its connections. address: of its machine, whose clock is one of `wall`."""
 
     def __init__(self, network: Network, address: str, wall: Wall) -> None:
@@ -102,7 +102,7 @@ class TreeLink:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: SimulatedCoordinator,
         address: ZooKeeperAddress,
         session_seconds: float,
         on_state: Callable[[LinkState, int], None],
@@ -194,7 +194,7 @@ class TreeLink:
         if self.silent_seconds() > self._seconds * 2 / 3:
             self._lose()
             return
-        self._send(wire.Ping(), None)
+        self._send(wire.PingRequest(), None)
         self._loop.call_later(self._seconds / 3, self._ping, watcher)
 
     def _lose(self) -> None:
@@ -249,7 +249,7 @@ class TreeLink:
         future = self._asked.pop(number, None) if number is not None else None
         if future is None or future.done():
             return
-        if isinstance(reply, wire.Failed) and reply.code is wire.Code.SESSION_EXPIRED:
+        if isinstance(reply, wire.ErrorResponse) and reply.code is wire.Code.SESSION_EXPIRED:
             self._asked[number or 0] = future
             self._lose()
         else:
@@ -282,7 +282,7 @@ class TreeLink:
                 return
             if error is not None:
                 result.set_exception(error)
-            elif isinstance(reply := done.result(), wire.Failed):
+            elif isinstance(reply := done.result(), wire.ErrorResponse):
                 result.set_exception(_refusal(reply.code, path))
             else:
                 try:
@@ -306,7 +306,7 @@ class TreeLink:
 
     def exists(self, path: str, watcher: Watcher | None = None) -> asyncio.Future[bool]:
         """See Link."""
-        asked = self._ask(wire.Exists(self._watch(path, watcher), watcher is not None), path, lambda reply: True)
+        asked = self._ask(wire.ExistsRequest(self._watch(path, watcher), watcher is not None), path, lambda reply: True)
         result: asyncio.Future[bool] = self._loop.create_future()
 
         def settle(done: asyncio.Future[bool]) -> None:
@@ -329,29 +329,29 @@ class TreeLink:
     def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> asyncio.Future[Node]:
         """See Link."""
         flags = EPHEMERAL if ephemeral else 0
-        request = wire.Create(full_path(self._chroot, path), data, wire.OPEN_ACL, flags, True)
+        request = wire.CreateRequest(full_path(self._chroot, path), data, wire.OPEN_ACL, flags, True)
         return self._ask(request, path, lambda reply: _node(data, reply.stat))
 
     def create_ephemeral_sequential(self, prefix: str, data: bytes) -> asyncio.Future[str]:
         """See Link."""
-        request = wire.Create(full_path(self._chroot, prefix), data, wire.OPEN_ACL, EPHEMERAL | SEQUENTIAL, False)
+        request = wire.CreateRequest(full_path(self._chroot, prefix), data, wire.OPEN_ACL, EPHEMERAL | SEQUENTIAL, False)
         return self._ask(request, prefix, lambda reply: str(reply.path)[len(self._chroot) + 1 :])
 
     def set(self, path: str, data: bytes, version: int) -> asyncio.Future[int]:
         """See Link."""
-        request = wire.SetData(full_path(self._chroot, path), data, version)
+        request = wire.SetDataRequest(full_path(self._chroot, path), data, version)
         return self._ask(request, path, lambda reply: int(reply.stat.version))
 
     def delete(self, path: str, version: int) -> asyncio.Future[None]:
         """See Link."""
-        return self._ask(wire.Delete(full_path(self._chroot, path), version), path, lambda reply: None)
+        return self._ask(wire.DeleteRequest(full_path(self._chroot, path), version), path, lambda reply: None)
 
     def multi(self, ops: Sequence[Op]) -> asyncio.Future[None]:
         """See Link."""
         request = wire.Multi(tuple(self._operation(op) for op in ops))
 
         def convert(reply: wire.Results) -> None:
-            failed = [(op, one.code) for op, one in zip(ops, reply.replies, strict=True) if isinstance(one, wire.Failed)]
+            failed = [(op, one.code) for op, one in zip(ops, reply.replies, strict=True) if isinstance(one, wire.ErrorResponse)]
             innocent = (wire.Code.OK, wire.Code.RUNTIME_INCONSISTENCY)
             guilty = [(op, code) for op, code in failed if code not in innocent] or failed
             if guilty:
@@ -359,18 +359,18 @@ class TreeLink:
 
         return self._ask(request, "", convert)
 
-    def _operation(self, op: Op) -> wire.Create | wire.Delete | wire.SetData | wire.Check:
+    def _operation(self, op: Op) -> wire.CreateRequest | wire.DeleteRequest | wire.SetDataRequest | wire.CheckRequest:
         path = full_path(self._chroot, op.path)
         match op:
             case Check():
-                return wire.Check(path, op.version)
+                return wire.CheckRequest(path, op.version)
             case Create() | CreateEphemeral():
                 flags = EPHEMERAL if isinstance(op, CreateEphemeral) else 0
-                return wire.Create(path, op.data, wire.OPEN_ACL, flags, False)
+                return wire.CreateRequest(path, op.data, wire.OPEN_ACL, flags, False)
             case SetData():
-                return wire.SetData(path, op.data, op.version)
+                return wire.SetDataRequest(path, op.data, op.version)
             case Delete():
-                return wire.Delete(path, op.version)
+                return wire.DeleteRequest(path, op.version)
 
 
 def _node(data: bytes | None, stat: wire.Stat) -> Node:

@@ -29,7 +29,7 @@ UNDONE_PART = 0.5  # of renames and removals whose folder was not synced
 EVICTED_PART = 0.5  # of syncs that fail: the pages that no sync will write are dropped at once
 
 
-class _File:
+class _DiskFile:
     """data: what a loss of power leaves. Over it are seen writes, oldest first: cached are those whose sync failed, in the page
     cache alone; unsynced are what the next sync writes."""
 
@@ -48,7 +48,7 @@ class _File:
         return bytes(seen)
 
 
-class Disk:
+class SimulatedDisk:
     """One machine's. loop: on whose clock it takes its time, None for none at all. failing: the next read, write or sync raises
     EIO. full: nothing new fits. files: the journal's."""
 
@@ -61,9 +61,9 @@ class Disk:
         self.evicted_part = EVICTED_PART
         self.syncs = 0
         self.boot = 1  # of the machine
-        self.files: dict[Path, _File] = {}
-        self._removed: list[tuple[Path, _File]] = []  # and the folder not synced since
-        self._open: dict[int, _File] = {}
+        self.files: dict[Path, _DiskFile] = {}
+        self._removed: list[tuple[Path, _DiskFile]] = []  # and the folder not synced since
+        self._open: dict[int, _DiskFile] = {}
         self._pages: dict[int, Pages] = {}  # of files that are not all synced, by inode
         self._made: dict[str, float] = {}  # when payloads were stored
 
@@ -74,7 +74,7 @@ class Disk:
         self._take_time()
         if self.full:
             raise OSError(errno.ENOSPC, "full")
-        self.files[path] = _File(bytes(size))
+        self.files[path] = _DiskFile(bytes(size))
         self._removed.clear()
 
     def open(self, path: Path) -> int:
@@ -244,11 +244,11 @@ class Disk:
                 source, target = (durable, here) if self._random.random() < UNDONE_PART else (here, durable)
                 self._link(source, target)
 
-    def copied(self, random: Random) -> Disk:
+    def copied(self, random: Random) -> SimulatedDisk:
         """Another one with this one's journal: what is done there changes nothing here."""
-        other = Disk(self._loop, random, self.folder)
+        other = SimulatedDisk(self._loop, random, self.folder)
         for path, file in self.files.items():
-            copy = other.files[path] = _File(file.data)
+            copy = other.files[path] = _DiskFile(file.data)
             copy.cached, copy.unsynced = file.cached[:], file.unsynced[:]
         return other
 
@@ -305,7 +305,7 @@ def _inodes(folder: Path) -> dict[str, int]:
     return {entry.name: entry.inode() for entry in os.scandir(folder) if entry.is_file()}
 
 
-class _Entry:
+class _FolderEntry:
     """Of a folder, as os.scandir tells it."""
 
     def __init__(self, path: str, made: float) -> None:
@@ -316,28 +316,28 @@ class _Entry:
         return SimpleNamespace(st_size=os.stat(self.path).st_size, st_mtime=self._made)
 
 
-class Owner(Protocol):
+class DiskOwner(Protocol):
     """A machine."""
 
-    disk: Disk
+    disk: SimulatedDisk
 
 
 class _Open(NamedTuple):
     """A descriptor of a simulated process. real: the one beneath."""
 
-    disk: Disk
+    disk: SimulatedDisk
     real: int
 
 
 class Files:
     """In place of the module `os`, and of BOOT_ID: what a process finds on its machine's disk. machines: by address."""
 
-    def __init__(self, machines: Callable[[], Mapping[str, Owner]], now: Callable[[], float]) -> None:
+    def __init__(self, machines: Callable[[], Mapping[str, DiskOwner]], now: Callable[[], float]) -> None:
         self._machines, self._now = machines, now
         self._numbers = itertools.count(1 << 30)  # no real ones; none is used again: who is killed may give it back late
         self._open: dict[int, _Open] = {}
 
-    def disk(self) -> Disk:
+    def disk(self) -> SimulatedDisk:
         """Of whoever asks."""
         process = PROCESS.get()
         assert process is not None, "only simulated processes have disks"
@@ -401,8 +401,10 @@ class Files:
         disk, real = self._open[descriptor]
         disk.fsync(real)
 
-    def _entries(self, folder: Any) -> list[_Entry]:
-        return [_Entry(os.path.join(folder, name), self.disk().made(name, self._now())) for name in sorted(os.listdir(folder))]
+    def _entries(self, folder: Any) -> list[_FolderEntry]:
+        return [
+            _FolderEntry(os.path.join(folder, name), self.disk().made(name, self._now())) for name in sorted(os.listdir(folder))
+        ]
 
     def _space(self, path: Any) -> SimpleNamespace:
         return SimpleNamespace(f_bavail=0 if self.disk().full else 1 << 20, f_frsize=4096)

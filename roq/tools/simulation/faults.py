@@ -14,7 +14,7 @@ BETWEEN_SECONDS = 2.5  # from one fault to the next, on average
 TASKS_BETWEEN_SECONDS = 2.5
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """One kind of fault."""
 
     KILL_CHILD = "kill a process of the queue"
@@ -45,88 +45,88 @@ class Kind(StrEnum):
     REBALANCE = "a shuffle is cut anew"
 
 
-WEIGHTS: dict[Kind, int] = {
-    Kind.KILL_CHILD: 6,
-    Kind.STOP_CHILD: 2,
-    Kind.KILL_HCM: 3,
-    Kind.KILL_GCM: 2,
-    Kind.LOSE_POWER: 2,
-    Kind.CUT_HOST: 2,
-    Kind.CUT_HOST_ONE_WAY: 1,
-    Kind.CUT_COORDINATOR: 2,
-    Kind.CUT_CLIENT: 2,
-    Kind.EXPIRE: 1,
-    Kind.STOP_CLIENT: 2,
-    Kind.KILL_CLIENT: 2,
-    Kind.NEW_CLIENT: 2,
-    Kind.SLOW_HOST: 1,
-    Kind.STEP_CLOCK: 1,
-    Kind.ADD_EXCHANGE: 3,
-    Kind.MOVE_PUBLISHERS: 4,
-    Kind.REMOVE_EXCHANGE: 2,
+WEIGHTS: dict[FaultKind, int] = {
+    FaultKind.KILL_CHILD: 6,
+    FaultKind.STOP_CHILD: 2,
+    FaultKind.KILL_HCM: 3,
+    FaultKind.KILL_GCM: 2,
+    FaultKind.LOSE_POWER: 2,
+    FaultKind.CUT_HOST: 2,
+    FaultKind.CUT_HOST_ONE_WAY: 1,
+    FaultKind.CUT_COORDINATOR: 2,
+    FaultKind.CUT_CLIENT: 2,
+    FaultKind.EXPIRE: 1,
+    FaultKind.STOP_CLIENT: 2,
+    FaultKind.KILL_CLIENT: 2,
+    FaultKind.NEW_CLIENT: 2,
+    FaultKind.SLOW_HOST: 1,
+    FaultKind.STEP_CLOCK: 1,
+    FaultKind.ADD_EXCHANGE: 3,
+    FaultKind.MOVE_PUBLISHERS: 4,
+    FaultKind.REMOVE_EXCHANGE: 2,
 }
 
 
-TASK_WEIGHTS: dict[Kind, int] = {
-    Kind.KILL_CHILD: 6,
-    Kind.STOP_CHILD: 3,
-    Kind.KILL_HCM: 2,
-    Kind.KILL_GCM: 1,
-    Kind.LOSE_POWER: 4,
-    Kind.LOSE_ALL_POWER: 2,
-    Kind.CUT_HOST: 3,
-    Kind.CUT_HOST_ONE_WAY: 1,
-    Kind.CUT_COORDINATOR: 2,
-    Kind.CUT_CLIENT: 2,
-    Kind.EXPIRE: 2,
-    Kind.STOP_CLIENT: 2,
-    Kind.KILL_CLIENT: 2,
-    Kind.NEW_CLIENT: 1,
-    Kind.SLOW_HOST: 1,
-    Kind.STEP_CLOCK: 1,
-    Kind.DISK_ERROR: 4,
-    Kind.DISK_FULL: 2,
-    Kind.SLOW_DISK: 2,
-    Kind.BIT_ROT: 2,
-    Kind.SWAP_DISK: 3,
+TASK_WEIGHTS: dict[FaultKind, int] = {
+    FaultKind.KILL_CHILD: 6,
+    FaultKind.STOP_CHILD: 3,
+    FaultKind.KILL_HCM: 2,
+    FaultKind.KILL_GCM: 1,
+    FaultKind.LOSE_POWER: 4,
+    FaultKind.LOSE_ALL_POWER: 2,
+    FaultKind.CUT_HOST: 3,
+    FaultKind.CUT_HOST_ONE_WAY: 1,
+    FaultKind.CUT_COORDINATOR: 2,
+    FaultKind.CUT_CLIENT: 2,
+    FaultKind.EXPIRE: 2,
+    FaultKind.STOP_CLIENT: 2,
+    FaultKind.KILL_CLIENT: 2,
+    FaultKind.NEW_CLIENT: 1,
+    FaultKind.SLOW_HOST: 1,
+    FaultKind.STEP_CLOCK: 1,
+    FaultKind.DISK_ERROR: 4,
+    FaultKind.DISK_FULL: 2,
+    FaultKind.SLOW_DISK: 2,
+    FaultKind.BIT_ROT: 2,
+    FaultKind.SWAP_DISK: 3,
 }
 
 
-SHUFFLE_WEIGHTS: dict[Kind, int] = {
-    Kind.KILL_CHILD: 6,
-    Kind.STOP_CHILD: 3,
-    Kind.KILL_HCM: 2,
-    Kind.KILL_GCM: 4,
-    Kind.LOSE_POWER: 3,
-    Kind.LOSE_ALL_POWER: 2,
-    Kind.CUT_HOST: 3,
-    Kind.CUT_HOST_ONE_WAY: 1,
-    Kind.CUT_COORDINATOR: 2,
-    Kind.CUT_CLIENT: 2,
-    Kind.EXPIRE: 2,
-    Kind.STOP_CLIENT: 2,
-    Kind.KILL_CLIENT: 3,
-    Kind.SLOW_HOST: 1,
-    Kind.STEP_CLOCK: 1,
-    Kind.DISK_ERROR: 4,
-    Kind.DISK_FULL: 2,
-    Kind.SLOW_DISK: 2,
-    Kind.JOIN_HOST: 3,
-    Kind.REBALANCE: 3,
+SHUFFLE_WEIGHTS: dict[FaultKind, int] = {
+    FaultKind.KILL_CHILD: 6,
+    FaultKind.STOP_CHILD: 3,
+    FaultKind.KILL_HCM: 2,
+    FaultKind.KILL_GCM: 4,
+    FaultKind.LOSE_POWER: 3,
+    FaultKind.LOSE_ALL_POWER: 2,
+    FaultKind.CUT_HOST: 3,
+    FaultKind.CUT_HOST_ONE_WAY: 1,
+    FaultKind.CUT_COORDINATOR: 2,
+    FaultKind.CUT_CLIENT: 2,
+    FaultKind.EXPIRE: 2,
+    FaultKind.STOP_CLIENT: 2,
+    FaultKind.KILL_CLIENT: 3,
+    FaultKind.SLOW_HOST: 1,
+    FaultKind.STEP_CLOCK: 1,
+    FaultKind.DISK_ERROR: 4,
+    FaultKind.DISK_FULL: 2,
+    FaultKind.SLOW_DISK: 2,
+    FaultKind.JOIN_HOST: 3,
+    FaultKind.REBALANCE: 3,
 }
 
 
 GENTLE = {
-    Kind.KILL_GCM,
-    Kind.NEW_CLIENT,
-    Kind.SLOW_HOST,
-    Kind.STEP_CLOCK,
-    Kind.ADD_EXCHANGE,
-    Kind.MOVE_PUBLISHERS,
-    Kind.REMOVE_EXCHANGE,
+    FaultKind.KILL_GCM,
+    FaultKind.NEW_CLIENT,
+    FaultKind.SLOW_HOST,
+    FaultKind.STEP_CLOCK,
+    FaultKind.ADD_EXCHANGE,
+    FaultKind.MOVE_PUBLISHERS,
+    FaultKind.REMOVE_EXCHANGE,
 }
-LOSSLESS = GENTLE | {Kind.KILL_CHILD, Kind.KILL_HCM}  # no message may be lost for these: what was killed comes back
-HARMFUL = {Kind.KILL_CHILD, Kind.KILL_HCM, Kind.LOSE_POWER, Kind.CUT_HOST, Kind.EXPIRE}
+LOSSLESS = GENTLE | {FaultKind.KILL_CHILD, FaultKind.KILL_HCM}  # no message may be lost for these: what was killed comes back
+HARMFUL = {FaultKind.KILL_CHILD, FaultKind.KILL_HCM, FaultKind.LOSE_POWER, FaultKind.CUT_HOST, FaultKind.EXPIRE}
 FOLLOWED_SHARE, FOLLOWED_SECONDS = 0.5, 6.0  # of these a client follows, that soon
 GENTLE_SHARE, LOSSLESS_SHARE = 0.15, 0.35  # of the seeds have no other faults
 
@@ -136,7 +136,7 @@ class Fault:
     """at: seconds from the begin. seconds: how long it lasts, where it lasts. choice: which of those there are, 0 to 1."""
 
     at: float
-    kind: Kind
+    kind: FaultKind
     seconds: float
     choice: float
     second: float  # another draw, for a second choice
@@ -160,7 +160,7 @@ def plan_shuffles(random: Random, seconds: float) -> list[Fault]:
     return list(_drawn(random, seconds, SHUFFLE_WEIGHTS))
 
 
-def _drawn(random: Random, seconds: float, weights: dict[Kind, int]) -> Iterator[Fault]:
+def _drawn(random: Random, seconds: float, weights: dict[FaultKind, int]) -> Iterator[Fault]:
     at = CLEAN_SECONDS
     while True:
         at += random.expovariate(1 / TASKS_BETWEEN_SECONDS) if random.random() < 0.7 else random.random() * 0.05
@@ -171,17 +171,17 @@ def _drawn(random: Random, seconds: float, weights: dict[Kind, int]) -> Iterator
         yield Fault(at, kind, length, random.random(), random.random())
 
 
-def storm(random: Random, at: float, damage: Kind | None = None) -> list[Fault]:
+def storm(random: Random, at: float, damage: FaultKind | None = None) -> list[Fault]:
     """One host is away, the disk of another one fails or rots, all lose power, and the third one is the last to come back: what
     was acknowledged meanwhile was on that disk, or it will be missed."""
     away, hurt, late = random.sample((1 / 6, 3 / 6, 5 / 6), 3)  # choices of three hosts
-    kind = random.choice((Kind.LOSE_POWER, Kind.CUT_HOST))
-    damage = damage or random.choice((Kind.DISK_ERROR, Kind.DISK_ERROR, Kind.BIT_ROT))
+    kind = random.choice((FaultKind.LOSE_POWER, FaultKind.CUT_HOST))
+    damage = damage or random.choice((FaultKind.DISK_ERROR, FaultKind.DISK_ERROR, FaultKind.BIT_ROT))
     dark = at + 2.0 + random.random() * 2.0
     return [
         Fault(at, kind, dark - at + random.random(), away, 0.0),
         *(Fault(at + (dark - at) * part, damage, 0.0, hurt, 1.0 - random.random() / 2) for part in (0.3, 0.6, 0.9)),
-        Fault(dark, Kind.LOSE_ALL_POWER, 4.0 + random.random() * 6.0, late, 0.0),
+        Fault(dark, FaultKind.LOSE_ALL_POWER, 4.0 + random.random() * 6.0, late, 0.0),
     ]
 
 
@@ -189,14 +189,16 @@ def _swaps(random: Random, seconds: float) -> list[Fault]:
     """Disk after disk is replaced, as soon as `roq doctor` allows it; then nobody has anything but what is on disks."""
     times = [CLEAN_SECONDS + 2.0 * number for number in range(int((seconds - CLEAN_SECONDS) / 2.0))]
     first = random.randrange(3)
-    swaps = [Fault(at, Kind.SWAP_DISK, random.random(), (first + place) % 3 / 3 + 1 / 6, 0.0) for place, at in enumerate(times)]
-    return [*swaps, Fault(seconds - 1.0, Kind.LOSE_ALL_POWER, random.random(), random.random(), 0.0)]
+    swaps = [
+        Fault(at, FaultKind.SWAP_DISK, random.random(), (first + place) % 3 / 3 + 1 / 6, 0.0) for place, at in enumerate(times)
+    ]
+    return [*swaps, Fault(seconds - 1.0, FaultKind.LOSE_ALL_POWER, random.random(), random.random(), 0.0)]
 
 
 def plan(random: Random, seconds: float) -> list[Fault]:
     """The faults of a run, by time."""
     drawn = random.random()
-    allowed = GENTLE if drawn < GENTLE_SHARE else LOSSLESS if drawn < GENTLE_SHARE + LOSSLESS_SHARE else set(Kind)
+    allowed = GENTLE if drawn < GENTLE_SHARE else LOSSLESS if drawn < GENTLE_SHARE + LOSSLESS_SHARE else set(FaultKind)
     chosen = [kind for kind in WEIGHTS if kind in allowed]
     faults, at = [], CLEAN_SECONDS
     while True:
@@ -210,5 +212,5 @@ def plan(random: Random, seconds: float) -> list[Fault]:
             kind in HARMFUL and random.random() < FOLLOWED_SHARE
         ):  # whoever comes just then is served by those who don't know yet
             soon = at + random.random() * FOLLOWED_SECONDS
-            faults.append(Fault(soon, Kind.NEW_CLIENT, 0.0, random.random(), random.random()))
+            faults.append(Fault(soon, FaultKind.NEW_CLIENT, 0.0, random.random(), random.random()))
     return sorted(faults, key=lambda fault: fault.at)

@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from roq.pubsub.exchange.forwarder import SUBSCRIBE_ALL, Traffic
+from roq.pubsub.exchange.forwarder import SUBSCRIBE_ALL, ForwardedTotals
 from roq.runtime import sockets
 from roq.wire.assignment import QueueSettings
 from roq.wire.frame import welcome
@@ -16,7 +16,7 @@ from roq.wire.limits import FRAME_OVERHEAD_BYTES
 AT_ONCE = 100  # messages of one direction before the other one
 
 
-class Forwarder:
+class SimulatedForwarder:
     """The same face."""
 
     def __init__(self, address: str, front_port: int, back_port: int, settings: QueueSettings) -> None:
@@ -25,7 +25,7 @@ class Forwarder:
         self.front_port = sockets.bind(self._front, address, front_port)
         self.back_port = sockets.bind(self._back, address, back_port)
         self._held: list[bytes] | None = None  # a message that the back does not take
-        self.traffic = Traffic()
+        self.traffic = ForwardedTotals()
         self.alive = True
         self._loop = asyncio.get_running_loop()
         self._turning = False
@@ -67,7 +67,7 @@ class Forwarder:
         self._held = None
         size = sum(map(len, parts))
         frames_in, bytes_in, frames_out, bytes_out = self.traffic
-        self.traffic = Traffic(frames_in + 1, bytes_in + size, frames_out + 1, bytes_out + size)
+        self.traffic = ForwardedTotals(frames_in + 1, bytes_in + size, frames_out + 1, bytes_out + size)
         return True
 
     def refresh(self) -> None:

@@ -51,7 +51,7 @@ def story(run: Run) -> str:
     return "\n".join((f"seed {run.seed}:", *run.trace, *(f"   WRONG  {wrong}" for wrong in run.wrong)))
 
 
-class Clock:
+class Stopwatch:
     """How fast it goes."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from roq.pubsub.order import OrderMachine
 from roq.pubsub.path import PathMachine
 from roq.pubsub.ring import Ring
 from roq.tools.simulation.loop import PROCESS, Process, SimulatedLoop
-from roq.workqueue.master.follower import Follower
+from roq.workqueue.master.follower import LogFollower
 from roq.workqueue.state import State
 
 MACHINES: tuple[type, ...] = (Appending, Child, Membership, OrderMachine, PathMachine, Ring, State, Tree)
@@ -75,7 +75,7 @@ class LogInspector:
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
         """For the table of surroundings: writers and followers tell what they do."""
-        write, begin, apply = LogWriter.write, LogWriter._open, Follower._apply
+        write, begin, apply = LogWriter.write, LogWriter._open, LogFollower._apply
 
         def written(writer: LogWriter, entry: bytes, done: Callable[[int | RoqError], None]) -> None:
             def noted(result: int | RoqError) -> None:
@@ -90,13 +90,13 @@ class LogInspector:
                 self.wrong.append(f"the log: epoch {writer.epoch} has two writers")
             begin(writer, meta)
 
-        async def applied(follower: Follower, entries: Iterable[tuple[int, bytes]]) -> None:
+        async def applied(follower: LogFollower, entries: Iterable[tuple[int, bytes]]) -> None:
             entries = list(entries)
             for position, entry in entries:
                 self._note(position, entry, "read")
             await apply(follower, entries)
 
-        return [(LogWriter, "write", written), (LogWriter, "_open", begun), (Follower, "_apply", applied)]
+        return [(LogWriter, "write", written), (LogWriter, "_open", begun), (LogFollower, "_apply", applied)]
 
     def _note(self, position: int, entry: bytes, how: str) -> None:
         if self._entries.setdefault(position, crc32(entry)) != crc32(entry):

@@ -26,7 +26,7 @@ STALL_SECONDS = 7.0  # without a message after everything was healed, while publ
 
 
 @dataclass
-class Published:
+class PublisherAccount:
     """One life of a publisher. began: when each message was handed over, message 1 first."""
 
     label: str
@@ -55,14 +55,14 @@ class Books:
     """All accounts of a run."""
 
     loop: SimulatedLoop
-    published: list[Published] = field(default_factory=list)
+    published: list[PublisherAccount] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
     healed: float = 0.0
     ending: float = 0.0
     errors: list[str] = field(default_factory=list)
     monitors_ended: list[float] = field(default_factory=list)
 
-    def forgotten(self, one: Published) -> bool:
+    def forgotten(self, one: PublisherAccount) -> bool:
         """Whether a Monitor that ended may have been the last that knew how far a killed publisher had come."""
         return one.killed is not None and any(at > one.killed - KNOWN_SECONDS for at in self.monitors_ended)
 
@@ -73,7 +73,7 @@ class Books:
         return sum(len(one.began) for one in self.published), got, told
 
 
-class Traffic(NamedTuple):
+class TrafficPattern(NamedTuple):
     """What a publisher publishes: so many bursts a second on average, of so many messages, each on one of so many topics."""
 
     rate: float
@@ -82,10 +82,10 @@ class Traffic(NamedTuple):
 
 
 async def publish(
-    books: Books, zookeeper: str, queue: str, label: str, traffic: Traffic, random: Random, stop: asyncio.Event
+    books: Books, zookeeper: str, queue: str, label: str, traffic: TrafficPattern, random: Random, stop: asyncio.Event
 ) -> None:
     """Until `stop`; then flush and close."""
-    book = Published(label)
+    book = PublisherAccount(label)
     while True:
         try:
             cluster = await roq.connect(zookeeper, connect_seconds=OPEN_SECONDS).__aenter__()
@@ -185,7 +185,7 @@ def judge(books: Books, *, lossless: bool) -> list[str]:
     return wrong
 
 
-def _judge_one(book: Received, one: Published, forgotten: bool) -> list[str]:
+def _judge_one(book: Received, one: PublisherAccount, forgotten: bool) -> list[str]:
     who, wrong = f"{book.label} (ready at {book.opened:.3f}) and {one.label}", []
     numbers = book.got.get(one.id, [])
     got = set(numbers)
@@ -222,7 +222,7 @@ def _judge_one(book: Received, one: Published, forgotten: bool) -> list[str]:
     return wrong
 
 
-def _newest_by_topic(one: Published, got: set[int]) -> dict[str, int]:
+def _newest_by_topic(one: PublisherAccount, got: set[int]) -> dict[str, int]:
     newest = dict.fromkeys(one.topics, 0)
     for number in sorted(got):
         newest[one.topics[number - 1]] = number

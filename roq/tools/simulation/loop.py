@@ -50,7 +50,7 @@ class Process:
 PROCESS: ContextVar[Process | None] = ContextVar("PROCESS", default=None)
 
 
-class Ended(BaseException):
+class RunOver(BaseException):
     """The run is over: what a killed process left in the middle is taken apart."""
 
 
@@ -264,7 +264,7 @@ def _take_apart(coroutine: Any) -> None:
     """Whatever it meant to do, it is too late; what it awaits in the end does not come."""
     with contextlib.suppress(BaseException):
         for _ in range(GOOD_BYES_MAX):
-            coroutine.throw(Ended())
+            coroutine.throw(RunOver())
 
 
 def hash_of(*parts: object) -> int:

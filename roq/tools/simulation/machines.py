@@ -23,12 +23,12 @@ import roq.pubsub.scaling.process
 import roq.workqueue.master.process
 from gcm.process import serve as serve_gcm
 from hcm.process import HostManager
-from hcm.supervisor import Event, Exited, Forked, ForkFailed, Ready
+from hcm.supervisor import Event, Exited, Forked, ForkFailed, ProcessReady
 from roq.config import GcmConfig, HcmConfig
 from roq.errors import RoqError
 from roq.runtime.observe import Counters
 from roq.shuffle.node.server import beside_store
-from roq.tools.simulation.disks import Disk
+from roq.tools.simulation.disks import SimulatedDisk
 from roq.tools.simulation.loop import PROCESS, Fate, Process, SimulatedLoop
 from roq.tools.simulation.network import Network
 from roq.wire.assignment import ProcessKind
@@ -56,9 +56,9 @@ class Machine:
         self.processes: dict[int, Process] = {}
         self.started: dict[int, int] = {}  # pid -> clock ticks
         self.stops: dict[int, asyncio.Event] = {}
-        self.children: Children | None = None
+        self.children: SimulatedChildren | None = None
         self.powered = True
-        self.disk = Disk(self.loop, network.random, folder / "store")
+        self.disk = SimulatedDisk(self.loop, network.random, folder / "store")
         self.ended: list[tuple[str, str]] = []  # processes that ended by themselves, and how
         self.on_gone: Callable[[Process], object] = lambda process: None
 
@@ -166,7 +166,7 @@ class GcmMachine(Machine):
         return self.run("gcm", lambda stop: serve_gcm(self._config, stop, lambda ready: None))
 
 
-class Children:
+class SimulatedChildren:
     """In place of hcm.children.Children: the same face, with the machine's processes behind it."""
 
     machines: ClassVar[dict[str, Machine]] = {}  # by address
@@ -204,7 +204,7 @@ class Children:
         self._on_event(name, Forked(process.pid))
         if process.pid in self._early:
             self._early.discard(process.pid)
-            self._on_event(name, Ready(process.pid))
+            self._on_event(name, ProcessReady(process.pid))
 
     def adopt(self, name: str, pid: int, started: int, log_path: Path) -> bool:
         """Watch what an earlier HCM left."""
@@ -216,7 +216,7 @@ class Children:
     def ready(self, pid: int, name: str) -> None:
         """Its datagram has come."""
         if pid in self._watched:
-            self._on_event(name, Ready(pid))
+            self._on_event(name, ProcessReady(pid))
         else:
             self._early.add(pid)
 
@@ -255,7 +255,7 @@ async def _coroutine(awaitable: Awaitable[None]) -> None:
 
 def send_datagram(data: bytes, path: str) -> None:
     """In place of roq.runtime.child.send_datagram."""
-    machine = Children.machines[path]
+    machine = SimulatedChildren.machines[path]
     words = data.decode().split(" ", 2)
 
     def arrive() -> None:
@@ -268,7 +268,7 @@ def send_datagram(data: bytes, path: str) -> None:
 
 def start_time(pid: int) -> int | None:
     """In place of roq.runtime.lives.start_time."""
-    for machine in Children.machines.values():
+    for machine in SimulatedChildren.machines.values():
         if pid in machine.processes:
             return machine.started[pid]
     return None

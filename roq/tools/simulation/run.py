@@ -24,16 +24,16 @@ from roq.errors import RoqError
 from roq.runtime.extras import brought_by
 from roq.tools.simulation.clocks import Wall
 from roq.tools.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
-from roq.tools.simulation.coordination import Coordinator
+from roq.tools.simulation.coordination import SimulatedCoordinator
 from roq.tools.simulation.dumps import DIRECT_MAX
 from roq.tools.simulation.faults import LOSSLESS, Fault, plan, plan_shuffles, plan_tasks
 from roq.tools.simulation.invariants import Inspector, LogInspector
-from roq.tools.simulation.load import Traffic, judge
+from roq.tools.simulation.load import TrafficPattern, judge
 from roq.tools.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
 from roq.tools.simulation.network import Network
 from roq.tools.simulation.surroundings import replaced
 from roq.tools.simulation.task_cluster import WORK_QUEUE, TaskCluster
-from roq.tools.simulation.tasks import INLINE_BYTES, Pace
+from roq.tools.simulation.tasks import INLINE_BYTES, TaskPace
 
 SESSION_SECONDS, FAULT_SECONDS = 4.0, 37.0
 BACK_SECONDS = 8.0  # after everything was healed: sessions end, hosts come back, everybody joins again
@@ -98,7 +98,7 @@ def simulate(
     loop = SimulatedLoop(Random(random.getrandbits(64)))
     network = Network(loop, Random(random.getrandbits(64)))
     wall = Wall(loop, seed)
-    coordinator = Coordinator(network, COORDINATOR, wall)
+    coordinator = SimulatedCoordinator(network, COORDINATOR, wall)
     inspector, chance = Inspector(loop), Random(random.getrandbits(64))
     log = LogInspector()
     table = [*inspector.replacements(), *log.replacements(), *_snapshots(seed)]
@@ -183,7 +183,7 @@ def _folder() -> Iterator[Path]:
 async def _messages(cluster: SimulatedCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
     overflow = random.choice(("block", "drop"))
     topics = random.choice((1, 3, 3))
-    cluster.traffic = Traffic(*random.choice(((5.0, 1), (20.0, 1), (5.0, 8), (0.7, 150), (0.7, 150))), topics)
+    cluster.traffic = TrafficPattern(*random.choice(((5.0, 1), (20.0, 1), (5.0, 8), (0.7, 150), (0.7, 150))), topics)
     cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01, 0.05)) for host in cluster.hosts}
     cluster.start()
     exchanges = random.choice((1, 1, 2))
@@ -209,7 +209,7 @@ async def _messages(cluster: SimulatedCluster, faults: Sequence[Fault], seconds:
 
 
 async def _tasks(cluster: TaskCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
-    cluster.pace = Pace(*random.choice(((5.0, 3, 0.1, 0.3), (1.0, 20, 0.0, 0.1), (10.0, 1, 0.3, 0.3))))
+    cluster.pace = TaskPace(*random.choice(((5.0, 3, 0.1, 0.3), (1.0, 20, 0.0, 0.1), (10.0, 1, 0.3, 0.3))))
     cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01)) for host in cluster.hosts}
     for host in cluster.hosts:
         host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))

@@ -17,15 +17,15 @@ from roq.coordination.locate import GcmClient
 from roq.errors import DataLost, TemporaryError
 from roq.runtime.rpc import RpcClient
 from roq.shuffle.node.stored import BAD
-from roq.tools.simulation.blocking import Bell, LoopBeside
+from roq.tools.simulation.blocking import LoopBeside, SimulatedBell
 from roq.tools.simulation.cluster import ZOOKEEPER
-from roq.tools.simulation.faults import Fault, Kind
+from roq.tools.simulation.faults import Fault, FaultKind
 from roq.tools.simulation.loop import SimulatedLoop
 from roq.tools.simulation.shuffles import Job, ShuffleBooks, drive, judge_shuffles, read, read_one, write
 from roq.tools.simulation.store_cluster import StoreCluster
 from roq.tools.simulation.threads import sleep
 from roq.wire.assignment import ProcessKind
-from roq.wire.gcm import DescribeShuffle, ListShuffles, ShuffleInfo, Shuffles
+from roq.wire.gcm import DescribeShuffle, ListShuffles, ShuffleInfo, ShuffleList
 from roq.wire.shuffle import CountRows, Counts, Reply
 
 ADDRESS = f"roq://{ZOOKEEPER}"
@@ -40,7 +40,7 @@ def replacements(loop: SimulatedLoop) -> list[tuple[Any, str, Any]]:
         (hcm.ports, "ROLES", ROLES),
         (roq.shuffle.blocks, "BLOCK_ROWS", BLOCK_ROWS),
         (roq.shuffle.writer, "RUN_ROWS_MAX", RUN_ROWS),
-        (roq.shuffle.follower_link, "Bell", Bell),
+        (roq.shuffle.follower_link, "Bell", SimulatedBell),
         (roq.shuffle.follower_link, "LoopThread", lambda name: LoopBeside(loop, name)),
     ]
 
@@ -66,9 +66,9 @@ class ShuffleCluster(StoreCluster):
     def do(self, fault: Fault) -> None:
         """See SimulatedCluster."""
         match fault.kind:
-            case Kind.JOIN_HOST:
+            case FaultKind.JOIN_HOST:
                 self._join()
-            case Kind.REBALANCE:
+            case FaultKind.REBALANCE:
                 self._cut_anew(fault)
             case _:
                 super().do(fault)
@@ -165,7 +165,7 @@ class ShuffleCluster(StoreCluster):
             for job in self.shuffles.living():
                 if job.sealed and not self._put_aside(job.id) and (found := await self._lacking(gcm, job)):
                     return found
-            known = {one.id for one in (await gcm.request(ListShuffles(), Shuffles, ASK_SECONDS)).shuffles}
+            known = {one.id for one in (await gcm.request(ListShuffles(), ShuffleList, ASK_SECONDS)).shuffles}
         except TemporaryError as error:
             return f"{type(error).__name__}: {error}"
         folders = [(path.name, host.name) for host in self.hosts for path in sorted(host.disk.folder.glob("shuffles/*/"))]

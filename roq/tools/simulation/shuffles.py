@@ -29,7 +29,7 @@ from roq.errors import (
 from roq.shuffle.service import Shuffles
 from roq.tools.simulation.loop import SimulatedLoop
 from roq.tools.simulation.threads import sleep
-from roq.wire.shuffle import Description, Receipt, State
+from roq.wire.shuffle import Description, Receipt, ShuffleState
 
 SCHEMA = pa.schema([(name, pa.int32()) for name in ("key", "partition", "row", "attempt")] + [("pad", pa.binary())])
 pa.array([0])  # loads pandas if it is installed, which draws random numbers: none of a run
@@ -282,7 +282,7 @@ async def read(books: ShuffleBooks, address: str, label: str, random: Random, st
 def read_one(books: ShuffleBooks, shuffles: Shuffles, job: Job, random: Random) -> Description:
     """All of a shuffle, which is held against what was written. Raises what reading raises."""
     planned = shuffles.describe(job.name)
-    if planned.state is not State.SEALED:
+    if planned.state is not ShuffleState.SEALED:
         raise ShuffleNotSealed(f"{job.name} is {planned.state}")
     parts: dict[int, list[Row]] = {}
     for number in random.sample(range(len(planned.ranges)), len(planned.ranges)):

@@ -7,7 +7,7 @@ from typing import Any
 
 from roq.errors import RoqError
 from roq.tools.simulation.cluster import SimulatedCluster
-from roq.tools.simulation.faults import Fault, Kind
+from roq.tools.simulation.faults import Fault, FaultKind
 from roq.tools.simulation.machines import HostMachine
 
 SLOW_SECONDS = 0.05  # of a sync of a slow disk
@@ -27,19 +27,19 @@ class StoreCluster(SimulatedCluster):
         """See SimulatedCluster."""
         host = self.hosts[int(fault.choice * len(self.hosts))]
         match fault.kind:
-            case Kind.LOSE_ALL_POWER:
+            case FaultKind.LOSE_ALL_POWER:
                 for number, other in enumerate(self.hosts):  # the chosen one is the last to come back
                     part = 1.0 if other is host else 0.1 * number
                     self._lose_power(
-                        Fault(fault.at, Kind.LOSE_POWER, fault.seconds * part, (number + 0.5) / len(self.hosts), 0.0)
+                        Fault(fault.at, FaultKind.LOSE_POWER, fault.seconds * part, (number + 0.5) / len(self.hosts), 0.0)
                     )
-            case Kind.DISK_ERROR:
+            case FaultKind.DISK_ERROR:
                 self._fail(host, fault.second)
-            case Kind.DISK_FULL:
+            case FaultKind.DISK_FULL:
                 self.told(f"the disk of {host.name} is full for {fault.seconds:.2f} s")
                 host.disk.full = True
                 self._later(fault.seconds, lambda: setattr(host.disk, "full", False))
-            case Kind.SLOW_DISK:
+            case FaultKind.SLOW_DISK:
                 self.told(f"the disk of {host.name} is slow for {fault.seconds:.2f} s")
                 before, host.disk.sync_seconds = host.disk.sync_seconds, SLOW_SECONDS
                 self._later(fault.seconds, lambda: setattr(host.disk, "sync_seconds", min(before, host.disk.sync_seconds)))

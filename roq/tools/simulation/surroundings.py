@@ -39,15 +39,15 @@ import roq.shuffle.node.stored
 import roq.workqueue.lease_keeper
 import roq.workqueue.master_link
 from roq.tools.simulation import machines, zeromq
-from roq.tools.simulation.blocking import SELECT, Bell, LoopBeside, Sockets
+from roq.tools.simulation.blocking import SELECT, LoopBeside, SimulatedBell, Sockets
 from roq.tools.simulation.clocks import Wall
-from roq.tools.simulation.coordination import Coordinator, TreeLink
+from roq.tools.simulation.coordination import SimulatedCoordinator, TreeLink
 from roq.tools.simulation.disks import Files
 from roq.tools.simulation.dumps import Forks
-from roq.tools.simulation.forwarder import Forwarder
+from roq.tools.simulation.forwarder import SimulatedForwarder
 from roq.tools.simulation.loop import PROCESS, SimulatedLoop
 from roq.tools.simulation.network import Network
-from roq.tools.simulation.threads import Pool, SimpleQueue, Threads
+from roq.tools.simulation.threads import Pool, SimpleQueue, SimulatedThreads
 from roq.wire.assignment import ProcessKind
 
 JOURNAL_BYTES = 256 * 1024  # of a store's journal file: few enough to come to its end
@@ -81,7 +81,7 @@ class _Random(Random):
 
 
 def _table(
-    loop: SimulatedLoop, network: Network, coordinator: Coordinator, wall: Wall, seed: Random
+    loop: SimulatedLoop, network: Network, coordinator: SimulatedCoordinator, wall: Wall, seed: Random
 ) -> list[tuple[Any, str, Any]]:
     now = loop.time
     context = zeromq.Context(network)
@@ -119,9 +119,9 @@ def _table(
         (roq.runtime.sockets, "context", lambda: context),
         (roq.runtime.router, "listen", network.listen),
         (roq.runtime.child, "send_datagram", machines.send_datagram),
-        (roq.pubsub.exchange.process, "Forwarder", Forwarder),
+        (roq.pubsub.exchange.process, "Forwarder", SimulatedForwarder),
         (roq.pubsub.exchange.process, "resident_bytes", lambda: 1 << 25),
-        (hcm.host, "Children", machines.Children),
+        (hcm.host, "Children", machines.SimulatedChildren),
         (hcm.host, "start_time", machines.start_time),
         (hcm.ports, "is_free", network.is_free),
         (hcm.process, "HostStats", _HostStats),
@@ -136,8 +136,8 @@ def _below_work_queues(
     loop: SimulatedLoop, network: Network, seed: Random, wall_time: Callable[[], float]
 ) -> list[tuple[Any, str, Any]]:
     """Threads, disks, and what blocking clients stand on."""
-    files = Files(lambda: machines.Children.machines, wall_time)
-    threading, system = Threads(loop).module(), files.module()
+    files = Files(lambda: machines.SimulatedChildren.machines, wall_time)
+    threading, system = SimulatedThreads(loop).module(), files.module()
     sizes = {**(roq.log.store.server.StoreServer.__init__.__kwdefaults__ or {}), "file_bytes": JOURNAL_BYTES}
     return [
         *((module, "threading", threading) for module in THREADED),
@@ -152,12 +152,12 @@ def _below_work_queues(
         ),
         *_below_followers(loop, files),
         (roq.log.store.proof, "BOOT_ID", files),
-        *Forks(loop, seed, lambda: machines.Children.machines).replacements(),
+        *Forks(loop, seed, lambda: machines.SimulatedChildren.machines).replacements(),
         (hcm.ports, "ROLES", {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles
         (roq.runtime.line, "socket", Sockets(network).module()),
         (roq.runtime.line, "select", SELECT),
-        (roq.runtime.line, "Bell", Bell),
-        (roq.workqueue.master_link, "Bell", Bell),
+        (roq.runtime.line, "Bell", SimulatedBell),
+        (roq.workqueue.master_link, "Bell", SimulatedBell),
         (roq.workqueue.master_link, "LoopThread", lambda name: LoopBeside(loop, name)),
     ]
 
@@ -180,7 +180,7 @@ def _below_followers(loop: SimulatedLoop, files: Files) -> list[tuple[Any, str, 
 def replaced(
     loop: SimulatedLoop,
     network: Network,
-    coordinator: Coordinator,
+    coordinator: SimulatedCoordinator,
     wall: Wall,
     seed: Random,
     more: Sequence[tuple[Any, str, Any]] = (),

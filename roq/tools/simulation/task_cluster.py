@@ -17,10 +17,10 @@ from roq.errors import TemporaryError
 from roq.log.store.cookie import forget
 from roq.runtime.rpc import RpcClient
 from roq.tools.simulation.cluster import COORDINATOR, RESTART_SECONDS, ZOOKEEPER
-from roq.tools.simulation.faults import Fault, Kind
+from roq.tools.simulation.faults import Fault, FaultKind
 from roq.tools.simulation.machines import HostMachine
 from roq.tools.simulation.store_cluster import StoreCluster
-from roq.tools.simulation.tasks import Pace, TaskBooks, judge_tasks, look, produce, work
+from roq.tools.simulation.tasks import TaskBooks, TaskPace, judge_tasks, look, produce, work
 from roq.wire import master as wire
 
 WORK_QUEUE = "tasks"
@@ -37,7 +37,7 @@ class TaskCluster(StoreCluster):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.tasks = TaskBooks(self.loop)
-        self.pace = Pace(5.0, 3, 0.1, 0.2)
+        self.pace = TaskPace(5.0, 3, 0.1, 0.2)
         self._swapped: HostMachine | None = None  # its new disk has not got everything yet
         self._rotten: HostMachine | None = None  # bytes of its disk rotted, and nobody may have noticed
 
@@ -67,13 +67,13 @@ class TaskCluster(StoreCluster):
         """See SimulatedCluster."""
         host = self.hosts[int(fault.choice * len(self.hosts))]
         match fault.kind:
-            case Kind.DISK_ERROR:
+            case FaultKind.DISK_ERROR:
                 self._fail(host, fault.second)
-            case Kind.BIT_ROT:
+            case FaultKind.BIT_ROT:
                 if self._may_lose(host) and (what := host.disk.rot(fault.second)):
                     self._rotten = host
                     self.told(f"bytes of {what} on {host.name} rot")
-            case Kind.SWAP_DISK:
+            case FaultKind.SWAP_DISK:
                 self._swap(host, fault.seconds)
             case _:
                 super().do(fault)

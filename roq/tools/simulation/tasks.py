@@ -32,7 +32,7 @@ IDLE_SECONDS = 1.0
 TOLD_MAX = 5  # of what went wrong alike
 
 
-class Pace(NamedTuple):
+class TaskPace(NamedTuple):
     """Bursts a second of a producer, tasks in a burst, of them with a big payload, seconds of work on a task at most."""
 
     rate: float
@@ -42,7 +42,7 @@ class Pace(NamedTuple):
 
 
 @dataclass(eq=False)
-class Put:
+class PutAccount:
     """One task that was handed over. id: once it was confirmed."""
 
     number: int
@@ -72,16 +72,16 @@ class TaskBooks:
     queue's own in the end."""
 
     loop: SimulatedLoop
-    puts: dict[int, Put] = field(default_factory=dict)
+    puts: dict[int, PutAccount] = field(default_factory=dict)
     deliveries: dict[int, list[Delivery]] = field(default_factory=dict)
     ids: dict[int, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     clocks_stepped: bool = False
     status: Status | None = None
 
-    def put(self, size: int) -> Put:
+    def put(self, size: int) -> PutAccount:
         """The next one."""
-        one = Put(len(self.puts) + 1, size, self.loop.time())
+        one = PutAccount(len(self.puts) + 1, size, self.loop.time())
         self.puts[one.number] = one
         return one
 
@@ -118,12 +118,12 @@ class TaskBooks:
         ]
 
 
-def payload_of(put: Put) -> bytes:
+def payload_of(put: PutAccount) -> bytes:
     """Its number, and as much as it is to have."""
     return b"%d " % put.number + b"x" * put.size
 
 
-async def produce(books: TaskBooks, address: str, pace: Pace, random: Random, stop: asyncio.Event) -> None:
+async def produce(books: TaskBooks, address: str, pace: TaskPace, random: Random, stop: asyncio.Event) -> None:
     """Put tasks until `stop`. What failed is not tried again: whether it took effect is not known."""
     while not stop.is_set():
         try:
@@ -137,7 +137,7 @@ async def produce(books: TaskBooks, address: str, pace: Pace, random: Random, st
             await asyncio.sleep(AGAIN_SECONDS)
 
 
-async def _put(books: TaskBooks, queue: roq.WorkQueue, pace: Pace, random: Random) -> None:
+async def _put(books: TaskBooks, queue: roq.WorkQueue, pace: TaskPace, random: Random) -> None:
     puts = [books.put(INLINE_BYTES if random.random() < pace.big_share else 0) for _ in range(random.randint(1, pace.burst))]
     tasks = [roq.NewTask(payload_of(put), random.choice((0.0, 0.0, 0.0, 0.5)), random.choice((0, 0, 0, 1))) for put in puts]
     try:
@@ -150,7 +150,7 @@ async def _put(books: TaskBooks, queue: roq.WorkQueue, pace: Pace, random: Rando
             books.wrong.append(f"put {put.number} was confirmed as {id}, and came as {books.ids[put.number]}")
 
 
-async def work(books: TaskBooks, address: str, label: str, pace: Pace, random: Random, stop: asyncio.Event) -> None:
+async def work(books: TaskBooks, address: str, label: str, pace: TaskPace, random: Random, stop: asyncio.Event) -> None:
     """Lease tasks and settle them until `stop`."""
     while not stop.is_set():
         mine: list[Delivery] = []
@@ -173,7 +173,7 @@ async def work(books: TaskBooks, address: str, label: str, pace: Pace, random: R
             await asyncio.sleep(AGAIN_SECONDS)
 
 
-async def _work_on(books: TaskBooks, one: Delivery, task: Task, pace: Pace, random: Random) -> None:
+async def _work_on(books: TaskBooks, one: Delivery, task: Task, pace: TaskPace, random: Random) -> None:
     await asyncio.sleep(random.random() * random.choice((0.1, 0.1, 1.0)) * pace.work_seconds)
     drawn, began = random.random(), books.loop.time()
     try:

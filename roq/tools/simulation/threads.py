@@ -15,7 +15,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from roq.tools.simulation.loop import Ended, SimulatedLoop
+from roq.tools.simulation.loop import RunOver, SimulatedLoop
 
 _real = threading.local()  # .thread: which simulated one this real one carries
 
@@ -52,7 +52,7 @@ class _Carrier:
         self._go.acquire()
 
 
-class Thread:
+class SimulatedThread:
     """In place of threading.Thread."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Thread:
         self._carrier: _Carrier | None = None
         self._turn = 0  # counts its waits
         self._waits = self._woken = self._ending = self._over = False
-        self._joining: list[Thread] = []
+        self._joining: list[SimulatedThread] = []
 
     def start(self) -> None:
         """It begins when the loop comes to it."""
@@ -94,7 +94,7 @@ class Thread:
         _real.thread = self
         try:
             self._context.run(self._target, *self._args)
-        except Ended:
+        except RunOver:
             pass
         except BaseException as error:  # noqa: BLE001 - a defect, which the run reports
             self._loop.threads.failures.append(f"thread {self.name}: {type(error).__name__}: {error}")
@@ -108,7 +108,7 @@ class Thread:
     def park(self, seconds: float | None) -> bool:
         """From the thread: wait for `wake`, or so long. Whether it was woken."""
         if self._ending:
-            raise Ended
+            raise RunOver
         assert self._carrier is not None
         self._turn += 1
         self._waits, self._woken = True, False
@@ -119,7 +119,7 @@ class Thread:
         if timer is not None:
             timer.cancel()
         if self._ending:
-            raise Ended
+            raise RunOver
         return self._woken
 
     def wake(self) -> None:
@@ -140,9 +140,9 @@ class Thread:
             self.step()
 
 
-def current() -> Thread | None:
+def current() -> SimulatedThread | None:
     """The simulated thread that runs; None in the loop."""
-    thread: Thread | None = getattr(_real, "thread", None)
+    thread: SimulatedThread | None = getattr(_real, "thread", None)
     return thread
 
 
@@ -153,7 +153,7 @@ def sleep(seconds: float) -> None:
     thread.park(seconds)
 
 
-def wait_until(ready: Callable[[], bool], places: list[list[Thread]], seconds: float | None) -> bool:
+def wait_until(ready: Callable[[], bool], places: list[list[SimulatedThread]], seconds: float | None) -> bool:
     """The running thread waits, woken by whoever looks into one of these places; whether it is ready."""
     if ready():
         return True
@@ -175,7 +175,7 @@ def wait_until(ready: Callable[[], bool], places: list[list[Thread]], seconds: f
     return True
 
 
-def wake_all(place: list[Thread]) -> None:
+def wake_all(place: list[SimulatedThread]) -> None:
     """Those who wait there look again."""
     for thread in place:
         thread.wake()
@@ -186,7 +186,7 @@ class Lock:
 
     def __init__(self) -> None:
         self._held = False
-        self._waiting: list[Thread] = []
+        self._waiting: list[SimulatedThread] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """See threading.Lock."""
@@ -214,7 +214,7 @@ class Condition:
     def __init__(self, lock: Lock | None = None) -> None:
         self._lock = lock or Lock()
         self._waiting: deque[list[bool]] = deque()
-        self._threads: list[Thread] = []
+        self._threads: list[SimulatedThread] = []
 
     def __enter__(self) -> bool:
         return self._lock.acquire()
@@ -244,12 +244,12 @@ class Condition:
         self.notify(len(self._waiting))
 
 
-class Event:
+class SimulatedEvent:
     """In place of threading.Event."""
 
     def __init__(self) -> None:
         self._set = False
-        self._waiting: list[Thread] = []
+        self._waiting: list[SimulatedThread] = []
 
     def is_set(self) -> bool:
         """See threading.Event."""
@@ -270,7 +270,7 @@ class SimpleQueue:
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
-        self._waiting: list[Thread] = []
+        self._waiting: list[SimulatedThread] = []
 
     def put(self, item: Any) -> None:
         """See queue.SimpleQueue."""
@@ -310,22 +310,22 @@ class Pool:
         """Its threads end when nothing is left to do."""
 
 
-class Threads:
+class SimulatedThreads:
     """All threads of one run. failures: those that ended with what nobody caught."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
-        self.known: dict[Thread, None] = {}
+        self.known: dict[SimulatedThread, None] = {}
         self.failures: list[str] = []
         loop.threads = self
 
     def module(self) -> SimpleNamespace:
         """In place of the module `threading`."""
         return SimpleNamespace(
-            Thread=partial(Thread, self._loop),
+            Thread=partial(SimulatedThread, self._loop),
             Lock=Lock,
             Condition=Condition,
-            Event=Event,
+            Event=SimulatedEvent,
             current_thread=current,
             TIMEOUT_MAX=threading.TIMEOUT_MAX,
         )
@@ -335,7 +335,7 @@ class Threads:
         carried = executor.taken(work) if isinstance(executor, Pool) else work
         if carried is None:
             return
-        thread = Thread(self._loop, carried, name="executor")
+        thread = SimulatedThread(self._loop, carried, name="executor")
         self.known[thread] = None
         thread.step()
 

@@ -27,7 +27,7 @@ _AGAIN = zmq.Again()  # one for all: to make one takes longer than to find out t
 class _Pipe:
     """One connection of a socket."""
 
-    def __init__(self, socket: Socket, end: End) -> None:
+    def __init__(self, socket: SimulatedZmqSocket, end: End) -> None:
         self._socket, self.end = socket, end
         self.inbox: deque[list[bytes]] = deque()
         self.unread = 0  # of what we sent, by the other side
@@ -90,7 +90,7 @@ class _Pipe:
 class _DealerPipe(_Pipe):
     """One that speaks ZeroMQ's protocol in bytes: the other end is a Router of ours (roq/runtime/router.py)."""
 
-    def __init__(self, socket: Socket, end: End) -> None:
+    def __init__(self, socket: SimulatedZmqSocket, end: End) -> None:
         super().__init__(socket, end)
         self._parser = zmtp.Parser()
         end.send(zmtp.hello(b"DEALER"))
@@ -118,7 +118,7 @@ class _DealerPipe(_Pipe):
         self._socket.news()
 
 
-class Socket:
+class SimulatedZmqSocket:
     """zmq.Socket, as far as it is used."""
 
     def __init__(self, context: Context, kind: int) -> None:
@@ -343,6 +343,6 @@ class Context:
         self._descriptors += 1
         return self._descriptors
 
-    def socket(self, kind: int) -> Socket:
+    def socket(self, kind: int) -> SimulatedZmqSocket:
         """A new one."""
-        return Socket(self, kind)
+        return SimulatedZmqSocket(self, kind)

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 
-from roq.workqueue.file_queue.counters import COMPLETED, Counters
+from roq.workqueue.file_queue.counters import COMPLETED, CounterFiles
 from roq.workqueue.file_queue.storage import sync_folder
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def is_local(path: str) -> bool:
 class Aftermath:
     """Of one open queue. seconds: how long to gather."""
 
-    def __init__(self, counters: Counters, seconds: float) -> None:
+    def __init__(self, counters: CounterFiles, seconds: float) -> None:
         self._counters = counters
         self._counters_due = float("inf")  # monotonic, when they are synced
         self._seconds = max(GATHER_SECONDS, seconds)

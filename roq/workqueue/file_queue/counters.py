@@ -36,7 +36,7 @@ class Announced(Protocol):
         """One line."""
 
 
-class Counters:
+class CounterFiles:
     """Of one folder. mutex: of this process for both files."""
 
     def __init__(self, folder: str, mutex: threading.Lock) -> None:

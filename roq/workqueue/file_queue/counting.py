@@ -23,7 +23,7 @@ from contextlib import suppress
 from urllib.parse import unquote
 
 from roq.workqueue.file_queue import names
-from roq.workqueue.file_queue.counters import COMPLETED, INSERTED, Counters
+from roq.workqueue.file_queue.counters import COMPLETED, INSERTED, CounterFiles
 from roq.workqueue.file_queue.folder import LITTER_SECONDS
 from roq.workqueue.file_queue.lane import Lane
 from roq.workqueue.file_queue.storage import Unreadable, read_open, remove, try_lock, write_open
@@ -34,7 +34,7 @@ _mine: set[str] = set()  # of this process: `lockf` would not keep it from takin
 os.register_at_fork(after_in_child=_mine.clear)  # a child counts for its parent as anybody does
 
 
-class Call:
+class CountedCall:
     """One call under way, in a file of its own."""
 
     def __init__(self, path: str) -> None:
@@ -78,14 +78,14 @@ class Call:
 class Calls:
     """Those of one open queue. lanes: by suffix."""
 
-    def __init__(self, root: str, lanes: Mapping[str, Lane], counters: Counters) -> None:
+    def __init__(self, root: str, lanes: Mapping[str, Lane], counters: CounterFiles) -> None:
         self._root, self._folder = root, f"{root}/counting"
         self._lanes, self._counters = lanes, counters
         self._lock = threading.Lock()
-        self._free: list[Call] = []
+        self._free: list[CountedCall] = []
         self._process = os.getpid()
 
-    def begin(self) -> Call | None:
+    def begin(self) -> CountedCall | None:
         """None if the folder takes no more files."""
         with self._lock:
             if self._process != os.getpid():  # forked: those are the parent's
@@ -94,12 +94,12 @@ class Calls:
                 return self._free.pop()
         try:
             os.makedirs(self._folder, exist_ok=True)
-            return Call(f"{self._folder}/{socket.gethostname()}--{os.getpid()}--{secrets.token_hex(8)}")
+            return CountedCall(f"{self._folder}/{socket.gethostname()}--{os.getpid()}--{secrets.token_hex(8)}")
         except OSError as error:
             logger.debug("%s takes no file: a call that is killed now is not counted: %s", self._folder, error)
             return None
 
-    def end(self, call: Call | None) -> None:
+    def end(self, call: CountedCall | None) -> None:
         """It was counted, or took no effect."""
         if call is None:
             return

@@ -48,7 +48,7 @@ class NewFile(NamedTuple):
     content: bytes
 
 
-class Moved(NamedTuple):
+class LeasedName(NamedTuple):
     """The new name, and the leases so far, this one included."""
 
     name: Name
@@ -101,11 +101,11 @@ class Lane:
         remove_quietly([f"{self.queue}/{file.name}" for file in files])
         remove_quietly([f"{self.movement}/{file.name.id}" for file in files])
 
-    def lease(self, name: Name, due: int) -> Moved | Spent | None:
+    def lease(self, name: Name, due: int) -> LeasedName | Spent | None:
         """Lease the task until `due` or a little later. None: another has it. Raises Busy."""
         return self._move(name, Why.LEASED, due, 1)
 
-    def move(self, name: Name, why: Why, due: int, step: int) -> Moved | None:
+    def move(self, name: Name, why: Why, due: int, step: int) -> LeasedName | None:
         """Extend a lease or end it. step: seconds to go from `due` to a name the task never had. None: the lease was lost.
         Raises StorageFailed if the movement file stays locked."""
         deadline = time.monotonic() + LOCK_SECONDS
@@ -117,9 +117,9 @@ class Lane:
                     raise StorageFailed(f"{self.movement}/{name.id} stays locked by another process") from error
                 time.sleep(_LOCK_RETRY_SECONDS)
                 continue
-            return moved if isinstance(moved, Moved) else None
+            return moved if isinstance(moved, LeasedName) else None
 
-    def _move(self, name: Name, why: Why, due: int, step: int) -> Moved | Spent | None:
+    def _move(self, name: Name, why: Why, due: int, step: int) -> LeasedName | Spent | None:
         with self._mutex:
             fd = self._open_movement(name)
             if fd is None:
@@ -135,7 +135,7 @@ class Lane:
                 new = names.unused(Name(why, due, name.id, name.suffix), before, step)
                 self._append(fd, before, new)
                 if rename(f"{self.queue}/{name}", f"{self.queue}/{new}"):
-                    return Moved(new, attempts + leases)
+                    return LeasedName(new, attempts + leases)
                 os.ftruncate(fd, len(before))  # what was not to be leaves no trace
                 return None
             finally:

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from roq.workqueue import desk
 from roq.workqueue.contract import NewTask
 from roq.workqueue.file_queue import content, names
-from roq.workqueue.file_queue.counters import INSERTED, Counters
+from roq.workqueue.file_queue.counters import INSERTED, CounterFiles
 from roq.workqueue.file_queue.counting import Calls
 from roq.workqueue.file_queue.dedup import Dedup
 from roq.workqueue.file_queue.folder import Folder
@@ -48,7 +48,7 @@ class FilePublication:
                 DATA: Lane(place.data, place.temporary, DATA, mutex, limit),
             }
         self._place, self._job, self._decided = place, job, decided
-        self._counters = Counters(place.path, place.mutexes.counters)
+        self._counters = CounterFiles(place.path, place.mutexes.counters)
         self._calls = Calls(place.path, self._lanes, self._counters)
         self._dedup = Dedup(place.dedup, place.temporary, place.mutexes.keys, time.time, self._exists)
 

@@ -41,8 +41,8 @@ from roq.workqueue.contract import (
 from roq.workqueue.file_queue import content, names
 from roq.workqueue.file_queue.aftermath import Aftermath, is_local
 from roq.workqueue.file_queue.candidates import Candidates
-from roq.workqueue.file_queue.counters import COMPLETED, INSERTED, Counters
-from roq.workqueue.file_queue.counting import Call, Calls
+from roq.workqueue.file_queue.counters import COMPLETED, INSERTED, CounterFiles
+from roq.workqueue.file_queue.counting import Calls, CountedCall
 from roq.workqueue.file_queue.dead import DeadLetters
 from roq.workqueue.file_queue.dedup import Dedup
 from roq.workqueue.file_queue.folder import Folder
@@ -84,7 +84,7 @@ class FileQueue:
                 JSON: Lane(place.path, place.temporary, JSON, mutexes.tasks, limit),
                 DATA: Lane(place.data, place.temporary, DATA, mutexes.tasks, limit),
             }
-            self._counters = Counters(place.path, mutexes.counters)
+            self._counters = CounterFiles(place.path, mutexes.counters)
             self._calls = Calls(place.path, self._lanes, self._counters)
             self._calls.recover()  # before what tells of killed calls is swept
             place.sweep()
@@ -169,7 +169,7 @@ class FileQueue:
             self._calls.end(call)
         self._tell(str(file.name) for part in files.values() for file in part if file.name.due == 0)
 
-    def _insert_files(self, files: Mapping[str, Sequence[NewFile]], call: Call | None) -> None:
+    def _insert_files(self, files: Mapping[str, Sequence[NewFile]], call: CountedCall | None) -> None:
         def begun(paths: Sequence[str]) -> None:
             if call is not None:
                 call.write("put", [path.removeprefix(f"{self.path}/") for path in paths])
@@ -284,7 +284,7 @@ class FileQueue:
         self._calls.end(call)
         return answers
 
-    def _settle_all(self, pairs: list[tuple[Name, Settlement]], acks: list[Name], call: Call | None) -> list[str | None]:
+    def _settle_all(self, pairs: list[tuple[Name, Settlement]], acks: list[Name], call: CountedCall | None) -> list[str | None]:
         answers: list[str | None] = []
         if call is not None:
             call.write("ack", acks)

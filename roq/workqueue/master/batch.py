@@ -25,7 +25,7 @@ Name = tuple[int, int | str]
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class EntryBatch:
     """What becomes one entry of the log, and what is due when it is durable. No records: only something to wait for.
 
     asked: by the request's name, what was asked for in detail and its answer.
@@ -48,18 +48,18 @@ def name_of(request: wire.Request) -> tuple[Name, Any] | None:
         return (request.instance, -request.nonce), 0
     if isinstance(request, wire.SettleAll):
         return ((request.instance, request.settle[0].token), request.settle) if request.settle else None
-    if isinstance(request, wire.Stored):
+    if isinstance(request, wire.PayloadStored):
         return (request.producer, request.sequence), request.blob
     return None
 
 
-class Waiting:
+class PendingBatches:
     """The batches that are not durable yet, the open one included. bytes: of all of them, nearly."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.open = Batch()
-        self._all: dict[Batch, None] = {self.open: None}  # in their order
+        self.open = EntryBatch()
+        self._all: dict[EntryBatch, None] = {self.open: None}  # in their order
 
     @property
     def full(self) -> bool:
@@ -91,23 +91,23 @@ class Waiting:
                 return True
         return False
 
-    def close(self) -> Batch | None:
+    def close(self) -> EntryBatch | None:
         """The open batch, if there is anything in it; the next one is open then."""
         batch = self.open
         if not (batch.records or batch.answers):
             return None
-        self.open = Batch()
+        self.open = EntryBatch()
         self._all[self.open] = None
         return batch
 
-    def follow(self, batch: Batch, before: Batch) -> None:
+    def follow(self, batch: EntryBatch, before: EntryBatch) -> None:
         """This one without records is as durable as the one before."""
         before.answers += batch.answers
         before.asked |= batch.asked
         batch.answers = []
         self.durable(batch)
 
-    def durable(self, batch: Batch) -> None:
+    def durable(self, batch: EntryBatch) -> None:
         """It waits no longer."""
         if batch in self._all:
             del self._all[batch]

@@ -32,8 +32,8 @@ from roq.wire import store as store_wire
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.master.places import Places
 from roq.workqueue.master.requests import check_stored
-from roq.workqueue.master.service import Service
-from roq.workqueue.ready import Task
+from roq.workqueue.master.service import MasterService
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import BlobRef, Push, TaskKey
 
 PENDING_MAX = 1_000
@@ -44,7 +44,7 @@ log = logger(__name__)
 
 
 @dataclass(frozen=True)
-class Pace:
+class RegistryPace:
     """When what is looked at. Tests take smaller numbers."""
 
     heartbeat_seconds: float = 3.0
@@ -68,19 +68,19 @@ class _Pending:
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
 
 
-class Blobs:
+class BlobRegistry:
     """All blobs of one reign. turn(): look at the service; barrier(): until all that was applied is durable; now(): ms."""
 
     def __init__(
         self,
         spec: WorkQueueSpec,
         stores: Stores,
-        service: Service,
+        service: MasterService,
         turn: Callable[[], None],
         barrier: Callable[[], Awaitable[None]],
         now: Callable[[], int],
         counters: Counters,
-        pace: Pace = Pace(),
+        pace: RegistryPace = RegistryPace(),
         reign: str | None = None,  # a name that no other reign ever has; drawn if none is given
     ) -> None:
         self.spec, self._stores, self._service, self._pace = spec, stores, service, pace
@@ -154,7 +154,7 @@ class Blobs:
                 return wire.Reserved(blob, wire.Place(host, endpoint))
         raise LogUnavailable("no store answers")
 
-    def stored(self, peer: bytes, id: int, request: wire.Stored) -> None:
+    def stored(self, peer: bytes, id: int, request: wire.PayloadStored) -> None:
         """The client has stored it: have it copied, then logged, then answer."""
         try:
             check_stored(request)
@@ -170,7 +170,7 @@ class Blobs:
         if len(pending.waiting) == 1:
             self._tasks.start(self._complete(request, pending), f"copies of {request.blob}")
 
-    async def _complete(self, request: wire.Stored, pending: _Pending) -> None:
+    async def _complete(self, request: wire.PayloadStored, pending: _Pending) -> None:
         blob, task = request.blob, request.task
         try:
             holders = await self._copied(blob, pending)
@@ -321,7 +321,7 @@ class Blobs:
             except TimeoutError:
                 continue
 
-    def _lacks(self, task: Task, live: list[str]) -> bool:
+    def _lacks(self, task: StoredTask, live: list[str]) -> bool:
         alive = [host for host in task.payload.holders if host in live] if isinstance(task.payload, BlobRef) else []
         return bool(alive) and len(alive) < self._possible(alive)
 

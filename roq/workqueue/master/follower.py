@@ -20,7 +20,7 @@ log = logger(__name__)
 APPLY_AT_ONCE = 50  # entries applied before other work of the loop gets a turn
 
 
-class Follower:
+class LogFollower:
     """position: of the last entry applied."""
 
     def __init__(self, reader: LogReader) -> None:

@@ -21,7 +21,7 @@ from roq.coordination.session import Session
 from roq.errors import DataLost, InvalidConfiguration, LogFenced, NotLeader, NotReady, RoqError, TemporaryError, UnknownFormat
 from roq.log.replicated.directory import StoreDirectory
 from roq.log.replicated.reader import LogReader
-from roq.log.replicated.repairer import Repairer, RepairSettings
+from roq.log.replicated.repairer import LogRepairer, RepairSettings
 from roq.log.replicated.settings import LogSettings
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.backoff import delays
@@ -34,12 +34,12 @@ from roq.wire.assignment import MonitorRole, ProcessSpec, from_json
 from roq.wire.child import ChildSpec
 from roq.wire.envelope import seal_error
 from roq.wire.work_queue import TaskSettings, WorkQueueRecord, WorkQueueSpec
-from roq.workqueue.master.blobs import Blobs
+from roq.workqueue.master.blobs import BlobRegistry
 from roq.workqueue.master.copies import CopiesDesk
 from roq.workqueue.master.door import Door
-from roq.workqueue.master.follower import Follower
-from roq.workqueue.master.reign import Clock, Reign
-from roq.workqueue.master.service import Service
+from roq.workqueue.master.follower import LogFollower
+from roq.workqueue.master.reign import MasterReign, SteadyClock
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.master.snapshots import snapshots
 from roq.workqueue.records import BlobRef, Configure
 
@@ -58,10 +58,10 @@ class Master:
         self._spec, self._stop = spec, stop
         self._process, self._work = spec.process, spec.process.work
         self.counters = Counters()
-        self._clock = Clock()
-        self._reign: Reign | None = None
+        self._clock = SteadyClock()
+        self._reign: MasterReign | None = None
         self._writer: LogWriter | None = None
-        self._blobs: Blobs | None = None
+        self._blobs: BlobRegistry | None = None
         self._copies: CopiesDesk | None = None
         self._changed = asyncio.Event()
         self._trouble: RoqError | None = None  # why we can't serve although it is our turn
@@ -100,7 +100,7 @@ class Master:
             return
         elif type(request) is wire.Reserve:
             blobs.reserve(peer, id, request)
-        elif type(request) is wire.Stored:
+        elif type(request) is wire.PayloadStored:
             blobs.stored(peer, id, request)
         else:
             reign.take(peer, id, request)
@@ -149,7 +149,7 @@ class Master:
         """Follow, and when it is our turn, reign until something ends it."""
         reader = LogReader(session, self._work.log, directory)
         try:
-            follower = Follower(reader)
+            follower = LogFollower(reader)
             if not self._active:
                 await self._follow(follower)
             settings, term, guard = _settings(self._work), self._process.term, partial(self._wanted, session)
@@ -175,7 +175,7 @@ class Master:
             raise LogFenced("the work queue was removed")
         return Check(path, node.version)
 
-    async def _follow(self, follower: Follower) -> None:
+    async def _follow(self, follower: LogFollower) -> None:
         following = asyncio.get_running_loop().create_task(follower.follow(), name="follow the log")
         try:
             while not self._active:
@@ -189,19 +189,19 @@ class Master:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    async def _serve_from(self, follower: Follower, writer: LogWriter) -> None:
+    async def _serve_from(self, follower: LogFollower, writer: LogWriter) -> None:
         quiet_until = self._clock.now() + GRACE_MS if follower.position else 0
         term = self._process.term
         inline, here = self._work.inline_bytes, self._door.connected
-        service = Service(follower.state, follower.recent, term, inline, self._places, quiet_until, here)
-        reign = Reign(service, writer, self._door.send, self._drop, self._clock, self.counters)
+        service = MasterService(follower.state, follower.recent, term, inline, self._places, quiet_until, here)
+        reign = MasterReign(service, writer, self._door.send, self._drop, self._clock, self.counters)
         reign.position = follower.position
-        blobs = Blobs(self._work, writer.stores, service, reign.turn, reign.barrier, self._clock.now, self.counters)
+        blobs = BlobRegistry(self._work, writer.stores, service, reign.turn, reign.barrier, self._clock.now, self.counters)
         if not service.state.version:
             service.apply(Configure(self._clock.now(), _contract_settings(self._work), 0))
         beside = Tasks(reign.end)
         lost = asyncio.Event()
-        repairer = Repairer(writer, RepairSettings(), lost.set)
+        repairer = LogRepairer(writer, RepairSettings(), lost.set)
         beside.start(snapshots(reign, writer, self.counters, lost), "snapshots")
         beside.start(repairer.run(), "repairs of the log")
         self._copies = CopiesDesk((repairer.copies, blobs.copies), self._answer_copies, beside)

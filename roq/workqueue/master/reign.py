@@ -18,9 +18,9 @@ from roq.errors import LogFenced, NotLeader, Overloaded, RoqError
 from roq.runtime.observe import Counters, logger
 from roq.wire import master as wire
 from roq.wire.envelope import seal_error
-from roq.workqueue.master.batch import Batch, Body
+from roq.workqueue.master.batch import Body, EntryBatch
 from roq.workqueue.master.dump import Dump
-from roq.workqueue.master.service import Service
+from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import BlobRef, encode
 
 APPENDS_AT_ONCE = 2
@@ -30,14 +30,14 @@ SKEW_MS = 5_000  # between a master's clock and ZooKeeper's: more is logged
 log = logger(__name__)
 
 
-class Writer(Protocol):
+class EntryWriter(Protocol):
     """The log."""
 
     def write(self, entry: bytes, done: Callable[[int | RoqError], None]) -> None:
         """Calls `done` with the position when it and all before it are on stable storage, or with what stopped the log."""
 
 
-class Clock:
+class SteadyClock:
     """Milliseconds since 1970 that never step back or jump. wall: seconds since 1970, if not this machine's."""
 
     def __init__(self, wall: Callable[[], float] | None = None) -> None:
@@ -64,16 +64,16 @@ class Clock:
         self._offset = max(logged, min(own, witness)) / 1000 - time.monotonic()
 
 
-class Reign:
+class MasterReign:
     """send(peer, message); drop(blobs): nobody needs them any more; `failed` has why it ended."""
 
     def __init__(
         self,
-        service: Service,
-        writer: Writer,
+        service: MasterService,
+        writer: EntryWriter,
         send: Callable[[bytes, bytes], bool],
         drop: Callable[[Iterable[BlobRef]], None],
-        clock: Clock,
+        clock: SteadyClock,
         counters: Counters,
     ) -> None:
         self.service = service
@@ -82,12 +82,12 @@ class Reign:
         self.bytes_written = 0
         self._writer, self._send, self._drop, self._clock, self._counters = writer, send, drop, clock, counters
         self._loop = asyncio.get_running_loop()
-        self._under_way: deque[Batch] = deque()
+        self._under_way: deque[EntryBatch] = deque()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0
         self._wanted: asyncio.Future[tuple[int, Dump]] | None = None
-        self._dumped: tuple[Batch, asyncio.Future[tuple[int, Dump]]] | None = None
+        self._dumped: tuple[EntryBatch, asyncio.Future[tuple[int, Dump]]] | None = None
         self._dump: Dump | None = None  # the newest
 
     def take(self, peer: bytes, id: int, request: wire.Request) -> None:
@@ -135,7 +135,7 @@ class Reign:
             self._begin_dump()
         self._set_timer()
 
-    def _append(self, batch: Batch) -> None:
+    def _append(self, batch: EntryBatch) -> None:
         entry = encode(batch.records)
         self.bytes_written += len(entry)
         self._counters["entries"] += 1
@@ -146,7 +146,7 @@ class Reign:
         except RoqError as error:
             self.end(error)
 
-    def _appended(self, batch: Batch, result: int | RoqError) -> None:
+    def _appended(self, batch: EntryBatch, result: int | RoqError) -> None:
         if self.failed.done():
             return
         if not isinstance(result, int):
@@ -163,7 +163,7 @@ class Reign:
         if self.service.batches or not self._under_way:
             self.look()
 
-    def _settle(self, batch: Batch) -> None:
+    def _settle(self, batch: EntryBatch) -> None:
         self.service.waiting.durable(batch)
         missed: list[Body] = []
         for peer, id, body in batch.answers:
@@ -176,7 +176,7 @@ class Reign:
         for call in batch.then:
             call()
 
-    def _missed(self, batch: Batch, missed: list[Body]) -> None:
+    def _missed(self, batch: EntryBatch, missed: list[Body]) -> None:
         """Answers whose askers are gone. Leases nobody got to know of would be nobody's until they end."""
         self._counters["answers_undelivered"] += len(missed)
         reached = Counter(id(body) for _, _, body in batch.answers) - Counter(map(id, missed))

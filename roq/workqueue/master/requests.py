@@ -8,8 +8,8 @@ from roq.errors import InvalidConfiguration
 from roq.wire import master as wire
 from roq.workqueue import desk
 from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, LEASE_COUNT_MAX, PRIORITIES, PUT_COUNT_MAX
-from roq.workqueue.ready import Task
-from roq.workqueue.records import Complete, DeadLetter, Extend, Requeue, TaskKey
+from roq.workqueue.ready import StoredTask
+from roq.workqueue.records import Complete, DeadLetter, ExtendLease, Requeue, TaskKey
 from roq.workqueue.state import State
 
 IDS_MAX = 20_000  # dead letters named at once
@@ -23,7 +23,7 @@ def check_put(request: wire.Put) -> None:
         raise InvalidConfiguration(f"not a put of 1 to {PUT_COUNT_MAX} tasks")
 
 
-def check_task(task: wire.Task, length: int, limit: int, blob_bytes: int) -> None:
+def check_task(task: wire.TaskToPut, length: int, limit: int, blob_bytes: int) -> None:
     """Raises InvalidConfiguration. length: of its payload, from `blob_bytes` on it belongs to the stores."""
     if length > limit or length >= blob_bytes or (task.priority and task.priority not in PRIORITIES):
         raise InvalidConfiguration(f"not a task: {length} bytes, priority {task.priority}")
@@ -31,7 +31,7 @@ def check_task(task: wire.Task, length: int, limit: int, blob_bytes: int) -> Non
         raise InvalidConfiguration("not a task: its delay or its dedup_key is out of range")
 
 
-def check_stored(request: wire.Stored) -> None:
+def check_stored(request: wire.PayloadStored) -> None:
     """Raises InvalidConfiguration. The payload is elsewhere."""
     check_put(wire.Put(request.producer, request.sequence, [request.task]))
     check_task(request.task, len(request.task.payload), 0, 1)
@@ -52,7 +52,7 @@ def letters(ids: list[str] | None) -> tuple[TaskKey, ...] | None:
     return desk.chosen(ids)
 
 
-def settlement(one: wire.Settle, now: int) -> Complete | Extend | Requeue | DeadLetter:
+def settlement(one: wire.Settle, now: int) -> Complete | ExtendLease | Requeue | DeadLetter:
     """The record of a settlement. Raises CallError."""
     delivery, instance = desk.parse_token(one.token)
     if not 0 <= one.milliseconds <= MILLISECONDS_MAX:
@@ -62,7 +62,7 @@ def settlement(one: wire.Settle, now: int) -> Complete | Extend | Requeue | Dead
     if one.kind == wire.EXTEND:
         if not one.milliseconds:
             raise InvalidConfiguration("a lease is extended by more than 0 ms")
-        return Extend(now, delivery, instance, one.milliseconds)
+        return ExtendLease(now, delivery, instance, one.milliseconds)
     if one.kind == wire.RELEASE:
         return Requeue(now, delivery, instance, 0, one.milliseconds, desk.cut_error(one.error))
     if one.kind == wire.REJECT:
@@ -76,5 +76,5 @@ def largest_inline(state: State) -> int:
     return max(map(_inline_bytes, tasks), default=1)
 
 
-def _inline_bytes(task: Task) -> int:
+def _inline_bytes(task: StoredTask) -> int:
     return max(len(task.payload), 1) if type(task.payload) is bytes else 1

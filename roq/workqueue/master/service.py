@@ -24,21 +24,21 @@ from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqErro
 from roq.wire import master as wire
 from roq.workqueue import desk
 from roq.workqueue.contract import TaskState
-from roq.workqueue.effects import Counted, Delivered, Dropped, Effect, Known, Refused, Settled
+from roq.workqueue.effects import Dropped, Effect, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
 from roq.workqueue.fold import APPLIED
-from roq.workqueue.master.batch import RECORD_BYTES, RECORD_COST, Batch, Waiting, name_of
+from roq.workqueue.master.batch import RECORD_BYTES, RECORD_COST, EntryBatch, PendingBatches, name_of
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.requests import check_lease, check_put, check_task, largest_inline, letters, settlement
-from roq.workqueue.ready import Task
+from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import (
     BlobRef,
+    HoldersReplaced,
     Pop,
     Purge,
     Push,
     Record,
     ReleaseAll,
     RemoveDead,
-    Replaced,
     Requeue,
     RequeueDead,
     Tick,
@@ -70,7 +70,7 @@ def _everybody(peer: bytes) -> bool:
     return True
 
 
-class Service:
+class MasterService:
     """One reign over one state. locate: hosts of a blob's holders to the places a client can fetch from. quiet_until (ms): no
     lease ends before; after a take-over those who hold one must find the new master first. here(peer): is it still connected?
     Whoever takes batches tells `waiting` when they are durable."""
@@ -88,15 +88,15 @@ class Service:
         self.state, self.recent = state, recent
         self._term, self._blob_bytes, self._locate, self._quiet_until = term, blob_bytes, locate, quiet_until
         self._here = here
-        self.batches: deque[Batch] = deque()  # to be appended, in order
-        self.waiting = Waiting()
+        self.batches: deque[EntryBatch] = deque()  # to be appended, in order
+        self.waiting = PendingBatches()
         self._parked: deque[Parked] = deque()
         self._largest = largest_inline(state)  # payload bytes in one task, at most
         self._proved = 0  # ms of the newest record
 
     # --- what the shell asks ------------------------------------------------------------------------------------------
 
-    def cut(self) -> deque[Batch]:
+    def cut(self) -> deque[EntryBatch]:
         """Close the open batch if there is anything in it; everything to be appended."""
         if (batch := self.waiting.close()) is not None:
             self.batches.append(batch)
@@ -108,7 +108,7 @@ class Service:
         found += [(peer, id) for batch in self.cut() for peer, id, _ in batch.answers]
         self._parked.clear()
         self.batches.clear()
-        self.waiting = Waiting()
+        self.waiting = PendingBatches()
         return found
 
     def due(self) -> int | None:
@@ -207,9 +207,9 @@ class Service:
             if effects and _is_repeated(push, effects):
                 repeated.append(place)
         if repeated:  # the answer to the first one stays what it was
-            self.waiting.answer(peer, id, wire.Added(known, repeated))
+            self.waiting.answer(peer, id, wire.TasksAdded(known, repeated))
         else:
-            self.waiting.tell(peer, id, (producer, sequence), tasks, wire.Added(known))
+            self.waiting.tell(peer, id, (producer, sequence), tasks, wire.TasksAdded(known))
         if self._parked and self.state.ready.count:
             self._serve_parked(now)
 
@@ -219,7 +219,7 @@ class Service:
         for effect in effects:
             if type(effect) is Known and effect.task != (push.producer, push.sequence):
                 return desk.task_id(effect.task)
-            if type(effect) is Refused:
+            if type(effect) is RecordRefused:
                 raise TemporaryError("this put was repeated too late: whether it took effect is unknown")
         return ""
 
@@ -243,9 +243,9 @@ class Service:
                 other = self._known(push, effects)
                 known = [(0, other)] if other else []
                 if _is_repeated(push, effects) or not isinstance(blob, BlobRef):
-                    self.waiting.answer(peer, id, wire.Added(known, [0]))
+                    self.waiting.answer(peer, id, wire.TasksAdded(known, [0]))
                 else:
-                    self.waiting.tell(peer, id, (push.producer, push.sequence), blob.blob, wire.Added(known))
+                    self.waiting.tell(peer, id, (push.producer, push.sequence), blob.blob, wire.TasksAdded(known))
             except RoqError as error:
                 self.refuse(peer, id, error)
         self._serve_parked(push.now)
@@ -275,9 +275,9 @@ class Service:
         """asked: ms when it came."""
         tasks: list[wire.Given] = []
         for effect in self.apply(pop):
-            if type(effect) is Refused:
+            if type(effect) is RecordRefused:
                 raise CallError("this instance of a client was declared dead, or asks again too late: open the queue again")
-            if type(effect) is Delivered:
+            if type(effect) is TasksDelivered:
                 for handed in effect.handed:
                     task = handed.task
                     key = desk.task_id((task.producer, task.sequence))
@@ -293,7 +293,7 @@ class Service:
             self.apply(Requeue(now, delivery, instance))
         self._serve_parked(now)
 
-    def _elsewhere(self, task: Task) -> wire.Elsewhere:
+    def _elsewhere(self, task: StoredTask) -> wire.Elsewhere:
         blob = task.payload
         assert isinstance(blob, BlobRef)
         return wire.Elsewhere(blob.blob, blob.size, blob.crc, self._locate(blob.holders))
@@ -362,7 +362,7 @@ class Service:
         self._serve_parked(now)
 
     def _count(self, command: Record) -> wire.Counted:
-        return wire.Counted(sum(effect.tasks for effect in self.apply(command) if type(effect) is Counted))
+        return wire.Counted(sum(effect.tasks for effect in self.apply(command) if type(effect) is TasksChanged))
 
     def _status(self, now: int) -> wire.StatusNow:
         status = self.state.status(now)
@@ -371,7 +371,7 @@ class Service:
             status.ready, status.delayed, status.leased, status.dead, status.completed, status.inserted, oldest
         )
 
-    def _peek(self, request: wire.Peek) -> wire.Tasks:
+    def _peek(self, request: wire.Peek) -> wire.PeekedTasks:
         try:
             state = TaskState(request.state)
         except ValueError:
@@ -388,11 +388,13 @@ class Service:
             seen.append(
                 wire.Seen(key, payload, state, task.attempts, task.priority, task.inserted, task.due, task.error, holder)
             )
-        return wire.Tasks(seen)
+        return wire.PeekedTasks(seen)
 
     def replace(self, task: tuple[int, int], blob: BlobRef, holders: tuple[str, ...], now: int) -> bool:
         """A blob has other holders from now on, unless its task is gone."""
-        return any(type(effect) is Settled and effect.applied for effect in self.apply(Replaced(now, task, blob.blob, holders)))
+        return any(
+            type(effect) is Settled and effect.applied for effect in self.apply(HoldersReplaced(now, task, blob.blob, holders))
+        )
 
 
 def _dropped(effects: Iterable[Effect], blob: BlobRef) -> bool:

@@ -8,7 +8,7 @@ from roq.errors import LogFenced, TemporaryError
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.backoff import delays
 from roq.runtime.observe import Counters, logger
-from roq.workqueue.master.reign import Reign
+from roq.workqueue.master.reign import MasterReign
 
 SNAPSHOT_BYTES_MIN = 32 * 1024 * 1024  # of the log since the last snapshot
 SNAPSHOT_RATIO = 3  # … and this many times the last snapshot's size, so that making them stays a small part of the work
@@ -18,7 +18,7 @@ SNAPSHOT_LOOK_SECONDS = 2.0
 log = logger(__name__)
 
 
-async def snapshots(reign: Reign, writer: LogWriter, counters: Counters, lost: asyncio.Event) -> None:
+async def snapshots(reign: MasterReign, writer: LogWriter, counters: Counters, lost: asyncio.Event) -> None:
     """Every so often, until the reign ends; and when stores have lost what only the state in memory can replace."""
     written = size = 0
     pauses = delays(SNAPSHOT_LOOK_SECONDS, 60.0)

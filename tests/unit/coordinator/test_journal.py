@@ -14,13 +14,13 @@ import pytest
 
 from roq.coordinator import journal as journal_module
 from roq.coordinator.changes import encode
-from roq.coordinator.journal import Journal
+from roq.coordinator.journal import TreeJournal
 from roq.coordinator.tree import Tree
 from roq.errors import CallError, StorageFailed, StorageFull, UnknownFormat
 from roq.log.local import LocalLog
 from roq.log.local.disk import Disk
 from roq.log.local.layout import ENTRY_HEAD, HEAD
-from roq.wire.zookeeper import OPEN_ACL, Create, DataReply, GetData, Request, SetData
+from roq.wire.zookeeper import OPEN_ACL, CreateRequest, DataReply, GetData, Request, SetDataRequest
 from roq.workqueue.contract import NewTask
 from roq.workqueue.log_queue import LogQueue
 
@@ -31,7 +31,7 @@ class Kept:
     """A tree and its journal."""
 
     def __init__(self, folder: Path, disk: Disk | None = None) -> None:
-        self.journal = Journal(folder, disk=disk)
+        self.journal = TreeJournal(folder, disk=disk)
         self.tree = self.journal.replay()
 
     def open_session(self) -> int:
@@ -50,13 +50,13 @@ def filled(folder: Path, nodes: int = 3) -> Tree:
     kept = Kept(folder)
     kept.open_session()
     for number in range(nodes):
-        kept.ask(Create(f"/n{number}", b"%d" % number, OPEN_ACL, 1, False))
+        kept.ask(CreateRequest(f"/n{number}", b"%d" % number, OPEN_ACL, 1, False))
     kept.close()
     return kept.tree
 
 
 def replayed(folder: Path) -> Tree:
-    journal = Journal(folder)
+    journal = TreeJournal(folder)
     try:
         tree = journal.replay()
         tree.check()
@@ -92,10 +92,10 @@ def test_a_snapshot_takes_the_place_of_what_it_covers(tmp_path: Path, monkeypatc
     monkeypatch.setattr(journal_module, "SNAPSHOT_BYTES_MIN", 8 * 1024)
     kept = Kept(tmp_path)
     kept.open_session()
-    kept.ask(Create("/n", b"", OPEN_ACL, 0, False))
+    kept.ask(CreateRequest("/n", b"", OPEN_ACL, 0, False))
     snapshots = 0
     for number in range(200):
-        position = kept.ask(SetData("/n", b"%1000d" % number, -1))
+        position = kept.ask(SetDataRequest("/n", b"%1000d" % number, -1))
         if kept.journal.wants_snapshot():
             kept.journal.snapshot(position, encode(kept.tree.image()))
             assert not kept.journal.wants_snapshot()
@@ -119,7 +119,7 @@ def test_a_torn_end_is_cut_at_every_byte(tmp_path: Path, junk: bytes) -> None:
     before = replayed(whole).image()
     kept = Kept(whole)
     start = HEAD + kept.journal._log.end
-    kept.ask(Create("/last", b"the last one", OPEN_ACL, 0, False))
+    kept.ask(CreateRequest("/last", b"the last one", OPEN_ACL, 0, False))
     end = HEAD + kept.journal._log.end
     (*_, (_, entry)) = kept.journal._log.read(0)
     after = kept.tree.image()
@@ -134,7 +134,7 @@ def test_a_torn_end_is_cut_at_every_byte(tmp_path: Path, junk: bytes) -> None:
         spoilt = segment(torn).read_bytes()[:whole_at] != data[:whole_at]
         assert replayed(torn).image() == (before if spoilt else after), size
         kept = Kept(torn)
-        kept.ask(Create("/next", b"", OPEN_ACL, 0, False))
+        kept.ask(CreateRequest("/next", b"", OPEN_ACL, 0, False))
         kept.close()
         assert replayed(torn).image() == kept.tree.image()
         shutil.rmtree(torn)
@@ -156,10 +156,10 @@ def test_a_snapshot_without_room_is_not_tried_with_every_transaction(tmp_path: P
     disk = FullDisk()
     kept = Kept(tmp_path, disk)
     kept.open_session()
-    kept.ask(Create("/n", b"", OPEN_ACL, 0, False))
+    kept.ask(CreateRequest("/n", b"", OPEN_ACL, 0, False))
     disk.full, tries = True, 0
     for number in range(100):
-        position = kept.ask(SetData("/n", b"%1000d" % number, -1))
+        position = kept.ask(SetDataRequest("/n", b"%1000d" % number, -1))
         if kept.journal.wants_snapshot():
             tries += 1
             with pytest.raises(StorageFull):
@@ -167,7 +167,7 @@ def test_a_snapshot_without_room_is_not_tried_with_every_transaction(tmp_path: P
     assert 5 < tries < 15
     disk.full = False
     while not kept.journal.wants_snapshot():
-        position = kept.ask(SetData("/n", b"%1000d" % 1, -1))
+        position = kept.ask(SetDataRequest("/n", b"%1000d" % 1, -1))
     kept.journal.snapshot(position, encode(kept.tree.image()))
     assert not kept.journal.wants_snapshot()
     kept.close()
@@ -207,7 +207,7 @@ def test_a_process_that_is_killed_at_any_byte_of_a_write_leaves_what_was_answere
         kept.close()
         assert replayed(folder).image() == before, size
         kept = Kept(folder)
-        kept.ask(Create("/next", b"", OPEN_ACL, 0, False))
+        kept.ask(CreateRequest("/next", b"", OPEN_ACL, 0, False))
         kept.close()
         assert replayed(folder).image() == kept.tree.image()
 
@@ -257,11 +257,11 @@ def test_entries_of_another_version_or_of_nothing_are_not_guessed_at(tmp_path: P
 
 
 def test_one_coordinator_has_a_folder(tmp_path: Path) -> None:
-    first = Journal(tmp_path)
+    first = TreeJournal(tmp_path)
     with pytest.raises(CallError, match=f"process {os.getpid()}.*{tmp_path}"):
-        Journal(tmp_path)
+        TreeJournal(tmp_path)
     first.close()
-    Journal(tmp_path).close()
+    TreeJournal(tmp_path).close()
 
 
 def test_a_folder_that_is_no_journal_is_refused_and_let_go(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_folder_that_is_no_journal_is_refused_and_let_go(tmp_path: Path) -> No
     (tmp_path / "journal" / "thesis.tex").write_text("mine")
     for _ in range(2):
         with pytest.raises(CallError, match="not empty and not a log"):
-            Journal(tmp_path)
+            TreeJournal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_folder_of_somebody_else_is_refused_and_nothing_is_written_there(tmp_p
         (tmp_path / name).write_text("theirs")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CallError, match=f"{tmp_path} is no coordinator's: it has '"):
-        Journal(tmp_path)
+        TreeJournal(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
 
 

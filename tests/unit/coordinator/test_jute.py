@@ -19,17 +19,17 @@ from roq.wire.zookeeper import (
     OPEN_ACL,
     AclReply,
     Auth,
-    Check,
+    CheckRequest,
     Close,
     Code,
-    Connect,
-    Create,
+    ConnectRequest,
+    CreateRequest,
     DataReply,
-    Delete,
-    Done,
+    DeleteRequest,
+    EmptyResponse,
+    ErrorResponse,
     EventType,
-    Exists,
-    Failed,
+    ExistsRequest,
     GetAcl,
     GetChildren,
     GetData,
@@ -37,11 +37,11 @@ from roq.wire.zookeeper import (
     NamesReply,
     PathReply,
     PathStat,
-    Ping,
+    PingRequest,
     Request,
     Results,
     SetAcl,
-    SetData,
+    SetDataRequest,
     SetWatches,
     Stat,
     StatReply,
@@ -65,20 +65,20 @@ def record_of(frame: bytes) -> bytes:
 
 
 KAZOO_REQUESTS: list[tuple[Any, Request]] = [
-    (kz.Create("/ä", b"x", ANYONE, 3), Create("/ä", b"x", OPEN_ACL, 3, False)),
-    (kz.Create("/a", None, ANYONE, 0), Create("/a", None, OPEN_ACL, 0, False)),
-    (kz.Create2("/a", b"", ANYONE, 1), Create("/a", b"", OPEN_ACL, 1, True)),
-    (kz.Delete("/a", -1), Delete("/a", -1)),
-    (kz.Exists("/a", None), Exists("/a", False)),
-    (kz.Exists("/a", print), Exists("/a", True)),
+    (kz.Create("/ä", b"x", ANYONE, 3), CreateRequest("/ä", b"x", OPEN_ACL, 3, False)),
+    (kz.Create("/a", None, ANYONE, 0), CreateRequest("/a", None, OPEN_ACL, 0, False)),
+    (kz.Create2("/a", b"", ANYONE, 1), CreateRequest("/a", b"", OPEN_ACL, 1, True)),
+    (kz.Delete("/a", -1), DeleteRequest("/a", -1)),
+    (kz.Exists("/a", None), ExistsRequest("/a", False)),
+    (kz.Exists("/a", print), ExistsRequest("/a", True)),
     (kz.GetData("/a", print), GetData("/a", True)),
-    (kz.SetData("/a", b"x" * 1000, 7), SetData("/a", b"x" * 1000, 7)),
+    (kz.SetData("/a", b"x" * 1000, 7), SetDataRequest("/a", b"x" * 1000, 7)),
     (kz.GetACL("/a"), GetAcl("/a")),
     (kz.SetACL("/a", ANYONE, 2), SetAcl("/a", OPEN_ACL, 2)),
     (kz.GetChildren("/a", None), GetChildren("/a", False, False)),
     (kz.GetChildren2("/a", print), GetChildren("/a", True, True)),
     (kz.Sync("/a"), Sync("/a")),
-    (kz.PingInstance, Ping()),
+    (kz.PingInstance, PingRequest()),
     (kz.CloseInstance, Close()),
     (kz.Auth(0, "digest", "a:b"), Auth("digest")),
     (kz.Transaction([]), Multi(())),
@@ -94,11 +94,11 @@ KAZOO_REQUESTS: list[tuple[Any, Request]] = [
         ),
         Multi(
             (
-                Create("/a", b"", OPEN_ACL, 0, False),
-                Check("/b", 1),
-                SetData("/c", b"d", 2),
-                Delete("/e", 3),
-                Create("/f", b"", OPEN_ACL, 2, True),
+                CreateRequest("/a", b"", OPEN_ACL, 0, False),
+                CheckRequest("/b", 1),
+                SetDataRequest("/c", b"d", 2),
+                DeleteRequest("/e", 3),
+                CreateRequest("/f", b"", OPEN_ACL, 2, True),
             )
         ),
     ),
@@ -114,8 +114,8 @@ def test_what_kazoo_writes_is_read(theirs: Any, ours: Request) -> None:
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_connect_of_kazoo_is_read(read_only: bool) -> None:
     body = bytes(kz.Connect(0, 99, 4000, 77, b"p" * 16, read_only).serialize())
-    assert jute.parse_connect(body) == Connect(99, 4000, 77, b"p" * 16, read_only)
-    assert jute.parse_connect(body[:-1]) == Connect(99, 4000, 77, b"p" * 16, None)
+    assert jute.parse_connect(body) == ConnectRequest(99, 4000, 77, b"p" * 16, read_only)
+    assert jute.parse_connect(body[:-1]) == ConnectRequest(99, 4000, 77, b"p" * 16, None)
 
 
 def test_kazoo_reads_a_welcome() -> None:
@@ -138,19 +138,19 @@ def test_kazoo_reads_replies_and_events() -> None:
     assert kz.GetChildren.deserialize(record_of(jute.reply(1, 1, NamesReply(("a", "b"), None))), 0) == ["a", "b"]
     assert kz.GetChildren2.deserialize(record_of(jute.reply(1, 1, NamesReply((), STAT))), 0) == ([], theirs)
     assert kz.GetACL.deserialize(record_of(jute.reply(1, 1, AclReply(OPEN_ACL, STAT))), 0) == (ANYONE, theirs)
-    failed = jute.reply(6, 98, Failed(Code.NO_NODE))
+    failed = jute.reply(6, 98, ErrorResponse(Code.NO_NODE))
     assert kz.ReplyHeader.deserialize(body_of(failed), 0)[0] == (6, 98, -101)
     assert record_of(failed) == b""
-    assert record_of(jute.reply(6, 98, Done(Type.DELETE))) == b""
+    assert record_of(jute.reply(6, 98, EmptyResponse(Type.DELETE))) == b""
     event = jute.event(EventType.DELETED, "/ä", 7)
     assert kz.ReplyHeader.deserialize(body_of(event), 0)[0] == (-1, 7, 0)
     assert kz.Watch.deserialize(record_of(event), 0)[0] == (2, 3, "/ä")
 
 
 def test_kazoo_reads_the_results_of_a_multi() -> None:
-    done = Results((PathReply("/a"), Done(Type.CHECK), StatReply(STAT), Done(Type.DELETE)))
+    done = Results((PathReply("/a"), EmptyResponse(Type.CHECK), StatReply(STAT), EmptyResponse(Type.DELETE)))
     assert kz.Transaction.deserialize(record_of(jute.reply(1, 1, done)), 0) == ["/a", True, ZnodeStat(*STAT), True]
-    failed = Results((Failed(Code.OK), Failed(Code.BAD_VERSION), Failed(Code.RUNTIME_INCONSISTENCY)))
+    failed = Results((ErrorResponse(Code.OK), ErrorResponse(Code.BAD_VERSION), ErrorResponse(Code.RUNTIME_INCONSISTENCY)))
     kinds = [type(error) for error in kz.Transaction.deserialize(record_of(jute.reply(1, 1, failed)), 0)]
     assert kinds == [RolledBackError, BadVersionError, RuntimeInconsistency]
 

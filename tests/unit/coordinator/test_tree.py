@@ -19,16 +19,16 @@ from roq.wire.zookeeper import (
     Acl,
     AclReply,
     Auth,
-    Check,
+    CheckRequest,
     Close,
     Code,
-    Create,
+    CreateRequest,
     DataReply,
-    Delete,
-    Done,
+    DeleteRequest,
+    EmptyResponse,
+    ErrorResponse,
     EventType,
-    Exists,
-    Failed,
+    ExistsRequest,
     GetAcl,
     GetChildren,
     GetData,
@@ -36,12 +36,12 @@ from roq.wire.zookeeper import (
     NamesReply,
     PathReply,
     PathStat,
-    Ping,
+    PingRequest,
     Reply,
     Request,
     Results,
     SetAcl,
-    SetData,
+    SetDataRequest,
     SetWatches,
     Stat,
     StatReply,
@@ -77,11 +77,11 @@ class Driven:
 
     def fired(self, request: Request, session: int = ONE) -> list[tuple[int, EventType, str]]:
         outcome = self.outcome(request, session)
-        assert not isinstance(outcome.reply, Failed)
+        assert not isinstance(outcome.reply, ErrorResponse)
         return list(outcome.firings)
 
     def stat(self, path: str) -> Stat:
-        reply = self.ask(Exists(path, False))
+        reply = self.ask(ExistsRequest(path, False))
         assert isinstance(reply, StatReply)
         return reply.stat
 
@@ -104,8 +104,8 @@ def driven() -> Iterator[Driven]:
     assert twin.image() == made.tree.image()
 
 
-def create(path: str, data: bytes | None = b"", flags: int = 0, with_stat: bool = False) -> Create:
-    return Create(path, data, OPEN_ACL, flags, with_stat)
+def create(path: str, data: bytes | None = b"", flags: int = 0, with_stat: bool = False) -> CreateRequest:
+    return CreateRequest(path, data, OPEN_ACL, flags, with_stat)
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
@@ -122,14 +122,18 @@ def test_a_stat_tells_who_changed_what_when(driven: Driven) -> None:
     first = driven.ask(create("/a", b"abc", with_stat=True))
     zxid, made = driven.tree.zxid, driven.now
     assert first == PathStat("/a", Stat(zxid, zxid, made, made, 0, 0, 0, 0, 3, 0, zxid))
-    assert driven.ask(SetData("/a", b"longer", 0)) == StatReply(Stat(zxid, zxid + 1, made, driven.now, 1, 0, 0, 0, 6, 0, zxid))
+    assert driven.ask(SetDataRequest("/a", b"longer", 0)) == StatReply(
+        Stat(zxid, zxid + 1, made, driven.now, 1, 0, 0, 0, 6, 0, zxid)
+    )
     changed = driven.now
     assert driven.ask(create("/a/b")) == PathReply("/a/b")
     assert driven.ask(create("/a/c")) == PathReply("/a/c")
-    assert driven.ask(Delete("/a/b", 0)) == Done(Type.DELETE)
+    assert driven.ask(DeleteRequest("/a/b", 0)) == EmptyResponse(Type.DELETE)
     assert driven.stat("/a") == Stat(zxid, zxid + 1, made, changed, 1, 3, 0, 0, 6, 1, zxid + 4)
     assert driven.ask(SetAcl("/a", OPEN_ACL, 0)) == StatReply(Stat(zxid, zxid + 1, made, changed, 1, 3, 1, 0, 6, 1, zxid + 4))
-    assert driven.ask(SetData("/a", None, -1)) == StatReply(Stat(zxid, zxid + 6, made, driven.now, 2, 3, 1, 0, 0, 1, zxid + 4))
+    assert driven.ask(SetDataRequest("/a", None, -1)) == StatReply(
+        Stat(zxid, zxid + 6, made, driven.now, 2, 3, 1, 0, 0, 1, zxid + 4)
+    )
     assert driven.ask(GetData("/a", False)) == DataReply(None, driven.stat("/a"))
     assert driven.ask(GetAcl("/a")) == AclReply(OPEN_ACL, driven.stat("/a"))
     assert driven.ask(GetAcl("/zookeeper/config")) == AclReply(READ_ACL, driven.stat("/zookeeper/config"))
@@ -141,7 +145,7 @@ def test_names_come_with_a_stat_if_it_is_asked_for(driven: Driven) -> None:
     assert driven.ask(GetChildren("/a", False, True)) == NamesReply(("x",), driven.stat("/a"))
     assert driven.ask(GetChildren("/a", False, False)) == NamesReply(("x",), None)
     assert driven.ask(Sync("/wherever")) == PathReply("/wherever")
-    assert driven.ask(Ping()) == Done(Type.PING)
+    assert driven.ask(PingRequest()) == EmptyResponse(Type.PING)
 
 
 def test_numbers_count_the_creates_and_never_come_again(driven: Driven) -> None:
@@ -150,7 +154,7 @@ def test_numbers_count_the_creates_and_never_come_again(driven: Driven) -> None:
     assert driven.ask(create("/q/other")) == PathReply("/q/other")
     assert driven.ask(create("/q/n-", flags=3)) == PathReply("/q/n-0000000002")
     assert driven.stat("/q/n-0000000002").owner == ONE
-    driven.ask(Delete("/q/n-0000000002", -1))
+    driven.ask(DeleteRequest("/q/n-0000000002", -1))
     assert driven.ask(create("/q/", flags=2)) == PathReply("/q/0000000003")
     assert driven.names("/q") == ("n-0000000000", "other", "0000000003")
 
@@ -167,28 +171,28 @@ REFUSALS: list[tuple[Request, Code]] = [
     (create("/x", flags=7), Code.BAD_ARGUMENTS),
     (create("/x", flags=4), Code.UNIMPLEMENTED),
     (create("/x", flags=5), Code.UNIMPLEMENTED),
-    (Create("/x", b"", (), 0, False), Code.INVALID_ACL),
-    (Create("/none/x", b"", (Acl(31, "digest", "a:b"),), 0, False), Code.INVALID_ACL),
-    (Create("/x", b"", READ_ACL, 0, False), Code.INVALID_ACL),
-    (Delete("/none", -1), Code.NO_NODE),
-    (Delete("/a", 7), Code.BAD_VERSION),
-    (Delete("/full", 7), Code.BAD_VERSION),
-    (Delete("/full", 0), Code.NOT_EMPTY),
-    (Delete("/", -1), Code.BAD_ARGUMENTS),
-    (Delete("/zookeeper", -1), Code.BAD_ARGUMENTS),
-    (Delete("/zookeeper/quota", -1), Code.BAD_ARGUMENTS),
-    (Delete("a", -1), Code.BAD_ARGUMENTS),
-    (Delete("/a\0", -1), Code.BAD_ARGUMENTS),
-    (SetData("/none", b"", -1), Code.NO_NODE),
-    (SetData("/a", b"", 7), Code.BAD_VERSION),
-    (SetData("/a/", b"", -1), Code.BAD_ARGUMENTS),
-    (SetData("/zookeeper/config", b"", 7), Code.NO_AUTH),
+    (CreateRequest("/x", b"", (), 0, False), Code.INVALID_ACL),
+    (CreateRequest("/none/x", b"", (Acl(31, "digest", "a:b"),), 0, False), Code.INVALID_ACL),
+    (CreateRequest("/x", b"", READ_ACL, 0, False), Code.INVALID_ACL),
+    (DeleteRequest("/none", -1), Code.NO_NODE),
+    (DeleteRequest("/a", 7), Code.BAD_VERSION),
+    (DeleteRequest("/full", 7), Code.BAD_VERSION),
+    (DeleteRequest("/full", 0), Code.NOT_EMPTY),
+    (DeleteRequest("/", -1), Code.BAD_ARGUMENTS),
+    (DeleteRequest("/zookeeper", -1), Code.BAD_ARGUMENTS),
+    (DeleteRequest("/zookeeper/quota", -1), Code.BAD_ARGUMENTS),
+    (DeleteRequest("a", -1), Code.BAD_ARGUMENTS),
+    (DeleteRequest("/a\0", -1), Code.BAD_ARGUMENTS),
+    (SetDataRequest("/none", b"", -1), Code.NO_NODE),
+    (SetDataRequest("/a", b"", 7), Code.BAD_VERSION),
+    (SetDataRequest("/a/", b"", -1), Code.BAD_ARGUMENTS),
+    (SetDataRequest("/zookeeper/config", b"", 7), Code.NO_AUTH),
     (SetAcl("/none", OPEN_ACL, -1), Code.NO_NODE),
     (SetAcl("/a", OPEN_ACL, 7), Code.BAD_VERSION),
     (SetAcl("/a", READ_ACL, -1), Code.INVALID_ACL),
     (SetAcl("//", (), -1), Code.BAD_ARGUMENTS),
-    (Exists("/none", False), Code.NO_NODE),
-    (Exists("/a\0", False), Code.BAD_ARGUMENTS),
+    (ExistsRequest("/none", False), Code.NO_NODE),
+    (ExistsRequest("/a\0", False), Code.BAD_ARGUMENTS),
     (GetData("/none", False), Code.NO_NODE),
     (GetChildren("//", False, False), Code.NO_NODE),
     (GetAcl("/none"), Code.NO_NODE),
@@ -207,7 +211,7 @@ def test_what_is_refused_changes_nothing(driven: Driven, request_: Request, code
     driven.ask(create("/e", flags=1))
     before = driven.tree.image()
     outcome = driven.outcome(request_)
-    assert outcome.reply == Failed(code)
+    assert outcome.reply == ErrorResponse(code)
     assert outcome.transaction is None
     assert not outcome.firings
     assert driven.tree.image() == before
@@ -246,14 +250,14 @@ def test_paths_that_may_be(driven: Driven, good: str) -> None:
 )
 def test_paths_that_may_not_be(driven: Driven, bad: str, code: Code) -> None:
     driven.ask(create("/a"))
-    assert driven.ask(create(bad)) == Failed(code)
+    assert driven.ask(create(bad)) == ErrorResponse(code)
 
 
 def test_a_long_path_costs_no_more_than_its_length(driven: Driven) -> None:
     long = "/" + "x" * 500_000
     began = time.process_time()
     assert driven.ask(create(long)) == PathReply(long)
-    assert driven.ask(create(f"{long}/.")) == Failed(Code.BAD_ARGUMENTS)
+    assert driven.ask(create(f"{long}/.")) == ErrorResponse(Code.BAD_ARGUMENTS)
     assert time.process_time() - began < 1.0
 
 
@@ -266,12 +270,12 @@ def test_a_multi_sees_its_own_operations_and_is_one_transaction(driven: Driven) 
     reply = driven.ask(
         Multi(
             (
-                Check("/a", 0),
-                SetData("/a", b"2", 0),
-                Check("/a", 1),
+                CheckRequest("/a", 0),
+                SetDataRequest("/a", b"2", 0),
+                CheckRequest("/a", 1),
                 create("/a/n-", flags=2),
                 create("/a/n-", b"x", flags=2, with_stat=True),
-                Delete("/a/n-0000000000", 0),
+                DeleteRequest("/a/n-0000000000", 0),
                 create("/a/n-0000000000"),
             )
         )
@@ -280,7 +284,7 @@ def test_a_multi_sees_its_own_operations_and_is_one_transaction(driven: Driven) 
     assert zxid == before + 1
     assert isinstance(reply, Results)
     checked, replaced, again, path, with_stat, deleted, made_again = reply.replies
-    assert (checked, again, deleted) == (Done(Type.CHECK), Done(Type.CHECK), Done(Type.DELETE))
+    assert (checked, again, deleted) == (EmptyResponse(Type.CHECK), EmptyResponse(Type.CHECK), EmptyResponse(Type.DELETE))
     assert isinstance(replaced, StatReply)
     assert (replaced.stat.version, replaced.stat.children) == (1, 0)  # as it was then
     assert path == made_again == PathReply("/a/n-0000000000")
@@ -292,36 +296,42 @@ def test_a_multi_sees_its_own_operations_and_is_one_transaction(driven: Driven) 
 @pytest.mark.parametrize(
     ("guilty", "code"),
     [
-        (Check("/a", 7), Code.BAD_VERSION),
-        (Check("/none", -1), Code.NO_NODE),
-        (Check("a", -1), Code.BAD_ARGUMENTS),
+        (CheckRequest("/a", 7), Code.BAD_VERSION),
+        (CheckRequest("/none", -1), Code.NO_NODE),
+        (CheckRequest("a", -1), Code.BAD_ARGUMENTS),
         (create("/made"), Code.NODE_EXISTS),
         (create("/e2/x"), Code.NO_CHILDREN_FOR_EPHEMERALS),
         (create("/x", flags=4), Code.UNIMPLEMENTED),
-        (Delete("/gone", -1), Code.NO_NODE),
-        (Delete("/made", -1), Code.NOT_EMPTY),
-        (SetData("/a", b"", 0), Code.BAD_VERSION),
+        (DeleteRequest("/gone", -1), Code.NO_NODE),
+        (DeleteRequest("/made", -1), Code.NOT_EMPTY),
+        (SetDataRequest("/a", b"", 0), Code.BAD_VERSION),
         (create("/gone/x"), Code.NO_NODE),
     ],
 )
 def test_a_multi_that_fails_says_where_and_changes_nothing(
-    driven: Driven, guilty: Create | Delete | SetData | Check, code: Code
+    driven: Driven, guilty: CreateRequest | DeleteRequest | SetDataRequest | CheckRequest, code: Code
 ) -> None:
     driven.ask(create("/a"))
     driven.ask(create("/gone"))
     before = driven.tree.image()
-    begin = (create("/made"), create("/made/x"), Delete("/gone", 0), SetData("/a", b"", 0), create("/e2", flags=1))
-    outcome = driven.outcome(Multi((*begin, guilty, create("/y"), Check("/", -1))))
+    begin = (
+        create("/made"),
+        create("/made/x"),
+        DeleteRequest("/gone", 0),
+        SetDataRequest("/a", b"", 0),
+        create("/e2", flags=1),
+    )
+    outcome = driven.outcome(Multi((*begin, guilty, create("/y"), CheckRequest("/", -1))))
     assert outcome.transaction is None
     assert driven.tree.image() == before
-    rolled_back, behind = [Failed(Code.OK)] * len(begin), [Failed(Code.RUNTIME_INCONSISTENCY)] * 2
-    assert outcome.reply == Results((*rolled_back, Failed(code), *behind))
+    rolled_back, behind = [ErrorResponse(Code.OK)] * len(begin), [ErrorResponse(Code.RUNTIME_INCONSISTENCY)] * 2
+    assert outcome.reply == Results((*rolled_back, ErrorResponse(code), *behind))
 
 
 def test_a_multi_of_nothing_but_checks_takes_no_transaction(driven: Driven) -> None:
     before = driven.tree.zxid
     assert driven.ask(Multi(())) == Results(())
-    assert driven.ask(Multi((Check("/", 0),))) == Results((Done(Type.CHECK),))
+    assert driven.ask(Multi((CheckRequest("/", 0),))) == Results((EmptyResponse(Type.CHECK),))
     assert driven.tree.zxid == before
 
 
@@ -329,20 +339,20 @@ def test_a_multi_of_nothing_but_checks_takes_no_transaction(driven: Driven) -> N
 
 
 def test_watches_fire_once_and_tell_what_happened(driven: Driven) -> None:
-    driven.ask(Exists("/a", True), TWO)
+    driven.ask(ExistsRequest("/a", True), TWO)
     driven.ask(GetChildren("/", True, False), TWO)
     assert driven.fired(create("/a")) == [(TWO, EventType.CREATED, "/a"), (TWO, EventType.CHILDREN, "/")]
-    assert driven.fired(SetData("/a", b"1", -1)) == []
+    assert driven.fired(SetDataRequest("/a", b"1", -1)) == []
     driven.ask(GetData("/a", True), TWO)
     driven.ask(GetData("/a", True), ONE)
     driven.ask(GetData("/a", True), ONE)
-    assert driven.fired(SetData("/a", b"2", -1)) == [(TWO, EventType.CHANGED, "/a"), (ONE, EventType.CHANGED, "/a")]
+    assert driven.fired(SetDataRequest("/a", b"2", -1)) == [(TWO, EventType.CHANGED, "/a"), (ONE, EventType.CHANGED, "/a")]
     assert driven.fired(SetAcl("/a", OPEN_ACL, -1)) == []
-    driven.ask(Exists("/a", True), TWO)
+    driven.ask(ExistsRequest("/a", True), TWO)
     driven.ask(GetChildren("/a", True, True), TWO)
     driven.ask(GetChildren("/a", True, True), ONE)
     driven.ask(GetChildren("/", True, True), ONE)
-    assert driven.fired(Delete("/a", -1)) == [  # who watched both is told once
+    assert driven.fired(DeleteRequest("/a", -1)) == [  # who watched both is told once
         (TWO, EventType.DELETED, "/a"),
         (ONE, EventType.DELETED, "/a"),
         (ONE, EventType.CHILDREN, "/"),
@@ -354,15 +364,15 @@ def test_a_read_that_fails_leaves_no_watch_except_exists(driven: Driven) -> None
     driven.ask(GetData("/a", True))
     driven.ask(GetChildren("/a", True, False))
     assert driven.tree.watches.count(ONE) == 0
-    driven.ask(Exists("/a", True))
+    driven.ask(ExistsRequest("/a", True))
     assert driven.tree.watches.count(ONE) == 1
 
 
 def test_a_multi_fires_in_the_order_of_its_operations(driven: Driven) -> None:
     driven.ask(create("/a"))
     driven.ask(GetData("/a", True), TWO)
-    driven.ask(Exists("/b", True), TWO)
-    outcome = driven.outcome(Multi((create("/b"), SetData("/a", b"", 0), Delete("/b", 0))))
+    driven.ask(ExistsRequest("/b", True), TWO)
+    outcome = driven.outcome(Multi((create("/b"), SetDataRequest("/a", b"", 0), DeleteRequest("/b", 0))))
     assert outcome.firings == [(TWO, EventType.CREATED, "/b"), (TWO, EventType.CHANGED, "/a")]
     assert outcome.zxid == driven.tree.zxid
 
@@ -373,7 +383,7 @@ def test_watches_end_with_their_connection(driven: Driven) -> None:
     driven.ask(GetChildren("/a", True, False), TWO)
     driven.ask(GetData("/a", True), ONE)
     driven.tree.watches.drop(TWO)
-    assert driven.fired(SetData("/a", b"", -1)) == [(ONE, EventType.CHANGED, "/a")]
+    assert driven.fired(SetDataRequest("/a", b"", -1)) == [(ONE, EventType.CHANGED, "/a")]
     driven.tree.watches.drop(TWO)
 
 
@@ -381,8 +391,8 @@ def test_watches_that_are_set_again_tell_what_happened_meanwhile(driven: Driven)
     for path in ("/same", "/changed", "/removed", "/parent"):
         driven.ask(create(path))
     seen = driven.tree.zxid
-    driven.ask(SetData("/changed", b"", -1))
-    driven.ask(Delete("/removed", -1))
+    driven.ask(SetDataRequest("/changed", b"", -1))
+    driven.ask(DeleteRequest("/removed", -1))
     driven.ask(create("/parent/x"))
     driven.ask(create("/made"))
     outcome = driven.outcome(
@@ -394,7 +404,7 @@ def test_watches_that_are_set_again_tell_what_happened_meanwhile(driven: Driven)
         ),
         TWO,
     )
-    assert outcome.reply == Done(Type.SET_WATCHES)
+    assert outcome.reply == EmptyResponse(Type.SET_WATCHES)
     assert outcome.firings == [
         (TWO, EventType.CHANGED, "/changed"),
         (TWO, EventType.DELETED, "/removed"),
@@ -403,8 +413,8 @@ def test_watches_that_are_set_again_tell_what_happened_meanwhile(driven: Driven)
         (TWO, EventType.DELETED, "/removed"),
     ]
     assert driven.fired(create("/never")) == [(TWO, EventType.CREATED, "/never")]
-    assert driven.fired(SetData("/same", b"", -1)) == [(TWO, EventType.CHANGED, "/same")]
-    assert driven.fired(SetData("/parent", b"", -1)) == [(TWO, EventType.CHANGED, "/parent")]
+    assert driven.fired(SetDataRequest("/same", b"", -1)) == [(TWO, EventType.CHANGED, "/same")]
+    assert driven.fired(SetDataRequest("/parent", b"", -1)) == [(TWO, EventType.CHANGED, "/parent")]
     assert driven.fired(create("/same/x")) == [(TWO, EventType.CHILDREN, "/same")]
 
 
@@ -416,21 +426,21 @@ def test_ephemeral_nodes_end_with_their_session(driven: Driven) -> None:
     driven.ask(create("/p/mine", flags=1))
     driven.ask(create("/p/too", flags=1))
     driven.ask(create("/p/gone", flags=1))
-    driven.ask(Delete("/p/gone", -1), TWO)  # anybody may
+    driven.ask(DeleteRequest("/p/gone", -1), TWO)  # anybody may
     driven.ask(create("/p/theirs", flags=1), TWO)
     assert driven.stat("/p/mine").owner == ONE
-    driven.ask(Exists("/p/mine", True), TWO)
+    driven.ask(ExistsRequest("/p/mine", True), TWO)
     driven.ask(GetChildren("/p", True, False), TWO)
     before = driven.tree.zxid
     outcome = driven.outcome(Close())
-    assert outcome.reply == Done(Type.CLOSE)
+    assert outcome.reply == EmptyResponse(Type.CLOSE)
     assert outcome.firings == [(TWO, EventType.DELETED, "/p/mine"), (TWO, EventType.CHILDREN, "/p")]
     assert driven.tree.zxid == before + 1
     assert driven.ask(GetChildren("/p", False, False), TWO) == NamesReply(("theirs",), None)
-    assert driven.ask(Exists("/p", False)) == Failed(Code.SESSION_EXPIRED)
-    assert driven.ask(create("/late")) == Failed(Code.SESSION_EXPIRED)
-    assert driven.ask(Multi((create("/late"),))) == Failed(Code.SESSION_EXPIRED)
-    assert driven.ask(Close()) == Failed(Code.SESSION_EXPIRED)
+    assert driven.ask(ExistsRequest("/p", False)) == ErrorResponse(Code.SESSION_EXPIRED)
+    assert driven.ask(create("/late")) == ErrorResponse(Code.SESSION_EXPIRED)
+    assert driven.ask(Multi((create("/late"),))) == ErrorResponse(Code.SESSION_EXPIRED)
+    assert driven.ask(Close()) == ErrorResponse(Code.SESSION_EXPIRED)
 
 
 # --- what is written down ---------------------------------------------------------------------------------------------
@@ -441,7 +451,7 @@ def test_a_journal_with_a_hole_or_a_repeat_is_not_believed(spoil: Callable[[list
     driven = Driven()
     driven.ask(create("/a"))
     driven.ask(create("/a/b"))
-    driven.ask(SetData("/a/b", b"", -1))
+    driven.ask(SetDataRequest("/a/b", b"", -1))
     with pytest.raises(StorageFailed):
         replayed(spoil(driven.log))
 

@@ -26,7 +26,7 @@ from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.datafile import PAGE_BYTES, DataFile, encode
 from roq.shuffle.node.descriptors import Descriptors
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.storage import Storage
+from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.node.stored import GONE, remove_folder, write_durably
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
 from roq.wire.child import ChildSpec
@@ -34,19 +34,19 @@ from roq.wire.shuffle import Block, DescribeFollower, FollowerView, ReadBlocks, 
 from tests.harness.ports import free_port, own_address
 from tests.harness.shuffle_rows import SPEC, piece, run_of
 
-Open = Callable[..., Awaitable[Storage]]
+Open = Callable[..., Awaitable[RangeStorage]]
 MEMORY = 64 * 1024 * 1024
 
 
 @pytest.fixture
 async def opened(tmp_path: Path) -> AsyncIterator[Open]:
     """Opens the storage of one folder, again and again."""
-    made: list[Storage] = []
+    made: list[RangeStorage] = []
 
-    async def open_again(cutter: ArrowCutter | None = None) -> Storage:
+    async def open_again(cutter: ArrowCutter | None = None) -> RangeStorage:
         for one in made:
             await one.close()
-        made.append(await Storage.open(tmp_path / "s", cutter or ArrowCutter(), Budget(MEMORY), Counters(), 0))
+        made.append(await RangeStorage.open(tmp_path / "s", cutter or ArrowCutter(), Budget(MEMORY), Counters(), 0))
         return made[-1]
 
     yield open_again
@@ -54,13 +54,13 @@ async def opened(tmp_path: Path) -> AsyncIterator[Open]:
         await one.close()
 
 
-def here(storage: Storage, partition: int, rows: int, shuffle: str = "s") -> int:
+def here(storage: RangeStorage, partition: int, rows: int, shuffle: str = "s") -> int:
     """How many of the first rows of run 0 are."""
     lacking = storage.missing(shuffle, RunSlice(partition, "a", 0, 0, rows))
     return rows - sum(end - begin for begin, end in lacking)
 
 
-async def store(storage: Storage, partition: int, blocks: list[Block], shuffle: str = "s") -> None:
+async def store(storage: RangeStorage, partition: int, blocks: list[Block], shuffle: str = "s") -> None:
     await storage.store(shuffle, "visits", SPEC, [piece(partition, "a", 0, blocks)])
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.datafile import DataFile, encode
 from roq.shuffle.node.memory import PAUSE, RESUME, Budget
-from roq.shuffle.node.runindex import Entry, RunIndex, split_keys
+from roq.shuffle.node.runindex import BlockEntry, RunIndex, split_keys
 from roq.wire.shuffle import Block, Position
 from tests.harness.shuffle_rows import SPEC, key_of, positions, rows_in, run_of
 
@@ -26,8 +26,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> DataFile:
     return DataFile(tmp_path_factory.mktemp("index") / "data-000001", 1)
 
 
-def entry(file: DataFile, block: Block) -> Entry:
-    return Entry(block.first, block.rows, block.first_key, block.last_key, block.crc, file, 0, len(block.data))
+def entry(file: DataFile, block: Block) -> BlockEntry:
+    return BlockEntry(block.first, block.rows, block.first_key, block.last_key, block.crc, file, 0, len(block.data))
 
 
 def stretch(first: int, end: int) -> Block:
@@ -67,7 +67,7 @@ def test_a_border_is_a_row_number(
     for block in blocks:
         assert run.add(entry(file, block))
     found = run.row_of(place)
-    if isinstance(found, Entry):
+    if isinstance(found, BlockEntry):
         block = next(block for block in blocks if block.first == found.first)
         keys_of = [position.key for position in positions(1, 1, [block])]
         row = block.first + split_keys(keys_of, block.first, (1, 1), place)

@@ -20,7 +20,7 @@ from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.naming import Naming
 from roq.shuffle.node.questions import Questions
-from roq.shuffle.node.storage import Storage
+from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.ranges import cut, intervals
 from roq.shuffle.sampling import Distribution
 from roq.shuffle.winners import Winners, parts
@@ -47,11 +47,11 @@ PARTS = intervals([Position(key_of(10 * number), 0, 0, 0) for number in range(1,
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def storage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Storage]:
+async def storage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RangeStorage]:
     """Every partition has a row in every range."""
     gc.collect()
     gc.freeze()  # what the tests before have left is not the follower's
-    made = await Storage.open(tmp_path_factory.mktemp("many"), ArrowCutter(), Budget(1 << 30), Counters(), 0)
+    made = await RangeStorage.open(tmp_path_factory.mktemp("many"), ArrowCutter(), Budget(1 << 30), Counters(), 0)
     blocks = run_of([10 * number + 5 for number in range(RANGES)], 1)
     for first in range(0, PARTITIONS, 1000):
         pieces = [Piece(number, WINNERS[number], 0, blocks) for number in range(first, min(first + 1000, PARTITIONS))]
@@ -83,7 +83,7 @@ class Watch:
         self._task.cancel()
 
 
-async def test_samples_of_many_attempts_fit_a_message_and_say_the_same(storage: Storage) -> None:
+async def test_samples_of_many_attempts_fit_a_message_and_say_the_same(storage: RangeStorage) -> None:
     begin: Cursor | None = (-1, "", 0)
     found: list[RunSample] = []
     async with Watch() as watch:
@@ -107,7 +107,7 @@ async def test_samples_of_many_attempts_fit_a_message_and_say_the_same(storage: 
 @pytest.mark.parametrize("partitions", [100, 1500])
 async def test_a_sample_of_small_attempts_says_where_their_rows_are(tmp_path: Path, partitions: int) -> None:
     """Each is one block, all over the keys: first keys would say that all rows are at the begin."""
-    made = await Storage.open(tmp_path / "s", ArrowCutter(), Budget(1 << 30), Counters(), 0)
+    made = await RangeStorage.open(tmp_path / "s", ArrowCutter(), Budget(1 << 30), Counters(), 0)
     chance = Random(5)
     rows = [sorted(chance.randrange(1000) for _ in range(8)) for _ in range(partitions)]
     pieces = [Piece(number, "a", 0, run_of(keys, 8, pad=100)) for number, keys in enumerate(rows)]
@@ -121,14 +121,14 @@ async def test_a_sample_of_small_attempts_says_where_their_rows_are(tmp_path: Pa
     await made.close()
 
 
-async def test_rows_of_each_attempt_are_told_without_keys(storage: Storage) -> None:
+async def test_rows_of_each_attempt_are_told_without_keys(storage: RangeStorage) -> None:
     told = await samples(storage, PARTS, WINNERS, keys=0)
     assert {(sample.partition, sample.attempt): sample.rows for sample in told} == dict.fromkeys(WINNERS.items(), RANGES)
     assert not any(sample.keys for sample in told)
 
 
 async def test_counting_many_attempts_ends_in_time_and_lets_others_work(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: RangeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page is short; all of them together are what a single one says."""
     monkeypatch.setattr(turns, "PAGE_SECONDS", 0.05)
@@ -147,7 +147,7 @@ async def test_counting_many_attempts_ends_in_time_and_lets_others_work(
     assert watch.longest < STALL_SECONDS
 
 
-async def test_slices_of_many_attempts_come_in_pages(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slices_of_many_attempts_come_in_pages(storage: RangeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roq.shuffle.node.questions.SLICES_MAX", 1000)
     page = await Questions(storage).slices("s", PARTS[3], Winners(WINNERS))
     assert (len(page.slices), page.next) == (1000, (1000, WINNERS[1000], 0))
@@ -168,7 +168,7 @@ async def test_winners_are_told_in_parts_and_known_after_a_new_start(tmp_path: P
         (1, False, WINNERS_AT_ONCE),
         (2, True, 5),
     ]
-    storage = await Storage.open(tmp_path / "s", ArrowCutter(), Budget(1 << 30), Counters(), 0)
+    storage = await RangeStorage.open(tmp_path / "s", ArrowCutter(), Budget(1 << 30), Counters(), 0)
     await storage.store("s", "visits", SPEC, [piece(0, "a0", 0, run_of([1], 1))])
     stored, naming = storage.shuffles["s"], Naming(0)
     with pytest.raises(WinnersUnknown):
@@ -189,7 +189,7 @@ async def test_winners_are_told_in_parts_and_known_after_a_new_start(tmp_path: P
 
 
 async def test_a_full_disk_does_not_keep_winners_from_being_known(tmp_path: Path) -> None:
-    storage = await Storage.open(tmp_path / "s", ArrowCutter(), Budget(1 << 30), Counters(), 0)
+    storage = await RangeStorage.open(tmp_path / "s", ArrowCutter(), Budget(1 << 30), Counters(), 0)
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of([1], 1))])
     winners, naming = Winners({0: "a"}), Naming(1 << 60)
     for part in parts("s", "visits", SPEC, winners):

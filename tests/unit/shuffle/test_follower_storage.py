@@ -16,7 +16,7 @@ from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.orders import Orders
 from roq.shuffle.node.questions import Questions
-from roq.shuffle.node.storage import Storage
+from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.winners import Winners
 from roq.wire.shuffle import Block, CutBlocks, Interval, Position, ReadBlocks
 from tests.harness.shuffle_answers import count, keep, samples, slices
@@ -24,18 +24,18 @@ from tests.harness.shuffle_rows import SPEC, key_of, piece, positions, rows_in, 
 
 MEMORY = 64 * 1024 * 1024
 EVERYTHING = Interval(None, None)
-Open = Callable[..., Awaitable[Storage]]
+Open = Callable[..., Awaitable[RangeStorage]]
 
 
 @pytest.fixture
 async def opened(tmp_path: Path) -> AsyncIterator[Open]:
     """Opens the storage of one folder, again and again."""
-    made: list[Storage] = []
+    made: list[RangeStorage] = []
 
-    async def open_again(memory: int = MEMORY, free_bytes_min: int = 0) -> Storage:
+    async def open_again(memory: int = MEMORY, free_bytes_min: int = 0) -> RangeStorage:
         for one in made:
             await one.close()
-        made.append(await Storage.open(tmp_path / "s", ArrowCutter(), Budget(memory), Counters(), free_bytes_min))
+        made.append(await RangeStorage.open(tmp_path / "s", ArrowCutter(), Budget(memory), Counters(), free_bytes_min))
         return made[-1]
 
     yield open_again
@@ -43,7 +43,7 @@ async def opened(tmp_path: Path) -> AsyncIterator[Open]:
         await one.close()
 
 
-async def read_all(storage: Storage, interval: Interval = EVERYTHING, winners: dict[int, str] | None = None) -> list[int]:
+async def read_all(storage: RangeStorage, interval: Interval = EVERYTHING, winners: dict[int, str] | None = None) -> list[int]:
     """Ids of the rows in the interval, through slices and exact reads."""
     found: list[int] = []
     for one in await slices(storage, interval, winners):
@@ -90,7 +90,7 @@ def test_slices_are_exact(
     """A border cuts three runs of two partitions as the total order says; both sides together are everything."""
 
     async def check() -> None:
-        storage = await Storage.open(tmp_path_factory.mktemp("s"), ArrowCutter(), Budget(MEMORY), Counters(), 0)
+        storage = await RangeStorage.open(tmp_path_factory.mktemp("s"), ArrowCutter(), Budget(MEMORY), Counters(), 0)
         at = Position(key_of(border[0]), *border[1:])
         runs = {(0, 0): run_of(keys, rows), (1, 0): run_of(keys[::2], rows), (1, 1): run_of(keys[1:], rows + 1)}
         for (partition, run), blocks in runs.items():
@@ -277,7 +277,7 @@ async def test_an_order_to_forget_of_an_older_table_is_refused(opened: Open) -> 
 @pytest.mark.parametrize(
     "late", [lambda storage, orders: setattr(storage, "epoch", 2), lambda storage, orders: orders.note("s", 3)]
 )
-async def test_an_order_to_forget_ends_when_it_becomes_late(opened: Open, late: Callable[[Storage, Orders], None]) -> None:
+async def test_an_order_to_forget_ends_when_it_becomes_late(opened: Open, late: Callable[[RangeStorage, Orders], None]) -> None:
     """It looks into a block; meanwhile another order comes."""
     storage = await opened()
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(100), 50))])

@@ -10,19 +10,19 @@ import pytest
 
 import roq.shuffle
 from roq.errors import InvalidAddress
-from roq.shuffle.address import Place, parse
+from roq.shuffle.address import ShuffleAddress, parse
 
 
 @pytest.mark.parametrize(
     ("address", "place"),
     [
-        ("file:///data/shuffles", Place("file", "/data/shuffles")),
-        ("file:///data/a%20b%3F", Place("file", "/data/a b?")),
-        ("roq://zk1:2181,zk2:2181", Place("roq", "zk1:2181,zk2:2181")),
-        ("roq://zk1/RoQ/two", Place("roq", "zk1/RoQ/two")),
+        ("file:///data/shuffles", ShuffleAddress("file", "/data/shuffles")),
+        ("file:///data/a%20b%3F", ShuffleAddress("file", "/data/a b?")),
+        ("roq://zk1:2181,zk2:2181", ShuffleAddress("roq", "zk1:2181,zk2:2181")),
+        ("roq://zk1/RoQ/two", ShuffleAddress("roq", "zk1/RoQ/two")),
     ],
 )
-def test_good_addresses(address: str, place: Place) -> None:
+def test_good_addresses(address: str, place: ShuffleAddress) -> None:
     assert parse(address) == place
 
 

@@ -27,7 +27,7 @@ from roq.errors import (
 )
 from roq.shuffle.ranges import imbalance
 from roq.shuffle.writer import MEMORY_BYTES_MIN
-from roq.wire.shuffle import Receipt, State
+from roq.wire.shuffle import Receipt, ShuffleState
 
 SCHEMA = pa.schema([("k", pa.string()), ("id", pa.int64())])
 Rows = list[tuple[str | None, int]]
@@ -106,7 +106,7 @@ def test_every_row_once_and_in_order(shuffles: roq.shuffle.Shuffles, shape: str)
     found = read(shuffles, "s")
     assert [key for key, _ in found] == sorted((key for key, _ in written), key=lambda key: (key is not None, key or ""))
     assert sorted(number for _, number in found) == sorted(number for _, number in written)
-    assert (description.state, description.rows) == (State.SEALED, len(written))
+    assert (description.state, description.rows) == (ShuffleState.SEALED, len(written))
     assert description.size == sum(receipt.size for receipt in receipts) == sum(each.size for each in description.ranges)
     if len(written) > 5000:
         assert len(description.ranges) == 16
@@ -186,7 +186,7 @@ def test_commits_that_can_not_be(shuffles: roq.shuffle.Shuffles) -> None:
         shuffles.commit("s", [Receipt(0, receipts[0].attempt, 999, receipts[0].size, 1)])
     with pytest.raises(ShuffleNotFound):
         shuffles.commit("none", receipts)
-    assert shuffles.describe("s").state is State.FILLING
+    assert shuffles.describe("s").state is ShuffleState.FILLING
     shuffles.commit("s", receipts)
 
 
@@ -263,7 +263,7 @@ def test_a_row_has_a_limit(shuffles: roq.shuffle.Shuffles) -> None:
 def test_creating(shuffles: roq.shuffle.Shuffles) -> None:
     first = shuffles.create("a b.,%é", ["k"], SCHEMA, ranges=3)
     assert shuffles.create("a b.,%é", ["k"], SCHEMA, ranges=3) == first
-    assert (first.state, first.ranges, first.stored) == (State.FILLING, (), 0)
+    assert (first.state, first.ranges, first.stored) == (ShuffleState.FILLING, (), 0)
     for keys, schema, ranges in ((["id"], SCHEMA, 3), (["k"], SCHEMA.remove(1), 3), (["k"], SCHEMA, 4)):
         with pytest.raises(ShuffleConflict):
             shuffles.create("a b.,%é", keys, schema, ranges=ranges)

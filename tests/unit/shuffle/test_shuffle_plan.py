@@ -10,28 +10,28 @@ from roq.errors import AttemptConflict, AttemptNotFound, DataLost, ShuffleNotSea
 from roq.shuffle.events import (
     Answered,
     Ask,
+    AttemptReported,
     Commit,
-    Cut,
-    Delete,
+    DeleteShuffle,
     Event,
-    Failed,
-    Hosts,
+    FollowerFailed,
+    FollowerHosts,
     Instruction,
     Rebalance,
+    RecordWritten,
     Recut,
     Refuse,
     Remove,
-    Reported,
-    Tick,
+    RunsCut,
+    TimePassed,
     Wake,
-    Write,
-    Written,
+    WriteRecord,
 )
 from roq.shuffle.machine import RETRY_SECONDS
-from roq.shuffle.plan import GATHER_SECONDS, KEEP_SECONDS, Plan
-from roq.shuffle.record import Record, Stage, recut
+from roq.shuffle.plan import GATHER_SECONDS, KEEP_SECONDS, ShufflePlan
+from roq.shuffle.record import ShuffleRecord, Stage, recut
 from roq.wire import shuffle as wire
-from roq.wire.shuffle import Interval, Receipt, RunSample, Spec, State
+from roq.wire.shuffle import Interval, Receipt, RunSample, ShuffleState, Spec
 
 HOSTS = ("a", "b", "c")
 ROWS = 100
@@ -47,7 +47,7 @@ class Leader:
     """A machine whose records are written at once. answers: what followers say, by kind of request; the rest stays asked."""
 
     def __init__(self, ranges: int = 4, replicas: int = 2) -> None:
-        self.plan = Plan(Record("s", "id", Spec(("k",), b"s", replicas, ranges), 0.0, "t"), 1)
+        self.plan = ShufflePlan(ShuffleRecord("s", "id", Spec(("k",), b"s", replicas, ranges), 0.0, "t"), 1)
         self.now = 0.0
         self.asked: list[Ask] = []
         self.told: list[Instruction] = []  # what is neither written nor asked nor worked out
@@ -55,14 +55,14 @@ class Leader:
         self.hosts(*HOSTS)
 
     @property
-    def record(self) -> Record:
+    def record(self) -> ShuffleRecord:
         return self.plan.record
 
     def stage(self) -> Stage:
         return self.record.stage
 
     def hosts(self, *running: str, members: Sequence[str] | None = None, settled: bool = True) -> None:
-        self.feed(Hosts(frozenset(running), frozenset(running if members is None else members), settled))
+        self.feed(FollowerHosts(frozenset(running), frozenset(running if members is None else members), settled))
 
     def feed(self, event: Event) -> None:
         """And everything that comes of it but the answers of followers."""
@@ -71,23 +71,23 @@ class Leader:
             self.plan.check()
             instruction = waiting.pop(0)
             match instruction:
-                case Write():
-                    waiting += self.plan.handle(Written(), self.now)
+                case WriteRecord():
+                    waiting += self.plan.handle(RecordWritten(), self.now)
                 case Ask():
                     self.asked.append(instruction)
                 case Recut(id, record, samples, count, hosts):
-                    waiting += self.plan.handle(Cut(id, recut(record, samples, count, hosts)), self.now)
+                    waiting += self.plan.handle(RunsCut(id, recut(record, samples, count, hosts)), self.now)
                 case _:
                     self.told.append(instruction)
         self.plan.check()
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.feed(Tick())
+        self.feed(TimePassed())
 
     def table(self) -> None:
         """The first one is cut."""
-        self.feed(Reported((sample(),), (), wanted=True))
+        self.feed(AttemptReported((sample(),), (), wanted=True))
         self.wait(GATHER_SECONDS)
 
     def answer(self, *kinds: type[wire.Request]) -> list[Ask]:
@@ -109,14 +109,14 @@ class Leader:
                 return wire.Samples([part for each in intervals if (part := _part(each)).rows])
             case wire.FetchInterval(_, _, interval, _, _):
                 return wire.Fetched(_rows(interval) * 10)
-        return wire.Done()
+        return wire.FollowerDone()
 
     def sealed(self) -> Leader:
         self.table()
         self.feed(Commit((GOOD,)))
         self.answer(wire.CountRows, wire.TellSamples, wire.FetchInterval)
         self.answer(wire.KeepIntervals)
-        assert (self.record.state, self.record.stage) == (State.SEALED, Stage.NONE)
+        assert (self.record.state, self.record.stage) == (ShuffleState.SEALED, Stage.NONE)
         return self
 
 
@@ -133,10 +133,10 @@ def _part(interval: Interval) -> RunSample:
 
 def test_a_table_is_cut_when_one_is_wanted_and_not_before_others_could_tell() -> None:
     one = Leader()
-    one.feed(Reported((sample(),), (), wanted=False))
+    one.feed(AttemptReported((sample(),), (), wanted=False))
     one.wait(10)
     assert one.record.epoch == 0
-    one.feed(Reported((sample(1),), (GOOD,), wanted=True))
+    one.feed(AttemptReported((sample(1),), (GOOD,), wanted=True))
     (wake,) = one.told
     assert isinstance(wake, Wake)
     assert wake.seconds == pytest.approx(GATHER_SECONDS)
@@ -162,7 +162,7 @@ def test_winners_are_counted_at_every_holder() -> None:
     one.feed(Commit((GOOD,)))
     counting = one.answer(wire.CountRows)
     assert sorted(ask.host for ask in counting) == [*HOSTS]
-    assert (one.record.state, one.record.stage) == (State.SEALED, Stage.KEEPING)
+    assert (one.record.state, one.record.stage) == (ShuffleState.SEALED, Stage.KEEPING)
     assert [each.rows for each in one.record.table] == [25] * 4
     assert {ask.host for ask in one.answer(wire.KeepIntervals)} == {*HOSTS}
     assert one.stage() is Stage.NONE
@@ -189,7 +189,7 @@ def test_who_was_counted_to_lack_rows_fetches_them_from_who_has_them() -> None:
     ]
     one.asked = fetching
     one.answer(wire.FetchInterval, wire.CountRows)
-    assert one.record.state is State.SEALED
+    assert one.record.state is ShuffleState.SEALED
 
 
 @pytest.mark.parametrize(("stored", "error"), [(False, AttemptNotFound), (True, DataLost)])
@@ -198,26 +198,26 @@ def test_winners_that_are_not_there_can_not_win_and_others_can(stored: bool, err
     one.table()
     bogus = Receipt(1, "bogus", 7, 70, 1)
     if stored:
-        one.feed(Reported((), (bogus,), wanted=False))
+        one.feed(AttemptReported((), (bogus,), wanted=False))
     one.feed(Commit((GOOD, bogus)))
     one.answer(wire.CountRows, wire.TellSamples)
     (refusal,) = (each for each in one.told if isinstance(each, Refuse))
     assert isinstance(refusal.error, error)
-    assert (one.record.state, one.record.receipts) == (State.FILLING, ())
+    assert (one.record.state, one.record.receipts) == (ShuffleState.FILLING, ())
     one.feed(Commit((GOOD,)))
     one.answer(wire.CountRows)
-    assert one.record.state is State.SEALED
+    assert one.record.state is ShuffleState.SEALED
 
 
 def test_a_shuffle_that_is_cut_anew_is_read_by_the_table_that_was_counted() -> None:
     """In the new one nobody knows yet how many rows a range should have: a holder that lacks some would not be noticed."""
     one = Leader()
-    one.feed(Reported((sample(rows=8),), (), wanted=True))
+    one.feed(AttemptReported((sample(rows=8),), (), wanted=True))
     one.wait(GATHER_SECONDS)
     one.feed(Commit((GOOD,)))
     one.answer(wire.CountRows, wire.TellSamples, wire.FetchInterval, wire.KeepIntervals)
     before = one.record
-    assert before.state is State.SEALED
+    assert before.state is ShuffleState.SEALED
     one.feed(Rebalance("r", 2))
     one.answer(wire.TellSamples)
     assert one.stage() is Stage.MOVING
@@ -233,7 +233,7 @@ def test_a_shuffle_that_is_cut_anew_is_read_by_the_table_that_was_counted() -> N
 
 def test_an_uneven_table_is_cut_anew_and_former_holders_forget_last() -> None:
     one = Leader()
-    one.feed(Reported((sample(rows=8),), (), wanted=True))
+    one.feed(AttemptReported((sample(rows=8),), (), wanted=True))
     one.wait(GATHER_SECONDS)
     one.feed(Commit((GOOD,)))
     one.answer(wire.CountRows)
@@ -244,7 +244,7 @@ def test_an_uneven_table_is_cut_anew_and_former_holders_forget_last() -> None:
     assert not any(isinstance(ask.request, wire.KeepIntervals) for ask in one.asked)
     one.answer(wire.FetchInterval)
     one.answer(wire.CountRows)
-    assert (one.record.state, one.record.former) == (State.SEALED, ())
+    assert (one.record.state, one.record.former) == (ShuffleState.SEALED, ())
     assert [each.rows for each in one.record.table] == [25] * 4
     assert {each.identity for each in one.record.table} & {1, 2, 3, 4}, "identities are taken over"
     assert one.record.moved >= one.record.moved_least > 0
@@ -253,7 +253,7 @@ def test_an_uneven_table_is_cut_anew_and_former_holders_forget_last() -> None:
 def test_an_empty_shuffle_can_be_sealed_without_a_table() -> None:
     one = Leader()
     one.feed(Commit(()))
-    assert (one.record.state, len(one.record.table), one.record.rows) == (State.SEALED, 1, 0)
+    assert (one.record.state, len(one.record.table), one.record.rows) == (ShuffleState.SEALED, 1, 0)
 
 
 def test_a_lost_holder_is_replaced_and_one_that_restarts_is_not() -> None:
@@ -273,7 +273,7 @@ def test_a_lost_holder_is_replaced_and_one_that_restarts_is_not() -> None:
 
 def test_at_the_beginning_of_a_reign_nobody_is_lost() -> None:
     one = Leader().sealed()
-    one.plan = Plan(one.record, 2)
+    one.plan = ShufflePlan(one.record, 2)
     one.asked.clear()
     one.hosts("a", settled=False)
     one.wait(1)
@@ -287,10 +287,10 @@ def test_attempts_under_way_are_told_before_a_lost_holder_is_replaced() -> None:
     one = Leader()
     one.table()
     one.hosts("a", "b")
-    assert (one.record.state, one.record.stage, one.record.epoch) == (State.FILLING, Stage.MOVING, 2)
+    assert (one.record.state, one.record.stage, one.record.epoch) == (ShuffleState.FILLING, Stage.MOVING, 2)
     assert {type(ask.request) for ask in one.asked} == {wire.TableChanged}
     told = one.asked.pop()
-    one.feed(Failed(told.id))
+    one.feed(FollowerFailed(told.id))
     one.answer(wire.TableChanged)
     assert {type(ask.request) for ask in one.asked} == {wire.FetchInterval}
     one.answer(wire.FetchInterval)
@@ -342,23 +342,23 @@ def test_who_comes_back_is_told_what_to_forget() -> None:
     one.hosts("a", "b", members=HOSTS)
     one.hosts(*HOSTS)
     assert [(ask.host, type(ask.request)) for ask in one.asked] == [("c", wire.KeepIntervals)]
-    one.feed(Failed(one.asked[0].id))
+    one.feed(FollowerFailed(one.asked[0].id))
     assert len(one.asked) == 2, "until it has"
     one.answer(wire.KeepIntervals)
     one.feed(Remove("x"))
     assert {ask.host for ask in one.asked} == {*HOSTS}
     one.answer(wire.ForgetShuffle)
     assert one.plan.forgotten
-    assert one.told[-1] == Delete()
-    assert (one.record.state, one.record.table, one.record.receipts) == (State.REMOVED, (), ())
+    assert one.told[-1] == DeleteShuffle()
+    assert (one.record.state, one.record.table, one.record.receipts) == (ShuffleState.REMOVED, (), ())
 
 
 def test_late_and_repeated_answers_change_nothing() -> None:
     one = Leader().sealed()
     before = one.record
     for id in range(100):
-        one.feed(Answered(id, wire.Done()))
-        one.feed(Failed(id))
-    one.feed(Cut(1, recut(before, [], 4, HOSTS)))
+        one.feed(Answered(id, wire.FollowerDone()))
+        one.feed(FollowerFailed(id))
+    one.feed(RunsCut(1, recut(before, [], 4, HOSTS)))
     assert one.record is before
     assert not one.asked

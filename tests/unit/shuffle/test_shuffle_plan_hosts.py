@@ -8,12 +8,12 @@ import math
 import pytest
 
 from roq.errors import AttemptNotFound, NotReady
-from roq.shuffle.events import Answered, Ask, Commit, Hosts, Rebalance, Refuse, Remove, Reported, Touched, Wake
+from roq.shuffle.events import Answered, Ask, AttemptReported, Commit, FollowerHosts, Rebalance, Refuse, Remove, Touched, Wake
 from roq.shuffle.machine import RETRY_SECONDS
-from roq.shuffle.plan import ABANDONED, GATHER_SECONDS, KEEP_SECONDS, PATIENCE_SECONDS, Plan
-from roq.shuffle.record import Record, Stage
+from roq.shuffle.plan import ABANDONED, GATHER_SECONDS, KEEP_SECONDS, PATIENCE_SECONDS, ShufflePlan
+from roq.shuffle.record import ShuffleRecord, Stage
 from roq.wire import shuffle as wire
-from roq.wire.shuffle import Spec, State
+from roq.wire.shuffle import ShuffleState, Spec
 from tests.unit.shuffle.test_shuffle_plan import GOOD, HOSTS, Leader, sample
 
 EARLY = 0.001  # seconds: as some loops' timers are
@@ -21,7 +21,7 @@ EARLY = 0.001  # seconds: as some loops' timers are
 
 def joining(one: Leader, members: str, joins: str) -> None:
     """These hosts run, and the latter are no members yet."""
-    one.feed(Hosts(frozenset(members + joins), frozenset(members), joining=frozenset(joins)))
+    one.feed(FollowerHosts(frozenset(members + joins), frozenset(members), joining=frozenset(joins)))
 
 
 def asked(one: Leader, kind: type[wire.Request]) -> set[str]:
@@ -53,13 +53,13 @@ def test_who_is_about_to_join_is_not_told_to_forget_what_it_came_back_with() -> 
 
 def test_who_drains_is_told_to_forget_but_not_while_another_copy_is_about_to_come() -> None:
     one = Leader().sealed()
-    one.feed(Hosts(frozenset("ab"), frozenset("a")))  # b drains, c is lost
+    one.feed(FollowerHosts(frozenset("ab"), frozenset("a")))  # b drains, c is lost
     one.answer(wire.FetchInterval, wire.CountRows)
     assert all(each.holders == ("a",) for each in one.record.table)
-    one.feed(Hosts(frozenset("abd"), frozenset("a"), joining=frozenset("d")))
+    one.feed(FollowerHosts(frozenset("abd"), frozenset("a"), joining=frozenset("d")))
     one.wait(KEEP_SECONDS)
     assert not one.asked, "there are to be two copies, and b has the other one"
-    one.feed(Hosts(frozenset("abd"), frozenset("ad")))
+    one.feed(FollowerHosts(frozenset("abd"), frozenset("ad")))
     one.answer(wire.FetchInterval, wire.CountRows)
     one.wait(KEEP_SECONDS)
     assert asked(one, wire.KeepIntervals) == {"a", "b", "d"}
@@ -71,7 +71,7 @@ def test_ranges_that_are_filled_get_as_many_holders_as_there_can_be() -> None:
     one.table()
     assert all(each.holders == ("a",) for each in one.record.table)
     one.hosts("a", "d", "e")
-    assert (one.record.state, one.stage(), one.record.epoch) == (State.FILLING, Stage.MOVING, 2)
+    assert (one.record.state, one.stage(), one.record.epoch) == (ShuffleState.FILLING, Stage.MOVING, 2)
     assert all(len(each.holders) == 2 and "a" in each.holders for each in one.record.table)
     one.answer(wire.TableChanged)
     assert asked(one, wire.FetchInterval) <= {"d", "e"}
@@ -98,7 +98,7 @@ def test_ranges_that_are_filled_stay_with_those_who_have_them_when_these_are_los
     assert one.record.table == moving
     assert {host for each in one.record.former for host in each.holders} == {"a", "b"}
     one.wait(RETRY_SECONDS)
-    assert (one.record.state, one.stage()) == (State.FILLING, Stage.MOVING)
+    assert (one.record.state, one.stage()) == (ShuffleState.FILLING, Stage.MOVING)
     one.asked.clear()
     one.hosts("b", "d", "e")
     one.answer(wire.TableChanged)
@@ -110,7 +110,7 @@ def test_ranges_that_are_filled_stay_with_those_who_have_them_when_these_are_los
 
 def test_an_early_tick_is_followed_by_another_one() -> None:
     one = Leader()
-    one.feed(Reported((sample(),), (), wanted=True))
+    one.feed(AttemptReported((sample(),), (), wanted=True))
     one.wait(GATHER_SECONDS - EARLY)
     assert one.record.epoch == 0
     assert wakes(one) == pytest.approx([GATHER_SECONDS, EARLY])
@@ -135,7 +135,7 @@ def test_a_pause_and_keeping_end_after_an_early_tick_too() -> None:
     assert wakes(one)[-1] == pytest.approx(KEEP_SECONDS)
     one.told.clear()
     for _ in range(5):  # what happens meanwhile asks for no further ticks
-        one.feed(Reported((), (), wanted=False))
+        one.feed(AttemptReported((), (), wanted=False))
     assert not one.told
     one.wait(KEEP_SECONDS - EARLY)
     assert wakes(one) == pytest.approx([EARLY])
@@ -145,34 +145,34 @@ def test_a_pause_and_keeping_end_after_an_early_tick_too() -> None:
 
 def test_a_shuffle_nobody_goes_on_filling_is_removed() -> None:
     one = Leader()
-    one.plan = Plan(Record("s", "id", Spec(("k",), b"s", 2, 4), 0.0, "t"), 1, abandoned_seconds=1000.0)
+    one.plan = ShufflePlan(ShuffleRecord("s", "id", Spec(("k",), b"s", 2, 4), 0.0, "t"), 1, abandoned_seconds=1000.0)
     one.hosts(*HOSTS)
     assert wakes(one) == [1000.0]
     one.wait(900)
-    one.feed(Reported((), (), wanted=False))
+    one.feed(AttemptReported((), (), wanted=False))
     one.wait(900)
     one.feed(Touched())
     one.wait(900)
     one.hosts("a", "b")
-    assert one.record.state is State.FILLING
+    assert one.record.state is ShuffleState.FILLING
     one.wait(100 - EARLY)
-    assert one.record.state is State.FILLING
+    assert one.record.state is ShuffleState.FILLING
     one.wait(2 * EARLY)
-    assert (one.record.state, one.record.removal) == (State.REMOVED, ABANDONED)
+    assert (one.record.state, one.record.removal) == (ShuffleState.REMOVED, ABANDONED)
     assert asked(one, wire.ForgetShuffle) == {"a", "b"}
 
 
 def test_what_is_sealed_or_kept_for_ever_is_not_abandoned() -> None:
     one = Leader()
-    one.plan = Plan(Record("s", "id", Spec(("k",), b"s", 2, 4), 0.0, "t"), 1, abandoned_seconds=1000.0)
+    one.plan = ShufflePlan(ShuffleRecord("s", "id", Spec(("k",), b"s", 2, 4), 0.0, "t"), 1, abandoned_seconds=1000.0)
     one.hosts(*HOSTS)
     one.sealed()
     one.wait(10_000)
-    assert one.record.state is State.SEALED
+    assert one.record.state is ShuffleState.SEALED
     two = Leader()
     two.table()
     two.wait(1e9)
-    assert two.record.state is State.FILLING
+    assert two.record.state is ShuffleState.FILLING
     assert math.inf not in wakes(two)
 
 
@@ -181,11 +181,11 @@ def test_what_is_sealed_or_kept_for_ever_is_not_abandoned() -> None:
 
 def test_winners_whose_last_copies_are_lost_while_data_moves_are_refused() -> None:
     one = Leader(replicas=1)
-    one.feed(Reported((sample(rows=8),), (), wanted=True))
+    one.feed(AttemptReported((sample(rows=8),), (), wanted=True))
     one.wait(GATHER_SECONDS)
     one.feed(Commit((GOOD,)))
     one.answer(wire.CountRows, wire.TellSamples)
-    assert (one.record.state, one.stage()) == (State.SEALING, Stage.MOVING)
+    assert (one.record.state, one.stage()) == (ShuffleState.SEALING, Stage.MOVING)
     one.counted = {each.interval: 0 for each in one.record.table}
     one.asked.clear()
     one.hosts("d", "e")  # those who had it are away, perhaps for ever
@@ -201,7 +201,7 @@ def test_winners_whose_last_copies_are_lost_while_data_moves_are_refused() -> No
         one.feed(Answered(ask.id, wire.Samples([])))
     (refusal,) = (each for each in one.told if isinstance(each, Refuse))
     assert isinstance(refusal.error, AttemptNotFound)
-    assert one.record.state is State.FILLING
+    assert one.record.state is ShuffleState.FILLING
 
 
 def test_two_rebalancings_at_once_are_none() -> None:
@@ -234,12 +234,12 @@ def test_two_rebalancings_wait_for_forgetting_one_after_the_other() -> None:
 
 def test_what_is_not_needed_after_the_seal_is_not_held() -> None:
     one = Leader()
-    one.feed(Reported((sample(),), (GOOD,), wanted=True))
+    one.feed(AttemptReported((sample(),), (GOOD,), wanted=True))
     one.wait(GATHER_SECONDS)
     assert one.plan.stored
     one.feed(Commit((GOOD,)))
     one.answer(wire.CountRows)
-    one.feed(Reported((), (GOOD,), wanted=False))
+    one.feed(AttemptReported((), (GOOD,), wanted=False))
     assert not one.plan.stored
     one.feed(Remove("x"))
     assert not one.record.receipts

@@ -8,7 +8,7 @@ import pytest
 from gcm.shuffle_inquirer import Inquirer
 from gcm.shuffle_receipts import COMMITS_MAX, Receipts
 from roq.errors import FrameError, NotReady, WinnersUnknown
-from roq.shuffle.record import Record
+from roq.shuffle.record import ShuffleRecord
 from roq.shuffle.thinning import reduced
 from roq.shuffle.winners import Winners
 from roq.wire import shuffle as wire
@@ -16,7 +16,7 @@ from roq.wire.gcm import CommitShuffle, NameReceipts
 from roq.wire.shuffle import BEGIN, Interval, Receipt, RunSample, Spec
 
 EVERYTHING = Interval(None, None)
-RECORD = Record("s", "id", Spec(("k",), b"schema"), 0.0, "t")
+RECORD = ShuffleRecord("s", "id", Spec(("k",), b"schema"), 0.0, "t")
 WINNERS = {number: f"a{number}" for number in range(3)}
 
 
@@ -58,7 +58,7 @@ class OneFollower:
         match request:
             case wire.NameWinners():
                 self.known[request.digest] = request.winners
-                return wire.Done()
+                return wire.FollowerDone()
             case wire.CountRows(digest=digest, begin=begin) if digest in self.known:
                 at = begin[0] + 1 if begin == BEGIN else begin[0]
                 return wire.Counts([1], [10], (at + 1, "", 0) if at < 2 else None)

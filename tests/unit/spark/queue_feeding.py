@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import roq.blocking
 from roq.spark.queue_feed import LeaseFeed, Offset
-from roq.spark.queue_manifest import Part
+from roq.spark.queue_manifest import ManifestPartition
 from roq.spark.queue_options import queue_options
 from roq.workqueue.contract import Backend, TaskState
 
@@ -58,7 +58,7 @@ def die(dead: LeaseFeed, address: str, leases: str) -> None:
 
 
 def payloads(read: LeaseFeed, start: Offset, end: Offset) -> list[int]:
-    parts: list[Part] = list(read.parts(start, end))
+    parts: list[ManifestPartition] = list(read.parts(start, end))
     return [int(value.as_py()) for part in parts for batch in part.rows() for value in batch["payload"]]
 
 

@@ -20,7 +20,7 @@ from roq.spark.queue_feed import LeaseFeed
 from roq.spark.queue_files import ArrowFile
 from roq.spark.queue_options import queue_options
 from roq.spark.queue_outlets import opened
-from roq.spark.queue_staging import Plan, Publication, stage
+from roq.spark.queue_staging import BatchPlan, Publication, stage
 from roq.workqueue.address import open_backend
 from tests.unit.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, renewed, status
 
@@ -152,7 +152,7 @@ def staged_files(publication: Publication, attempt: int, numbers: range) -> list
     return stage(publication.folder, f"0-{attempt}", batches, schema)
 
 
-def publish(address: str, publication: Publication, files: list[ArrowFile], rows_until_death: int = 1_000_000) -> Plan:
+def publish(address: str, publication: Publication, files: list[ArrowFile], rows_until_death: int = 1_000_000) -> BatchPlan:
     """A commit that dies after some rows."""
     plan, _ = publication.decide(files)
     with opened(queue_options({"address": address}), publication.job, plan.decided, 10) as outlet:

@@ -49,5 +49,7 @@ async def _erase_on(stores: Stores, host: str, log_id: str) -> int:
                 await stores.request(host, wire.DeleteBlob(blob.blob), wire.StoreDone)
                 count += 1
     except RoqError as error:
-        log.warning("a removed log is left on a host", extra={"fields": {"host": host, "log": log_id, "reason": str(error)}})
+        log.warning(
+            "removed log could not be deleted on a host", extra={"fields": {"host": host, "log": log_id, "reason": str(error)}}
+        )
     return count

@@ -99,7 +99,9 @@ class Leadership:
             reign = await Reign.begin(self._session, fence, self._counters)
             shuffles = await self._shuffles(reign)
         except RoqError as error:
-            log.warning("could not begin to lead", extra={"fields": {"error": type(error).__name__, "reason": str(error)}})
+            log.warning(
+                "leadership could not be taken", extra={"fields": {"error": type(error).__name__, "reason": str(error)}}
+            )
             return error
         reign.on_change.append(self._on_change)
         finisher = Finisher(reign)
@@ -149,11 +151,11 @@ class Leadership:
             if node is not None and node.owner == self._session.session_id:
                 await self._session.delete(paths.LEADER, node.version)
         except RoqError as error:  # it goes with the session
-            log.info("address not withdrawn", extra={"fields": {"reason": str(error)}})
+            log.info("leader address could not be withdrawn", extra={"fields": {"reason": str(error)}})
 
     def _leader_seen(self, node: Node | None) -> None:
         try:
             self._leader = msgspec.json.decode(node.data, type=LeaderAddress) if node is not None else None
         except msgspec.MsgspecError as error:
-            log.error("unreadable leader address", extra={"fields": {"reason": str(error)}})
+            log.error("leader address is unreadable", extra={"fields": {"reason": str(error)}})
             self._leader = None

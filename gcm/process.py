@@ -103,7 +103,7 @@ async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmR
             announce(gcm.ready)
             notify(READY)
             await stop.wait()
-            log.info("stopping")
+            log.info("GCM stops")
             notify(STOPPING)
         finally:
             await gcm.close()

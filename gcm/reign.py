@@ -72,7 +72,9 @@ class Reign:
         after = stamp(before, assign_all(before))
         repairs = [*changes(before, after), *(Delete(path) for path in snapshot.unreadable)]
         if repairs:
-            log.warning("repairing", extra={"fields": {"paths": [operation.path for operation in repairs]}})
+            log.warning(
+                "inconsistent metadata are repaired", extra={"fields": {"paths": [operation.path for operation in repairs]}}
+            )
             for part in _parts(repairs):
                 await fenced(session, fence, *part)
         reign = cls(session, fence, after, counters)
@@ -162,7 +164,7 @@ class Reign:
                 change.done.set_exception(error)
                 continue
             except Exception as error:  # a defect that concerns this request only
-                log.exception("a change could not be decided")
+                log.exception("reconciliation failed")
                 change.done.set_exception(RoqError(f"{type(error).__name__}: {error}"))
                 continue
             accepted.append(change)
@@ -252,7 +254,7 @@ class Reign:
             host = await read_host(self._session, name)
         except RoqError as error:
             self._watched.discard(name)  # the watch tells its name again
-            log.warning("can't read a new host", extra={"fields": {"host": name, "reason": str(error)}})
+            log.warning("registration of a new host is unreadable", extra={"fields": {"host": name, "reason": str(error)}})
             return
         if name not in self.cluster.hosts:
             self._become(self.cluster.with_host(host))

@@ -88,7 +88,7 @@ class HostRepairer:
         if fresh:
             left = {name: len(queues) for name, queues in recovery.lost_hosts(reign.cluster).items()}
             fields = {"hosts": fresh, "seconds": round(time.monotonic() - started, 3), "queues_left": left}
-            log.warning("recovered lost hosts", extra={"fields": fields})
+            log.warning("queues of lost hosts were recovered", extra={"fields": fields})
 
     async def _change(self, step: recovery.Step, subject: str) -> None:
         await self._reign.change(lambda cluster: step(cluster, subject, self._chance), subject)
@@ -103,4 +103,4 @@ class HostRepairer:
                 if isinstance(outcome, NotLeader):
                     raise outcome
                 if isinstance(outcome, BaseException):
-                    log.error("queue not recovered", extra={"fields": {"queue": queue, "reason": str(outcome)}})
+                    log.error("queue could not be recovered", extra={"fields": {"queue": queue, "reason": str(outcome)}})

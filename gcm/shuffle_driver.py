@@ -136,7 +136,9 @@ class Driver:
         except NotLeader:
             return  # the next leader goes on
         except Exception as error:  # a defect that concerns this shuffle only
-            log.exception("a shuffle is left alone", extra={"fields": {"shuffle": self.record.name}})
+            log.exception(
+                "shuffle failed and is not driven any further by this leader", extra={"fields": {"shuffle": self.record.name}}
+            )
             self._park(error)
 
     def _park(self, error: Exception) -> None:
@@ -197,12 +199,14 @@ class Driver:
             case events.Recut():
                 self._start(lambda: self._recut(instruction), "cut")
             case events.Refuse(error):
-                log.warning("winners refused", extra={"fields": {"shuffle": self.record.name, "reason": str(error)}})
+                log.warning(
+                    "committed attempts were refused", extra={"fields": {"shuffle": self.record.name, "reason": str(error)}}
+                )
                 self.refused = error
             case events.Wake(seconds):
                 if self.plan.step is events.StageStep.PAUSE:
                     fields = {"shuffle": self.record.name, "state": self.record.state, "stage": self.record.stage}
-                    log.warning("data is not where it should be: looking again soon", extra={"fields": fields})
+                    log.warning("shuffle data are not at their holders; counting again soon", extra={"fields": fields})
                 loop = asyncio.get_running_loop()
                 ahead = [timer for timer in self._timers if timer.when() > loop.time()]
                 self._timers = [*ahead, loop.call_later(seconds + LATE_SECONDS, self.feed, events.TimePassed())]
@@ -216,7 +220,7 @@ class Driver:
         await self.store.write(record)
         crash_point(f"shuffle.{stage}.written")
         fields = {"shuffle": record.name, "state": record.state, "stage": record.stage, "table": record.epoch}
-        log.info("shuffle changed", extra={"fields": fields})
+        log.info("shuffle state changed", extra={"fields": fields})
         return self.plan.handle(events.RecordWritten(), time.monotonic())
 
     # --- beside it ----------------------------------------------------------------------------------------------------
@@ -226,7 +230,10 @@ class Driver:
             try:
                 await work()
             except Exception as error:  # a defect that concerns this shuffle only
-                log.exception("a shuffle is left alone", extra={"fields": {"shuffle": self.record.name}})
+                log.exception(
+                    "shuffle failed and is not driven any further by this leader",
+                    extra={"fields": {"shuffle": self.record.name}},
+                )
                 self._park(error)
 
         return self._around.reign.tasks.start(run(), f"shuffle {self.record.name}: {what}")
@@ -253,7 +260,7 @@ class Driver:
                 "request": type(ask.request).__name__,
                 "reason": str(error),
             }
-            log.info("a follower did not do it", extra={"fields": fields})
+            log.info("request to a follower failed", extra={"fields": fields})
             longest = min(PAUSE_SECONDS[0] * 2**tries, PAUSE_SECONDS[1])
             await asyncio.sleep(longest * (0.5 + 0.5 * self._chance.random()))
             self.feed(events.FollowerFailed(ask.id, isinstance(error, DataLost)))

@@ -162,7 +162,7 @@ class ShuffleLeader:
             async with asyncio.timeout(FORGET_SECONDS):
                 await driver.until(lambda _: driver.plan.forgotten)
         except TimeoutError:
-            log.info("followers are still forgetting", extra={"fields": {"shuffle": name}})
+            log.info("followers are still deleting a removed shuffle", extra={"fields": {"shuffle": name}})
         return wire.Done()
 
     def info(self, name: str) -> ShuffleInfo:
@@ -267,12 +267,12 @@ class ShuffleLeader:
             if unknown:
                 await self._reign.write()
             for id in sorted(unknown - self._drivers.keys()):
-                log.info("a follower forgets a removed shuffle", extra={"fields": {"host": host, "id": id}})
+                log.info("follower is told to delete a removed shuffle", extra={"fields": {"host": host, "id": id}})
                 await self._links.request(host, shuffle.ForgetShuffle(self._reign.fence.epoch, id), shuffle.FollowerDone, 10.0)
         except NotLeader:
             return
         except RoqError as error:  # when it comes back the next time
-            log.info("a follower was not swept", extra={"fields": {"host": host, "reason": str(error)}})
+            log.info("follower could not be swept", extra={"fields": {"host": host, "reason": str(error)}})
 
     def _forgotten(self, id: str) -> None:
         """The record stays known for a while, so that a repeated removal gets the same answer."""

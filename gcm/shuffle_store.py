@@ -122,7 +122,7 @@ async def read_all(session: Session, reign: Reign) -> ShufflesRead:
             try:
                 return await _read_one(session, reign, id)
             except (FrameError, DataLost, NoNode) as error:
-                log.error("unreadable shuffle", extra={"fields": {"id": id, "reason": str(error)}})
+                log.error("shuffle record is unreadable", extra={"fields": {"id": id, "reason": str(error)}})
                 unreadable.add(id)
                 return None
 

@@ -85,7 +85,7 @@ def decode_registration(name: str, node: Node | None) -> HostRegistration | None
         instance = parse_instance(node.data)
         return HostRegistration(instance.address or "", instance.port or 0, instance.payload_as(HostPayload), node.czxid)
     except FrameError as error:
-        log.error("unreadable registration", extra={"fields": {"host": name, "reason": str(error)}})
+        log.error("registration is unreadable", extra={"fields": {"host": name, "reason": str(error)}})
         return None
 
 
@@ -98,7 +98,7 @@ def _decode(path: str, data: bytes, kind: type[T]) -> T | None:
     try:
         return from_json(data, kind)
     except FrameError as error:
-        log.error("unreadable znode", extra={"fields": {"path": path, "reason": str(error)}})
+        log.error("znode is unreadable", extra={"fields": {"path": path, "reason": str(error)}})
         return None
 
 

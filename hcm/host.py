@@ -130,10 +130,15 @@ class HostProcesses:
         try:
             pong = await ask(self._config.address, control, process_wire.Ping(), PING_SECONDS)
         except RoqError as error:
-            log.warning("port taken", extra={"fields": {"process": name, "port": control, "reason": str(error)}})
+            log.warning(
+                "port is taken by another process", extra={"fields": {"process": name, "port": control, "reason": str(error)}}
+            )
             return
         if not isinstance(pong, process_wire.Pong) or pong.name != name:
-            log.warning("port taken", extra={"fields": {"process": name, "port": control, "by": getattr(pong, "name", "")}})
+            log.warning(
+                "port is taken by another process",
+                extra={"fields": {"process": name, "port": control, "by": getattr(pong, "name", "")}},
+            )
             return
         started = start_time(pong.pid)
         if started is not None and self._adopt(managed, pong.pid, started):
@@ -167,7 +172,7 @@ class HostProcesses:
                     self._empty.clear()  # it was empty before, perhaps
                     await self._empty.wait()
         except TimeoutError:
-            log.error("processes that can't be stopped are left", extra={"fields": {"names": sorted(self._managed)}})
+            log.error("processes could not be stopped and are left running", extra={"fields": {"names": sorted(self._managed)}})
         await self._directory.save_at_last(self.state)
 
     async def close(self) -> None:
@@ -232,7 +237,7 @@ class HostProcesses:
         try:
             self._ensure_ports(managed)
         except PortTaken as error:
-            log.error("no ports", extra={"fields": {"process": spec.name, "reason": str(error)}})
+            log.error("no free ports for a process", extra={"fields": {"process": spec.name, "reason": str(error)}})
 
     def _ensure_ports(self, managed: _Managed) -> None:
         """Ports that served once are fixed. Before that, taken ones are given up for others. Raises PortTaken."""
@@ -268,7 +273,9 @@ class HostProcesses:
                 await ask(self._config.address, record.ports["control"], process_wire.ConfigureProcess(spec), ASK_SECONDS)
                 self._counters["reconfigured"] += 1
         except RoqError as error:
-            log.warning("restarted for its new specification", extra={"fields": {"reason": str(error)}})
+            log.warning(
+                "process is restarted: it could not take its new specification", extra={"fields": {"reason": str(error)}}
+            )
             self._event(managed.child.name, supervisor.SpecificationReplaced())
         finally:
             managed.configuring = False

@@ -186,7 +186,7 @@ class HostManager:
                 await registration.start()
                 return
             except ZooKeeperUnavailable as error:
-                log.warning("not registered yet", extra={"fields": {"reason": str(error)}})
+                log.warning("host is not registered yet", extra={"fields": {"reason": str(error)}})
 
     def _registered(self, generation: int) -> None:
         session = self._session

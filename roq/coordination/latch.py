@@ -105,7 +105,7 @@ class LeaderLatch:
         try:
             await self._leave()
         except (ZooKeeperUnavailable, Closed):
-            log.info("can't leave the election now: the node ends with the session", extra={"fields": {"node": self._node}})
+            log.info("election could not be left; its znode ends with the session", extra={"fields": {"node": self._node}})
 
     # --- what the session tells -----------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class LeaderLatch:
             except Closed:
                 return
             except CoordinationError as error:
-                log.warning("the election can't be read", extra={"fields": {"path": self._path, "reason": str(error)}})
+                log.warning("election is unreadable", extra={"fields": {"path": self._path, "reason": str(error)}})
                 await asyncio.sleep(next(waits))  # a node vanished under our hands, or ZooKeeper refuses: don't spin
                 continue
             await self._stale.wait()

@@ -177,14 +177,16 @@ class Registration:
             if node is None or node.owner != foreign.owner:
                 changed.set()
 
-        log.info("our name is taken; waiting for a dead predecessor to vanish", extra={"fields": {"path": self._path}})
+        log.info(
+            "name is still registered; waiting for the predecessor's session to expire", extra={"fields": {"path": self._path}}
+        )
         watch = self._session.watch_data(self._path, look)
         try:
             if foreign.owner:  # a persistent node never vanishes
                 async with asyncio.timeout(self._session.session_seconds + CONFLICT_MARGIN_SECONDS):
                     await changed.wait()
         except TimeoutError:
-            log.info("the other host lives", extra={"fields": {"path": self._path}})
+            log.info("name is registered by another live host", extra={"fields": {"path": self._path}})
         finally:
             watch.close()
         last = seen[0]
@@ -211,7 +213,7 @@ class Registration:
             if node is not None and node.owner == self._session.session_id:
                 await self._session.delete(self._path, node.version)
         except (ZooKeeperUnavailable, Closed, NoNode, VersionConflict):
-            log.info("can't unregister now: the node ends with the session", extra={"fields": {"path": self._path}})
+            log.info("registration could not be removed; it ends with the session", extra={"fields": {"path": self._path}})
 
     def _seen(self, node: Node | None) -> None:
         if node is None or node.owner != self._session.session_id or node.data != instance_json(self._instance):
@@ -229,13 +231,16 @@ class Registration:
             except ZooKeeperUnavailable:
                 self._stale.set()
             except HostConflict as conflict:
-                log.error("another host has our name", extra={"fields": {"path": self._path, "reason": str(conflict)}})
+                log.error(
+                    "another host is registered under this name",
+                    extra={"fields": {"path": self._path, "reason": str(conflict)}},
+                )
                 if self._on_conflict is not None:
                     self._on_conflict(conflict)
                 return
             except Closed:
                 return
             except CoordinationError as error:
-                log.warning("can't register", extra={"fields": {"path": self._path, "reason": str(error)}})
+                log.warning("registration failed; retrying", extra={"fields": {"path": self._path, "reason": str(error)}})
                 await asyncio.sleep(next(waits))
                 self._stale.set()

@@ -185,7 +185,7 @@ class Session:
             case LinkState.EXPIRED:
                 self._lose()
             case LinkState.ENDED:
-                log.error("nobody tries to reach ZooKeeper any more; starting again")
+                log.error("kazoo gave up reconnecting to ZooKeeper; restarting it")
                 self._lose()
                 self._link.start()
 

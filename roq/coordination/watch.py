@@ -64,7 +64,7 @@ class Watch(Generic[T]):
             except ZooKeeperUnavailable:
                 pass  # the session wakes us after the reconnection
             except CoordinationError as error:
-                log.warning("can't read a watched node", extra={"fields": {"path": self.path, "reason": str(error)}})
+                log.warning("watched node is unreadable", extra={"fields": {"path": self.path, "reason": str(error)}})
             else:
                 self._tell(value)
             try:  # spread, so that a thousand watches don't read in the same instant

@@ -202,7 +202,7 @@ class Connection(asyncio.Protocol):
         """Close at once, and tell why."""
         if not self._ended:
             fields = {"peer": self.peer, "session": f"{self.session:#x}", "reason": reason}
-            log.warning("closed a client's connection", extra={"fields": fields})
+            log.warning("client connection closed", extra={"fields": fields})
         self._ended = True
         self._waiting.clear()
         self._waiting_bytes = 0

@@ -66,7 +66,7 @@ class TreeJournal:
             entries += len(found)
         self._log.sync(position)
         fields = {"folder": str(self.folder), "transactions": entries, "nodes": len(tree), "sessions": len(tree.sessions)}
-        log.info("read the journal", extra={"fields": fields})
+        log.info("journal was read", extra={"fields": fields})
         return tree
 
     def write(self, entries: Sequence[bytes]) -> int:

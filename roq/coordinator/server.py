@@ -285,7 +285,7 @@ class Coordinator:
             if one.is_held_back and session in self._tree.sessions:
                 self._expiry.touch(session, one.timeout_seconds, self._clock())
         for session in self._expiry.look(self._clock()):
-            log.info("a session is over: it was not heard of", extra={"fields": {"session": f"{session:#x}"}})
+            log.info("session expired", extra={"fields": {"session": f"{session:#x}"}})
             self._publish(self._tree.end_session(session, self._wall()))
             connection = self._of_session.get(session)
             if connection is not None:
@@ -345,6 +345,6 @@ class Coordinator:
             try:
                 self._snapshot.result()
             except StorageFull as error:
-                log.warning("no room for a snapshot; trying again", extra={"fields": {"reason": str(error)}})
+                log.warning("disk is full: snapshot postponed", extra={"fields": {"reason": str(error)}})
             self._snapshot = None
         return encode(self._tree.image()) if self._journal.wants_snapshot() else None

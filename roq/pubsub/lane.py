@@ -161,7 +161,9 @@ class PathSender:
         self._held_since = self._held_since or now
         held = now - self._held_since
         if (held > MONITOR_SECONDS and monitor_silent_seconds > MONITOR_SECONDS) or held > HELD_SECONDS:
-            log.warning("nobody confirms what was sent: going on; it can't be sent again if the Exchange is lost now")
+            log.warning(
+                "replay buffer is full of unconfirmed messages: going on, they can't be replayed if the Exchange is lost now"
+            )
             self._unheard, self._held_since = True, None
             self.has_room.set()
         elif self._link is not None and not self._link.backlog_bytes and not self._ring.waiting:
@@ -212,7 +214,7 @@ class PathSender:
         self._ring.broken()
         if self._ring.unknown is not None:
             fields = self._ring.unknown._asdict()
-            log.warning("path broken: messages had left the replay buffer unconfirmed", extra={"fields": fields})
+            log.warning("path broken after unconfirmed messages had left the replay buffer", extra={"fields": fields})
         self._fail_flushes()
 
     # --- paths --------------------------------------------------------------------------------------------------------
@@ -244,9 +246,7 @@ class PathSender:
     def _give_up(self, path: int) -> None:
         """Nobody has confirmed the FIN: closing the link may cut something off, so it counts as lost."""
         if path in self._machine.leaving and path in self._links and not self._fin_waits:
-            log.warning(
-                "the end of a path was not confirmed: sending again what may be missing", extra={"fields": {"path": path}}
-            )
+            log.warning("end of a path was not confirmed: replaying what may be missing", extra={"fields": {"path": path}})
             self._lost(self._links[path])
 
     async def finish(self, timeout_seconds: float) -> bool:

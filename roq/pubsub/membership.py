@@ -128,17 +128,17 @@ class ClientMembership:
                 worried = self.monitor_silent_seconds() > WORRY_SECONDS
                 await self._pause(WORRIED_REPORT_SECONDS if worried else REPORT_SECONDS)
                 if self.monitor_silent_seconds() > SILENT_SECONDS and self._joined:
-                    log.warning("monitor is silent: looking for it again", extra={"fields": {"queue": self._queue}})
+                    log.warning("Monitor does not answer: looking it up again", extra={"fields": {"queue": self._queue}})
                     self._joined, self._leader = False, ""
             except RoqError as error:
                 fields = {"queue": self._queue, "error": type(error).__name__, "reason": str(error)}
-                log.warning("could not join queue again; trying on", extra={"fields": fields})
+                log.warning("rejoining the queue failed; retrying", extra={"fields": fields})
                 self._leader = ""
                 self.report_now()  # a backup that was activated meanwhile answers
                 wait = next(waits)
                 await self._pause(min(wait, NOT_READY_SECONDS) if isinstance(error, NotReady) else wait)
             except Exception:  # a defect must not end the membership in silence
-                log.exception("membership met with a defect; trying on")
+                log.exception("defect in the membership loop; retrying")
                 await self._pause(next(waits))
 
     async def _pause(self, seconds: float) -> None:
@@ -193,7 +193,9 @@ class ClientMembership:
             try:
                 await rpc.request(wire.Leave(member), wire.Left, timeout_seconds)
             except RoqError as error:
-                log.info("left without a good-bye", extra={"fields": {"queue": self._queue, "reason": str(error)}})
+                log.info(
+                    "Monitor could not be told of the departure", extra={"fields": {"queue": self._queue, "reason": str(error)}}
+                )
         self.stop()
 
     def stop(self) -> None:

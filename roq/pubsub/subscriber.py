@@ -439,7 +439,7 @@ class Subscriber:
         if any(total != self.counters[name] for name, total in totals.items()):
             self.counters.update({name: total - self.counters[name] for name, total in totals.items()})
             fields = {"queue": self.queue, **totals}
-            log.warning("the limits of ordering were reached, gaps are reported", extra={"fields": fields})
+            log.warning("ordering limits reached: gaps are reported", extra={"fields": fields})
 
     def _end_holds(self, now: float) -> None:
         """Go on where the end of a path was awaited for too long, after a look at what has come while the loop was busy."""

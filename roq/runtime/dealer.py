@@ -81,7 +81,7 @@ class Dealer(asyncio.Protocol):
         try:
             messages = self._parser.feed(data)
         except FrameError as error:
-            log.info("a connection was given up", extra={"fields": {"reason": str(error)}})
+            log.info("connection failed", extra={"fields": {"reason": str(error)}})
             transport.abort()
             return
         if self._backlog and self._parser.ready:

@@ -92,7 +92,7 @@ class Router:
             return
         for late in self.intake.late():
             if isinstance(late, _Peer):
-                log.info("a connection is too slow while others wait")
+                log.info("slow connection closed: others wait")
                 late.transport.abort()
         if self.intake.first is not None:
             self.watch_turns()
@@ -177,7 +177,7 @@ class _Peer(asyncio.BufferedProtocol):
         try:
             messages = parser.feed(data)
         except FrameError as error:
-            log.info("a connection was refused", extra={"fields": {"reason": str(error)}})
+            log.info("connection refused", extra={"fields": {"reason": str(error)}})
             self.transport.abort()
             return 0
         if parser.pongs:

@@ -29,7 +29,7 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
         try:
             await main(stop)
         except RoqError as error:
-            log.error("process gave up", extra={"fields": {"error": type(error).__name__, "reason": str(error)}})
+            log.error("process ends with an error", extra={"fields": {"error": type(error).__name__, "reason": str(error)}})
             return 1
         finally:
             await send_rest()  # whoever fenced a Monitor is told whom to wait for, its members to look elsewhere

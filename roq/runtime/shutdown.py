@@ -58,7 +58,7 @@ class ShutdownMonitor:
     def _fence(self, name: str, term: int) -> msgspec.Struct:
         if name != self._name or self._term is None or term <= self._term:
             raise CallError(f"{self._name} of term {self._term} is not replaced by {name} of term {term}")
-        log.warning("replaced under a higher term: stopping", extra={"fields": {"term": self._term, "higher": term}})
+        log.warning("fenced by a higher term: stopping", extra={"fields": {"term": self._term, "higher": term}})
         named = self._on_fenced(term) if self._on_fenced is not None else None
         asyncio.get_running_loop().call_soon(self._stop.set)
         return wire.ProcessDone(named)

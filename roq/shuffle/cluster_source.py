@@ -80,7 +80,7 @@ class ClusterSource:
                 except Closed:
                     raise
                 except RoqError as error:  # whatever is wrong with this one, another may be well
-                    log.info("another replica is tried", extra={"fields": {"host": host, "reason": str(error)}})
+                    log.info("read failed over to another replica", extra={"fields": {"host": host, "reason": str(error)}})
                     if not (isinstance(error, Unavailable) and isinstance(failure, DataLost)):
                         failure = error
                     self._at += 1

@@ -196,7 +196,7 @@ class DockerCluster(TestedCluster):
                     if machine.container is not None:
                         (self._logs / f"{machine.name}.log").write_bytes(await engine.call(machine.container.logs))
         except (OSError, RoqError) as error:
-            log.warning("logs not saved", extra={"fields": {"reason": str(error)}})
+            log.warning("container logs could not be saved", extra={"fields": {"reason": str(error)}})
         finally:
             await asyncio.shield(engine.remove(self.token))
             await asyncio.to_thread(engine.close)

@@ -80,7 +80,7 @@ class BigPayloads:
                     if isinstance(error, TemporaryError):
                         raise
                     raise Unavailable(f"a payload was lost {attempt} times on its way; the last time: {error}") from error
-                log.warning("upload begun again", extra={"fields": {"host": reserved.place.host, "reason": str(error)}})
+                log.warning("upload retried", extra={"fields": {"host": reserved.place.host, "reason": str(error)}})
                 if not isinstance(error, TaskNotFound):
                     avoid.append(reserved.place.host)
         raise AssertionError("the loop returns or raises")
@@ -103,7 +103,7 @@ class BigPayloads:
                 return self._download(place, where)
             except RoqError as error:
                 fields = {"blob": where.blob, "host": place.host, "reason": str(error)}
-                log.warning("payload not fetched", extra={"fields": fields})
+                log.warning("payload could not be fetched", extra={"fields": fields})
                 if isinstance(error, DAMAGE):
                     damaged.append(f"{place.host} ({error})")
         if not where.places or len(damaged) < len(where.places):
@@ -115,7 +115,7 @@ class BigPayloads:
         try:
             return self.get(where) or b""
         except DataLost as error:
-            log.warning("payload not shown: %s", error)
+            log.warning("payload could not be fetched for peek: %s", error)
             return b""
 
     def _download(self, place: wire.Place, where: wire.Elsewhere) -> bytes:

@@ -29,11 +29,12 @@ from tests.harness.ports import free_port, own_address
 ROOT = Path(__file__).parents[2]
 START = """
 import sys, msgspec
-from roq.log.store import process
+from hcm.programs import PROGRAMS
 from roq.runtime.observe import set_up_logging
 from roq.wire.child import ChildSpec
 set_up_logging("store")
-sys.exit(process.main(msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=ChildSpec)))
+spec = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=ChildSpec)
+sys.exit(PROGRAMS[spec.process.kind](spec))
 """
 QUICK = LogSettings(resend_seconds=0.2, store_seconds=0.6, check_seconds=0.05, mend_seconds=0.5, give_up_seconds=20.0)
 

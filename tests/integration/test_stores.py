@@ -296,7 +296,7 @@ async def test_an_old_image_of_a_disk_is_not_believed_in_what_it_lacks(rig: Stor
     with contextlib.suppress(LogUnavailable):  # before ZooKeeper has answered it; it never says that there is none
         assert await rig.request("a", question) == wire.Recovered(max(load.acked), [(wire.Found.UNKNOWN, 0, b"")])
     async with asyncio.timeout(10):
-        while "the disk went back in time" not in store.log():
+        while "disk is older than what it had acknowledged" not in store.log():
             await asyncio.sleep(0.05)
     assert await rig.request("a", question) == wire.Recovered(max(load.acked), [(wire.Found.UNKNOWN, 0, b"")])
     await rig.writer(term=2)

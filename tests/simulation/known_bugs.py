@@ -41,19 +41,19 @@ def put(*table: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without(module: Any, machine: Any, *rules: str) -> Iterator[None]:
+def _without(machine: Any, *rules: str) -> Iterator[None]:
     """A machine of which rules are switched off, as its model does it."""
     init = machine.__init__
     defaults = init.__defaults__
-    init.__defaults__ = (*defaults[:-1], module.Safeguards(**dict.fromkeys(rules, False)))
+    init.__defaults__ = (*defaults[:-1], type(defaults[-1])(**dict.fromkeys(rules, False)))
     try:
         yield
     finally:
         init.__defaults__ = defaults
 
 
-def rule(module: Any, machine: Any, *rules: str) -> Bug:
-    return lambda: _without(module, machine, *rules)
+def rule(machine: Any, *rules: str) -> Bug:
+    return lambda: _without(machine, *rules)
 
 
 def _impatient_hold() -> contextlib.AbstractContextManager[None]:
@@ -81,10 +81,10 @@ def _nothing_adopted(children: Any, name: str, pid: int, started: int, log_path:
 
 
 BUGS: dict[str, Known] = {
-    "repeats are delivered": Known(rule(order, order.OrderMachine, "drop_repeats"), 2),
-    "gaps are not reported": Known(rule(order, order.OrderMachine, "report_gaps"), 1),
-    "a new path overtakes the one before": Known(rule(order, order.OrderMachine, "hold_for_fin"), 0),
-    "a publisher begins before it is welcome": Known(rule(path, path.PathMachine, "await_welcome"), 1),
+    "repeats are delivered": Known(rule(order.OrderMachine, "drop_repeats"), 2),
+    "gaps are not reported": Known(rule(order.OrderMachine, "report_gaps"), 1),
+    "a new path overtakes the one before": Known(rule(order.OrderMachine, "hold_for_fin"), 0),
+    "a publisher begins before it is welcome": Known(rule(path.PathMachine, "await_welcome"), 1),
     "the hold runs out before the FIN comes": Known(_impatient_hold, 0),
     "a publisher's link connects again by itself": Known(_reconnecting_link, 3),
     "what was sent on a lost path is not sent again": Known(lambda: put((ring.Ring, "broken", _broken_for_good)), 3),

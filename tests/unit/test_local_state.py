@@ -132,12 +132,12 @@ def test_ports_skip_what_is_taken_and_go_round() -> None:
 def test_last_words_tell_the_last_error_of_that_process(tmp_path: Path) -> None:
     file = tmp_path / "x.log"
     records = [
-        {"level": "error", "pid": 7, "message": "process gave up", "error": "PortTaken", "reason": "can't bind x:1"},
+        {"level": "error", "pid": 7, "message": "process ends with an error", "error": "PortTaken", "reason": "can't bind x:1"},
         {"level": "info", "pid": 7, "message": "bye"},
         {"level": "error", "pid": 8, "message": "another life"},
     ]
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert epitaph(1, 7, file) == "exit code 1: process gave up: PortTaken: can't bind x:1"
+    assert epitaph(1, 7, file) == "exit code 1: process ends with an error: PortTaken: can't bind x:1"
     assert epitaph(-9, 9, file) == "killed by SIGKILL"
     assert epitaph(0, 7, file) == "exit code 0"
     file.write_text("Fatal Python error: Segmentation fault\n")

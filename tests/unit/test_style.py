@@ -135,6 +135,20 @@ def sizes() -> dict[str, int]:
     return over
 
 
+# A name of two classes: the asynchronous face of RoQ and the plain one, which differ by their module (`roq`, `roq.blocking`).
+FACES = {"Cluster", "Publisher", "Subscriber", "Task", "WorkQueue"}
+
+
+def test_a_class_name_is_one_class() -> None:
+    found: dict[str, list[str]] = {}
+    for path in PRODUCT:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path)
+    assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in FACES} == {}
+    assert all(len(found[name]) == 2 for name in FACES)
+
+
 def test_nothing_outgrows_its_limit() -> None:
     grown = {what: lines for what, lines in sizes().items() if lines > EXCEPTIONS.get(what, 0)}
     assert not grown, f"over {FILE_LINES_MAX} lines per file or {FUNCTION_LINES_MAX} per function: divide {grown}"

@@ -70,7 +70,7 @@ async def _ask(stores: Stores, node: str, held: list[Holding], opened: list[Open
             parts += [open_some[place] for place in answer.opened]
     except (RoqError, IndexError) as error:
         found.silent[node] = str(error)
-        log.info("can't compare", extra={"fields": {"node": node, "reason": str(error)}})
+        log.info("inventory of a store could not be compared", extra={"fields": {"node": node, "reason": str(error)}})
         return
     found.lacking.update(lacking)
     found.parts += parts

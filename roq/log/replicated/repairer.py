@@ -59,7 +59,7 @@ class LogRepairer:
             except LogFenced:
                 return
             except RoqError as error:
-                log.info("repairs wait", extra={"fields": {"reason": str(error)}})
+                log.info("repair postponed", extra={"fields": {"reason": str(error)}})
             await asyncio.sleep(self._settings.every_seconds)
 
     async def round(self) -> int:
@@ -141,7 +141,9 @@ class LogRepairer:
                 request = wire.Holes(holding.name, holding.first, holding.last)
                 answer = await self._writer.stores.request(node, request, wire.Ranges, CHECK_SECONDS)
             except RoqError as error:
-                log.info("can't verify", extra={"fields": {"what": holding.name, "node": node, "reason": str(error)}})
+                log.info(
+                    "copy could not be verified", extra={"fields": {"what": holding.name, "node": node, "reason": str(error)}}
+                )
                 continue
             self._verified[holding, node] = now
             if answer.ranges:
@@ -156,7 +158,7 @@ class LogRepairer:
             except RoqError as error:
                 reason = f"{type(error).__name__}: {error}"
                 log.warning(
-                    "a copy failed",
+                    "copy failed",
                     extra={"fields": {"what": holding.name, "from": source, "to": copy.target, "reason": reason}},
                 )
                 continue
@@ -183,7 +185,7 @@ class LogRepairer:
     async def _rename(self, holding: Holding, after: tuple[str, ...]) -> None:
         """The copy is durable: from now on these nodes are named."""
         meta = self._writer.meta
-        log.info("copied", extra={"fields": {"what": holding.name, "first": holding.first, "nodes": after}})
+        log.info("copy completed", extra={"fields": {"what": holding.name, "first": holding.first, "nodes": after}})
         if not holding.is_blob:
             await self._writer.change(
                 lambda meta: metadata.replace_nodes(meta, holding.name, holding.first, holding.nodes, after)
@@ -208,7 +210,7 @@ class LogRepairer:
                         await self._delete(host, name)
                         deleted += 1
             except RoqError as error:
-                log.info("can't sweep", extra={"fields": {"host": host, "reason": str(error)}})
+                log.info("store could not be swept", extra={"fields": {"host": host, "reason": str(error)}})
         self._unnamed = {key: since for key, since in self._unnamed.items() if key in seen}
         self.counters["deleted"] += deleted
         return deleted

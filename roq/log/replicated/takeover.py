@@ -116,7 +116,10 @@ class TakeOver:
                 self._progress.set()
                 return
             except TemporaryError as error:
-                log.info("recovery waits", extra={"fields": {"segment": segment, "node": node, "reason": str(error)}})
+                log.info(
+                    "segment recovery waits for a store",
+                    extra={"fields": {"segment": segment, "node": node, "reason": str(error)}},
+                )
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             if recovery.end is None and recovery.writing is not None and recovery.position == before:
@@ -156,7 +159,9 @@ class TakeOver:
         except LogFenced as error:
             self._failed = error
         except TemporaryError as error:
-            log.info("no spare stores", extra={"fields": {"segment": segment, "reason": str(error)}})
+            log.info(
+                "no spare stores: segment keeps its ensemble", extra={"fields": {"segment": segment, "reason": str(error)}}
+            )
         return ()
 
     def _returning(self, recovery: SegmentRecovery) -> tuple[str, ...]:

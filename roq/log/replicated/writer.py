@@ -114,7 +114,10 @@ class LogWriter:
         candidates, wanted = rank(segment, self.stores.directory.hosts()), max(meta.write_quorum, self.quorums[0])
         nodes = await open_nodes(self.stores, segment, self.epoch, candidates, wanted, meta.ack_quorum)
         if len(nodes) < wanted:
-            log.warning("fewer stores than the write quorum", extra={"fields": {"log": self.log_id, "nodes": len(nodes)}})
+            log.warning(
+                "log is under-replicated: fewer stores than its write quorum",
+                extra={"fields": {"log": self.log_id, "nodes": len(nodes)}},
+            )
         return segment, nodes
 
     def _open(self, meta: LogMeta) -> None:
@@ -248,7 +251,7 @@ class LogWriter:
             if appending is not None:
                 if node not in appending.paced:
                     fields = {"segment": notice.segment, "node": node, "first": notice.first}
-                    log.warning("a store's disk is too slow: it gets one frame at a time", extra={"fields": fields})
+                    log.warning("store is slow: limited to one frame at a time", extra={"fields": fields})
                 appending.overloaded(node, notice.first)
         elif self._health is not None:
             self._health.refused(node, notice.reason)
@@ -259,7 +262,7 @@ class LogWriter:
             return
         self._error = error
         reason = f"{type(error).__name__}: {error}"
-        log.warning("the log's writer stops", extra={"fields": {"log": self.log_id, "reason": reason}})
+        log.warning("log writer stops", extra={"fields": {"log": self.log_id, "reason": reason}})
         dones, self._dones = self._dones, deque()
         for done in dones:
             done(type(error)(str(error)))
@@ -354,7 +357,7 @@ class LogWriter:
             except LogFenced:
                 raise
             except TemporaryError as error:
-                log.info("can't roll now", extra={"fields": {"log": self.log_id, "reason": str(error)}})
+                log.info("segment could not be rolled now", extra={"fields": {"log": self.log_id, "reason": str(error)}})
                 return
             if frozenset(nodes) == sound == frozenset(appending.nodes):
                 return  # what answered a moment ago took no segment

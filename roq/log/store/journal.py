@@ -164,7 +164,7 @@ class Journal:
             if self._next_batch(data, 0, len(data)) is not None:
                 headers[numbers[-1]] = None  # its first sector is lost
             else:  # its first write was torn
-                log.warning("removed a file with a torn batch", extra={"fields": {"file": numbers[-1]}})
+                log.warning("journal file with only a torn batch removed", extra={"fields": {"file": numbers[-1]}})
                 self.remove(numbers.pop())
         unused = [number for number in numbers if headers[number] == -1]
         for number in unused[:-1] if unused and unused[-1] == numbers[-1] else unused:
@@ -221,7 +221,7 @@ class Journal:
                 break
             after = self._next_batch(data, offset + 1, end)
             if after is None and limit is None and file.size == self.file_bytes and _torn(data, offset, head):
-                log.warning("cut a torn batch", extra={"fields": {"file": number, "offset": offset}})
+                log.warning("torn batch truncated", extra={"fields": {"file": number, "offset": offset}})
                 break
             yield Damage(number, offset)
             if head is not None:  # some of its records may be whole

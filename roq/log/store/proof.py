@@ -54,7 +54,7 @@ async def prove(zookeeper: str, directory: Path, cookie: Cookie, storage: Segmen
             finally:
                 await session.close()
         except (ZooKeeperUnavailable, VersionConflict, NoNode) as error:
-            log.info("can't tell ZooKeeper what is durable", extra={"fields": {"reason": str(error)}})
+            log.info("durable position could not be written to ZooKeeper", extra={"fields": {"reason": str(error)}})
             await asyncio.sleep(RETRY_SECONDS)
 
 

@@ -31,7 +31,7 @@ async def scrub(storage: SegmentStorage, blobs: BlobFolder, counters: Counters, 
             size = blobs.size(blob)
             if not await asyncio.to_thread(blobs.check, blob):
                 counters["scrub_bad_blobs"] += 1
-                log.error("damaged blob put aside", extra={"fields": {"blob": blob}})
+                log.error("damaged blob quarantined", extra={"fields": {"blob": blob}})
             await asyncio.sleep(size / BYTES_PER_SECOND)
         await asyncio.sleep(PAUSE_SECONDS)
 
@@ -52,7 +52,7 @@ async def scrub_entries(storage: SegmentStorage, counters: Counters, bytes_per_s
                     if storage.still_damaged(name, position, place):
                         storage.put_aside(name, position)
                         counters["scrub_bad_entries"] += 1
-                        log.error("damaged entry put aside", extra={"fields": {"segment": name, "position": position}})
+                        log.error("damaged entry quarantined", extra={"fields": {"segment": name, "position": position}})
                 held = held[count:]
                 await asyncio.sleep(size / bytes_per_second)
             first = until + 1

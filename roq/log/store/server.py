@@ -189,7 +189,7 @@ class StoreServer:
             try:
                 self._perform(write)
             except Exception as error:  # whatever it is, nothing more is written: everybody would wait for this thread
-                log.exception("the journal can't be written")
+                log.exception("journal could not be written")
                 self._call(self._broken, error if isinstance(error, RoqError) else StorageFailed(str(error)))
                 return
             self._call(self._written, write)
@@ -199,7 +199,7 @@ class StoreServer:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _broken(self, error: RoqError) -> None:
-        log.critical("the disk failed", extra={"fields": {"reason": str(error)}})
+        log.critical("disk failed: the store stops", extra={"fields": {"reason": str(error)}})
         self._closed = True
         self._failed(error)
 

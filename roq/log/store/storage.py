@@ -371,7 +371,7 @@ class SegmentStorage:
         if not fresh or synced <= self._found:
             return True
         fields = {"known": synced, "found": self._found}
-        log.error("the disk went back in time: what it lacks counts as unknown", extra={"fields": fields})
+        log.error("disk is older than what it had acknowledged: missing entries count as unknown", extra={"fields": fields})
         self.journal.skip(synced)
         self.synced = max(self.synced, synced)
         record = self.shelf.went_back(synced)

@@ -96,5 +96,5 @@ class Forwarder:
                 self.control.send(b"TERMINATE", zmq.NOBLOCK)
                 self._thread.join(0.2)
             except zmq.ZMQError as error:
-                log.info("proxy takes no command", extra={"fields": {"reason": str(error)}})
+                log.info("proxy does not answer commands", extra={"fields": {"reason": str(error)}})
         self.control.close(0)

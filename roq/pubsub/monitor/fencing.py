@@ -37,7 +37,7 @@ async def fence(former: FormerProcess, term: int, on_named: Callable[[wire.Named
                     on_named(named)
                 await asyncio.sleep(wait)
     except TimeoutError:
-        log.warning("process of a lost host can't be reached; its lease is over", extra={"fields": fields})
+        log.warning("process of a lost host is unreachable and its lease is over", extra={"fields": fields})
 
 
 async def _order(former: FormerProcess, term: int) -> wire.Named | None:
@@ -55,6 +55,6 @@ async def _order(former: FormerProcess, term: int) -> wire.Named | None:
     except CallError as error:
         raise ProcessFailed("another process listens there by now") from error
     except RoqError as error:
-        log.info("process of a lost host does not obey yet", extra={"fields": {"process": former.name, "reason": str(error)}})
+        log.info("process of a lost host is not fenced yet", extra={"fields": {"process": former.name, "reason": str(error)}})
         return None
     return answer.named if isinstance(answer, wire.ProcessDone) else None  # it has ended when nothing listens any more

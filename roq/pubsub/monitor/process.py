@@ -309,7 +309,7 @@ class Monitor:
         now = time.monotonic()
         still = now - self._looked
         if still > STILL_SECONDS:
-            log.warning("this process stood still", extra={"fields": {"seconds": round(still, 1)}})
+            log.warning("event loop stalled", extra={"fields": {"seconds": round(still, 1)}})
             self._membership.stood_still(still, now)
         self._looked = now
         return now
@@ -329,7 +329,7 @@ class Monitor:
             self._membership.check()
         except AssertionError:  # it goes on: a Monitor that ends would only make things worse
             self.counters["invariants_broken"] += 1
-            log.exception("an invariant of the membership is broken")
+            log.exception("membership invariant violated")
         self._repeat_beacons(now)
         states = {id: str(exchange.state) for id, exchange in self._membership.exchanges.items()}
         queue, term = self._process.queue, self._process.term

@@ -52,13 +52,13 @@ class Performer:
 
     def offer(self, decision: Decision) -> None:
         """Perform this after those before it."""
-        log.info("decision", extra={"fields": msgspec.to_builtins(decision)})
+        log.info("scaling decision", extra={"fields": msgspec.to_builtins(decision)})
         self._counters[f"decisions_{decision.action}"] += 1
         try:
             self._waiting.put_nowait(decision)
         except asyncio.QueueFull:
             self._counters["decisions_dropped"] += 1
-            log.error("decision dropped: earlier ones are still being performed")
+            log.error("scaling decision dropped: earlier ones are still being performed")
 
     async def run(self) -> None:
         """Perform for ever."""
@@ -85,7 +85,7 @@ class Performer:
             decision = replace(decision, outcome=f"failed: {type(error).__name__}: {error}")
         if decision.outcome.startswith(("failed", "refused")):
             self._counters["decisions_failed"] += 1
-        log.info("outcome", extra={"fields": {"cause": decision.cause, "outcome": decision.outcome}})
+        log.info("scaling outcome", extra={"fields": {"cause": decision.cause, "scaling outcome": decision.outcome}})
         await self._record(decision)
         return decision
 
@@ -126,4 +126,6 @@ class Performer:
         try:
             await self.monitor.request(monitor.RecordDecision(decision), monitor.Recorded, RECORD_SECONDS)
         except RoqError as error:  # the log has it; a Monitor that restarts must not stop the scaling
-            log.warning("decision not recorded", extra={"fields": {"error": f"{type(error).__name__}: {error}"}})
+            log.warning(
+                "scaling decision could not be recorded", extra={"fields": {"error": f"{type(error).__name__}: {error}"}}
+            )

@@ -220,7 +220,7 @@ class Buffer:
                     await self._write(batch)
                 except OSError as error:
                     self._counters["spills_failed"] += 1
-                    log.warning("can't write a temporary file", extra={"fields": {"reason": str(error)}})
+                    log.warning("temporary file could not be written", extra={"fields": {"reason": str(error)}})
                     await asyncio.sleep(SPILL_RETRY_SECONDS)
 
     def _choose(self, size: int) -> list[tuple[Held, Attempt]]:

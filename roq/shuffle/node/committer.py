@@ -87,7 +87,7 @@ class Committer:
             try:
                 results = await self.call(lambda: self._write(lacking))  # noqa: B023
             except Exception as error:  # a defect: those who wait are told, those behind them go on
-                log.exception("a batch was not written")
+                log.exception("batch could not be written")
                 results = [_told(error, job.stored) for job in batch]
             except BaseException:
                 for job in [*batch, *self._waiting]:
@@ -209,7 +209,7 @@ def _told(error: Exception, stored: StoredShuffle) -> RoqError:
         return error
     if isinstance(error, OSError):
         return storage_error(error, f"shuffle {stored.id}")
-    log.error("can't be stored", exc_info=error, extra={"fields": {"shuffle": stored.id}})
+    log.error("blocks could not be stored", exc_info=error, extra={"fields": {"shuffle": stored.id}})
     return RoqError(f"{type(error).__name__}: {error}")
 
 

@@ -91,7 +91,7 @@ class Fetcher:
                 raise own.error from own
             except (TemporaryError, DataLost) as error:
                 failure = error
-                log.info("a source did not give all", extra={"fields": {"source": source, "reason": str(error)}})
+                log.info("fetch from a source was incomplete", extra={"fields": {"source": source, "reason": str(error)}})
             if (number + 1) % len(sources) == 0:
                 await asyncio.sleep(next(pauses))
         raise failure

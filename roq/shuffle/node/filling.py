@@ -132,7 +132,7 @@ class Filling:
     def _stopped(self, task: asyncio.Task[None]) -> None:
         """Of a defect: better a shuffle that fails here than one that never gets done."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a shuffle's work ended", exc_info=error, extra={"fields": {"shuffle": self.name}})
+            log.error("attempt collector failed", exc_info=error, extra={"fields": {"shuffle": self.name}})
             self.end(AttemptLost(f"{type(error).__name__}: {error}"))
 
     # --- the leader ---------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Filling:
             except CallError as error:  # its rows are not what they should be: written again they would be the same
                 self.drop(attempt, error)
             except Exception as error:  # whatever is wrong with one attempt, the others go on
-                log.exception("an attempt can't be cut", extra={"fields": {"shuffle": self.name, "attempt": attempt.place}})
+                log.exception("attempt could not be split", extra={"fields": {"shuffle": self.name, "attempt": attempt.place}})
                 self.drop(attempt, AttemptLost(f"{type(error).__name__}: {error}"))
 
     async def _cut(self, attempt: Attempt) -> None:

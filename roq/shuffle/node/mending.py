@@ -64,7 +64,7 @@ class RangeRepair:
         try:
             shuffles = (await self._list()).shuffles
         except RoqError as error:
-            log.info("not compared yet", extra={"fields": {"reason": str(error)}})
+            log.info("comparing postponed", extra={"fields": {"reason": str(error)}})
             return
         known = self._storage.shuffles
         self._missing = {one.id: one.name for one in shuffles if one.state is ShuffleState.SEALED and one.id not in known}
@@ -74,12 +74,12 @@ class RangeRepair:
         """Is it complete now, or none of ours?"""
         try:
             if await self._mend(id, name):
-                self._storage.counters["mended"] += 1
-                log.info("mended", extra={"fields": {"shuffle": name}})
+                self._storage.counters["shuffle repaired"] += 1
+                log.info("shuffle repaired", extra={"fields": {"shuffle": name}})
         except (ShuffleNotFound, ShuffleSealed):  # it was removed, or nothing has won
             return True
         except RoqError as error:
-            log.info("not mended yet", extra={"fields": {"shuffle": name, "reason": str(error)}})
+            log.info("shuffle repair postponed", extra={"fields": {"shuffle": name, "reason": str(error)}})
             return False
         return True
 

@@ -86,7 +86,9 @@ class Naming:
             try:
                 await asyncio.to_thread(_write, stored.directory, winners, self._free_bytes_min)
             except OSError as error:  # also when the shuffle was just forgotten
-                log.warning("winners are not kept", extra={"fields": {"shuffle": stored.id, "reason": str(error)}})
+                log.warning(
+                    "committed attempts could not be stored", extra={"fields": {"shuffle": stored.id, "reason": str(error)}}
+                )
 
     def forget(self, shuffle: str) -> None:
         """Nothing of it is asked any more."""

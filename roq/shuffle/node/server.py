@@ -241,7 +241,9 @@ class FollowerThread:
                 try:
                     return self._thread.call(self._open())
                 except StorageFailed as error:  # work queues go on; whoever asks this follower turns to another one
-                    log.critical("no follower: its disk is tried again soon", extra={"fields": {"reason": str(error)}})
+                    log.critical(
+                        "follower could not start: its disk is tried again soon", extra={"fields": {"reason": str(error)}}
+                    )
                 self._stopping.wait(OPEN_AGAIN_SECONDS)
         except Closed:  # stopped before it had begun
             return None
@@ -279,7 +281,7 @@ class FollowerThread:
         try:
             self._thread.call(self._close())
         except (RoqError, TimeoutError) as error:
-            log.warning("the follower did not stop by itself", extra={"fields": {"reason": str(error)}})
+            log.warning("follower did not stop in time", extra={"fields": {"reason": str(error)}})
         self._thread.stop()
 
 

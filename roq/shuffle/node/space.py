@@ -36,11 +36,11 @@ async def give_back(stored: StoredShuffle, committer: Committer, counters: Count
                 if stored.remove(key, entry):  # still there: it was damaged
                     stored.hurt = True
             if file.live:
-                log.error("a file that is in use is not given back", extra={"fields": {"file": str(file.path)}})
+                log.error("file is in use and could not be freed", extra={"fields": {"file": str(file.path)}})
                 continue
             stored.files.pop(file.number, None)
             await committer.call(file.remove)
         except (OSError, RoqError) as error:
-            log.warning("space is not given back", extra={"fields": {"shuffle": stored.id, "reason": str(error)}})
+            log.warning("space could not be freed", extra={"fields": {"shuffle": stored.id, "reason": str(error)}})
             return
         counters["files_given_back"] += 1

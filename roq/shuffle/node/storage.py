@@ -220,7 +220,7 @@ class RangeStorage:
             self.counters["damaged"] += 1
             stored.hurt = True
             fields = {"shuffle": stored.id, "run": key, "first": entry.first, "rows": entry.rows, "file": str(entry.file.path)}
-            log.error("a damaged block was dropped", extra={"fields": fields})
+            log.error("damaged block dropped", extra={"fields": fields})
             self._beside.add(task := self._loop.create_task(self._void(entry)))
             task.add_done_callback(self._beside.discard)
 
@@ -229,7 +229,9 @@ class RangeStorage:
         try:
             await self._committer.call(lambda: entry.file.void(entry.offset))
         except OSError as error:
-            log.warning("can't mark a damaged block", extra={"fields": {"file": str(entry.file.path), "reason": str(error)}})
+            log.warning(
+                "damaged block could not be marked", extra={"fields": {"file": str(entry.file.path), "reason": str(error)}}
+            )
 
     async def keys_of(self, stored: StoredShuffle, key: RunKey, entry: BlockEntry) -> Sequence[bytes]:
         """The keys of a block. Raises DataLost, Overloaded, StorageFailed."""

@@ -279,11 +279,11 @@ def load_all(directory: Path, descriptors: Descriptors) -> tuple[dict[str, Store
 
 def _put_aside(path: Path, reason: Exception) -> None:
     """The others go on without it."""
-    log.error("a shuffle's data was put aside", extra={"fields": {"shuffle": path.name, "reason": str(reason)}})
+    log.error("damaged shuffle quarantined", extra={"fields": {"shuffle": path.name, "reason": str(reason)}})
     try:
         path.rename(path.with_name(path.name + BAD))
     except OSError as error:
-        log.error("it could not be renamed", extra={"fields": {"shuffle": path.name, "reason": str(error)}})
+        log.error("damaged shuffle could not be renamed", extra={"fields": {"shuffle": path.name, "reason": str(error)}})
 
 
 def remove_folder(directory: Path) -> None:

@@ -322,7 +322,7 @@ class DiskOwner(Protocol):
     disk: SimulatedDisk
 
 
-class _Open(NamedTuple):
+class _OpenFile(NamedTuple):
     """A descriptor of a simulated process. real: the one beneath."""
 
     disk: SimulatedDisk
@@ -335,7 +335,7 @@ class Files:
     def __init__(self, machines: Callable[[], Mapping[str, DiskOwner]], now: Callable[[], float]) -> None:
         self._machines, self._now = machines, now
         self._numbers = itertools.count(1 << 30)  # no real ones; none is used again: who is killed may give it back late
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenFile] = {}
 
     def disk(self) -> SimulatedDisk:
         """Of whoever asks."""
@@ -372,7 +372,7 @@ class Files:
 
     def _opened(self, path: Any, flags: int, mode: int = 0o777) -> int:
         disk, descriptor = self.disk(), next(self._numbers)
-        self._open[descriptor] = _Open(disk, disk.opened(path, flags, mode))
+        self._open[descriptor] = _OpenFile(disk, disk.opened(path, flags, mode))
         process = PROCESS.get()
         assert process is not None
         process.on_end.append(lambda: self._close(descriptor))

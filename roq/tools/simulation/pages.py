@@ -16,7 +16,7 @@ TORN_PART = 0.5  # of writes that were not synced: of the last one some sectors 
 
 
 @dataclass(eq=False)
-class _Change:
+class _PageChange:
     """At this offset stood `old`, when the file was so large. new: None if it was cut off there. lost: a sync of it failed, no
     later one will write it."""
 
@@ -57,7 +57,7 @@ class Pages:
     """Of one file: its changes, oldest first. file: a real descriptor of it."""
 
     def __init__(self) -> None:
-        self._changes: list[_Change] = []
+        self._changes: list[_PageChange] = []
 
     @property
     def clean(self) -> bool:
@@ -67,28 +67,28 @@ class Pages:
     def write(self, file: int, data: bytes, offset: int) -> int:
         """os.pwrite."""
         size, old = os.fstat(file).st_size, os.pread(file, len(data), offset)
-        self._changes.append(_Change(offset, size, old, data))
+        self._changes.append(_PageChange(offset, size, old, data))
         return os.pwrite(file, data, offset)
 
     def cut(self, file: int, end: int) -> None:
         """os.ftruncate, to a smaller size."""
         size = os.fstat(file).st_size
         if end < size:
-            self._changes.append(_Change(end, size, os.pread(file, size - end, end), None))
+            self._changes.append(_PageChange(end, size, os.pread(file, size - end, end), None))
             os.ftruncate(file, end)
 
-    def waiting(self) -> list[_Change]:
+    def waiting(self) -> list[_PageChange]:
         """What a sync that begins now would write."""
         return [change for change in self._changes if not (change.durable or change.lost)]
 
-    def synced(self, those: list[_Change]) -> None:
+    def synced(self, those: list[_PageChange]) -> None:
         """They are on the disk."""
         for change in those:
             change.durable = True
         while self._changes and self._changes[0].durable:
             self._changes.pop(0)
 
-    def not_synced(self, file: int, those: list[_Change], *, evicted: bool) -> None:
+    def not_synced(self, file: int, those: list[_PageChange], *, evicted: bool) -> None:
         """As Linux has it: their pages count as clean, and may be read once more from the disk."""
         for change in those:
             change.lost = True

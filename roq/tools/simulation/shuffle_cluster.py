@@ -21,7 +21,7 @@ from roq.tools.simulation.blocking import LoopBeside, SimulatedBell
 from roq.tools.simulation.cluster import ZOOKEEPER
 from roq.tools.simulation.faults import Fault, FaultKind
 from roq.tools.simulation.loop import SimulatedLoop
-from roq.tools.simulation.shuffles import Job, ShuffleBooks, drive, judge_shuffles, read, read_one, write
+from roq.tools.simulation.shuffles import ShuffleAccount, ShuffleBooks, drive, judge_shuffles, read, read_one, write
 from roq.tools.simulation.store_cluster import StoreCluster
 from roq.tools.simulation.threads import sleep
 from roq.wire.assignment import ProcessKind
@@ -172,7 +172,7 @@ class ShuffleCluster(StoreCluster):
         left = [(name, host) for name, host in folders if name not in known and not name.endswith(BAD)]
         return next((f"{name} on {host} is left of what was removed" for name, host in left), "")
 
-    async def _lacking(self, gcm: GcmClient, job: Job) -> str:
+    async def _lacking(self, gcm: GcmClient, job: ShuffleAccount) -> str:
         info = await gcm.request(DescribeShuffle(job.name), ShuffleInfo, ASK_SECONDS)
         shuffle = info.description
         if shuffle.former:

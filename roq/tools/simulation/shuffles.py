@@ -45,7 +45,7 @@ Row = tuple[int, int, int, int]  # key, partition, row, attempt
 
 
 @dataclass(eq=False)
-class Attempt:
+class AttemptAccount:
     """One try at a partition. over: its writer is done with it, or dead."""
 
     partition: int
@@ -56,7 +56,7 @@ class Attempt:
 
 
 @dataclass(eq=False)
-class Job:
+class ShuffleAccount:
     """One shuffle. chosen: winners that were named; sealed: that was answered. cuts: times that it was asked to be cut anew.
     read: times to the end."""
 
@@ -66,19 +66,19 @@ class Job:
     ranges: int
     replicas: int
     id: str = ""  # since it was created
-    attempts: list[Attempt] = field(default_factory=list)
-    chosen: dict[int, Attempt] = field(default_factory=dict)
+    attempts: list[AttemptAccount] = field(default_factory=list)
+    chosen: dict[int, AttemptAccount] = field(default_factory=dict)
     sealed: bool = False
     cuts: int = 0
     read: int = 0
     removing: bool = False
     removed: bool = False
 
-    def written(self, partition: int) -> list[Attempt]:
+    def written(self, partition: int) -> list[AttemptAccount]:
         """Attempts with a receipt."""
         return [one for one in self.attempts if one.partition == partition and one.receipt is not None]
 
-    def rows_of(self, attempt: Attempt) -> list[Row]:
+    def rows_of(self, attempt: AttemptAccount) -> list[Row]:
         """As its writer gives them."""
         random = Random(f"{self.name} {attempt.partition}")
         return [(random.randrange(KEYS), attempt.partition, row, attempt.number) for row in range(self.rows)]
@@ -96,16 +96,16 @@ class ShuffleBooks:
 
     loop: SimulatedLoop
     put_aside: Callable[[str], bool]
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[ShuffleAccount] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     rows_read: int = 0
     ending: bool = False
 
-    def living(self) -> list[Job]:
+    def living(self) -> list[ShuffleAccount]:
         """Those that are neither removed nor about to be."""
         return [job for job in self.jobs if not job.removing]
 
-    def new_attempt(self, label: str, random: Random) -> tuple[Job, Attempt] | None:
+    def new_attempt(self, label: str, random: Random) -> tuple[ShuffleAccount, AttemptAccount] | None:
         """What a writer should do next: mostly a partition that nobody has written or is writing."""
         some = [(job, partition) for job in self.living() if job.id and not job.chosen for partition in range(job.partitions)]
         free = [
@@ -117,11 +117,11 @@ class ShuffleBooks:
         if not (chosen := some if again and not self.ending else free):
             return None
         job, partition = random.choice(chosen)
-        attempt = Attempt(partition, len(job.attempts) + 1, label)
+        attempt = AttemptAccount(partition, len(job.attempts) + 1, label)
         job.attempts.append(attempt)
         return job, attempt
 
-    def refused(self, what: str, job: Job, error: BaseException) -> None:
+    def refused(self, what: str, job: ShuffleAccount, error: BaseException) -> None:
         """A client was told an error that nothing explains."""
         if not (isinstance(error, DataLost) and self.put_aside(job.id)):
             self.wrong.append(f"{what}: {type(error).__name__}: {error}")
@@ -173,7 +173,7 @@ async def write(books: ShuffleBooks, address: str, label: str, random: Random, s
     await again(books, address, stop, step)
 
 
-def _write(books: ShuffleBooks, shuffles: Shuffles, job: Job, attempt: Attempt, random: Random) -> None:
+def _write(books: ShuffleBooks, shuffles: Shuffles, job: ShuffleAccount, attempt: AttemptAccount, random: Random) -> None:
     rows, pause = job.rows_of(attempt), random.choice((0.0, 0.05, 0.5))
     with shuffles.writer(job.name, attempt.partition, f"{attempt.number}") as writer:
         for part in range(BATCHES):
@@ -215,7 +215,7 @@ async def drive(books: ShuffleBooks, address: str, label: str, random: Random, s
         if len([job for job in books.living() if not job.sealed]) < OPEN_MAX and not books.ending:
             rows, ranges = random.choice((30, 150)), random.choice((2, 3, 6))
             name = f"s{len(books.jobs) + 1}"
-            books.jobs.append(Job(name, random.choice((1, 4, 6)), rows, ranges, random.choice((2, 2, 3))))
+            books.jobs.append(ShuffleAccount(name, random.choice((1, 4, 6)), rows, ranges, random.choice((2, 2, 3))))
             return True
         return False
 
@@ -232,12 +232,12 @@ async def drive(books: ShuffleBooks, address: str, label: str, random: Random, s
     await again(books, address, stop, tolerant)
 
 
-def _create(books: ShuffleBooks, shuffles: Shuffles, job: Job) -> bool:
+def _create(books: ShuffleBooks, shuffles: Shuffles, job: ShuffleAccount) -> bool:
     job.id = shuffles.create(job.name, ["key"], SCHEMA, job.replicas, job.ranges).id
     return True
 
 
-def _commit(books: ShuffleBooks, shuffles: Shuffles, job: Job, random: Random) -> bool:
+def _commit(books: ShuffleBooks, shuffles: Shuffles, job: ShuffleAccount, random: Random) -> bool:
     if not job.chosen:
         job.chosen = {partition: random.choice(job.written(partition)) for partition in range(job.partitions)}
     receipts = [one.receipt for one in job.chosen.values() if one.receipt is not None]
@@ -279,7 +279,7 @@ async def read(books: ShuffleBooks, address: str, label: str, random: Random, st
     await again(books, address, stop, step)
 
 
-def read_one(books: ShuffleBooks, shuffles: Shuffles, job: Job, random: Random) -> Description:
+def read_one(books: ShuffleBooks, shuffles: Shuffles, job: ShuffleAccount, random: Random) -> Description:
     """All of a shuffle, which is held against what was written. Raises what reading raises."""
     planned = shuffles.describe(job.name)
     if planned.state is not ShuffleState.SEALED:

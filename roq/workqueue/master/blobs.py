@@ -175,7 +175,7 @@ class BlobRegistry:
         try:
             holders = await self._copied(blob, pending)
         except RoqError as error:
-            log.warning("payload not copied", extra={"fields": {"blob": blob, "reason": str(error)}})
+            log.warning("payload could not be copied", extra={"fields": {"blob": blob, "reason": str(error)}})
             self._not_added(pending, error)
         except Exception as error:
             self._not_added(pending, TemporaryError(f"{type(error).__name__} while the payload was copied"))
@@ -241,7 +241,7 @@ class BlobRegistry:
                         if isinstance(error, StorageFull):
                             self._places.full(target)
                         fields = {"blob": blob, "source": source, "target": target, "reason": str(error)}
-                        log.warning("copy failed", extra={"fields": fields})
+                        log.warning("payload copy failed", extra={"fields": fields})
                     else:
                         return True
             return False
@@ -364,7 +364,7 @@ class BlobRegistry:
             async with self._counting[host]:
                 await self._compare(host)
         except RoqError as error:
-            log.info("no inventory", extra={"fields": {"host": host, "reason": str(error)}})
+            log.info("store inventory could not be read", extra={"fields": {"host": host, "reason": str(error)}})
 
     async def _compare(self, host: str) -> None:
         """Delete what nobody needs on this host, note what it lost; what came or went while it was counting is neither."""

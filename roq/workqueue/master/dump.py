@@ -33,7 +33,7 @@ class Dump:
             try:
                 self._fork(state)
             except OSError as error:  # no memory for another process
-                log.warning("a dump holds up the queue", extra={"fields": {"reason": str(error)}})
+                log.warning("snapshot is made without a fork and blocks the queue", extra={"fields": {"reason": str(error)}})
         if not self._child:
             self._data = state.dump()
 

@@ -51,7 +51,7 @@ class LogFollower:
             except UnknownFormat:
                 raise
             except TemporaryError as error:
-                log.info("the log can't be followed just now", extra={"fields": {"reason": str(error)}})
+                log.info("log could not be read", extra={"fields": {"reason": str(error)}})
             await asyncio.sleep(next(pauses))
 
     async def catch_up(self, last: int) -> None:

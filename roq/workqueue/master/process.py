@@ -121,7 +121,7 @@ class Master:
                     await self._live(session, directory)
                     pauses = delays(0.05, 1.0)
                 except LogFenced as error:
-                    log.warning("fenced", extra={"fields": {"reason": str(error)}})
+                    log.warning("master is fenced by a newer term", extra={"fields": {"reason": str(error)}})
                     self._fenced_term = self._process.term
                 except UnknownFormat:
                     raise  # reading on would be wrong
@@ -131,7 +131,9 @@ class Master:
                     await asyncio.sleep(LOST_RETRY_SECONDS)
                 except TemporaryError as error:
                     self._trouble = error
-                    log.warning("begin again", extra={"fields": {"error": type(error).__name__, "reason": str(error)}})
+                    log.warning(
+                        "master restarts from the log", extra={"fields": {"error": type(error).__name__, "reason": str(error)}}
+                    )
                     await asyncio.sleep(next(pauses))
         finally:
             await session.close()
@@ -207,7 +209,7 @@ class Master:
         self._copies = CopiesDesk((repairer.copies, blobs.copies), self._answer_copies, beside)
         self._reign, self._writer, self._blobs, self._trouble = reign, writer, blobs, None
         self.counters["reigns"] += 1
-        log.info("serving", extra={"fields": {"term": term, "position": follower.position}})
+        log.info("master serves", extra={"fields": {"term": term, "position": follower.position}})
         reign.turn()
         blobs.start()
         try:

@@ -58,7 +58,7 @@ class SteadyClock:
         own = round(self._wall() * 1000)
         if abs(own - witness) > SKEW_MS:
             log.warning(
-                "clocks disagree: the slower one is used",
+                "clocks differ: the slower one is used",
                 extra={"fields": {"own_ms": own, "zookeeper_ms": witness, "own_ahead_seconds": (own - witness) / 1000}},
             )
         self._offset = max(logged, min(own, witness)) / 1000 - time.monotonic()

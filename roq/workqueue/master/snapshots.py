@@ -35,7 +35,7 @@ async def snapshots(reign: MasterReign, writer: LogWriter, counters: Counters, l
         except LogFenced:
             return  # the reign ends by itself
         except TemporaryError as error:
-            log.warning("no snapshot", extra={"fields": {"reason": str(error)}})
+            log.warning("snapshot could not be written", extra={"fields": {"reason": str(error)}})
             await asyncio.sleep(next(pauses))
             continue
         written, size = reign.bytes_written, len(data)

@@ -267,11 +267,12 @@ async def test_what_a_crashed_run_left_is_swept(image: str) -> None:
         assert not [name for name in await engine.sweep() if token in name], "its owner lives"
         run.send_signal(signal.SIGKILL)
         await run.wait()
-        swept = {name.removeprefix(f"roq-{token}") for name in await engine.sweep() if token in name}
-        assert swept == {"", "-zookeeper-1", "-gcm-1"}
-        assert await engine.count(f"{CLUSTER_LABEL}={token}") == 0
-        routes = await asyncio.to_thread(Path("/proc/net/fib_trie").read_text)
-        assert subnet not in routes
+        await engine.sweep()
+        async with asyncio.timeout(60):  # a neighbour's cluster sweeps when it starts, too: what it has begun is left to it
+            while await engine.count(f"{CLUSTER_LABEL}={token}"):
+                await asyncio.sleep(0.1)
+            while subnet in await asyncio.to_thread(Path("/proc/net/fib_trie").read_text):
+                await asyncio.sleep(0.1)
     finally:
         engine.close()
 

@@ -109,6 +109,11 @@ class Queue:
         totals = (self.frames_in[id], 0, 0, 0, 0.0, 0, 0.0, 0.0, 0, 0)
         self.perform(self.monitor.exchange_report(wire.ExchangeReport(self.alive[id], "h", *totals), self.now))
 
+    def monitor_hears(self, id: str) -> None:
+        """Its subscription has come to the Exchange, and a probe back to it."""
+        if id in self.alive and id not in self.former:
+            self.perform(self.monitor.exchange_heard(self.alive[id].token, self.now))
+
     def exchange_starts(self, id: str) -> None:
         """Or restarts on the same ports: publishers' links break, what was under way is gone."""
         known = self.monitor.exchanges.get(id)
@@ -441,6 +446,8 @@ class Queue:
 
     def calm(self) -> None:
         """Everything under way arrives."""
+        for exchange in EXCHANGES:
+            self.monitor_hears(exchange)
         for id in PUBLISHERS:
             self.publisher_reports(id)
             for _ in range(10):

@@ -35,6 +35,10 @@ class Queue:
         return instructions
 
     def exchange(self, id: str, incarnation: int = 1) -> list[Instruction]:
+        out = self.reports(id, incarnation)
+        return out + self.did(self.machine.exchange_heard(address(id, incarnation).token, self.now))
+
+    def reports(self, id: str, incarnation: int = 1) -> list[Instruction]:
         zeros = (0, 0, 0, 0, 0.0, 0, 0.0, 0.0, 0, 0)
         return self.did(self.machine.exchange_report(wire.ExchangeReport(address(id, incarnation), "h", *zeros), self.now))
 

@@ -15,9 +15,26 @@ from roq.pubsub.monitor.membership import (
     Membership,
 )
 from roq.pubsub.monitor.proofs import JOINING_SECONDS
-from roq.pubsub.monitor.records import AnswerDue, ExchangeState, Retire, Unwatch, WatchExchange
+from roq.pubsub.monitor.records import AnswerDue, ExchangeState, Probe, Retire, Unwatch, WatchExchange
 from roq.wire import monitor as wire
 from tests.unit.small_queue import USE, P, Queue, S, T, address, notices, replies
+
+# --- being heard ------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_publishes_through_an_exchange_before_the_monitor_hears_it() -> None:
+    """It would miss the publisher's OPEN, its first MARK, and the FIN of one that closes at once."""
+    queue = Queue()
+    queue.reports("A")
+    assert queue.machine.probes() == [Probe(address("A"))]
+    with pytest.raises(NotReady):
+        queue.join()
+    queue.machine.exchange_heard("A/2", queue.now)
+    assert queue.state("A") is ExchangeState.STARTING, "a probe of another life"
+    queue.machine.exchange_heard("A/1", queue.now)
+    assert queue.join().exchange.id == "A"
+    assert queue.machine.probes() == []
+
 
 # --- draining ---------------------------------------------------------------------------------------------------------
 

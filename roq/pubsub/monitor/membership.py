@@ -1,7 +1,8 @@
 """Who belongs to a queue, who publishes where, and how that changes without loss. Pure: no IO, no clock.
 
 Theory of operation. An Exchange starts as STARTING; it becomes ACTIVE, and so a target for publishers, once every ready
-subscriber has proved its attachment (a probe sent *through* the Exchange came back as a report). A subscriber becomes ready
+subscriber has proved its attachment (a probe sent *through* the Exchange came back as a report), and so has the Monitor: else
+a publisher's first and last words might pass before it listens. A subscriber becomes ready
 once it has proved its attachment to every ACTIVE or DRAINING Exchange; from then on nothing carries messages before it has
 proved it. Moves and joining subscribers exclude each other (for a bounded time), so that nobody who attaches to the
 Exchanges one after the other misses a part of a stream that moves between them. A move tells the publisher where to go; it
@@ -122,6 +123,14 @@ class Membership:
         out.append(WatchExchange(address))
         out += self._tell_subscribers()
         return out + self._settle(now)
+
+    def exchange_heard(self, token: str, now: float) -> list[Instruction]:
+        """A probe came out of this Exchange to the Monitor itself."""
+        exchange = self.exchanges.get(token.rpartition("/")[0])
+        if exchange is None or exchange.address.token != token or exchange.heard:
+            return []
+        exchange.heard = True
+        return self._settle(now)
 
     def _tell_subscribers(self) -> list[Instruction]:
         notice = wire.Exchanges(self.term, self.version, self.visible())
@@ -552,6 +561,8 @@ class Membership:
 
     def check(self) -> None:
         """The invariants; AssertionError if one is broken."""
+        for one in self.exchanges.values():
+            assert one.heard or one.state not in CARRYING, f"{one.address.id} carries, and the Monitor does not hear it"
         for id, publisher in self.publishers.items():
             if publisher.target and publisher.target in self.exchanges:
                 state = self.exchanges[publisher.target].state

@@ -243,6 +243,9 @@ class Monitor:
                 return
             self._beacons.saw(known.address.token, header, topics, frame, now)
 
+    def _probe_heard(self, token: str) -> None:
+        self._perform(self._membership.exchange_heard(token, self._now()))
+
     def _remember(self, decision: kpi_wire.Decision) -> None:
         """A decision, or the outcome of one already remembered (same time and cause)."""
         for place, known in enumerate(self._decisions):
@@ -260,7 +263,8 @@ class Monitor:
                     if not self._server.notify(peer, notice):
                         self.counters["notices_undelivered"] += 1
                 case WatchExchange(exchange):
-                    watch = ExchangeWatch(exchange, MONITOR_ID, self._refusals, self._control_frame, self._probe_wanted.set)
+                    heard = (self._control_frame, self._probe_wanted.set, self._probe_heard)
+                    watch = ExchangeWatch(exchange, MONITOR_ID, self._refusals, *heard)
                     self._watches[exchange.token] = watch
                     self._probe_wanted.set()
                 case Unwatch(exchange):

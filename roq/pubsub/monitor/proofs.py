@@ -13,11 +13,11 @@ PROVING_SECONDS = 10.0  # whoever reports and has not proved an Exchange by then
 
 
 def missing_proofs(exchanges: Collection[Exchange], subscribers: Collection[SubscriberRecord]) -> list[Instruction]:
-    """One probe through every Exchange that some subscriber has yet to prove; RETIRE again for who came late."""
+    """One probe through every Exchange that some subscriber, or the Monitor, has yet to prove; RETIRE again for late ones."""
     out: list[Instruction] = [Retire(one.address) for one in exchanges if one.state is ExchangeState.RETIRING]
     for one in exchanges:
         waits, token = one.state in (*CARRYING, ExchangeState.STARTING), one.address.token
-        if waits and any(token not in subscriber.attached for subscriber in subscribers):
+        if waits and (not one.heard or any(token not in subscriber.attached for subscriber in subscribers)):
             out.append(Probe(one.address))
     return out
 
@@ -34,9 +34,11 @@ def possible_tokens(exchanges: Mapping[str, Exchange]) -> set[str]:
 
 
 def proved(exchange: Exchange, subscribers: Collection[SubscriberRecord], now: float) -> bool:
-    """Whether this Exchange may take publishers: nobody is waited for any more. One that is dead or frozen is not, nor for ever
-    one that reads nothing although others do: it is not ready then, and sees from the numbers what it missed. Nor, for
-    ever, are those that join one after the other."""
+    """Whether this Exchange may take publishers: the Monitor hears it, and nobody is waited for any more. One that is dead or
+    frozen is not, nor for ever one that reads nothing although others do: it is not ready then, and sees from the numbers
+    what it missed. Nor, for ever, are those that join one after the other."""
+    if not exchange.heard:
+        return False
     token = exchange.address.token
     missing = [one for one in subscribers if token not in one.attached and _waited_for(one, now)]
     if missing and now - exchange.proving_since > PROVING_SECONDS:

@@ -69,11 +69,12 @@ Instruction = Notify | Probe | Retire | WatchExchange | Unwatch | AnswerDue
 class Exchange:
     """One Exchange of the queue."""
 
-    __slots__ = ("address", "host", "last_report", "listed", "may_carry", "proving_since", "state")
+    __slots__ = ("address", "heard", "host", "last_report", "listed", "may_carry", "proving_since", "state")
 
     def __init__(self, address: wire.ExchangeAddress, host: str, now: float) -> None:
         self.address, self.host, self.last_report = address, host, now
         self.proving_since = now
+        self.heard = False  # a probe came back to the Monitor itself: it will see what publishers end and ask
         self.state = ExchangeState.STARTING
         self.listed = 0  # version of the first list that names it
         self.may_carry = False  # STARTING, yet publishers of an earlier Monitor may be on it

@@ -18,6 +18,7 @@ from roq.wire.monitor import ExchangeAddress
 
 log = logging.getLogger(__name__)
 HEARD = (
+    FrameKind.PROBE,
     FrameKind.OPEN,
     FrameKind.FIN,
     FrameKind.MARK,
@@ -26,7 +27,8 @@ HEARD = (
 
 
 class ExchangeWatch:
-    """`on_control(exchange id, header, body, frame)` for a publisher's control frame; `on_connected()` once probes go in."""
+    """`on_control(exchange id, header, body, frame)` for a publisher's control frame; `on_connected()` once probes go in;
+    `on_probe(token)` for a probe that came back out."""
 
     def __init__(
         self,
@@ -35,10 +37,11 @@ class ExchangeWatch:
         refusals: Refusals,
         on_control: Callable[[str, Header, memoryview, bytes], None],
         on_connected: Callable[[], None],
+        on_probe: Callable[[str], None],
     ) -> None:
         self.exchange = exchange
         self._id, self._refusals = monitor_id, refusals
-        self._on_control, self._on_connected = on_control, on_connected
+        self._on_control, self._on_connected, self._on_probe = on_control, on_connected, on_probe
         self._front_socket = probe_socket()
         self._front_socket.connect(exchange.front_endpoint())
         self._front = Link(self._front_socket, self._welcome)
@@ -55,7 +58,10 @@ class ExchangeWatch:
     def _frame(self, parts: list[bytes]) -> None:
         try:
             _, header, body = frames.parse(parts[0])
-            if header.publisher != self._id:
+            if header.kind == FrameKind.PROBE:
+                if (token := frames.text_body(body)) == self.exchange.token:
+                    self._on_probe(token)
+            elif header.publisher != self._id:
                 self._on_control(self.exchange.id, header, body, parts[0])
         except FrameError as error:
             self._refusals.note("undecodable_frame", error)

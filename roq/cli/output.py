@@ -70,9 +70,9 @@ def visible(text: str) -> str:
     return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
-    """A plain table; columns that start with ">" are right-aligned."""
-    found = Table(box=None, pad_edge=False, header_style="bold")
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], gap: int = 2) -> RenderableType:
+    """A plain table; columns that start with ">" are right-aligned. gap: characters between two columns."""
+    found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for column in columns:
         found.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows:
@@ -88,6 +88,11 @@ def working(text: str) -> Iterator[None]:
         return
     with console(stderr=True).status(Text(visible(text))):  # a string would be taken for markup
         yield
+
+
+def counted(count: int, one: str) -> str:
+    """1 task, 2 tasks."""
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"
 
 
 def rate(value: float) -> str:

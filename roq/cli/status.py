@@ -15,6 +15,8 @@ from roq.client.cluster import Cluster
 from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow, read_overview
 from roq.client.topology import TopologyChange, TopologyEvent
 
+ID_SHOWN = 8  # characters of an Exchange's id: enough to name it in a command; --json has all
+
 
 class EventRow(TopologyChange, frozen=True, omit_defaults=True):
     """One change of the topology for JSON. leader, hosts, queues, work_queues: of a snapshot; hosts that are alive."""
@@ -148,7 +150,7 @@ def exchange_table(exchanges: tuple[ExchangeRow, ...]) -> object:
     rows = [
         (
             row.queue,
-            row.exchange,
+            row.exchange[:ID_SHOWN],
             row.host,
             row.state,
             str(row.publishers),
@@ -161,5 +163,5 @@ def exchange_table(exchanges: tuple[ExchangeRow, ...]) -> object:
         )
         for row in exchanges
     ]
-    columns = ("QUEUE", "EXCHANGE", "HOST", "STATE", ">PUB", ">SUB", ">IN/s", ">BYTES IN/s", ">BYTES OUT/s", ">CPU", ">MEMORY")
-    return table("Exchanges", columns, rows)
+    columns = ("QUEUE", "EXCHANGE", "HOST", "STATE", ">PUB", ">SUB", ">IN/s", ">IN B/s", ">OUT B/s", ">CPU", ">MEMORY")
+    return table("Exchanges", columns, rows, gap=1)  # fits into 80 characters

@@ -18,7 +18,7 @@ import typer
 from roq.blocking import WorkQueue, open_queue
 from roq.cli import task_dead, task_move, task_queues, task_watch
 from roq.cli.address import JsonOption
-from roq.cli.output import console, print_json, say, table
+from roq.cli.output import console, counted, print_json, say, table
 from roq.cli.task_address import (
     AddressArgument,
     CountOption,
@@ -140,7 +140,7 @@ def put(
             else:
                 sys.stdout.write("".join(f"{one}\n" for one in ids))
                 sys.stdout.flush()
-    say(f"roq task put: {count} tasks")
+    say(f"roq task put: {counted(count, 'task')}")
 
 
 def _lines(queue: WorkQueue) -> Iterator[list[bytes]]:
@@ -297,7 +297,7 @@ def peek(
 def release_all(address: AddressArgument) -> None:
     """Make every leased and delayed task ready: after a crash of all workers, without waiting for their leases."""
     with opened(address) as queue:
-        say(f"roq task release-all: {queue.release_all()} tasks")
+        say(f"roq task release-all: {counted(queue.release_all(), 'task')}")
 
 
 @app.command("purge")
@@ -309,5 +309,5 @@ def purge(
     with opened(address) as queue:
         if not yes and sys.stdin.isatty():
             found = queue.status()
-            typer.confirm(f"Remove {found.ready + found.delayed + found.leased} tasks?", abort=True, err=True)
-        say(f"roq task purge: {queue.purge()} tasks")
+            typer.confirm(f"Remove {counted(found.ready + found.delayed + found.leased, 'task')}?", abort=True, err=True)
+        say(f"roq task purge: {counted(queue.purge(), 'task')}")

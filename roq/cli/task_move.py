@@ -19,7 +19,7 @@ import typer
 
 from roq.blocking import WorkQueue, open_queue
 from roq.cli.address import JsonOption
-from roq.cli.output import print_json, say
+from roq.cli.output import counted, print_json, say
 from roq.cli.task_address import full_address, opened, settings_text
 from roq.errors import CallError, WorkQueueConflict
 from roq.wire.store import ENTRY_BYTES_MAX
@@ -63,7 +63,7 @@ def move(
         finally:
             letters = f"; {done.dead_left} dead letters stay" if done.dead_left else ""
             twice = f"; {done.again} may be done twice" if done.again else ""
-            say(f"roq task move: {done.moved} tasks{twice}{letters}")
+            say(f"roq task move: {counted(done.moved, 'task')}{twice}{letters}")
             if json:
                 print_json(done)
     if done.stopped and not follow:
@@ -110,8 +110,8 @@ def _carry(giver: WorkQueue, taker: WorkQueue, done: TasksMoved, stop: threading
             if not told and (status.delayed or status.leased):
                 told = True
                 say(
-                    f"roq task move: {done.moved} tasks so far; waiting for {status.leased} leased and {status.delayed} "
-                    "delayed ones (if no worker holds them any more: `roq task release-all`)"
+                    f"roq task move: {counted(done.moved, 'task')} so far; waiting for {status.leased} leased and "
+                    f"{status.delayed} delayed ones (if no worker holds them any more: `roq task release-all`)"
                 )
             wait = WAIT_SECONDS
             continue

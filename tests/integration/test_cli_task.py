@@ -243,7 +243,7 @@ def test_a_move_takes_the_settings_along_and_says_when_it_can_t(tmp_path: Path, 
     chosen = ("--max-attempts", "3", "--dedup-seconds", "7200", "--payload-bytes-max", "4096")
     task("create", source, *chosen)
     task("put", source, "one")
-    assert task("move", source, target).stderr == b"roq task move: 1 tasks\n"
+    assert task("move", source, target).stderr == b"roq task move: 1 task\n"
     kept = {"max_attempts": 3, "dedup_seconds": 7200.0, "payload_bytes_max": 4096}.items()
     assert told("status", target)["settings"].items() >= kept
     other = str(tmp_path / "other")
@@ -251,7 +251,7 @@ def test_a_move_takes_the_settings_along_and_says_when_it_can_t(tmp_path: Path, 
     said = task("move", other, target).stderr.decode().splitlines()
     assert said[0].startswith("roq task move: TO keeps its settings: dead after 3 attempts, dedup keys kept 2 h 0 min")
     assert "; FROM has: tried for ever, dedup keys kept 5 min 0 s" in said[0]
-    assert said[1:] == ["roq task move: 1 tasks"]
+    assert said[1:] == ["roq task move: 1 task"]
     assert told("status", target)["settings"].items() >= kept
 
 
@@ -262,11 +262,11 @@ def test_a_move_says_what_it_waits_for(tmp_path: Path) -> None:
         [held] = giver.lease(60, 1)
         with started("move", source, target) as moving:
             assert line_of(moving.stderr) == (
-                b"roq task move: 1 tasks so far; waiting for 1 leased and 0 delayed ones "
+                b"roq task move: 1 task so far; waiting for 1 leased and 0 delayed ones "
                 b"(if no worker holds them any more: `roq task release-all`)\n"
             )
             held.ack()
-            assert moving.communicate(timeout=COMMAND_SECONDS) == (b"", b"roq task move: 1 tasks\n")
+            assert moving.communicate(timeout=COMMAND_SECONDS) == (b"", b"roq task move: 1 task\n")
 
 
 def test_a_queue_is_not_moved_to_itself_however_it_is_written(tmp_path: Path) -> None:

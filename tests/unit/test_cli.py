@@ -26,12 +26,12 @@ from roq.cli import main as cli_main
 from roq.cli import output
 from roq.cli.address import cluster_address, given_address
 from roq.cli.main import app
-from roq.cli.output import print_error, rate, seconds, size
+from roq.cli.output import counted, print_error, rate, seconds, size
 from roq.cli.policy_file import FIELDS, policy_toml, read_policy, sample_toml
 from roq.cli.queue_exchanges import find_exchange, find_publishers
-from roq.cli.status import host_table
+from roq.cli.status import exchange_table, host_table
 from roq.cli.streams import Output, read_lines
-from roq.client.overview import HostRow, policy_tables
+from roq.client.overview import ExchangeRow, HostRow, policy_tables
 from roq.errors import CallError, ExchangeNotFound, InvalidConfiguration, PayloadTooLarge, PublisherNotFound, QueueNotFound
 from roq.wire.assignment import Overflow
 from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi
@@ -479,3 +479,18 @@ def test_hosts_stand_in_a_line_each_on_a_terminal_of_80_columns() -> None:
     screen.print(host_table(rows))
     assert isinstance(screen.file, io.StringIO)
     assert len(screen.file.getvalue().splitlines()) == 2 + len(rows)
+
+
+def test_one_task_and_two_tasks() -> None:
+    assert [counted(count, "task") for count in (0, 1, 2)] == ["0 tasks", "1 task", "2 tasks"]
+
+
+def test_the_exchanges_fit_into_80_characters() -> None:
+    rates = (123e3, 2.0**20 * 99.9, 2.0**20 * 999.9, 1.0)
+    row = ExchangeRow("orders", "a2f5be03a442a220", "host-1", "127.0.0.1", "draining", 100, 100, *rates, 2**20 * 99)
+    out = Console(width=80, record=True, file=io.StringIO())
+    out.print(exchange_table((row,)))
+    title, head, *rows = out.export_text().splitlines()
+    assert (title, len(rows)) == ("Exchanges", 1), "nothing is folded"
+    assert head.split()[:2] == ["QUEUE", "EXCHANGE"]
+    assert rows[0].split()[:3] == ["orders", "a2f5be03", "host-1"]

@@ -14,29 +14,27 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from roq.errors import Closed, StorageFailed, TemporaryError
-from roq.runtime.backoff import delays
+from roq.errors import Closed, TemporaryError
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import open_backend
 from roq.workqueue.blocking_worker import work
-from roq.workqueue.contract import LEASE_COUNT_MAX, Backend, Leased, NewTask, Release, Settlement, Status, TaskState, TaskView
+from roq.workqueue.contract import LEASE_COUNT_MAX, Backend, Leased, NewTask, Release, Status, TaskState, TaskView
+from roq.workqueue.flow import LeaseFlow, at_once
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
 from roq.workqueue.inputs import check_lease, new_task, put_parts
 from roq.workqueue.lease_keeper import (
     HeldTask,
     LeaseKeeper,
+    Trip,
     Wish,
     Wishes,
     done,
     extended,
     given_back,
-    held_since,
     raise_lost,
     rejected,
     released,
@@ -187,24 +185,15 @@ class WorkQueue:
         rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
         return work(self.address, lambda: BlockingPrefetch(self, seconds, 1, wait_seconds), handler, rules)
 
-    def _trip(
-        self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()
-    ) -> tuple[list[str | None], list[Leased], float]:
-        """One lease, after these settlements: their answers, the tasks, the monotonic time the leases began."""
+    def _trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
+        """One lease, after these settlements."""
         check_lease(seconds, count, wait_seconds)
-        backend, tasks = self._backend, list[Leased]()
-        asked = time.monotonic()
-
-        def call(settlements: Sequence[Settlement]) -> list[str | None]:
-            answers, leased = backend.lease(seconds, count, wait_seconds, settlements)
-            tasks.extend(leased)
-            return answers
-
-        answers = self._keeper.settle(wishes, call) if wishes else call(())
-        if tasks and self._closed:  # by another thread: nobody is to work on these
-            backend.settle([Release(task.token) for task in tasks])
+        backend = self._backend
+        trip = self._keeper.lease(backend.lease, seconds, count, wait_seconds, wishes)
+        if trip[1] and self._closed:  # by another thread: nobody is to work on these
+            backend.settle([Release(task.token) for task in trip[1]])
             raise Closed("this work queue is closed")
-        return answers, tasks, held_since(tasks, asked, wait_seconds)
+        return trip
 
     # --- settling -------------------------------------------------------------------------------------------------------
 
@@ -291,78 +280,32 @@ class WorkQueue:
         return self._backend.remove_dead(ids)
 
 
-class BlockingPrefetch:
-    """The tasks of one `leases` loop: the current one, and spare ones that came with an ack. One thread, but for `stop`."""
+class BlockingPrefetch(LeaseFlow[Task]):
+    """The flow of the plain face (flow.py). One thread, but for `stop`."""
 
     def __init__(self, queue: WorkQueue, seconds: float, count: int, wait_seconds: float | None) -> None:
-        self._queue, self._seconds, self._count = queue, seconds, count
-        self._wait_seconds = float("inf") if wait_seconds is None else wait_seconds
-        self._spare: deque[Task] = deque()
-        self._current: Task | None = None
-        self._ending = threading.Event()
+        def made(leased: Leased, asked: float) -> Task:
+            return Task(leased, seconds, asked, queue, self)
+
+        super().__init__(queue, made, seconds, count, wait_seconds, WAIT_SLICE_SECONDS)
+        self._stopped = threading.Event()
 
     def stop(self) -> None:
         """Fetch nothing more; a waiting `next` ends with None within a second. From any thread."""
-        self._ending.set()
+        self.ending = True
+        self._stopped.set()
 
     def next(self) -> Task | None:
         """The next task, None when none came in time. While the queue can't be reached, tries again."""
-        deadline, pauses = time.monotonic() + self._wait_seconds, delays()
-        while not self._spare:
-            if self._ending.is_set():
-                return None
-            left = max(0.0, deadline - time.monotonic())
-            try:
-                self._take(*self._queue._trip(self._seconds, self._count, min(left, WAIT_SLICE_SECONDS))[1:])
-            except StorageFailed:
-                raise  # a person has to look
-            except TemporaryError as error:
-                pause = next(pauses)
-                if time.monotonic() + pause > deadline:
-                    raise
-                logger.warning("%s: no task for now: %s", self._queue.address, error)
-                self._ending.wait(pause)
-                continue
-            if not (self._spare or left):
-                return None
-        if self._ending.is_set():
-            return None
-        self._current = self._spare.popleft()
-        self._current.begun = True
-        return self._current
-
-    def _take(self, tasks: list[Leased], asked: float) -> None:
-        if tasks:
-            held = [Task(leased, self._seconds, asked, self._queue, self) for leased in tasks]
-            self._queue._keeper.hold(held)
-            self._spare.extend(held)
-
-    def goes_on_after(self, task: Task) -> bool:
-        """Whether the ack of this task shall bring the next one."""
-        return task is self._current and not self._spare and not self._ending.is_set() and not task.settled
+        return self.begin() or at_once(self.next_steps(self._stopped.wait))
 
     def ack(self, task: Task) -> None:
         """Ack and fetch in one trip that does not wait."""
-        answers, tasks, asked = self._queue._trip(self._seconds, self._count, 0.0, ((task, done),))
-        self._current = None
-        self._take(tasks, asked)
-        if answers[0] is None:
-            raise_lost(task)
-
-    def leave(self) -> None:
-        """The body is through with the current task; if it left it unsettled, its lease runs out."""
-        task, self._current = self._current, None
-        if task is not None and not task.settled:
-            self._queue._keeper.let_go(task)
+        at_once(self.ack_steps(task))
 
     def close(self) -> int:
         """Give the spare tasks back; how many."""
-        self._ending.set()
-        self.leave()
-        spare, self._spare = list(self._spare), deque()
-        if spare and not self._queue.closed:
-            self._queue.release_many(spare)
-        return len(spare)
+        return at_once(self.close_steps())
 
 
 def open_queue(

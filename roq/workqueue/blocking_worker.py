@@ -14,9 +14,9 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from roq.errors import LeaseLost, TemporaryError
-from roq.runtime.backoff import delays
-from roq.workqueue.handling import Rules, Work, log_failure
+from roq.errors import LeaseLost
+from roq.workqueue.flow import at_once, handle_steps
+from roq.workqueue.handling import Rules, Work
 from roq.workqueue.stop_signals import stopped_by_signals
 
 logger = logging.getLogger(__name__)
@@ -145,38 +145,12 @@ class _BlockingWorkers:
         with self._lock:
             self._current[flow] = task
         try:
-            outcome = self._handle(task)
+            outcome = at_once(handle_steps(self._queue, task, self._handler, self._rules, time.sleep))
         finally:
             with self._lock:
                 del self._current[flow]
         with self._lock:
-            setattr(self.work, outcome, getattr(self.work, outcome) + 1)
-
-    def _handle(self, task: Any) -> str:
-        """The name of the count that grows."""
-        try:
-            self._handler(task)
-        except Exception as error:  # noqa: BLE001  a stranger's code: its error is logged and kept with the task
-            text = log_failure(self._queue, task.id, task.attempt, error)
-            delay = self._rules.retry_delay(task.attempt)
-            return "failed" if self._settle(task, lambda: task.release(delay, text)) else "lost"
-        return "done" if self._settle(task, task.ack) else "lost"
-
-    def _settle(self, task: Any, settle: Callable[[], None]) -> bool:
-        """Tries while the lease holds: the handler's work is not thrown away because a master changes just now."""
-        pauses = delays()
-        while not task.settled:
-            try:
-                settle()
-            except TemporaryError as error:
-                if task.lost:
-                    return False
-                logger.warning("task %s can't be settled yet: %s", task.id, error)
-                time.sleep(next(pauses))
-            except LeaseLost:
-                logger.warning("task %s: its lease was lost before it was settled; it is or was worked on again", task.id)
-                return False
-        return True
+            self.work.count(outcome)
 
 
 def work(queue: str, flow: Callable[[], BlockingTaskStream[TaskT]], handler: Callable[[TaskT], object], rules: Rules) -> Work:

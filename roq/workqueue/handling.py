@@ -30,6 +30,10 @@ class Work(msgspec.Struct):
     returned: int = 0
     stopped: bool = False
 
+    def count(self, outcome: str) -> None:
+        """One more that is `done`, `failed` or `lost`."""
+        setattr(self, outcome, getattr(self, outcome) + 1)
+
 
 class Rules(msgspec.Struct, frozen=True):
     """How a worker works. wait_seconds: end when there was nothing to do for so long; None: never. handle_signals: SIGTERM and

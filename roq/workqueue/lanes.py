@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from roq.errors import CallError, Closed, InvalidConfiguration, PayloadTooLarge, RoqError
 from roq.workqueue.contract import LEASE_COUNT_MAX, Leased
-from roq.workqueue.lease_keeper import Wishes
+from roq.workqueue.lease_keeper import Trip, Wishes
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -151,7 +151,6 @@ def _copied(error: RoqError) -> RoqError:
     return copy
 
 
-Trip = tuple[list[str | None], list[Leased], float]  # answers to the settlements, tasks, monotonic time it was asked
 TakeTrip = Callable[[float, int, float, Wishes], Trip]  # seconds, count, wait_seconds, settle: blocking
 
 

@@ -113,6 +113,8 @@ class HeldTask:
 
 
 Wishes = Sequence[tuple[HeldTask | str, Wish]]  # a task, or a bare token
+Lease = Callable[[float, int, float, Sequence[Settlement]], tuple[list[str | None], list[Leased]]]
+Trip = tuple[list[str | None], list[Leased], float]  # answers to the settlements, tasks, monotonic time their leases began
 
 
 def given_back(tasks: Iterable[HeldTask], error: str) -> Wishes:
@@ -216,6 +218,18 @@ class LeaseKeeper:
             self.abandon(wishes)
             raise
         return self.finish(wishes, settlements, tokens, asked)
+
+    def lease(self, lease: Lease, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
+        """One lease (`lease`: Backend.lease), after these settlements."""
+        tasks, asked = list[Leased](), time.monotonic()
+
+        def call(settlements: Sequence[Settlement]) -> list[str | None]:
+            answers, leased = lease(seconds, count, wait_seconds, settlements)
+            tasks.extend(leased)
+            return answers
+
+        answers = self.settle(wishes, call) if wishes else call(())
+        return answers, tasks, held_since(tasks, asked, wait_seconds)
 
     def close(self) -> list[HeldTask]:
         """Renew nothing any more; what was held or let go and is neither settled nor lost."""

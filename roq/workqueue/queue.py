@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -30,23 +29,22 @@ from roq.workqueue.contract import (
     Leased,
     NewTask,
     Release,
-    Settlement,
     Status,
     TaskState,
     TaskView,
 )
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
 from roq.workqueue.inputs import PUT_BYTES, check_lease, new_task, put_parts
-from roq.workqueue.lanes import Batcher, CallThreads, LeaseLane, Trip
+from roq.workqueue.lanes import Batcher, CallThreads, LeaseLane
 from roq.workqueue.lease_keeper import (
     HeldTask,
     LeaseKeeper,
+    Trip,
     Wish,
     Wishes,
     done,
     extended,
     given_back,
-    held_since,
     raise_lost,
     rejected,
     released,
@@ -222,19 +220,12 @@ class WorkQueue:
 
     def _lease_blocking(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes) -> Trip:
         """In a thread."""
-        asked = time.monotonic()
-        backend, tasks = self._backend, list[Leased]()
-
-        def call(settlements: Sequence[Settlement]) -> list[str | None]:
-            answers, leased = backend.lease(seconds, count, wait_seconds, settlements)
-            tasks.extend(leased)
-            return answers
-
-        answers = self._keeper.settle(wishes, call) if wishes else call(())
-        if tasks and self._closed:  # nobody is there any more to take them
-            backend.settle([Release(task.token) for task in tasks])
-            tasks.clear()
-        return answers, tasks, held_since(tasks, asked, wait_seconds)
+        backend = self._backend
+        trip = self._keeper.lease(backend.lease, seconds, count, wait_seconds, wishes)
+        if trip[1] and self._closed:  # nobody is there any more to take them
+            backend.settle([Release(task.token) for task in trip[1]])
+            trip[1].clear()
+        return trip
 
     def _give_back(self, tasks: Sequence[Leased]) -> None:
         """Release tasks that nobody took; they were not tried."""

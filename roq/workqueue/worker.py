@@ -12,9 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from roq.errors import LeaseLost, TemporaryError
-from roq.runtime.backoff import delays
-from roq.workqueue.handling import Rules, Work, log_failure
+from roq.workqueue.flow import awaited, handle_steps
+from roq.workqueue.handling import Rules, Work
 from roq.workqueue.stop_signals import stopped_by_signals
 
 logger = logging.getLogger(__name__)
@@ -127,39 +126,12 @@ class _Workers:
             self.work.returned += unbegun
 
     async def _handle(self, task: Any) -> None:
+        steps = handle_steps(self._queue, task, self._handler, self._rules, asyncio.sleep)
         try:
-            await self._handler(task)
+            self.work.count(await awaited(steps))
         except asyncio.CancelledError:
             self.work.returned += 1
-            await self._settle(task, task.release)
             raise
-        except Exception as error:  # noqa: BLE001  a stranger's code: its error is logged and kept with the task
-            text = log_failure(self._queue, task.id, task.attempt, error)
-            self.work.failed += 1
-            delay = self._rules.retry_delay(task.attempt)
-            await self._settle(task, lambda: task.release(delay, text))
-        else:
-            if await self._settle(task, task.ack):
-                self.work.done += 1
-
-    async def _settle(self, task: Any, settle: Callable[[], Awaitable[None]]) -> bool:
-        """Tries while the lease holds: the handler's work is not thrown away because a master changes just now."""
-        pauses = delays()
-        while not task.settled:
-            try:
-                await settle()
-            except TemporaryError as error:
-                if not task.lost:
-                    logger.warning("task %s can't be settled yet: %s", task.id, error)
-                    await asyncio.sleep(next(pauses))
-                    continue
-                self.work.lost += 1
-                return False
-            except LeaseLost:
-                logger.warning("task %s: its lease was lost before it was settled; it is or was worked on again", task.id)
-                self.work.lost += 1
-                return False
-        return True
 
 
 async def work(

@@ -16,6 +16,7 @@ import pytest
 
 import roq
 from roq.errors import CallError, MessagesLost, NotReady, ProcessFailed
+from roq.pubsub.exchange.forwarder import Forwarder
 from roq.pubsub.exchange.process import serve
 from roq.pubsub.monitor.fencing import fence
 from roq.pubsub.monitor.process import serve as serve_monitor
@@ -25,7 +26,7 @@ from roq.runtime.rpc import RpcClient
 from roq.runtime.shutdown import ShutdownMonitor, ask
 from roq.wire import monitor, zmtp
 from roq.wire import process as wire
-from roq.wire.assignment import FormerProcess, MonitorAddress, ProcessKind, ProcessSpec
+from roq.wire.assignment import FormerProcess, MonitorAddress, ProcessKind, ProcessSpec, QueueSettings
 from roq.wire.child import ChildSpec
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal
 from tests.harness.ports import free_port
@@ -33,7 +34,6 @@ from tests.integration.follower_rig import until
 from tests.integration.running import RunningCluster
 
 ADDRESS = "127.0.0.1"
-EXCHANGE = monitor.ExchangeAddress("e1", ADDRESS, 9, 9, 1)  # nothing listens there
 NAME = "exchange/q/e1"
 BOUND_SECONDS = 20.0
 NAMED = wire.Named({21: 0.5}, True)
@@ -131,18 +131,32 @@ class Played:
     async def join_publisher(self) -> monitor.PublisherWelcome:
         return await self.rpc.request(monitor.JoinPublisher(11), monitor.PublisherWelcome, BOUND_SECONDS)
 
-    async def get_ready(self, subscriber: int) -> None:
-        """It joins, and says that it is attached to the one Exchange, which has reported."""
-        self.rpc.notify(monitor.ExchangeReport(EXCHANGE, "h", 0, 0, 0, 0, 0.0, 0, 0.0, 0.0, 0, 0))
+    async def get_ready(self, subscriber: int, exchange: monitor.ExchangeAddress) -> None:
+        """It joins, and says that it is attached to the one Exchange, which has reported; again when that has become active."""
+        self.rpc.notify(monitor.ExchangeReport(exchange, "h", 0, 0, 0, 0, 0.0, 0, 0.0, 0.0, 0, 0))
         await self.rpc.request(monitor.JoinSubscriber(subscriber, (">",)), monitor.SubscriberWelcome, BOUND_SECONDS)
-        for _ in range(2):  # the second is answered when the Exchange has become active
-            self.rpc.notify(monitor.SubscriberReport(subscriber, 9, (EXCHANGE.token,), 0, 0, 0, 0, 0.0, 0.0, 0.0))
-            await self.heard(monitor.Heard)
+        proof = monitor.SubscriberReport(subscriber, 9, (exchange.token,), 0, 0, 0, 0, 0.0, 0.0, 0.0)
+        self.rpc.notify(proof)
+        await self.rpc.request(monitor.AwaitExchange(exchange.id), monitor.Recorded, BOUND_SECONDS)
+        self.rpc.notify(proof)
+        await self.heard(monitor.Heard)
 
     async def heard(self, kind: type[msgspec.Struct]) -> None:
         async with asyncio.timeout(BOUND_SECONDS):
             while not isinstance(await self.notices.get(), kind):
                 pass
+
+
+@contextlib.contextmanager
+def forwarding() -> Iterator[monitor.ExchangeAddress]:
+    """An Exchange's forwarder; the test reports for it."""
+    forwarder = Forwarder(ADDRESS, 0, 0, QueueSettings())
+    exchange = monitor.ExchangeAddress("e1", ADDRESS, forwarder.front_port, forwarder.back_port, 1)
+    forwarder.start(exchange.token)
+    try:
+        yield exchange
+    finally:
+        forwarder.stop()
 
 
 async def test_a_fenced_monitor_names_its_subscribers_to_the_one_that_follows(tmp_path: Path) -> None:
@@ -155,16 +169,19 @@ async def test_a_fenced_monitor_names_its_subscribers_to_the_one_that_follows(tm
     spec = ProcessSpec(ProcessKind.MONITOR, "q", term=2, former=(former,))
     before, after = Played(old["clients"]), Played(new["clients"])
     running = [replaced]
+    bound = contextlib.ExitStack()
     try:
-        await before.get_ready(21)
+        exchange = bound.enter_context(forwarding())
+        await before.get_ready(21, exchange)
         running.append(asyncio.create_task(serve_monitor(child(spec, new, tmp_path), stops)))
         await before.heard(monitor.Standby)
         await asyncio.wait_for(replaced, BOUND_SECONDS)
         with pytest.raises(NotReady, match="taken over"):
             await after.join_publisher()
-        await after.get_ready(21)
-        assert (await after.join_publisher()).exchange == EXCHANGE
+        await after.get_ready(21, exchange)
+        assert (await after.join_publisher()).exchange == exchange
     finally:
+        bound.close()
         stop.set()
         stops.set()
         await asyncio.gather(*running)

@@ -74,7 +74,7 @@ class RangeRepair:
         """Is it complete now, or none of ours?"""
         try:
             if await self._mend(id, name):
-                self._storage.counters["shuffle repaired"] += 1
+                self._storage.counters["repaired"] += 1
                 log.info("shuffle repaired", extra={"fields": {"shuffle": name}})
         except (ShuffleNotFound, ShuffleSealed):  # it was removed, or nothing has won
             return True

@@ -117,14 +117,14 @@ def file_queues(arguments: argparse.Namespace) -> FileQueueFound:
 
 
 async def node_churn(arguments: argparse.Namespace) -> churn_study.Study:
-    """Blizzard's evaluation on a virtual clock; the report goes to standard output, the pictures to --pictures."""
+    """Blizzard's evaluation on a virtual clock; the report goes to standard output, the charts to --charts."""
     quick = arguments.quick
     operations = churn_study.QUICK_OPERATIONS if quick else churn_study.OPERATIONS
     hours, values, seeds = (0.5, 50, 1) if quick else (7.0, 100, 5)
     found = await asyncio.to_thread(churn_study.study, operations, hours, values, seeds, tell)
     print(markdown(churn_study.COLUMNS, churn_study.rows(found)))
-    if arguments.pictures:
-        churn_study.save(found, arguments.pictures)
+    if arguments.charts:
+        churn_study.save(found, arguments.charts)
     return found
 
 
@@ -143,7 +143,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--systems", action="append", help="only these systems; may be repeated")
     parser.add_argument("--json", type=Path, help="write every run's result to this file")
-    parser.add_argument("--pictures", type=Path, help="churn: write its pictures to this folder")
+    parser.add_argument("--charts", type=Path, help="churn: write its charts to this folder")
     return parser.parse_args(words)
 
 

@@ -9,8 +9,8 @@ from statistics import mean
 import msgspec
 
 from benchmarks.churn.persistence import READINGS, lost_within
-from benchmarks.churn.picture import Line, chart
 from benchmarks.churn.simulation import Churned, Scene, churn, persist
+from roq.tools.charts import ChartLine, Panel, draw, numbers, since
 
 NODES = (6, 12, 24, 57)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
@@ -19,6 +19,7 @@ OPERATIONS, QUICK_OPERATIONS = 100, 20
 HOUR = 3600.0
 STEPS = 60
 TWO_DAYS = 48 * HOUR
+COLOURS = ("#1f618d", "#c0392b", "#1e8449", "#7d3c98")
 
 
 class Study(msgspec.Struct, frozen=True):
@@ -79,27 +80,35 @@ COLUMNS = (
 )
 
 
-def pictures(found: Study) -> dict[str, str]:
+def charts(found: Study) -> dict[str, str]:
     """SVG by file name."""
-    hours = max(found.lost[-1][0], HOUR)
-    times = [hours * step / STEPS for step in range(STEPS + 1)]
-    loss = [
-        Line("simulated, 57 nodes", [(seconds / HOUR, share) for seconds, share in found.lost]),
-        *(Line(one.name, [(t / HOUR, lost_within(one, 0.01, t)) for t in times], "6 4") for one in READINGS),
-    ]
-    days = [TWO_DAYS * step / STEPS for step in range(STEPS + 1)]
-    rare = [Line(one.name, [(t / HOUR, 100 * lost_within(one, 0.0001, t)) for t in days], "6 4") for one in READINGS]
+    end = max(found.lost[-1][0], HOUR)
+    loss = [ChartLine("simulated, 57 nodes", COLOURS[0], found.lost), *_computed(0.01, end)]
+    rare = [msgspec.structs.replace(one, points=[(t, 100 * y) for t, y in one.points]) for one in _computed(0.0001, TWO_DAYS)]
     through = [
-        Line(f"{nodes} nodes", [(clients, rate) for n, clients, rate in found.throughput if n == nodes]) for nodes in NODES
+        ChartLine(f"{nodes} nodes", colour, [(clients, rate) for n, clients, rate in found.throughput if n == nodes])
+        for nodes, colour in zip(NODES, COLOURS, strict=False)
     ]
+    lost, often, seldom = "A value with 3 copies is lost", "nodes fail at 1 %/s", "nodes fail at 0.01 %/s (computed)"
+    moved = "Enqueues and dequeues of 100 KB, simulated"
     return {
-        "blizzard-loss.svg": chart("A value with 3 copies is lost; nodes fail at 1 %/s", "hours", "probability", loss),
-        "blizzard-loss-rare.svg": chart("The same, nodes fail at 0.01 %/s (computed)", "hours", "percent", rare),
-        "blizzard-throughput.svg": chart("Enqueues and dequeues of 100 KB, simulated", "clients", "operations/s", through),
+        "blizzard-loss.svg": draw(lost, often, [Panel("probability", loss)], 0.0, end, across=since),
+        "blizzard-loss-rare.svg": draw(lost, seldom, [Panel("percent", rare)], 0.0, TWO_DAYS, across=since),
+        "blizzard-throughput.svg": draw(
+            moved, "by clients", [Panel("operations/s", through)], 0.0, CLIENTS[-1], across=numbers
+        ),
     }
 
 
+def _computed(failure: float, end: float) -> list[ChartLine]:
+    times = [end * step / STEPS for step in range(STEPS + 1)]
+    return [
+        ChartLine(one.name, colour, [(t, lost_within(one, failure, t)) for t in times], dashes="6 4")
+        for one, colour in zip(READINGS, COLOURS[1:], strict=False)
+    ]
+
+
 def save(found: Study, folder: Path) -> None:
-    """Write the pictures."""
-    for name, text in pictures(found).items():
+    """Write the charts."""
+    for name, text in charts(found).items():
         (folder / name).write_text(text)

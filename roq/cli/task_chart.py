@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from roq.tools.charts.chart import ChartLine, Panel, draw
+from roq.tools.charts import ChartLine, Panel, draw, since
 from roq.workqueue.contract import Status
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -107,4 +107,4 @@ def svg(samples: Sequence[Sample], title: str) -> str:
     counts = [ChartLine(name, colour, [(one.at, float(of(one.status))) for one in shown]) for name, colour, of in LINES]
     speed = [(one.at, rate) for one, rate in zip(shown[1:], rates(shown), strict=True)]
     panels = [Panel("tasks", counts), Panel("completed per second", [ChartLine("", LINES[0][1], speed)])]
-    return draw(title, "", panels, shown[0].at, shown[-1].at, elapsed=True)
+    return draw(title, "", panels, shown[0].at, shown[-1].at, across=since)

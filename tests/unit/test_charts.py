@@ -11,8 +11,26 @@ import pytest
 
 from roq.spark.pipeline.capacity_numbers import CapacityFindings
 from roq.spark.pipeline.capacity_picture import apart, picture
-from roq.tools.charts.axes import DAY, TIMES_MAX, linear, logarithmic, since, times
-from roq.tools.charts.chart import LEFT, PANEL, RIGHT, WIDTH, Band, ChartLine, Panel, draw, legend, shortened, stretches
+from roq.tools.charts import (
+    DAY,
+    LEFT,
+    PANEL,
+    RIGHT,
+    TIMES_MAX,
+    WIDTH,
+    Band,
+    ChartLine,
+    Panel,
+    draw,
+    legend,
+    linear,
+    logarithmic,
+    numbers,
+    shortened,
+    since,
+    stretches,
+    times,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 BEGIN = 1_790_000_000.25  # 2026-09-21T14:13:20Z
@@ -196,3 +214,9 @@ def test_times_since_the_begin_are_round(seconds: float, last: str) -> None:
     found = since(BEGIN, BEGIN + seconds)
     assert (found[0].text[:2], found[-1].text) == ("0 ", last)
     assert len(found) <= TIMES_MAX
+
+
+def test_numbers_under_a_chart_are_round() -> None:
+    assert [tick.text for tick in numbers(0.0, 64.0)] == ["0", "20", "40", "60"]
+    drawn = draw("t", "by clients", [Panel("p", [ChartLine("l", "red", [(1, 2.0), (64, 9.0)])])], 0.0, 64.0, across=numbers)
+    assert {"0", "20", "40", "60"} <= set(texts(drawn))

@@ -8,7 +8,7 @@ import pytest
 
 from roq.cli.task_chart import POINTS_MAX, Progress, Sample, pace, rates, sparkline, svg
 from roq.cli.task_watch import progress
-from roq.tools.charts.chart import WIDTH
+from roq.tools.charts import WIDTH
 from roq.workqueue.contract import Status
 
 

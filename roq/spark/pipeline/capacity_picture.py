@@ -10,7 +10,7 @@ from pyspark.sql import Row
 
 from roq.spark.pipeline.capacity_numbers import CapacityFindings
 from roq.spark.pipeline.job import write_whole
-from roq.tools.charts.chart import ChartLine, Panel, Point, draw
+from roq.tools.charts import ChartLine, Panel, Point, draw
 
 # A colour means one thing in the whole picture.
 PUBLISHED, PUBLISHED_MOST, DELIVERED = "#2458b8", "#c3d5f6", "#35a853"

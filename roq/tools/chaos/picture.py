@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roq.tools.chaos.history import FaultDone, SubscriberHistory
 from roq.tools.chaos.resources import Series
-from roq.tools.charts.chart import Band, ChartLine, Panel, draw
+from roq.tools.charts import Band, ChartLine, Panel, draw, since
 
 FAULT_COLOURS = {"kill": "#c0392b", "pause": "#d68910"}
 NETWORK_COLOUR = "#7d3c98"
@@ -30,7 +30,7 @@ def timeline(title: str, heard: Sequence[SubscriberHistory], faults: Sequence[Fa
         lost = sum(told.messages for told in one.told)
         name = f"subscriber {number}: messages per second" + (f"; {lost} reported lost" if lost else "")
         panels.append(Panel(name, [ChartLine("", LINE_COLOUR, [(at + 0.5, float(count)) for at, count in enumerate(counts)])]))
-    return draw(title, "", panels, 0.0, int(seconds) + 1.0, bands=_bands(faults, named=True), elapsed=True)
+    return draw(title, "", panels, 0.0, int(seconds) + 1.0, bands=_bands(faults, named=True), across=since)
 
 
 def memory(
@@ -54,4 +54,4 @@ def memory(
         panels.append(Panel(name, lines))
     panels.append(Panel("znodes", [ChartLine("", LINE_COLOUR, [(at, float(count)) for at, count in znodes])], "whole"))
     # only the marks: an hour has too many faults for names
-    return draw(title, "", panels, 0.0, seconds, bands=_bands(faults, named=False), elapsed=True)
+    return draw(title, "", panels, 0.0, seconds, bands=_bands(faults, named=False), across=since)

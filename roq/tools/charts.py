@@ -1,15 +1,17 @@
-"""Lines over time as plain SVG: panels under each other with one axis of time. Pure. Scales and times: axes.py."""
+"""Lines over time, or over a number, as plain SVG: panels under each other over one axis. Pure.
+
+Why not a library: docs/decisions/0052.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from html import escape
 from itertools import pairwise
 
 import msgspec
-
-from roq.tools.charts.axes import AxisScale, AxisTick, linear, logarithmic, since, times
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 84, 48, 50, 46
 PANEL, NAME, LEGEND_ROW, GAP = 130, 30, 17, 8  # heights in pixels: of a panel, above it its name and legend, between panels
@@ -18,7 +20,20 @@ LEGEND_SPACE = 16  # between entries
 TITLE_CHARACTERS, LEGEND_CHARACTERS = 84, 60  # what is longer loses its middle
 BAND_NAMES, BAND_WIDTH = 100, 2.0  # pixels: height of what is written over bands; at least so wide, so that a moment is seen
 GREY, RULE, DAY_RULE = "#555", "#e2e2e2", "#9a9a9a"
-Point = tuple[float, float]  # Unix seconds, value
+Point = tuple[float, float]  # Unix seconds (or seconds since the begin, or a number), value
+TICKS_MAX = 5  # steps of an axis of values; the top one is its end
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+WHOLE_STEPS = (1.0, 2.0, 5.0, 10.0)
+DECADES_MAX = 6  # of a logarithmic axis; what is lower lies on its lower end
+FINE_DECADES = 2  # so few have 1, 2 and 5 written, more of them only 1
+TIMES_MAX = 9  # times under a chart
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+TIME_STEPS = (
+    *(1, 2, 5, 10, 15, 30),
+    *(MINUTE * count for count in (1, 2, 5, 10, 15, 30)),
+    *(HOUR * count for count in (1, 2, 3, 6, 12)),
+    *(DAY * count for count in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)),
+)
 
 
 class ChartLine(msgspec.Struct, frozen=True):
@@ -76,12 +91,12 @@ def draw(
     end: float,
     *,
     bands: Sequence[Band] = (),
-    elapsed: bool = False,
+    across: Callable[[float, float], Sequence[AxisTick]] | None = None,
 ) -> str:
-    """The whole picture from begin to end (Unix seconds). below: a second line of the title, for what must not be cut.
-    elapsed: times are counted from begin, not those of the clock."""
+    """The chart from begin to end (Unix seconds). below: a second line of the title, for what must not be cut. across: what is
+    written under it: `times` of the clock, `since` the begin, or `numbers`."""
     end = max(end, begin + 1.0)
-    ticks = since(begin, end) if elapsed else times(begin, end)
+    ticks = (across or times)(begin, end)
     parts = [
         f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold">{escape(shortened(title, TITLE_CHARACTERS))}</text>',
         f'<text x="{LEFT}" y="40" fill="{GREY}">{escape(below)}</text>',
@@ -126,7 +141,7 @@ def legend(lines: Sequence[ChartLine]) -> list[LegendEntry]:
     return found
 
 
-def across(at: float, begin: float, end: float) -> float:
+def pixels_across(at: float, begin: float, end: float) -> float:
     """Pixels from the left."""
     return LEFT + (at - begin) / (end - begin) * (WIDTH - LEFT - RIGHT)
 
@@ -145,7 +160,7 @@ def stretches(line: ChartLine) -> list[list[Point]]:
 def _names(bands: Sequence[Band], bottom: float, begin: float, end: float) -> list[str]:
     parts = []
     for band in bands:
-        turned = f'transform="translate({across(band.begin, begin, end) + 3:.1f},{bottom:g}) rotate(-50)"'
+        turned = f'transform="translate({pixels_across(band.begin, begin, end) + 3:.1f},{bottom:g}) rotate(-50)"'
         parts.append(f'<text {turned} fill="{band.colour}" font-size="9">{escape(band.name)}</text>')
     return parts
 
@@ -169,16 +184,18 @@ def _panel(
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{RULE}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{GREY}">{value:,.6g}</text>')
     for band in bands:
-        left = across(band.begin, begin, end)
-        width = max(BAND_WIDTH, across(min(band.end, end), begin, end) - left)
+        left = pixels_across(band.begin, begin, end)
+        width = max(BAND_WIDTH, pixels_across(min(band.end, end), begin, end) - left)
         where = f'x="{left:.1f}" y="{top:g}" width="{width:.1f}" height="{PANEL}"'
         parts.append(f'<rect {where} fill="{band.colour}" opacity="0.25"/>')
     for tick in ticks:
-        x, colour = across(tick.at, begin, end), DAY_RULE if tick.midnight else RULE
+        x, colour = pixels_across(tick.at, begin, end), DAY_RULE if tick.midnight else RULE
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top:g}" y2="{bottom:g}" stroke="{colour}"/>')
     for line in panel.lines:
         for stretch in stretches(line):
-            places = [(across(at, begin, end), bottom - PANEL * scale.part(value) - line.raised) for at, value in stretch]
+            places = [
+                (pixels_across(at, begin, end), bottom - PANEL * scale.part(value) - line.raised) for at, value in stretch
+            ]
             parts.append(_stretch(line, places, bottom))
     return parts
 
@@ -216,9 +233,100 @@ def _entry(entry: LegendEntry, y: float) -> list[str]:
 def _time_labels(bottom: float, begin: float, end: float, ticks: Sequence[AxisTick]) -> list[str]:
     parts = []
     for tick in ticks:
-        x = across(tick.at, begin, end)
+        x = pixels_across(tick.at, begin, end)
         rows = [text for text in (tick.text, tick.date) if text]
         for number, text in enumerate(rows):
             y = bottom + 10 + 15 * number
             parts.append(f'<text x="{x:.1f}" y="{y:g}" text-anchor="middle" fill="{GREY}">{escape(text)}</text>')
     return parts
+
+
+# --- axes: where values lie, which are written beside an axis, and round times under it
+
+
+class AxisScale(msgspec.Struct, frozen=True):
+    """An axis of values from its lower to its upper end. ticks: values written beside it, upwards."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+    logarithmic: bool = False
+
+    def part(self, value: float) -> float:
+        """Where a value lies, from 0 (lower end) to 1; what is outside lies at an end."""
+        value = min(self.high, max(self.low, value))
+        if self.logarithmic:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+class AxisTick(msgspec.Struct, frozen=True):
+    """A time, or a number, under a chart. date: where a day is the first one or another than that of the time before, else "".
+    midnight: a day begins here."""
+
+    at: float
+    text: str
+    date: str
+    midnight: bool
+
+
+def linear(values: Sequence[float], *, whole: bool = False) -> AxisScale:
+    """From 0 to a round number not below the highest value. whole: only whole numbers are written."""
+    most = max(values, default=0.0)
+    if most <= 0:
+        return AxisScale(0.0, 1.0, (0.0, 1.0))
+    power: float = 10.0 ** math.floor(math.log10(most / TICKS_MAX))
+    steps = [power * step for step in (WHOLE_STEPS if whole else STEPS)]
+    if whole and steps[0] < 1:
+        steps = [1.0]
+    step = next(each for each in steps if each * TICKS_MAX >= most * (1 - 1e-9) or each == steps[-1])
+    count = max(1, math.ceil(most / step * (1 - 1e-9)))
+    return AxisScale(0.0, step * count, tuple(step * number for number in range(count + 1)))
+
+
+def logarithmic(values: Sequence[float]) -> AxisScale:
+    """From a round number not above the lowest positive value to one not below the highest. For values over several powers of
+    ten; 0 has no place of its own and lies at the lower end."""
+    positive = [value for value in values if value > 0]
+    if not positive:
+        return AxisScale(1.0, 10.0, (1.0, 10.0), logarithmic=True)
+    last = math.ceil(math.log10(max(positive)) - 1e-9)
+    first = max(math.floor(math.log10(min(positive)) + 1e-9), last - DECADES_MAX)
+    marks = [10.0**power * step for power in range(first, last + 1) for step in (1, 2, 5)]
+    low = max(mark for mark in marks if mark <= max(min(positive), marks[0]) * (1 + 1e-9))
+    high = min(mark for mark in marks if mark >= max(positive) * (1 - 1e-9) and mark > low)
+    ticks = [mark for mark in marks if low <= mark <= high]
+    if high / low > 10.0**FINE_DECADES * (1 + 1e-9):
+        ticks = [10.0**power for power in range(first, last + 1) if low <= 10.0**power <= high]
+    return AxisScale(low, high, tuple(ticks), logarithmic=True)
+
+
+def _step(span: float) -> int:
+    return next((each for each in TIME_STEPS if span / each <= TIMES_MAX - 1), math.ceil(span / TIMES_MAX / DAY) * DAY)
+
+
+def since(begin: float, end: float) -> list[AxisTick]:
+    """Round times since the begin, at most TIMES_MAX."""
+    step = _step(end - begin)
+    unit, per = ("s", 1) if step < MINUTE else ("min", MINUTE) if step < HOUR else ("h", HOUR)
+    counts = range(math.floor((end - begin) / step) + 1)
+    return [AxisTick(begin + number * step, f"{number * step / per:g} {unit}", "", midnight=False) for number in counts]
+
+
+def numbers(begin: float, end: float) -> list[AxisTick]:
+    """Round numbers, for an axis that is not time."""
+    return [AxisTick(at, f"{at:g}", "", midnight=False) for at in linear([end]).ticks if begin <= at <= end]
+
+
+def times(begin: float, end: float) -> list[AxisTick]:
+    """Round times (UTC) from begin to end (Unix seconds), at most TIMES_MAX."""
+    step = _step(end - begin)
+    found: list[AxisTick] = []
+    day = ""
+    for number in range(math.ceil(begin / step), math.floor(end / step) + 1):
+        when = datetime.fromtimestamp(number * step, UTC)
+        date = f"{when.day} {when:%b %Y}"
+        text = f"{when:%H:%M:%S}" if step < MINUTE else f"{when:%H:%M}" if step < DAY else ""
+        found.append(AxisTick(number * step, text, date if date != day else "", number * step % DAY == 0))
+        day = date
+    return found

@@ -30,7 +30,7 @@ log = logger(__name__)
 PAUSE_SECONDS = (0.1, 5.0)  # between two tries of one request to a follower
 ASKS_AT_ONCE = 8  # of one host, of all shuffles
 LATE_SECONDS = 0.01  # some loops' timers run 1 ms early
-# what answers a request, and how long that may take: of what comes in pages, one of them (roq/shuffle/node/turns.py)
+# what answers a request, and how long that may take: of what comes in pages, one of them (roq/shuffle/node/queries.py)
 ANSWERS: dict[type[msgspec.Struct], tuple[type[msgspec.Struct], float]] = {
     wire.CountRows: (wire.Counts, 30.0),
     wire.TellSamples: (wire.Samples, 30.0),

@@ -12,10 +12,9 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from roq.errors import FrameError, WinnersUnknown
+from roq.shuffle.committed import Winners, parts
 from roq.shuffle.record import ShuffleRecord
-from roq.shuffle.sampling import is_sound
-from roq.shuffle.thinning import key_count, message_bytes, reduced
-from roq.shuffle.winners import Winners, parts
+from roq.shuffle.sampling import is_sound, key_count, message_bytes, reduced
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Cursor, RunSample
 

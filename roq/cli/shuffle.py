@@ -107,7 +107,7 @@ def _opened(cluster: str | None, old_place: str | None) -> Any:
     """A roq.shuffle.Shuffles, which is a Service and more. Raises InvalidAddress, InvalidConfiguration."""
     try:
         with brought_by("shuffle", "`roq shuffle`"):
-            module = import_module("roq.shuffle.address")
+            module = import_module("roq.shuffle.service")
     except ModuleNotFoundError as error:
         raise InvalidConfiguration(str(error)) from None
     return module.open(_address(either(cluster, old_place)))

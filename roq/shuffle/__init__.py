@@ -21,7 +21,7 @@ from typing import Any
 from roq.runtime.extras import brought_by
 
 # Loaded when asked for: the leader in gcm plans shuffles without pyarrow. The types are in __init__.pyi.
-_HOMES = {"open": "address", "Shuffles": "service", "Writer": "writer"}
+_HOMES = {"open": "service", "Shuffles": "service", "Writer": "writer"}
 
 
 def __getattr__(name: str) -> Any:

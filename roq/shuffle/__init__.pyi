@@ -1,3 +1,3 @@
-from roq.shuffle.address import open as open
 from roq.shuffle.service import Shuffles as Shuffles
+from roq.shuffle.service import open as open
 from roq.shuffle.writer import Writer as Writer

@@ -1,7 +1,7 @@
 """Blocks: stretches of a sorted run as Arrow IPC messages, with their first and last key and a CRC. Pure functions: rows become
 blocks, blocks become rows, and a block is cut exactly at a position. Buffers, storage, files and readers all use these.
 
-Not covered: sorting (sorting.py), files (files.py), the wire (roq/wire/shuffle.py).
+Not covered: sorting (keys.py), files (attempt_file.py), the wire (roq/wire/shuffle.py).
 """
 
 from __future__ import annotations

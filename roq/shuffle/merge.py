@@ -3,7 +3,7 @@ by block; and with more slices than memory has room for blocks of each, memory-f
 
 Order: slices come by (partition, run), and rows of the same key in the order of their slices, so rows leave by their Position.
 A round of merging: of the slices that are not loaded to their end, one has the smallest last loaded row. Nothing before that
-row is missing, so all up to it is put together, sorted (sorting.py) and given out. Every round uses up what is loaded of at
+row is missing, so all up to it is put together, sorted (keys.py) and given out. Every round uses up what is loaded of at
 least one slice. Not covered: where the slices come from (contract.SliceSource).
 """
 
@@ -25,8 +25,7 @@ from roq.errors import DataLost
 from roq.log.local.disk import failure
 from roq.shuffle.blocks import SortedRun, decode_block
 from roq.shuffle.contract import SliceSource
-from roq.shuffle.keys import WORD, KeyEncoder
-from roq.shuffle.sorting import is_sorted, order
+from roq.shuffle.keys import WORD, KeyEncoder, is_sorted, order
 from roq.shuffle.writer import PLANNED, ROW_WORK_BYTES, release_unused
 from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, Block, RunSlice
 

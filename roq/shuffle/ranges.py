@@ -1,11 +1,22 @@
-"""Ranges: intervals of the total order that together cover all of it, cut so that each has about as many bytes as any other.
-A border is the position of a row, so a key with many rows is cut too, and only a single row can be too large for its range.
-Not covered: where the bytes are (sampling.py), who holds a range (placement.py)."""
+"""Ranges: intervals of the total order that together cover all of it, split so that each has about as many bytes as any other.
+A border is the position of a row, so a key with many rows is split too, and only a single row can be too large for its range.
+
+Rebalancing goes from an old table of ranges to a new one with as little data moved as can be. New ranges take over the identity
+(and with it the holders) of old ones, in order of the bytes they share; what is left gets new identities. The greedy rule keeps
+at least half of what the best assignment of identities keeps. As both tables are in key order, the best is known too, in one
+sweep: it is the lower bound that is reported beside what was moved.
+
+Placement is rendezvous hashing. Every host gets a score for every thing, the highest ones win. So each host gets its even
+share, a host that leaves gives away only what it held (to the others evenly), and a host that joins takes only its share (from
+the others evenly). All hosts weigh the same. Not covered: where the bytes are (sampling.py), who sends what when (plan.py).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
 
 from roq.shuffle.sampling import Distribution
 from roq.wire.shuffle import RANGES_MAX, Interval, Position, Range
@@ -73,3 +84,130 @@ def intersection(one: Interval, other: Interval) -> Interval | None:
     lower = one.lower if other.lower is None else other.lower if one.lower is None else max(one.lower, other.lower)
     upper = one.upper if other.upper is None else other.upper if one.upper is None else min(one.upper, other.upper)
     return None if lower is not None and upper is not None and lower >= upper else Interval(lower, upper)
+
+
+class Overlap(NamedTuple):
+    """Indices of an old and a new range that overlap, what both cover, and its bytes (estimated)."""
+
+    old: int
+    new: int
+    interval: Interval
+    size: int
+
+
+class IntervalMove(NamedTuple):
+    """One holder must get one interval, which each of the sources holds whole. No sources: nobody has it any more."""
+
+    number: int  # of the new range
+    holder: str
+    interval: Interval
+    sources: tuple[str, ...]
+    size: int
+
+
+class Moves(NamedTuple):
+    """moves: all that must be sent. size: their bytes. least: what had to be sent with the best identities, and because hosts
+    came or went."""
+
+    moves: tuple[IntervalMove, ...]
+    size: int
+    least: int
+
+
+def overlaps(old: Sequence[Interval], new: Sequence[Interval], distribution: Distribution) -> list[Overlap]:
+    """Pairs that overlap, in order; both lists are in order and cover the same. At most len(old) + len(new) - 1."""
+    pairs: list[Overlap] = []
+    left = right = 0
+    while left < len(old) and right < len(new):
+        shared = intersection(old[left], new[right])
+        if shared is not None:
+            pairs.append(Overlap(left, right, shared, distribution.weight(shared)))
+        of_old, of_new = old[left].upper, new[right].upper
+        left += of_old == of_new or of_new is None or (of_old is not None and of_old < of_new)
+        right += of_old == of_new or of_old is None or (of_new is not None and of_new < of_old)
+    return pairs
+
+
+def propagate(pairs: Iterable[tuple[int, int, float]]) -> dict[int, int]:
+    """new → old, greedily by what they share: (old, new, shared), each used once; the same share: the lower numbers first.
+    What shares nothing is not paired."""
+    taken: dict[int, int] = {}
+    used: set[int] = set()
+    for old, new, shared in sorted(pairs, key=lambda pair: (-pair[2], pair[0], pair[1])):
+        if shared > 0 and old not in used and new not in taken:
+            taken[new] = old
+            used.add(old)
+    return taken
+
+
+def most_kept(pairs: Sequence[Overlap]) -> int:
+    """The most bytes that any pairing of old with new ranges can keep. pairs: from `overlaps`, so those that exclude a pair and
+    come before it share the same range with it, and come right before it."""
+    best = [0]  # best[n]: of the first n pairs
+    first_of_old: dict[int, int] = {}
+    first_of_new: dict[int, int] = {}
+    for index, pair in enumerate(pairs):
+        free = min(first_of_old.setdefault(pair.old, index), first_of_new.setdefault(pair.new, index))
+        best.append(max(best[index], best[free] + pair.size))
+    return best[-1]
+
+
+def identities(old: Sequence[Range], new: Sequence[Interval], pairs: Iterable[Overlap], fresh: int) -> list[int]:
+    """An identity for each new range: an old one's, or fresh, fresh + 1, …"""
+    kept = propagate((pair.old, pair.new, pair.size) for pair in pairs)
+    found: list[int] = []
+    for index in range(len(new)):
+        if index in kept:
+            found.append(old[kept[index]].identity)
+        else:
+            found.append(fresh)
+            fresh += 1
+    return found
+
+
+def moves(old: Sequence[Range], new: Sequence[Range], pairs: Sequence[Overlap], alive: Collection[str] | None = None) -> Moves:
+    """What the holders of the new ranges lack. pairs: overlaps of both. alive: hosts that can be sources (None:
+    all)."""
+    found: list[IntervalMove] = []
+    placed = 0
+    for pair in pairs:
+        before, after = old[pair.old], new[pair.new]
+        sources = tuple(host for host in before.holders if alive is None or host in alive)
+        lacking = [host for host in after.holders if host not in before.holders]
+        found += [IntervalMove(after.number, host, pair.interval, sources, pair.size) for host in lacking]
+        placed += len(lacking) * pair.size if before.identity == after.identity else 0
+    size = sum(move.size for move in found)
+    replicas = max((len(each.holders) for each in new), default=0)
+    total = sum(pair.size for pair in pairs)
+    return Moves(tuple(found), size, min(size, placed + replicas * (total - most_kept(pairs))))
+
+
+def holders(shuffle: str, identity: int, hosts: Iterable[str], replicas: int) -> tuple[str, ...]:
+    """The hosts that hold the range with this identity, best first; fewer when there are fewer hosts."""
+    return _best(f"range\0{shuffle}\0{identity}", hosts, replicas)
+
+
+def buffer_of(shuffle: str, partition: int, attempt: str, hosts: Iterable[str]) -> str:
+    """The host whose buffer role takes the attempt. Raises IndexError without hosts."""
+    return _best(f"attempt\0{shuffle}\0{partition}\0{attempt}", hosts, 1)[0]
+
+
+def replica_order(reader: str, shuffle: str, number: int, hosts: Iterable[str]) -> tuple[str, ...]:
+    """In which order a reader asks a range's holders: round robin over all readers, without state."""
+    return _best(f"read\0{shuffle}\0{number}\0{reader}", hosts, None)
+
+
+def place(shuffle: str, identities: Iterable[int], hosts: Sequence[str], replicas: int) -> dict[int, tuple[str, ...]]:
+    """The holders of each identity."""
+    return {identity: holders(shuffle, identity, hosts, replicas) for identity in identities}
+
+
+def _best(thing: str, hosts: Iterable[str], count: int | None) -> tuple[str, ...]:
+    base = blake2b(thing.encode(), digest_size=8)
+    scores = []
+    for host in hosts:
+        score = base.copy()
+        score.update(b"\0" + host.encode())
+        scores.append((score.digest(), host))
+    scores.sort(reverse=True)
+    return tuple(host for _, host in scores[:count])

@@ -8,9 +8,19 @@ from enum import StrEnum
 
 import msgspec
 
-from roq.shuffle.placement import holders
-from roq.shuffle.ranges import borders_of, cut, imbalance, intervals, range_count, table_of
-from roq.shuffle.rebalance import IntervalMove, identities, moves, overlaps
+from roq.shuffle.ranges import (
+    IntervalMove,
+    borders_of,
+    cut,
+    holders,
+    identities,
+    imbalance,
+    intervals,
+    moves,
+    overlaps,
+    range_count,
+    table_of,
+)
 from roq.shuffle.sampling import Distribution, thinned
 from roq.wire.shuffle import Description, Interval, Range, Receipt, RunSample, ShuffleState, Spec
 

@@ -15,9 +15,8 @@ import pyarrow as pa
 from roq.errors import CallError, Closed, PayloadTooLarge, SchemaMismatch
 from roq.shuffle.blocks import SortedRun
 from roq.shuffle.contract import AttemptSink
-from roq.shuffle.keys import KeyEncoder
+from roq.shuffle.keys import KeyEncoder, is_sorted, order
 from roq.shuffle.sampling import samples_wanted
-from roq.shuffle.sorting import is_sorted, order
 from roq.wire.shuffle import BLOCKS_BYTES_MAX, ROW_BYTES_MAX, Block, Receipt
 
 MEMORY_BYTES = 64 * 1024 * 1024  # of a writer or reader, unless told otherwise

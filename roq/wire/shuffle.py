@@ -6,7 +6,7 @@ them from other followers. Requests of the leader carry its epoch; a follower re
 (StaleEpoch). What is stored, fetched or forgotten is so on stable storage when it is answered. Without room a follower answers
 Overloaded.
 
-Winners are many: questions and orders carry their digest (roq/shuffle/winners.py) instead, and whoever does not know them
+Winners are many: questions and orders carry their digest (roq/shuffle/committed.py) instead, and whoever does not know them
 raises WinnersUnknown and is told them (NameWinners). What can be long comes in pages: an answer's `next` is where the next page
 begins, None on the last one. Not covered: the conversation with the leader (gcm.py).
 """

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roq.shuffle.node.orders import Orders
-from roq.shuffle.node.questions import Questions
+from roq.shuffle.committed import Winners
+from roq.shuffle.node.queries import Orders, Questions
 from roq.shuffle.node.storage import RangeStorage
-from roq.shuffle.winners import Winners
 from roq.wire.shuffle import BEGIN, SAMPLE_KEYS_MAX, Cursor, Interval, RunSample, RunSlice
 
 

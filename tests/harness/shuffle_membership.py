@@ -18,7 +18,7 @@ import pyarrow as pa
 
 import roq
 from roq.runtime.rpc import RpcClient
-from roq.shuffle.follower_link import FollowerLink
+from roq.shuffle.cluster import FollowerLink
 from roq.shuffle.writer import MEMORY_BYTES_MIN
 from roq.testing import DockerCluster
 from roq.wire import gcm

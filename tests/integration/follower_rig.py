@@ -17,13 +17,10 @@ import pyarrow as pa
 
 from roq.errors import RoqError, Unavailable
 from roq.runtime.loop_thread import LoopThread
-from roq.shuffle.cluster_sink import ChosenBuffer, ClusterSink
-from roq.shuffle.cluster_source import ClusterSource
-from roq.shuffle.follower_link import FollowerLink
+from roq.shuffle.cluster import ChosenBuffer, ClusterSink, ClusterSource, FollowerLink
 from roq.shuffle.merge import merged
 from roq.shuffle.node.server import Follower
-from roq.shuffle.placement import holders
-from roq.shuffle.ranges import cut, table_of
+from roq.shuffle.ranges import cut, holders, table_of
 from roq.shuffle.sampling import Distribution
 from roq.shuffle.writer import MEMORY_BYTES_MIN, Writer
 from roq.wire import shuffle as wire

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roq.errors import AttemptConflict, AttemptLost, CallError, Overloaded, StaleEpoch, StorageFull
-from roq.shuffle import cluster_sink
+from roq.shuffle import cluster
 from roq.shuffle.node.committer import Committer
 from roq.shuffle.ranges import cut, table_of
 from roq.shuffle.sampling import Distribution
@@ -161,7 +161,7 @@ def test_a_buffer_that_was_started_again_has_lost_its_attempts(make: Make) -> No
 
 
 def test_a_buffer_that_is_gone_has_lost_its_attempts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_sink, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(cluster, "LOST_SECONDS", 0.5)
     followers = make()
     writer = followers.writer("a", 0)
     followers.stop("a")
@@ -236,7 +236,7 @@ def test_a_leader_that_does_not_get_to_its_new_table_does_not_stop_a_buffer(
 
 
 def test_a_full_holder_is_told_to_the_writer_and_recovered_from(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_sink, "ROOM_SECONDS", 0.5)
+    monkeypatch.setattr(cluster, "ROOM_SECONDS", 0.5)
     followers = make()
     committers: list[Committer] = [followers.follower(host).storage._committer for host in "abc"]
     for one in committers:

@@ -15,7 +15,7 @@ import pytest
 
 from roq.errors import AttemptLost, CallError, Overloaded, PayloadTooLarge, RoqError
 from roq.runtime.intake import READ_BYTES_MIN
-from roq.shuffle.follower_link import FollowerLink
+from roq.shuffle.cluster import FollowerLink
 from roq.shuffle.node.attempt import Attempt
 from roq.shuffle.node.filling import Filling
 from roq.shuffle.node.server import Follower

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roq.errors import Closed, DataLost, Unavailable
-from roq.shuffle import cluster_source
+from roq.shuffle import cluster
 from roq.shuffle.node.datafile import DataFile
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Position
@@ -83,7 +83,7 @@ def test_a_fetch_turns_to_another_source_and_fails_without_any(make: Make) -> No
 
 @pytest.mark.quick
 def test_a_reader_goes_on_at_another_holder_at_the_exact_row(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_source, "AHEAD_BYTES", 100_000)
+    monkeypatch.setattr(cluster, "AHEAD_BYTES", 100_000)
     followers = make(ranges=2)
     filled(followers)
     info = followers.info(dict.fromkeys(range(4), "a"))
@@ -108,7 +108,7 @@ def test_readers_begin_with_different_holders(make: Make) -> None:
 
 
 def test_a_holder_that_lacks_rows_is_not_believed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_source, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 1.0)
     followers = make(ranges=2)
     filled(followers)
     winners = dict.fromkeys(range(4), "a")

@@ -30,8 +30,7 @@ from roq.errors import (
     ShuffleSealed,
 )
 from roq.shuffle.node.server import Follower
-from roq.shuffle.placement import holders
-from roq.shuffle.ranges import imbalance
+from roq.shuffle.ranges import holders, imbalance
 from roq.wire import gcm as wire
 from roq.wire.assignment import ProcessKind
 from roq.wire.shuffle import Description, Receipt, ShuffleState, Spec

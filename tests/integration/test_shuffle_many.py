@@ -12,7 +12,7 @@ import pytest
 
 from roq.shuffle.blocks import encode_block
 from roq.shuffle.keys import KeyEncoder
-from roq.shuffle.placement import holders
+from roq.shuffle.ranges import holders
 from roq.wire.gcm import CommitShuffle
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.shuffle import Piece, Receipt, ShuffleState

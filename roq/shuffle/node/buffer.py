@@ -19,13 +19,12 @@ from typing import TypeVar
 
 from roq.errors import AttemptConflict, AttemptLost, Overloaded, StorageFull
 from roq.runtime.observe import Counters, logger
-from roq.shuffle.node.attempt import Attempt
+from roq.shuffle.node.attempt import Attempt, Held, Spill
 from roq.shuffle.node.committer import FREE_BYTES_MIN
 from roq.shuffle.node.cutter import Cutter
 from roq.shuffle.node.filling import Filling
-from roq.shuffle.node.held import Held, Spill
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.outbox import Outbox, Store
+from roq.shuffle.node.peers import Outbox, Store
 from roq.shuffle.node.stored import check_id
 from roq.shuffle.node.surroundings import NodeContext
 from roq.wire import shuffle as wire

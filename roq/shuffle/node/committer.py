@@ -1,8 +1,9 @@
 """Group commit: what is to be stored while the disk is busy goes to it together next time, with one fdatasync per file.
 
-One thread writes. A block is checked before it is written; a block whose rows are partly here is cut first. When the disk is
+One thread writes. A block is checked before it is written; a block whose rows are partly here is split first. When the disk is
 full nothing of the batch is kept; after a failed sync nothing of the batch that is in that file is kept, and nothing more is
-appended to it (datafile.py). Whatever a job fails with, it is told so, and the others go on.
+appended to it (datafile.py). Whatever a job fails with is reported to it, and the others go on. Files that hold little that is
+wanted any more are compacted: what lives in them is written again elsewhere.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from roq.log.store.journal import FILE_BYTES as JOURNAL_FILE_BYTES
 from roq.runtime.observe import Counters, logger
 from roq.shuffle.node.cutter import Cutter
 from roq.shuffle.node.datafile import DataFile, encode, storage_error
-from roq.shuffle.node.runindex import BlockEntry
-from roq.shuffle.node.stored import FILE_BYTES, RunKey, StoredShuffle
+from roq.shuffle.node.stored import FILE_BYTES, BlockEntry, RunKey, StoredShuffle, mostly_dead
 from roq.wire.shuffle import Block
 
 log = logger(__name__)
 T = TypeVar("T")
 FREE_BYTES_MIN = 2 * JOURNAL_FILE_BYTES  # left to the logs of work queues, which share the disk
 BATCH_BYTES = 32 * 1024 * 1024  # written with one sync
+Written = list[tuple[RunKey, BlockEntry]]
 
 
 class WantedBlock(NamedTuple):
@@ -47,9 +48,6 @@ class Job(NamedTuple):
     wanted: list[WantedBlock]
     size: int
     done: asyncio.Future[bool]
-
-
-Written = list[tuple[RunKey, BlockEntry]]
 
 
 class Committer:
@@ -221,3 +219,35 @@ def _fail(job: Job, error: RoqError) -> None:
 def place_block(block: Block, file: DataFile, offset: int) -> BlockEntry:
     """The block's place in the index."""
     return BlockEntry(block.first, block.rows, block.first_key, block.last_key, block.crc, file, offset, len(block.data))
+
+
+async def give_back(stored: StoredShuffle, committer: Committer, counters: Counters) -> None:
+    """One after the other, for one shuffle at a time."""
+
+    def closed() -> list[DataFile]:
+        if stored.current is not None and not stored.current.live:
+            stored.close_current()
+        return stored.closed()
+
+    # Asked of the thread that writes: what was written to these files before is in the index when this returns, and nothing is
+    # written to them any more. Asked on the loop, a file could be closed the moment after with blocks not in the index yet.
+    for file in await committer.call(closed):
+        if not mostly_dead(file):
+            continue
+        living = [(key, entry) for key, entry in stored.entries() if entry.file is file]
+        try:
+            moved = await committer.call(lambda: committer.rewrite(stored, file, living))  # noqa: B023
+            for key, old, new in moved:
+                stored.replace(key, old, new)
+            for key, entry in living:
+                if stored.remove(key, entry):  # still there: it was damaged
+                    stored.hurt = True
+            if file.live:
+                log.error("file is in use and could not be freed", extra={"fields": {"file": str(file.path)}})
+                continue
+            stored.files.pop(file.number, None)
+            await committer.call(file.remove)
+        except (OSError, RoqError) as error:
+            log.warning("space could not be freed", extra={"fields": {"shuffle": stored.id, "reason": str(error)}})
+            return
+        counters["files_given_back"] += 1

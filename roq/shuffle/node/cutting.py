@@ -10,7 +10,7 @@ from zlib import crc32
 
 from roq.shuffle.blocks import decode_foreign, load_schema, split
 from roq.shuffle.keys import KeyEncoder, Keys
-from roq.shuffle.node.runindex import split_keys
+from roq.shuffle.node.stored import split_keys
 from roq.wire.shuffle import Block, Position, Spec
 
 ENCODERS_MAX = 256  # one per spec in use

@@ -18,8 +18,7 @@ from bisect import bisect_right
 
 from roq.errors import AttemptLost, CallError, DataLost, FrameError, RoqError, ShuffleNotFound, ShuffleSealed, StorageFull
 from roq.runtime.observe import logger
-from roq.shuffle.node.attempt import Attempt, sample_bytes
-from roq.shuffle.node.held import Held, Portion
+from roq.shuffle.node.attempt import Attempt, Held, Portion, sample_bytes
 from roq.shuffle.node.surroundings import NodeContext
 from roq.shuffle.ranges import borders_of
 from roq.wire.gcm import ReportRuns, TableInfo

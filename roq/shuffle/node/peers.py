@@ -1,20 +1,34 @@
-"""Connections to other followers by endpoint, closed when they were not used for a while."""
+"""Other followers: connections by endpoint, closed when they were not used for a while; and what one of them is to get from
+this buffer: parts of many attempts, batched, a few requests at a time. A part that could not be stored is tried again until
+somebody else is its holder. Not covered: who that is (collector.py).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from roq.errors import AttemptLost, RoqError
+from roq.runtime.backoff import delays
 from roq.runtime.rpc import RpcClient
+from roq.shuffle.node.attempt import Portion
 from roq.wire import shuffle as wire
+from roq.wire.shuffle import BLOCKS_BYTES_MAX, Piece, Spec, StorePieces
 
 T = TypeVar("T", bound=msgspec.Struct)
 REQUEST_SECONDS = 20.0  # the disk of the other may be slow
 IDLE_SECONDS = 60.0
 LOOK_SECONDS = 10.0  # between two looks which are idle
+REQUESTS_AT_ONCE = 2  # to one follower: one is written while the next one travels
+RETRY_SECONDS, RETRY_SECONDS_MAX = 0.02, 0.5
+log = logging.getLogger(__name__)
+Store = Callable[[str, StorePieces], Awaitable[None]]
 
 
 class Peers:
@@ -54,3 +68,96 @@ class Peers:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+
+
+class PartSource(Protocol):
+    """A shuffle whose portions are sent."""
+
+    id: str
+    name: str
+    spec: Spec
+
+    def wants(self, portion: Portion, host: str) -> bool:
+        """It still has to go there, and may now."""
+
+    def leaving(self, portions: list[Portion]) -> None:
+        """They are being sent: what they hold stays where it is until `sent`."""
+
+    async def pieces(self, portions: list[Portion], host: str) -> list[Piece]:
+        """As they travel. Raises AttemptLost."""
+
+    def sent(self, portions: list[Portion], host: str, error: RoqError | None) -> None:
+        """They are on the host's stable storage, unless there is an error."""
+
+
+class Outbox:
+    """On the running loop. store(host, request)."""
+
+    def __init__(self, host: str, store: Store) -> None:
+        self.host, self._store = host, store
+        self._queue: deque[tuple[PartSource, Portion]] = deque()
+        self._queued: set[Portion] = set()
+        self._pauses = delays(RETRY_SECONDS, RETRY_SECONDS_MAX)
+        self._workers: list[asyncio.Task[None]] = []
+
+    def put(self, source: PartSource, portion: Portion) -> None:
+        """To be sent when its turn comes; twice is once."""
+        if portion in self._queued:
+            return
+        self._queued.add(portion)
+        self._queue.append((source, portion))
+        if len(self._workers) < REQUESTS_AT_ONCE:
+            worker = asyncio.get_running_loop().create_task(self._work(), name=f"to {self.host}")
+            self._workers.append(worker)
+
+    def _take(self) -> tuple[PartSource, list[Portion]] | None:
+        """Portions of one shuffle for one request."""
+        taken: list[Portion] = []
+        source: PartSource | None = None
+        size = 0
+        while self._queue:
+            owner, portion = self._queue[0]
+            wanted = owner.wants(portion, self.host)
+            if wanted and taken and (owner is not source or size + portion.size > BLOCKS_BYTES_MAX):
+                break
+            self._queue.popleft()
+            self._queued.discard(portion)
+            if wanted:
+                source = owner
+                taken.append(portion)
+                size += portion.size
+        return (source, taken) if source is not None else None
+
+    async def _work(self) -> None:
+        try:
+            await self._send_all()
+        finally:  # at once: whoever puts something in before this task's callbacks run must not count on it
+            self._workers = [task for task in self._workers if task is not asyncio.current_task()]
+
+    async def _send_all(self) -> None:
+        while (batch := self._take()) is not None:
+            source, portions = batch
+            error: RoqError | None = None
+            source.leaving(portions)
+            try:
+                pieces = await source.pieces(portions, self.host)
+                await self._store(self.host, StorePieces(source.id, source.name, source.spec, pieces))
+                self._pauses = delays(RETRY_SECONDS, RETRY_SECONDS_MAX)
+            except RoqError as failure:
+                error = failure
+            except BaseException:
+                source.sent(portions, self.host, AttemptLost("the follower is stopping"))
+                raise
+            source.sent(portions, self.host, error)
+            if error is not None:
+                await asyncio.sleep(next(self._pauses))
+                for portion in portions:
+                    if source.wants(portion, self.host):
+                        self.put(source, portion)
+
+    async def close(self) -> None:
+        """Send nothing more."""
+        workers = self._workers[:]
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)

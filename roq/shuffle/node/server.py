@@ -16,19 +16,17 @@ from roq.errors import Closed, DeadlineExceeded, Overloaded, RoqError, StorageFa
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcServer
+from roq.shuffle.committed import Winners
 from roq.shuffle.node.buffer import Buffer
+from roq.shuffle.node.committed import Naming
 from roq.shuffle.node.committer import FREE_BYTES_MIN
 from roq.shuffle.node.cutter import Cutter, LazyCutter
-from roq.shuffle.node.descriptors import raise_limit
-from roq.shuffle.node.fetching import Fetcher
+from roq.shuffle.node.datafile import raise_limit
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.mending import List, RangeRepair
-from roq.shuffle.node.naming import Naming
-from roq.shuffle.node.orders import Orders
 from roq.shuffle.node.peers import Peers
-from roq.shuffle.node.questions import Questions
+from roq.shuffle.node.queries import Orders, Questions
+from roq.shuffle.node.repair import Fetcher, List, RangeRepair
 from roq.shuffle.node.storage import RangeStorage
-from roq.shuffle.winners import Winners
 from roq.wire import shuffle as wire
 from roq.wire.child import ChildSpec
 from roq.wire.gcm import ListShuffles, ReportRuns, ShuffleList, TableInfo

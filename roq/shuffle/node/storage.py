@@ -1,7 +1,7 @@
 """Storage role: pieces of runs on this host's disk, and what can be asked about them. On the follower's loop.
 
 The index (stored.py) is changed on the loop only; blocks are read in threads. A block found damaged is dropped from index and
-file: what it held is missing here from then on, is told so, and can be fetched again (fetching.py). Not covered: the wire
+file: what it held is missing here from then on, is reported so, and can be fetched again (repair.py). Not covered: the wire
 (server.py).
 """
 
@@ -16,14 +16,11 @@ from typing import TypeVar
 
 from roq.errors import DataLost, Overloaded, ShuffleNotFound, StaleEpoch, StorageFailed
 from roq.runtime.observe import Counters, logger
-from roq.shuffle.node.committer import FREE_BYTES_MIN, Committer, WantedBlock
+from roq.shuffle.node.committer import FREE_BYTES_MIN, Committer, WantedBlock, give_back
 from roq.shuffle.node.cutter import Cutter
-from roq.shuffle.node.datafile import storage_error
-from roq.shuffle.node.descriptors import Descriptors
+from roq.shuffle.node.datafile import Descriptors, storage_error
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.runindex import BlockEntry
-from roq.shuffle.node.space import give_back
-from roq.shuffle.node.stored import EpochFile, RunKey, StoredShuffle, check_id, load_all, remove_folder
+from roq.shuffle.node.stored import BlockEntry, EpochFile, RunKey, StoredShuffle, check_id, load_all, remove_folder
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Block, Piece, RunSlice, Spec
 

@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from roq.runtime.observe import Counters
-from roq.shuffle.node.attempt import Attempt
+from roq.shuffle.node.attempt import Attempt, Held
 from roq.shuffle.node.cutter import Cutter
-from roq.shuffle.node.held import Held
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.outbox import Outbox
+from roq.shuffle.node.peers import Outbox
 from roq.wire.gcm import ReportRuns, TableInfo
 
 T = TypeVar("T")

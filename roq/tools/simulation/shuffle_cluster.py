@@ -10,7 +10,7 @@ from typing import Any
 import hcm.ports
 import roq
 import roq.shuffle.blocks
-import roq.shuffle.follower_link
+import roq.shuffle.cluster
 import roq.shuffle.node.cutting  # followers import it when they need it
 import roq.shuffle.writer
 from roq.coordination.locate import GcmClient
@@ -40,8 +40,8 @@ def replacements(loop: SimulatedLoop) -> list[tuple[Any, str, Any]]:
         (hcm.ports, "ROLES", ROLES),
         (roq.shuffle.blocks, "BLOCK_ROWS", BLOCK_ROWS),
         (roq.shuffle.writer, "RUN_ROWS_MAX", RUN_ROWS),
-        (roq.shuffle.follower_link, "Bell", SimulatedBell),
-        (roq.shuffle.follower_link, "LoopThread", lambda name: LoopBeside(loop, name)),
+        (roq.shuffle.cluster, "Bell", SimulatedBell),
+        (roq.shuffle.cluster, "LoopThread", lambda name: LoopBeside(loop, name)),
     ]
 
 

@@ -26,13 +26,12 @@ import roq.runtime.child
 import roq.runtime.line
 import roq.runtime.router
 import roq.runtime.sockets
+import roq.shuffle.node.attempt
 import roq.shuffle.node.buffer
+import roq.shuffle.node.committed
 import roq.shuffle.node.committer
 import roq.shuffle.node.cutter
 import roq.shuffle.node.datafile
-import roq.shuffle.node.descriptors
-import roq.shuffle.node.held
-import roq.shuffle.node.naming
 import roq.shuffle.node.server
 import roq.shuffle.node.storage
 import roq.shuffle.node.stored
@@ -58,8 +57,8 @@ THREADED = (
     roq.runtime.line,
     roq.log.store.blobs,
     roq.shuffle.node.cutter,
-    roq.shuffle.node.descriptors,
-    roq.shuffle.node.held,
+    roq.shuffle.node.datafile,
+    roq.shuffle.node.attempt,
     roq.shuffle.node.server,
     roq.log.store.process,
     roq.log.store.server,
@@ -165,7 +164,7 @@ def _below_work_queues(
 def _below_followers(loop: SimulatedLoop, files: Files) -> list[tuple[Any, str, Any]]:
     """Threads and files of followers. What is below writers and readers: shuffle_cluster.py."""
     below, system = roq.shuffle.node, files.module()
-    written = (below.committer, below.datafile, below.descriptors, below.naming, below.stored)
+    written = (below.committer, below.datafile, below.committed, below.stored)
     return [
         *((module, "os", system) for module in (*written, below.buffer)),
         *((module, "ThreadPoolExecutor", Pool) for module in (below.buffer, below.committer, below.storage)),

@@ -20,11 +20,10 @@ from roq.errors import DataLost, RoqError, StorageFailed, StorageFull, Temporary
 from roq.log.store import disk
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient
-from roq.shuffle.node import committer, descriptors, server, stored
+from roq.shuffle.node import committer, datafile, server, stored
 from roq.shuffle.node.committer import Committer
 from roq.shuffle.node.cutting import ArrowCutter
-from roq.shuffle.node.datafile import PAGE_BYTES, DataFile, encode
-from roq.shuffle.node.descriptors import Descriptors
+from roq.shuffle.node.datafile import PAGE_BYTES, DataFile, Descriptors, encode
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.node.stored import GONE, remove_folder, write_durably
@@ -412,7 +411,7 @@ def test_a_file_with_writes_that_are_not_synced_stays_open(tmp_path: Path) -> No
 
 
 async def test_more_shuffles_than_descriptors(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "OPEN_FILES_MAX", 10)
+    monkeypatch.setattr(datafile, "OPEN_FILES_MAX", 10)
     before = len(os.listdir("/proc/self/fd"))
     storage = await opened()
     for at in range(60):
@@ -426,7 +425,7 @@ async def test_more_shuffles_than_descriptors(opened: Open, monkeypatch: pytest.
 def test_a_store_takes_the_descriptors_it_is_allowed() -> None:
     program = (
         "import resource\n"
-        "from roq.shuffle.node.descriptors import raise_limit\n"
+        "from roq.shuffle.node.datafile import raise_limit\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
         "raise_limit()\n"

@@ -1,4 +1,4 @@
-"""Which rows a follower has (runindex.py), its files (datafile.py), its memory (memory.py), against plain models."""
+"""Which rows a follower has (stored.py), its files (datafile.py), its memory (memory.py), against plain models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.datafile import DataFile, encode
 from roq.shuffle.node.memory import PAUSE, RESUME, Budget
-from roq.shuffle.node.runindex import BlockEntry, RunIndex, split_keys
+from roq.shuffle.node.stored import BlockEntry, RunIndex, split_keys
 from roq.wire.shuffle import Block, Position
 from tests.harness.shuffle_rows import SPEC, key_of, positions, rows_in, run_of
 

@@ -1,4 +1,4 @@
-"""What is to be sent to one holder: batched, tried again, and nothing is forgotten in the queue (outbox.py)."""
+"""What is to be sent to one holder: batched, tried again, and nothing is forgotten in the queue (peers.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from roq.errors import RoqError, Unavailable
-from roq.shuffle.node.held import Held, Portion
-from roq.shuffle.node.outbox import REQUESTS_AT_ONCE, Outbox
+from roq.shuffle.node.attempt import Held, Portion
+from roq.shuffle.node.peers import REQUESTS_AT_ONCE, Outbox
 from roq.wire.shuffle import BLOCKS_BYTES_MAX, Block, Piece, Spec, StorePieces
 from tests.harness.shuffle_rows import SPEC
 

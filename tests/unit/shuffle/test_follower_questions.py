@@ -15,15 +15,15 @@ import pytest_asyncio
 
 from roq.errors import FrameError, WinnersUnknown
 from roq.runtime.observe import Counters
-from roq.shuffle.node import turns
+from roq.shuffle.committed import Winners, parts
+from roq.shuffle.node import queries
+from roq.shuffle.node.committed import Naming
 from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.naming import Naming
-from roq.shuffle.node.questions import Questions
+from roq.shuffle.node.queries import Questions
 from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.ranges import cut, intervals
 from roq.shuffle.sampling import Distribution
-from roq.shuffle.winners import Winners, parts
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.shuffle import (
     SAMPLE_KEYS_MAX,
@@ -131,7 +131,7 @@ async def test_counting_many_attempts_ends_in_time_and_lets_others_work(
     storage: RangeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page is short; all of them together are what a single one says."""
-    monkeypatch.setattr(turns, "PAGE_SECONDS", 0.05)
+    monkeypatch.setattr(queries, "PAGE_SECONDS", 0.05)
     pages = 0
     begin: Cursor | None = (-1, "", 0)
     rows = [0] * RANGES
@@ -148,7 +148,7 @@ async def test_counting_many_attempts_ends_in_time_and_lets_others_work(
 
 
 async def test_slices_of_many_attempts_come_in_pages(storage: RangeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roq.shuffle.node.questions.SLICES_MAX", 1000)
+    monkeypatch.setattr("roq.shuffle.node.queries.SLICES_MAX", 1000)
     page = await Questions(storage).slices("s", PARTS[3], Winners(WINNERS))
     assert (len(page.slices), page.next) == (1000, (1000, WINNERS[1000], 0))
     found = await slices(storage, PARTS[3], WINNERS)

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from roq.errors import CallError, DataLost, FrameError, Overloaded, ShuffleNotFound, StaleEpoch, StorageFull, TemporaryError
 from roq.runtime.observe import Counters
+from roq.shuffle.committed import Winners
 from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.orders import Orders
-from roq.shuffle.node.questions import Questions
+from roq.shuffle.node.queries import Orders, Questions
 from roq.shuffle.node.storage import RangeStorage
-from roq.shuffle.winners import Winners
 from roq.wire.shuffle import Block, CutBlocks, Interval, Position, ReadBlocks
 from tests.harness.shuffle_answers import count, keep, samples, slices
 from tests.harness.shuffle_rows import SPEC, key_of, piece, positions, rows_in, run_of

@@ -10,7 +10,7 @@ import pytest
 
 import roq.shuffle
 from roq.errors import InvalidAddress
-from roq.shuffle.address import ShuffleAddress, parse
+from roq.shuffle.service import ShuffleAddress, parse
 
 
 @pytest.mark.parametrize(

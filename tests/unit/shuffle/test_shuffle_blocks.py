@@ -20,8 +20,7 @@ from roq.shuffle.blocks import (
     save_schema,
     split,
 )
-from roq.shuffle.keys import KeyEncoder
-from roq.shuffle.sorting import order
+from roq.shuffle.keys import KeyEncoder, order
 from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, ROW_BYTES_MAX, SAMPLE_BYTES_MAX, Block, Position
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("v", pa.binary())])

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roq.errors import PayloadTooLarge, SchemaMismatch
-from roq.shuffle.keys import KeyEncoder, Keys
-from roq.shuffle.sorting import is_sorted, order
+from roq.shuffle.keys import KeyEncoder, Keys, is_sorted, order
 
 DAY = dt.date(2026, 11, 21)
 TEXTS = [

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roq.shuffle.keys import KeyEncoder
-from roq.shuffle.sorting import order
+from roq.shuffle.keys import KeyEncoder, order
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import pytest
 from roq.errors import DataLost, StorageFull
 from roq.shuffle import blocks, merge
 from roq.shuffle.blocks import SortedRun
-from roq.shuffle.keys import KeyEncoder
-from roq.shuffle.sorting import order
+from roq.shuffle.keys import KeyEncoder, order
 from roq.shuffle.writer import PLANNED
 from roq.wire.shuffle import Block, RunSlice
 

@@ -12,15 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roq.shuffle.placement import buffer_of, holders, place, replica_order
 from roq.shuffle.ranges import (
     RANGE_BYTES,
     borders_of,
+    buffer_of,
     cut,
+    holders,
     imbalance,
     intersection,
     intervals,
+    place,
     range_count,
+    replica_order,
     table_of,
     within,
 )

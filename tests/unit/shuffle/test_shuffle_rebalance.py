@@ -7,9 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roq.shuffle.placement import holders
-from roq.shuffle.ranges import cut, intervals, table_of
-from roq.shuffle.rebalance import Overlap, identities, most_kept, moves, overlaps, propagate
+from roq.shuffle.ranges import Overlap, cut, holders, identities, intervals, most_kept, moves, overlaps, propagate, table_of
 from roq.shuffle.sampling import Distribution
 from roq.wire.shuffle import Interval, Position, Range, RunSample
 

@@ -8,9 +8,9 @@ import pytest
 from gcm.shuffle_inquirer import Inquirer
 from gcm.shuffle_receipts import COMMITS_MAX, Receipts
 from roq.errors import FrameError, NotReady, WinnersUnknown
+from roq.shuffle.committed import Winners
 from roq.shuffle.record import ShuffleRecord
-from roq.shuffle.thinning import reduced
-from roq.shuffle.winners import Winners
+from roq.shuffle.sampling import reduced
 from roq.wire import shuffle as wire
 from roq.wire.gcm import CommitShuffle, NameReceipts
 from roq.wire.shuffle import BEGIN, Interval, Receipt, RunSample, Spec

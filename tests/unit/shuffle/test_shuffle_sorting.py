@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from roq.shuffle.keys import WORD, KeyEncoder, Keys, Rows, Words
-from roq.shuffle.sorting import order
+from roq.shuffle.keys import WORD, KeyEncoder, Keys, Rows, Words, order
 
 SCHEMA = pa.schema([("k", pa.binary())])
 

@@ -3,7 +3,7 @@
     <id>/winners-<digest>      crc32 u32 · msgpack {partition: attempt}
 
 A digest has but one meaning, so it does not matter who tells it. Nothing is promised: what is not known here (any more, as the
-disk was full or the file is damaged) is told again by whoever asks. Not covered: what is asked (questions.py, orders.py).
+disk was full or the file is damaged) is told again by whoever asks. Not covered: what is asked (queries.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import msgspec
 
 from roq.errors import FrameError, WinnersUnknown
 from roq.runtime.observe import logger
+from roq.shuffle.committed import Winners, joined
 from roq.shuffle.node.stored import StoredShuffle, write_durably
-from roq.shuffle.winners import Winners, joined
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.shuffle import PARTITIONS_MAX, WINNERS_AT_ONCE, NameWinners
 

@@ -1,25 +1,31 @@
-"""What is here of which attempts, between which borders: answered page by page, however many attempts there are.
+"""What is here of which attempts, between which borders: answered page by page, however many attempts there are; and forgotten.
 
-A page ends when it is as long as a message may be, or has taken long enough; others get their turns meanwhile (turns.py).
-Borders mostly lie between blocks, as writers' buffers cut blocks at them; where one lies within a block, its keys have to be
-read. Not covered: what is forgotten (orders.py), how a block is read (storage.py).
+A page ends when it is as long as a message may be, or has taken long enough; others get their turns meanwhile (Pager). Borders
+mostly lie between blocks, as writers' buffers split blocks at them; where one lies within a block, its keys have to be read.
+
+Only a leader may have things forgotten, and a command that came late is refused: of a former leader, or of an older table than
+others, as the follower may have fetched meanwhile what it would take away again. A command that becomes late while it is obeyed
+ends. Not covered: how a block is read, the leader's epoch (storage.py); fetching (repair.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from roq.shuffle.node.runindex import BlockEntry, RunIndex, split_keys
+from roq.errors import StaleEpoch, TemporaryError
+from roq.shuffle.committed import Winners
 from roq.shuffle.node.storage import RangeStorage
-from roq.shuffle.node.stored import RunKey, StoredShuffle
-from roq.shuffle.node.turns import Turn
-from roq.shuffle.thinning import key_count, message_bytes, reduced
-from roq.shuffle.winners import Winners
+from roq.shuffle.node.stored import BlockEntry, RunIndex, RunKey, StoredShuffle, split_keys
+from roq.shuffle.sampling import key_count, message_bytes, reduced
 from roq.wire.shuffle import BEGIN, Counts, Cursor, Interval, Position, RunSample, RunSlice, Samples, Slices
 
+PAGE_SECONDS = 2.0  # of one page; a few are answered at a time, and each has many times as long
+TURN_SECONDS = 0.005
 SLICES_MAX = 20_000  # in one page: 1 MiB with usual names
 SAMPLE_BLOCKS_MAX = 1024  # looked into for one page of samples; of more, as many are drawn
 FEW_BLOCKS = 16  # of a stretch; with more, their first keys are sample enough
@@ -27,6 +33,26 @@ KEYS_OF_BLOCK = 8  # at least of a block that is looked into: one alone would sa
 PAGE_BLOCKS = 8 * SAMPLE_BLOCKS_MAX  # are one page of samples
 PAGE_KEYS = 512  # are left of such a page if others follow: what all of them say is as good
 SAMPLE_BYTES_MAX = 4 * 1024 * 1024  # of one page
+TABLES_MAX = 10_000  # shuffles whose table is remembered; who is forgotten is not being moved
+
+
+class Turn:
+    """How long a page is being worked on."""
+
+    def __init__(self) -> None:
+        now = time.monotonic()
+        self._end, self._pause = now + PAGE_SECONDS, now + TURN_SECONDS
+
+    @property
+    def over(self) -> bool:
+        """The page has taken long enough."""
+        return time.monotonic() >= self._end
+
+    async def pause(self) -> None:
+        """Let others work if it is time to."""
+        if time.monotonic() >= self._pause:
+            await asyncio.sleep(0)
+            self._pause = time.monotonic() + TURN_SECONDS
 
 
 class Stretch(NamedTuple):
@@ -202,3 +228,62 @@ class Questions:
                 await turn.pause()
             found[key[:2]] = (rows, size)
         return Samples([RunSample(*place, 0, *counts, (), (), ()) for place, counts in found.items()], following)
+
+
+class Orders:
+    """On the follower's loop."""
+
+    def __init__(self, storage: RangeStorage, questions: Questions) -> None:
+        self._storage, self._questions = storage, questions
+        self._tables: OrderedDict[str, int] = OrderedDict()
+
+    def note(self, shuffle: str, table_epoch: int) -> None:
+        """An order of this table came."""
+        self._tables[shuffle] = max(table_epoch, self._tables.get(shuffle, 0))
+        self._tables.move_to_end(shuffle)
+        while len(self._tables) > TABLES_MAX:
+            self._tables.popitem(last=False)
+
+    async def keep(
+        self, epoch: int, shuffle: str, table_epoch: int, intervals: Sequence[Interval], winners: Winners | None
+    ) -> None:
+        """Forget blocks outside of the intervals, and what isn't the winners' (None: all attempts may win). What comes
+        meanwhile stays. Raises StaleEpoch, TemporaryError when this order has become an old one; and as Questions.row."""
+        self._check(epoch, shuffle, table_epoch)
+        self.note(shuffle, table_epoch)
+        stored = self._storage.shuffles.get(shuffle)
+        if stored is None:
+            return
+        turn = Turn()
+        for key in list(stored.runs):
+            await self._keep_run(stored, key, intervals, winners, lambda: self._check(epoch, shuffle, table_epoch))
+            await turn.pause()
+        await self._storage.give_back(stored)
+
+    def _check(self, epoch: int, shuffle: str, table_epoch: int) -> None:
+        if epoch < self._storage.epoch:
+            raise StaleEpoch(f"epoch {epoch} is over: {self._storage.epoch} leads")
+        if table_epoch < self._tables.get(shuffle, 0):
+            raise TemporaryError(f"table {table_epoch} of shuffle {shuffle} is not the last one: {self._tables[shuffle]} is")
+
+    async def _keep_run(
+        self,
+        stored: StoredShuffle,
+        key: RunKey,
+        intervals: Iterable[Interval],
+        winners: Winners | None,
+        check: Callable[[], None],
+    ) -> None:
+        run = stored.runs.get(key)
+        if run is None:
+            return
+        before = list(run.entries)
+        wanted: set[int] = set()
+        if winners is None or winners.by.get(key[0]) == key[1]:
+            for interval in intervals:
+                first, end = await self._questions.rows(stored, key, run, interval)
+                wanted.update(entry.first for entry in run.between(first, end))
+        check()  # nothing is awaited from here on
+        for entry in before:
+            if entry.first not in wanted:
+                stored.remove(key, entry)

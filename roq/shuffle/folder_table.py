@@ -22,8 +22,7 @@ from roq.log.local.disk import Disk
 from roq.shuffle.attempt_file import AttemptFile, RunBlocks, read_block
 from roq.shuffle.blocks import decode_block, rank, row_bytes
 from roq.shuffle.keys import KeyEncoder
-from roq.shuffle.ranges import borders_of, cut, imbalance, range_count, table_of
-from roq.shuffle.rebalance import identities, overlaps
+from roq.shuffle.ranges import borders_of, cut, identities, imbalance, overlaps, range_count, table_of
 from roq.shuffle.sampling import Distribution, coarser
 from roq.wire.shuffle import Position, Range, RunSample, RunSlice
 

@@ -9,8 +9,7 @@ import asyncio
 
 from gcm.cluster import ClusterState, is_running
 from roq.errors import RoqError
-from roq.log.replicated.directory import PORT, StaticDirectory
-from roq.log.replicated.stores import Stores
+from roq.log.replicated.stores import PORT, StaticDirectory, Stores
 from roq.runtime.observe import logger
 from roq.wire import store as wire
 from roq.wire.assignment import ProcessKind

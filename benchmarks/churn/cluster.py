@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from roq.errors import DeadlineExceeded, RoqError, TaskNotFound
-from roq.log.replicated.directory import StaticDirectory
-from roq.log.replicated.stores import Stores
+from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.wire import store as wire
 
 T = TypeVar("T", bound=msgspec.Struct)

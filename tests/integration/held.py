@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import roq
-from roq.log.replicated.directory import StaticDirectory
-from roq.log.replicated.stores import Stores
+from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.tools.local.cluster import LocalCluster
 from roq.wire import store as store_wire
 from roq.wire.assignment import ProcessKind

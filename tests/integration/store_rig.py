@@ -16,9 +16,9 @@ import msgspec
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import RoqError
-from roq.log.replicated.directory import StaticDirectory
 from roq.log.replicated.reader import LogReader
 from roq.log.replicated.settings import LogSettings
+from roq.log.replicated.stores import StaticDirectory
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
@@ -36,7 +36,7 @@ set_up_logging("store")
 spec = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=ChildSpec)
 sys.exit(PROGRAMS[spec.process.kind](spec))
 """
-QUICK = LogSettings(resend_seconds=0.2, store_seconds=0.6, check_seconds=0.05, mend_seconds=0.5, give_up_seconds=20.0)
+QUICK = LogSettings(resend_seconds=0.2, store_seconds=0.6, check_seconds=0.05, repair_seconds=0.5, give_up_seconds=20.0)
 
 
 class Store:

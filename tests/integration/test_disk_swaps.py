@@ -12,7 +12,8 @@ import pytest
 
 from roq.coordination.session import Session
 from roq.errors import DataLost, RoqError
-from roq.log.replicated.repairer import LogRepairer, RepairSettings
+from roq.log.replicated.repairer import LogRepairer
+from roq.log.replicated.settings import RepairSettings
 from roq.wire import store as wire
 from tests.integration.store_rig import Load, StoreRig
 

@@ -13,9 +13,8 @@ from zlib import crc32
 import pytest
 
 from roq.errors import DataLost, LogUnavailable, RoqError, TaskNotFound, TemporaryError
-from roq.log.replicated.directory import StaticDirectory
-from roq.log.replicated.placement import rank
-from roq.log.replicated.stores import Stores
+from roq.log.replicated.health import rank
+from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.log.store.server import StoreServer
 from roq.runtime.line import Bell, Lines
 from roq.runtime.observe import Counters

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from roq.coordination.session import Session
-from roq.log.replicated.repairer import LogRepairer, RepairSettings
+from roq.log.replicated.repairer import LogRepairer
+from roq.log.replicated.settings import RepairSettings
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from roq.coordination.session import Session
-from roq.log.replicated.repairer import LogRepairer, RepairSettings
+from roq.log.replicated.repairer import LogRepairer
+from roq.log.replicated.settings import RepairSettings
 from roq.log.store import storage
 from roq.log.store.disk import OsDisk
 from roq.log.store.server import StoreServer

@@ -13,7 +13,7 @@ import pytest
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import LogFenced, LogUnavailable, RoqError, StorageFailed
-from roq.log.replicated.directory import StoreDirectory
+from roq.log.replicated.stores import StoreDirectory
 from roq.log.store.disk import TEMPORARY
 from roq.log.store.server import StoreServer
 from roq.runtime.rpc import RpcClient

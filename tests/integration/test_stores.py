@@ -19,8 +19,8 @@ from roq.coordination.session import Session
 from roq.errors import CallError, DataLost, LogFenced, LogTrimmed, LogUnavailable, NoHosts, StorageFull
 from roq.log.replicated.chain import Chain
 from roq.log.replicated.metadata import LogMeta
-from roq.log.replicated.repairer import LogRepairer, RepairSettings
-from roq.log.replicated.settings import LogSettings
+from roq.log.replicated.repairer import LogRepairer
+from roq.log.replicated.settings import LogSettings, RepairSettings
 from roq.wire import store as wire
 from tests.integration.store_rig import QUICK, Load, StoreRig
 

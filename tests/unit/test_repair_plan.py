@@ -7,9 +7,8 @@ from zlib import crc32
 
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
-from roq.log.replicated.comparing import Comparison, under_replicated
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState, SnapshotMetadata
-from roq.log.replicated.repair import Copy, Holding, OpenPart, garbage, holdings, open_parts, plan
+from roq.log.replicated.repair import Comparison, Copy, Holding, OpenPart, garbage, holdings, open_parts, plan, under_replicated
 from roq.log.store.blobs import BlobFolder
 from roq.log.store.shelf import BAD, Shelf
 from roq.log.store.shelf import StoredSegment as Shelved

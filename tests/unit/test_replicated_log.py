@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from roq.errors import LogFenced, LogUnavailable, StorageFull
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
-from roq.log.replicated.health import Health
+from roq.log.replicated.health import SegmentHealth, choose, rank
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState, SnapshotMetadata
-from roq.log.replicated.placement import choose, rank
 from roq.log.replicated.recovery import SegmentRecovery
 from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan
 from roq.log.replicated.settings import LogSettings
@@ -123,22 +122,22 @@ def writing(*held: int) -> Appending:
 
 def test_a_node_that_owes_an_answer_is_late_even_if_the_others_are_enough() -> None:
     settings = LogSettings()
-    appending, health = writing(3, 3, 0), Health(settings, ABC, 0.0)
+    appending, health = writing(3, 3, 0), SegmentHealth(settings, ABC, 0.0)
     assert appending.drained
     assert health.bad(appending, 1.0) == []
     assert health.bad(appending, 3.0) == ["c"]
     assert health.failure(appending, ["c"], (), 99.0) is None
     appending.send_again("c")
     assert health.sound(appending) == {"a", "b"}
-    assert not health.whole(appending, 2)
-    assert health.whole(writing(3, 3, 3), 3)
-    assert not health.whole(writing(3, 3, 3), 4)
+    assert not health.complete(appending, 2)
+    assert health.complete(writing(3, 3, 3), 3)
+    assert not health.complete(writing(3, 3, 3), 4)
     health.refused("b", Refusal.FULL)
     assert health.sound(writing(3, 3, 3)) == {"a", "c"}
 
 
 def test_a_writer_gives_up_when_waiting_can_not_help() -> None:
-    health = Health(LogSettings(), ABC, 0.0)
+    health = SegmentHealth(LogSettings(), ABC, 0.0)
     appending = writing(3, 0, 0)
     assert health.failure(appending, ["b", "c"], (), 5.0) is None
     assert isinstance(health.failure(appending, ["b", "c"], (), 20.0), LogUnavailable)
@@ -218,11 +217,11 @@ def test_a_recovery_that_no_node_can_decide_is_told_from_one_that_waits() -> Non
 
 def test_a_node_that_lost_what_it_confirmed_makes_the_segment_close() -> None:
     appending = writing(3, 3, 3)
-    health = Health(LogSettings(), ABC, 0.0)
-    assert health.whole(appending, 3)
+    health = SegmentHealth(LogSettings(), ABC, 0.0)
+    assert health.complete(appending, 3)
     health.lost("b")
     assert health.any_lost
-    assert not health.whole(appending, 3)
+    assert not health.complete(appending, 3)
     assert health.sound(appending) == {"a", "c"}
     health.changed(("a", "c", "d"), 1.0)
     assert health.any_lost, "its fragment is still one copy short"

@@ -9,8 +9,8 @@ import pytest
 
 from roq.errors import CallError, DeadlineExceeded, LogFenced
 from roq.log.replicated import takeover
-from roq.log.replicated.directory import StaticDirectory
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
+from roq.log.replicated.stores import StaticDirectory
 from roq.log.replicated.takeover import TakeOver
 from roq.wire import store as wire
 from roq.wire.store import EntriesAdded, EntriesRefused, Refusal

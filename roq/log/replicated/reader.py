@@ -9,7 +9,7 @@ from roq.coordination import paths
 from roq.coordination.operations import Node
 from roq.coordination.session import Session
 from roq.errors import DataLost, FrameError, LogTrimmed, LogUnavailable, RoqError
-from roq.log.replicated.directory import Directory
+from roq.log.replicated.health import Directory
 from roq.log.replicated.metadata import LogMeta, SegmentMetadata, SegmentState
 from roq.log.replicated.stores import Stores
 from roq.wire import store as wire

@@ -8,11 +8,12 @@ reading the metadata again, delete what nobody names.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from roq.log.replicated.appending import Appending
+from roq.log.replicated.health import choose
 from roq.log.replicated.metadata import LogMeta, SegmentMetadata, SegmentState
-from roq.log.replicated.placement import choose
+from roq.wire.master import Shortage
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,20 @@ class Copy:
     sources: tuple[str, ...]
     target: str
     after: tuple[str, ...]
+
+
+@dataclass
+class Comparison:
+    """lacking, parts: what answering nodes do not hold; disks: identities by host that answered; silent: who did not."""
+
+    lacking: set[tuple[Holding, str]] = field(default_factory=set)
+    parts: list[OpenPart] = field(default_factory=list)
+    disks: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)  # host -> reason
+
+    def good(self, holding: Holding) -> list[str]:
+        """Nodes that answered and hold all of it."""
+        return [node for node in holding.nodes if node in self.disks and (holding, node) not in self.lacking]
 
 
 def holdings(meta: LogMeta) -> Iterator[Holding]:
@@ -109,6 +124,27 @@ def plan(
             kept = tuple(node for node in holding.nodes if node not in replaced)
             copies.append(Copy(holding, complete, spares[0], (*kept, spares[0])))
     return copies
+
+
+def under_replicated(
+    what: Iterable[Holding], parts: Iterable[OpenPart], wanted: int, behind: Collection[str], found: Comparison
+) -> list[Shortage]:
+    """What has not `wanted` copies. behind: nodes of the open segment that miss some of its newest entries. Pure."""
+    short = []
+    for holding in what:
+        good = found.good(holding)
+        if len(good) < wanted:
+            short.append(Shortage(str(holding), len(good), wanted, tuple(one for one in holding.nodes if one not in good)))
+    fragments: dict[tuple[str, int], list[OpenPart]] = {}
+    for part in parts:
+        fragments.setdefault((part.name, part.first), []).append(part)
+    newest = max(fragments, key=lambda key: key[1], default=None)
+    for key, nodes in fragments.items():
+        late = behind if key == newest else ()
+        bad = [one.node for one in nodes if one in found.parts or one.node not in found.disks or one.node in late]
+        if len(nodes) - len(bad) < wanted:
+            short.append(Shortage(f"open segment {key[0]} from entry {key[1]} on", len(nodes) - len(bad), wanted, tuple(bad)))
+    return short
 
 
 def garbage(

@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from roq.errors import LogFenced, RoqError, StorageFailed
 from roq.log.replicated import metadata
-from roq.log.replicated.comparing import compare, under_replicated
-from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan
+from roq.log.replicated.health import StoreHealth
+from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan, under_replicated
+from roq.log.replicated.settings import RepairSettings
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.observe import Counters, logger
 from roq.wire import store as wire
@@ -22,20 +21,6 @@ CHECK_SECONDS = 120.0  # a store reads a whole fragment
 REFUSING_SECONDS = 60.0  # a node that could not be filled is not the first choice for so long
 
 
-class RepairSettings(BaseModel):
-    """Times and bounds of repairs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    every_seconds: float = Field(default=5.0, gt=0)  # between two rounds
-    gone_seconds: float = Field(default=30.0, ge=0)  # a host away for so long is given up
-    copies_at_once: int = Field(default=2, ge=1)
-    copy_seconds: float = Field(default=600.0, gt=0)
-    verify_seconds: float = Field(default=3600.0, gt=0)  # every copy is read and checked again after so long
-    garbage_seconds: float = Field(default=60.0, ge=0)  # what nobody names is kept for so long: readers may still be at it
-    garbage_every_seconds: float = Field(default=60.0, ge=0)
-
-
 class LogRepairer:
     """Repairs of one log."""
 
@@ -43,7 +28,7 @@ class LogRepairer:
         """lost: called when no store has something any more, and only a new snapshot can take its place."""
         self._writer, self._settings, self._lost = writer, settings, lost
         self.counters = Counters()
-        self._away: dict[str, float] = {}  # host -> since when
+        self._health = StoreHealth(writer.stores.directory, time.monotonic)
         self._disks: dict[str, str] = {}  # host -> identity of the disk that answered last
         self._verified: dict[tuple[Holding, str], float] = {}
         self._lacking: set[tuple[Holding, str]] = set()
@@ -66,7 +51,8 @@ class LogRepairer:
         """Look once and repair what can be; how many copies were made. Raises LogFenced."""
         settings, meta = self._settings, self._writer.meta
         what = list(holdings(meta))
-        live, gone = self._hosts({node for one in what for node in one.nodes})
+        live = frozenset(self._health.live())
+        gone = self._health.away({node for one in what for node in one.nodes}, settings.gone_seconds)
         await self._compare(what, live)
         await self._verify(what, live)
         slots = asyncio.Semaphore(settings.copies_at_once)
@@ -90,7 +76,7 @@ class LogRepairer:
         self._verified = {key: when for key, when in self._verified.items() if key in known}
         self._refusing = {key: at for key, at in self._refusing.items() if key in known and now - at < REFUSING_SECONDS}
         self._lacking &= known
-        found = await compare(self._writer.stores, what, self._writer.open_parts(), live)
+        found = await self._writer.stores.compare(what, self._writer.open_parts(), live)
         for host, disk in found.disks.items():
             if self._disks.get(host, disk) != disk:
                 log.warning("host %s has another disk: what log %s keeps there is copied again", host, self._writer.log_id)
@@ -117,14 +103,8 @@ class LogRepairer:
         """What has not all of its copies now, and where they are missing; all stores are asked. Empty: any one disk may go."""
         meta, writer = self._writer.meta, self._writer
         what, parts = list(holdings(meta)), writer.open_parts()
-        found = await compare(writer.stores, what, parts, writer.stores.directory.hosts())
+        found = await writer.stores.compare(what, parts, writer.stores.directory.hosts())
         return under_replicated(what, parts, meta.write_quorum, writer.behind(), found)
-
-    def _hosts(self, named: set[str]) -> tuple[frozenset[str], set[str]]:
-        """(live, given up)"""
-        live, now = self._writer.stores.directory.hosts(), time.monotonic()
-        self._away = {host: self._away.get(host, now) for host in named - live}
-        return live, {host for host, since in self._away.items() if now - since >= self._settings.gone_seconds}
 
     async def _verify(self, what: list[Holding], live: frozenset[str]) -> None:
         """Have every live node of a closed fragment read and check what it holds: after it was closed, then now and then. As

@@ -1,4 +1,4 @@
-"""What a writer is told: quorums, sizes, times. Defaults in one place."""
+"""What a log's writer and its repairer are given: quorums, sizes, times, bounds. Defaults in one place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LogSettings(BaseModel):
     check_seconds: float = Field(default=0.1, gt=0)
     resend_seconds: float = Field(default=0.5, gt=0)  # a frame unanswered for so long is sent again
     store_seconds: float = Field(default=2.0, gt=0)  # a store silent for so long is replaced
-    mend_seconds: float = Field(default=10.0, gt=0)  # a segment some node of which misses entries is closed after so long
+    repair_seconds: float = Field(default=10.0, gt=0)  # a segment some node of which misses entries is closed after so long
     give_up_seconds: float = Field(default=15.0, gt=0)  # too few stores answer for so long: the writer stops
     take_over_seconds: float = Field(default=30.0, gt=0)
 
@@ -36,3 +36,17 @@ class LogSettings(BaseModel):
         if self.ack_quorum > self.write_quorum:
             raise ValueError("ack_quorum is at most write_quorum")
         return self
+
+
+class RepairSettings(BaseModel):
+    """Times and bounds of repairs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    every_seconds: float = Field(default=5.0, gt=0)  # between two rounds
+    gone_seconds: float = Field(default=30.0, ge=0)  # a host away for so long is given up
+    copies_at_once: int = Field(default=2, ge=1)
+    copy_seconds: float = Field(default=600.0, gt=0)
+    verify_seconds: float = Field(default=3600.0, gt=0)  # every copy is read and checked again after so long
+    garbage_seconds: float = Field(default=60.0, ge=0)  # what nobody names is kept for so long: readers may still be at it
+    garbage_every_seconds: float = Field(default=60.0, ge=0)

@@ -1,23 +1,127 @@
-"""Connections to stores by host name: notices go out, answers come back with the host's name; requests; blobs."""
+"""The cluster's stores by host name: where they are, connections to them, blobs, and what they hold.
+
+A directory keeps what it knew when ZooKeeper is away: traffic with stores goes on. Notices go out, answers come back with the
+host's name.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
 
-from roq.errors import DataLost, LogUnavailable, RoqError, StorageFailed, TaskNotFound
-from roq.log.replicated.directory import Directory
+from roq.coordination import paths
+from roq.coordination.operations import Node
+from roq.coordination.session import Session
+from roq.coordination.watch import Watch
+from roq.errors import DataLost, FrameError, LogUnavailable, RoqError, StorageFailed, TaskNotFound
+from roq.log.replicated.health import Directory
+from roq.log.replicated.repair import Comparison, Holding, OpenPart
+from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
+from roq.wire.assignment import HostReport, ProcessKind, ProcessState, from_json
 
 T = TypeVar("T", bound=msgspec.Struct)
+PORT = "clients"
 REQUEST_SECONDS = 5.0
 PART_SECONDS = 15.0  # one part of a blob: the last one waits for the disk
+COPY_SECONDS = 60.0
+log = logger(__name__)
+
+
+class StaticDirectory:
+    """A fixed directory, for tests and tools. `alive` may be changed."""
+
+    def __init__(self, endpoints: Mapping[str, str]) -> None:
+        self.endpoints = dict(endpoints)
+        self.alive = set(endpoints)
+
+    def endpoint(self, host: str) -> str | None:
+        """Where the store is."""
+        return self.endpoints.get(host)
+
+    def hosts(self) -> frozenset[str]:
+        """What is said to live."""
+        return frozenset(self.alive)
+
+
+class StoreDirectory:
+    """The cluster's stores. `on_change` is called when the answer of `hosts` or `endpoint` changes."""
+
+    def __init__(self, session: Session, on_change: Callable[[], None] | None = None) -> None:
+        self._session, self._on_change = session, on_change
+        self._registered: frozenset[str] = frozenset()
+        self._running: dict[str, bool] = {}
+        self._endpoints: dict[str, str] = {}
+        self._watches: dict[str, Watch[Node | None]] = {}
+        self._roots: list[Watch[list[str]]] = []
+        self._seen = {"registered": asyncio.Event(), "states": asyncio.Event()}
+        self._first: dict[str, asyncio.Event] = {}
+
+    async def start(self) -> StoreDirectory:
+        """Returns itself when everything was read once."""
+        self._roots.append(self._session.watch_children(paths.hosts(), self._registered_now))
+        self._roots.append(self._session.watch_children(paths.host_states(), self._states_now))
+        for seen in self._seen.values():
+            await seen.wait()
+        for first in list(self._first.values()):
+            await first.wait()
+        return self
+
+    def close(self) -> None:
+        """Stop watching."""
+        for root in self._roots:
+            root.close()
+        for watch in self._watches.values():
+            watch.close()
+
+    def endpoint(self, host: str) -> str | None:
+        """Where the host's store serves, also while it is away."""
+        return self._endpoints.get(host)
+
+    def hosts(self) -> frozenset[str]:
+        """Registered hosts whose store runs."""
+        return frozenset(host for host in self._registered if self._running.get(host))
+
+    def _registered_now(self, hosts: list[str]) -> None:
+        self._registered = frozenset(hosts)
+        self._seen["registered"].set()
+        self._changed()
+
+    def _states_now(self, hosts: list[str]) -> None:
+        for host in hosts:
+            if host not in self._watches:
+                self._first[host] = asyncio.Event()
+                self._watches[host] = self._session.watch_data(paths.running(host), partial(self._report, host))
+        for host in set(self._watches) - set(hosts):
+            self._watches.pop(host).close()
+            self._running.pop(host, None)
+            self._endpoints.pop(host, None)
+        self._seen["states"].set()
+        self._changed()
+
+    def _report(self, host: str, node: Node | None) -> None:
+        self._first[host].set()
+        self._running[host] = False
+        if node is not None:
+            try:
+                report = from_json(node.data, HostReport)
+            except FrameError:
+                return
+            for process in report.processes:
+                if process.kind is ProcessKind.STORE and PORT in process.ports:
+                    self._running[host] = process.state is ProcessState.RUNNING
+                    self._endpoints[host] = f"tcp://{report.address}:{process.ports[PORT]}"
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
 
 
 class Stores:
@@ -113,7 +217,7 @@ class Stores:
             raise StorageFailed(f"blob {blob} on host {host} is damaged")
         return data
 
-    async def copy_blob(self, source: str, target: str, blob: str, seconds: float = 60.0) -> None:
+    async def copy_blob(self, source: str, target: str, blob: str, seconds: float = COPY_SECONDS) -> None:
         """Have `target` fetch the blob from `source`."""
         endpoint = self.directory.endpoint(source)
         if endpoint is None:
@@ -128,6 +232,22 @@ class Stores:
         )
         return tuple(host for host, result in zip(hosts, results, strict=True) if not isinstance(result, BaseException))
 
+    # --- what they hold -----------------------------------------------------------------------------------------------
+
+    async def answering(self, hosts: Iterable[str], seconds: float) -> frozenset[str]:
+        """Those of `hosts` whose store answers in time."""
+        named = sorted(hosts)
+
+        async def ask(host: str) -> bool:
+            try:
+                await self.request(host, wire.DescribeStore(), wire.StoreView, seconds)
+            except RoqError:
+                return False
+            return True
+
+        answers = await asyncio.gather(*map(ask, named))
+        return frozenset(host for host, answered in zip(named, answers, strict=True) if answered)
+
     async def inventory(self, host: str, prefix: str) -> list[wire.BlobView]:
         """All blobs on the host whose name begins with `prefix`."""
         found: list[wire.BlobView] = []
@@ -136,3 +256,50 @@ class Stores:
             found += part.blobs
             if len(part.blobs) < wire.LIST_COUNT_MAX:
                 return found
+
+    async def compare(self, what: Iterable[Holding], parts: Iterable[OpenPart], live: Iterable[str]) -> Comparison:
+        """What stores hold, compared with what the metadata say they should. Asks every live node that is named; who does not
+        answer has proved nothing, neither way.
+
+        One question per store, answered from its memory, so it can be asked in every round of repairs. That what is held can be
+        read is found out elsewhere (scrub, `wire.Holes`): damage that was found is no longer held. The disk's identity comes
+        with the answer: on another disk nothing was verified.
+        """
+        held: dict[str, list[Holding]] = {}
+        opened: dict[str, list[OpenPart]] = {}
+        for holding in what:
+            for node in holding.nodes:
+                held.setdefault(node, []).append(holding)
+        for part in parts:
+            opened.setdefault(part.node, []).append(part)
+        found, alive = Comparison(), set(live)
+        found.silent = dict.fromkeys((held.keys() | opened.keys()) - alive, "is away")
+        asked = sorted((held.keys() | opened.keys()) & alive)
+        await asyncio.gather(*(self._compare(node, held.get(node, []), opened.get(node, []), found) for node in asked))
+        return found
+
+    async def _compare(self, node: str, held: list[Holding], opened: list[OpenPart], found: Comparison) -> None:
+        lacking: list[tuple[Holding, str]] = []
+        parts: list[OpenPart] = []
+        disk, most = "", wire.LIST_COUNT_MAX // 2
+        try:
+            for begin in range(0, max(len(held), len(opened), 1), most):
+                some, open_some = held[begin : begin + most], opened[begin : begin + most]
+                segments, blobs = [one for one in some if not one.is_blob], [one for one in some if one.is_blob]
+                request = wire.Compare(
+                    [(one.name, one.first, one.last) for one in segments],
+                    [(one.name, one.first, one.last) for one in open_some],
+                    [(one.name, one.size) for one in blobs],
+                )
+                answer = await self.request(node, request, wire.Compared)
+                disk = answer.disk
+                lacking += [(segments[place], node) for place in answer.segments]
+                lacking += [(blobs[place], node) for place in answer.blobs]
+                parts += [open_some[place] for place in answer.opened]
+        except (RoqError, IndexError) as error:
+            found.silent[node] = str(error)
+            log.info("inventory of a store could not be compared", extra={"fields": {"node": node, "reason": str(error)}})
+            return
+        found.lacking.update(lacking)
+        found.parts += parts
+        found.disks[node] = disk

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from roq.errors import DataLost, LogFenced, LogUnavailable, NoHosts, RoqError, TemporaryError
+from roq.log.replicated.health import choose
 from roq.log.replicated.metadata import LogMeta, SegmentState
-from roq.log.replicated.placement import choose
 from roq.log.replicated.recovery import SegmentRecovery
 from roq.log.replicated.stores import Stores
 from roq.runtime.observe import logger

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,8 @@ from roq.errors import Closed, LogFenced, LogUnavailable, PayloadTooLarge, RoqEr
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.chain import Chain, Guard
-from roq.log.replicated.comparing import compare
-from roq.log.replicated.directory import Directory
-from roq.log.replicated.done import Done, resolve
-from roq.log.replicated.health import Health
-from roq.log.replicated.mending import SegmentRepair
+from roq.log.replicated.health import Directory, SegmentHealth, SegmentRepair, choose, rank
 from roq.log.replicated.metadata import Change, LogMeta, SegmentState, SnapshotMetadata
-from roq.log.replicated.placement import choose, rank
 from roq.log.replicated.repair import Holding, OpenPart, open_parts
 from roq.log.replicated.settings import LogSettings
 from roq.log.replicated.stores import Stores
@@ -34,6 +29,18 @@ from roq.runtime.observe import logger
 from roq.wire import store as wire
 
 log = logger(__name__)
+ANSWER_SECONDS = 1.0  # of a store that may get a segment which is opened to repair another
+Done = Callable[[int | RoqError], None]  # position, or what stopped the log: then the outcome is unknown
+
+
+def _resolve(future: asyncio.Future[int], result: int | RoqError) -> None:
+    if future.done():
+        return
+    if isinstance(result, int):
+        future.set_result(result)
+    else:
+        future.set_exception(result)
+        future.exception()  # a caller that has gone need not be told
 
 
 class LogWriter:
@@ -58,8 +65,8 @@ class LogWriter:
         self._told = 0  # the confirmed position the stores know
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._health: Health | None = None
-        self._mending = SegmentRepair(self.stores, settings)
+        self._health: SegmentHealth | None = None
+        self._repair = SegmentRepair(settings)
         self._busy = asyncio.Lock()  # one roll or ensemble change at a time
 
     @classmethod
@@ -125,7 +132,7 @@ class LogWriter:
         nodes = segment.fragments[-1].nodes
         self._appending = Appending(segment.id, self.epoch, nodes, meta.ack_quorum, segment.first)
         self._told = segment.first - 1
-        self._health = Health(self.settings, nodes, time.monotonic())
+        self._health = SegmentHealth(self.settings, nodes, time.monotonic())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -169,7 +176,7 @@ class LogWriter:
         future raises LogFenced, LogUnavailable, StorageFull: the outcome is unknown then.
         """
         future: asyncio.Future[int] = self._loop.create_future()
-        self.write(entry, partial(resolve, future))
+        self.write(entry, partial(_resolve, future))
         return future
 
     def write(self, entry: bytes, done: Done) -> None:
@@ -309,10 +316,18 @@ class LogWriter:
                 continue
             if health.long:
                 await self.roll()
-            elif await self._mending.due(appending, health, max(self.meta.write_quorum, self.quorums[0]), now):
+            elif await self._repair_due(appending, health, now):
                 await self.roll(None if health.any_lost else health.sound(appending))
 
-    async def _replace(self, appending: Appending, health: Health, bad: list[str], now: float) -> bool:
+    async def _repair_due(self, appending: Appending, health: SegmentHealth, now: float) -> bool:
+        """Does some node miss entries, and would the next segment be better?"""
+        wanted = max(self.meta.write_quorum, self.quorums[0])
+        asked = self._repair.due(appending, health, wanted, self.stores.directory.hosts(), now)
+        if asked is None:
+            return False
+        return self._repair.helps(appending, health, await self.stores.answering(asked, ANSWER_SECONDS), now)
+
+    async def _replace(self, appending: Appending, health: SegmentHealth, bad: list[str], now: float) -> bool:
         """Take other nodes for those that fail. Where there are none, wait for them, and at last give up."""
         spares = self.stores.directory.hosts() - set(appending.nodes)
         if (failure := health.failure(appending, bad, spares, now)) is not None:
@@ -351,7 +366,7 @@ class LogWriter:
         async with self._busy:
             appending, health = self._appending, self._health
             assert appending is not None and health is not None  # noqa: PT018
-            health.since = time.monotonic()  # if it fails, again after `mend_seconds`
+            health.since = time.monotonic()  # if it fails, again after `repair_seconds`
             try:
                 segment, nodes = await self._announce(self.meta)
             except LogFenced:
@@ -437,7 +452,7 @@ class LogWriter:
             if self._health is not None and self._health.entries >= self.settings.roll_entries:
                 await self.roll()  # so that what the snapshot covers can go
             holding = Holding(blob, nodes, size=len(data))
-            found = await compare(self.stores, [holding], (), nodes)  # the upload may have taken long
+            found = await self.stores.compare([holding], (), nodes)  # the upload may have taken long
             nodes = tuple(node for node in nodes if (holding, node) not in found.lacking)
             if len(nodes) < meta.ack_quorum:
                 raise LogUnavailable(f"only {', '.join(nodes) or 'no host'} kept snapshot {blob}, it needs {meta.ack_quorum}")

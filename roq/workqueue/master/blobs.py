@@ -21,8 +21,7 @@ from typing import Any
 
 from roq.errors import LogUnavailable, RoqError, StorageFull, TaskNotFound, TemporaryError
 from roq.ids import new_token
-from roq.log.replicated.comparing import compare
-from roq.log.replicated.placement import rank
+from roq.log.replicated.health import StoreHealth, rank
 from roq.log.replicated.repair import Holding
 from roq.log.replicated.stores import Stores
 from roq.runtime.observe import Counters, logger
@@ -30,7 +29,6 @@ from roq.runtime.run import Tasks
 from roq.wire import master as wire
 from roq.wire import store as store_wire
 from roq.wire.work_queue import WorkQueueSpec
-from roq.workqueue.master.places import Places
 from roq.workqueue.master.requests import check_stored
 from roq.workqueue.master.service import MasterService
 from roq.workqueue.ready import StoredTask
@@ -90,7 +88,7 @@ class BlobRegistry:
         self._reign = reign or new_token()
         self._count = 0
         self._pending: dict[str, _Pending] = {}
-        self._places = Places(stores.directory, pace.missed_beats, self._loop.time)
+        self._health = StoreHealth(stores.directory, self._loop.time, pace.missed_beats)
         self._copying: set[tuple[str, str]] = set()  # blob, target
         self._removing: set[tuple[str, str]] = set()  # blob, host: being deleted there as an orphan
         self._restoring: set[TaskKey] = set()
@@ -144,10 +142,9 @@ class BlobRegistry:
             raise TemporaryError("too many payloads are on their way: try again")
         self._count += 1
         blob = f"{self._prefix}{self._reign}.{self._count}"
-        places = self._places
-        roomy = places.roomy() or places.live()
+        roomy = self._health.roomy() or self._health.live()
         for host in rank(blob, [host for host in roomy if host not in request.avoid] or roomy):
-            endpoint = places.endpoint(host)
+            endpoint = self._stores.directory.endpoint(host)
             if endpoint is not None:
                 deadline = self._loop.time() + self._pace.pending_seconds
                 self._pending[blob] = _Pending(host, request.size, request.crc, deadline)
@@ -198,9 +195,9 @@ class BlobRegistry:
         head = await self._stores.request(pending.host, store_wire.GetBlob(blob, 0, 0), store_wire.BlobPart)
         if (head.total, head.crc) != (pending.size, pending.crc):
             raise TaskNotFound("what was stored is not what was announced: begin again")
-        wanted = self._wanted(len(self._places.roomy()))
+        wanted = self._wanted(len(self._health.roomy()))
         holders = await self._spread(blob, pending.size, (pending.host,), wanted, self._first_slots)
-        if len(holders) < (wanted := self._wanted(len({*holders, *self._places.roomy()}))):  # some turned out to be full
+        if len(holders) < (wanted := self._wanted(len({*holders, *self._health.roomy()}))):  # some turned out to be full
             raise LogUnavailable(f"{wanted} stores are needed for a payload, {len(holders)} have it")
         return holders
 
@@ -210,7 +207,7 @@ class BlobRegistry:
         """Have it copied until `wanted` hosts have it; those that have. One that can't take it keeps no other from it."""
         tried = set(holders)
         for _ in range(ROUNDS):
-            spare = [host for host in rank(blob, self._places.roomy()) if host not in tried | self._being_removed(blob)]
+            spare = [host for host in rank(blob, self._health.roomy()) if host not in tried | self._being_removed(blob)]
             targets = spare[: wanted - len(holders)]
             tried.update(targets)
             new = await self._copy_to(blob, size, holders, targets, slots)
@@ -233,13 +230,13 @@ class BlobRegistry:
         try:
             async with slots:
                 for source in holders:
-                    if self._places.dead(source):
+                    if self._health.dead(source):
                         continue
                     try:
                         await self._stores.copy_blob(source, target, blob, seconds)
                     except RoqError as error:
                         if isinstance(error, StorageFull):
-                            self._places.full(target)
+                            self._health.full(target)
                         fields = {"blob": blob, "source": source, "target": target, "reason": str(error)}
                         log.warning("payload copy failed", extra={"fields": fields})
                     else:
@@ -252,7 +249,7 @@ class BlobRegistry:
 
     def places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
         """Where a client finds a blob, the living first."""
-        found = [(self._places.dead(host), host, self._places.endpoint(host)) for host in hosts]
+        found = [(self._health.dead(host), host, self._stores.directory.endpoint(host)) for host in hosts]
         return tuple(wire.Place(host, endpoint) for _, host, endpoint in sorted(found, key=lambda one: one[0]) if endpoint)
 
     def drop(self, blobs: Iterable[BlobRef]) -> None:
@@ -262,7 +259,7 @@ class BlobRegistry:
 
     async def _delete(self, blob: str, hosts: Iterable[str]) -> None:
         async with self._deletions:
-            living = [host for host in hosts if not self._places.dead(host)]  # the others have orphans when they come back
+            living = [host for host in hosts if not self._health.dead(host)]  # the others have orphans when they come back
             self._counters["blobs_deleted"] += len(await self._stores.delete_blob(living, blob))
 
     # --- watching -----------------------------------------------------------------------------------------------------
@@ -278,20 +275,20 @@ class BlobRegistry:
                 self._tasks.start(self._delete(blob, (one.host,)), f"discard {blob}")
             if not self._service.state.blobs and not self._pending:
                 continue
-            if self._places.changed():
+            if self._health.changed():
                 self.repair_due.set()
-            hosts = sorted({*self._places.registered(), *self._holders()})
+            hosts = sorted({*self._stores.directory.hosts(), *self._holders()})
             answers = await asyncio.gather(*(self._beats(host) for host in hosts))
             for host, beats in zip(hosts, answers, strict=True):
-                if self._places.beat(host, beats):
-                    log.warning("store dead" if self._places.dead(host) else "store back", extra={"fields": {"host": host}})
+                if self._health.beat(host, beats):
+                    log.warning("store dead" if self._health.dead(host) else "store back", extra={"fields": {"host": host}})
                     self.repair_due.set()
 
     def _holders(self) -> set[str]:
         return {host for task in self._service.state.blobs.values() for host in task.payload.holders}  # type: ignore[union-attr]
 
     async def _beats(self, host: str) -> bool:
-        if host not in self._places.registered():
+        if host not in self._stores.directory.hosts():
             return False
         seconds = self._pace.heartbeat_seconds
         try:
@@ -310,7 +307,7 @@ class BlobRegistry:
         """Blobs with too few living holders get others."""
         while True:
             self.repair_due.clear()
-            live = self._places.live()
+            live = self._health.live()
             for key, task in self._service.state.blobs.items():
                 if key not in self._restoring and self._lacks(task, live):
                     self._restoring.add(key)
@@ -327,7 +324,7 @@ class BlobRegistry:
 
     def _possible(self, alive: Iterable[str]) -> int:
         """How many copies there can be of what these hosts have."""
-        return min(self.spec.write_quorum, len({*alive, *self._places.roomy()}))
+        return min(self.spec.write_quorum, len({*alive, *self._health.roomy()}))
 
     def _being_removed(self, blob: str) -> set[str]:
         return {host for removed, host in self._removing if removed == blob}
@@ -336,7 +333,7 @@ class BlobRegistry:
         """One round of copies, from what is known when its turn has come. What lacks still is tried again soon."""
         try:
             async with self._repairs:
-                task, live = self._service.state.blobs.get(key), self._places.live()
+                task, live = self._service.state.blobs.get(key), self._health.live()
                 if task is None or not self._lacks(task, live) or not isinstance(blob := task.payload, BlobRef):
                     return
                 alive = tuple(host for host in blob.holders if host in live)
@@ -355,7 +352,7 @@ class BlobRegistry:
     async def _look_for_orphans(self) -> None:
         while True:
             await asyncio.sleep(self._pace.inventory_seconds)
-            for host in self._places.live():
+            for host in self._health.live():
                 await self._take_inventory(host)
 
     async def _take_inventory(self, host: str) -> None:
@@ -421,7 +418,7 @@ class BlobRegistry:
         """Payloads that have not all of their copies now, those with the same number of them together; all stores are asked."""
         refs = [task.payload for task in self._service.state.blobs.values() if isinstance(task.payload, BlobRef)]
         what = [Holding(ref.blob, ref.holders, size=ref.size) for ref in refs]
-        found = await compare(self._stores, what, (), self._places.registered())
+        found = await self._stores.compare(what, (), self._stores.directory.hosts())
         short: dict[int, list[Holding]] = {}
         for one in what:
             if (copies := len(found.good(one))) < self.spec.write_quorum:

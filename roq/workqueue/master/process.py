@@ -19,10 +19,10 @@ from roq.coordination import paths
 from roq.coordination.operations import Check
 from roq.coordination.session import Session
 from roq.errors import DataLost, InvalidConfiguration, LogFenced, NotLeader, NotReady, RoqError, TemporaryError, UnknownFormat
-from roq.log.replicated.directory import StoreDirectory
 from roq.log.replicated.reader import LogReader
-from roq.log.replicated.repairer import LogRepairer, RepairSettings
-from roq.log.replicated.settings import LogSettings
+from roq.log.replicated.repairer import LogRepairer
+from roq.log.replicated.settings import LogSettings, RepairSettings
+from roq.log.replicated.stores import StoreDirectory
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.backoff import delays
 from roq.runtime.child import announce_ready, beat, open_board

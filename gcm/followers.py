@@ -11,7 +11,7 @@ import msgspec
 
 from gcm.cluster import ClusterState, is_running
 from roq.errors import Unavailable
-from roq.runtime.rpc import RpcClient
+from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.shuffle.events import FollowerHosts
 from roq.wire import shuffle as wire
 from roq.wire.assignment import ProcessKind
@@ -95,7 +95,7 @@ class FollowerLinks:
             raise Unavailable(f"no follower runs on host {host}")
         client = self._clients.get(endpoint)
         if client is None:
-            client = self._clients[endpoint] = RpcClient(endpoint, wire.Reply, watched=True)
+            client = self._clients[endpoint] = RpcClient(endpoint, wire.Reply, on_disconnect=OnDisconnect.FAIL)
         return await client.request(request, expect, seconds)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from roq.cli.finding import Finding, good, warning, wrong
 from roq.client.cluster import Cluster
 from roq.coordination.locate import GcmClient
 from roq.errors import RoqError
-from roq.runtime.rpc import RpcClient
+from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.runtime.version import SOURCE, installed_version
 from roq.wire import gcm
 from roq.wire import hcm as wire
@@ -67,7 +67,7 @@ async def _ask(info: gcm.HostInfo, gate: asyncio.Semaphore) -> HostState:
     stores = [one for one in running if one.kind is ProcessKind.STORE and one.state is ProcessState.RUNNING]
     shuffles = all("shuffle" in store.ports for store in stores)
     async with gate:
-        client = RpcClient(f"tcp://{info.address}:{info.port}", wire.Reply, watched=True)
+        client = RpcClient(f"tcp://{info.address}:{info.port}", wire.Reply, on_disconnect=OnDisconnect.FAIL)
         try:
             begun = time.time()
             capacity = await client.request(wire.GetCapacity(), wire.Capacity, ANSWER_SECONDS)

@@ -15,7 +15,7 @@ import msgspec
 from roq.coordination.leader import read_leader
 from roq.errors import Closed, DeadlineExceeded, NotLeader, RoqError, StaleEpoch, Unavailable, ZooKeeperUnavailable
 from roq.runtime.backoff import delays
-from roq.runtime.rpc import RpcClient
+from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.wire import gcm as wire
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -87,7 +87,7 @@ class GcmClient:
         async with self._lock:
             if self._rpc is None:
                 leader = await read_leader(self.zookeeper, max(0.1, timeout_seconds))
-                self._rpc = RpcClient(f"tcp://{leader.host}:{leader.port}", wire.Reply, watched=True)
+                self._rpc = RpcClient(f"tcp://{leader.host}:{leader.port}", wire.Reply, on_disconnect=OnDisconnect.FAIL)
             return self._rpc
 
     def _forget(self, rpc: RpcClient | None, leader: str) -> None:
@@ -99,7 +99,7 @@ class GcmClient:
             self._rpc.close()
             self._rpc = None
         if leader and not self._closed:
-            self._rpc = RpcClient(f"tcp://{leader}", wire.Reply, watched=True)
+            self._rpc = RpcClient(f"tcp://{leader}", wire.Reply, on_disconnect=OnDisconnect.FAIL)
 
     def close(self) -> None:
         """Close the connection; requests under way fail with Closed."""

@@ -29,8 +29,8 @@ from roq.coordinator.tree import Outcome
 from roq.coordinator.watches import Firing
 from roq.errors import FrameError, StorageFull
 from roq.log.local.disk import Disk
+from roq.runtime.connections import listen
 from roq.runtime.observe import Counters, Refusals, logger
-from roq.runtime.router import listen
 from roq.wire import jute
 from roq.wire.limits import LISTEN_BACKLOG
 from roq.wire.zookeeper import COORDINATOR_VERSION, PASSWORD_BYTES, Auth, Close, Code, ErrorResponse, PingRequest, Unsupported

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Any, TypeVar
 
 import msgspec
-import zmq
 
 from roq.errors import Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError, Unavailable
-from roq.runtime import sockets
-from roq.runtime.dealer import Dealer
+from roq.runtime.connections import Dealer, Router
 from roq.runtime.observe import Counters, Refusals, logger
-from roq.runtime.router import Router
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal, seal_error
 from roq.wire.limits import REQUESTS_IN_FLIGHT, UNFINISHED_BYTES_MAX
@@ -46,8 +44,8 @@ class RpcServer:
         drained: Callable[[], None] | None = None,
         unfinished_max: int = UNFINISHED_BYTES_MAX,
     ) -> None:
-        self._link = Router(address, port, self._message, drained, unfinished_max)
-        self.port = self._link.port
+        self._router = Router(address, port, self._message, drained, unfinished_max)
+        self.port = self._router.port
         self.counters = counters if counters is not None else Counters()
         self._refusals = Refusals(log, self.counters)
         self._decode_request = msgspec.msgpack.Decoder(requests).decode
@@ -86,11 +84,11 @@ class RpcServer:
             request = self._decode_request(body)
         except UNDECODABLE as error:
             self._refusals.note("undecodable_request", error)
-            self._link.send((peer, seal_error(id, FrameError(f"undecodable request: {error}"))))
+            self._router.send(peer, seal_error(id, FrameError(f"undecodable request: {error}")))
             return
         if len(self._tasks) >= REQUESTS_IN_FLIGHT:
             self.counters["refused_busy"] += 1
-            self._link.send((peer, seal_error(id, TemporaryError("too many requests in flight: try again"))))
+            self._router.send(peer, seal_error(id, TemporaryError("too many requests in flight: try again")))
             return
         task = asyncio.get_running_loop().create_task(self._answer(peer, id, request))
         self._tasks[task] = (peer, id)
@@ -105,43 +103,40 @@ class RpcServer:
         except Exception as error:  # a defect must not take the server down: it is logged whole and told to the caller
             log.exception("request failed", extra={"fields": {"request": type(request).__name__}})
             answer = seal_error(id, RoqError(f"{type(error).__name__}: {error}"))
-        self._link.send((peer, answer))
+        self._router.send(peer, answer)
 
     def notify(self, peer: bytes, body: msgspec.Struct) -> bool:
         """Send a notice; False if the peer is gone."""
-        return self._link.send((peer, seal(EnvelopeKind.NOTICE, 0, body)))
+        return self._router.send(peer, seal(EnvelopeKind.NOTICE, 0, body))
 
     def unsent(self) -> int:
         """Bytes of answers that wait for the network."""
-        return self._link.unsent()
+        return self._router.unsent()
 
     def unfinished(self) -> int:
         """Bytes of messages that are coming."""
-        return self._link.intake.total
+        return self._router.budget.total
 
     def close(self) -> None:
         """Refuse what is being answered and close the socket."""
         for task, (peer, id) in self._tasks.items():
             task.cancel()
-            self._link.send((peer, seal_error(id, TemporaryError("the process is stopping"))))
-        self._link.close()
+            self._router.send(peer, seal_error(id, TemporaryError("the process is stopping")))
+        self._router.close()
 
 
-class _Link(Protocol):
-    """What a client needs of its connection: a Dealer's, or ZeroMQ's."""
+class OnDisconnect(Enum):
+    """What becomes of requests under way when the connection ends or is refused. Either way what had not left yet is sent once
+    there is a connection again, and what had left is lost with its reply."""
 
-    def send(self, parts: Sequence[bytes], /) -> bool:
-        """False if too much waits already."""
-
-    def close(self) -> None:
-        """For good."""
+    WAIT = "until their deadline"  # the server may be starting, or be replaced at its endpoint
+    FAIL = "at once, with Unavailable"  # the caller can ask somebody else, or the same one again
 
 
 class RpcClient:
-    """A DEALER connected to one endpoint; it reconnects for ever.
+    """A Dealer to one endpoint; it reconnects for ever.
 
-    `replies` and `notices` are the unions of the conversation; `on_notice` must not block. watched: requests under way fail
-    with Unavailable as soon as the connection ends or is refused, instead of at their deadline (dealer.py).
+    `replies` and `notices` are the unions of the conversation; `on_notice` must not block.
     """
 
     def __init__(
@@ -152,7 +147,7 @@ class RpcClient:
         on_notice: Callable[[Any], None] | None = None,
         counters: Counters | None = None,
         *,
-        watched: bool = False,
+        on_disconnect: OnDisconnect = OnDisconnect.WAIT,
     ) -> None:
         self.endpoint = endpoint
         self.counters = counters if counters is not None else Counters()
@@ -163,13 +158,8 @@ class RpcClient:
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._closed = False
-        self._link: _Link
-        if watched:
-            self._link = Dealer(endpoint, self._message, self._connection_ended)
-        else:
-            socket = sockets.control_socket(zmq.DEALER)
-            socket.connect(endpoint)
-            self._link = sockets.Link(socket, self._message)
+        self._on_disconnect = on_disconnect
+        self._dealer = Dealer(endpoint, self._message, self._connection_ended)
 
     async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = 10.0) -> T:
         """The reply, of type `expect`. Raises what the server raised, DeadlineExceeded, or Closed."""
@@ -179,7 +169,7 @@ class RpcClient:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[id] = future
         try:
-            if not self._link.send((seal(EnvelopeKind.REQUEST, id, body),)):
+            if not self._dealer.send(seal(EnvelopeKind.REQUEST, id, body)):
                 raise TemporaryError(f"the backlog to {self.endpoint} is full")
             async with asyncio.timeout(timeout_seconds):
                 reply = await future
@@ -194,7 +184,7 @@ class RpcClient:
 
     def notify(self, body: msgspec.Struct) -> bool:
         """Send a notice; False if it could not even be queued."""
-        return self._link.send((seal(EnvelopeKind.NOTICE, 0, body),))
+        return self._dealer.send(seal(EnvelopeKind.NOTICE, 0, body))
 
     def _message(self, parts: list[bytes]) -> None:
         try:
@@ -214,7 +204,8 @@ class RpcClient:
             self._refusals.note("undecodable", error)
 
     def _connection_ended(self) -> None:
-        self._fail(Unavailable, f"no connection to {self.endpoint}")
+        if self._on_disconnect is OnDisconnect.FAIL:
+            self._fail(Unavailable, f"no connection to {self.endpoint}")
 
     def _fail(self, error: type[RoqError], reason: str) -> None:
         for future in self._waiting.values():
@@ -227,4 +218,4 @@ class RpcClient:
             return
         self._closed = True
         self._fail(Closed, f"the connection to {self.endpoint} was closed")
-        self._link.close()
+        self._dealer.close()

@@ -11,8 +11,8 @@ from typing import Any
 import uvloop
 
 from roq.errors import RoqError
+from roq.runtime.connections import send_rest
 from roq.runtime.observe import logger
-from roq.runtime.router import send_rest
 
 log = logger(__name__)
 PR_SET_NAME = 15

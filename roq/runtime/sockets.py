@@ -74,7 +74,7 @@ def _common(socket: zmq.Socket[bytes]) -> None:
 
 
 def control_socket(kind: int) -> zmq.Socket[bytes]:
-    """A socket of kind DEALER, PUB or SUB for control messages."""
+    """A socket of kind PUB or SUB for control messages: what many listen to. Requests: connections.py."""
     socket = context().socket(kind)
     _common(socket)
     socket.set(zmq.MAXMSGSIZE, SUBSCRIPTION_BYTES_MAX if kind == zmq.PUB else CONTROL_BYTES_MAX)

@@ -44,8 +44,8 @@ from roq.errors import (
 )
 from roq.ids import new_token
 from roq.runtime.backoff import delays
+from roq.runtime.blocking_connection import ConnectionPool, StopEvent
 from roq.runtime.extras import install
-from roq.runtime.line import Bell, Lines
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.observe import logger
 from roq.shuffle.committed import Winners, parts
@@ -94,8 +94,8 @@ class FollowerLink:
     """zookeeper: "h1:p,h2:p[/chroot]"."""
 
     def __init__(self, zookeeper: str) -> None:
-        self._bell = Bell()
-        self._lines = Lines(self._bell)
+        self._stop = StopEvent()
+        self._connections = ConnectionPool(self._stop)
         self._ids = itertools.count(1)
         self._loop = LoopThread("roq shuffles")
         self._gcm = GcmClient(zookeeper)
@@ -106,11 +106,11 @@ class FollowerLink:
 
     def ask(self, endpoint: str, request: msgspec.Struct, expect: type[T], seconds: float) -> T:
         """A follower's answer, within so many seconds. Raises its refusal, Unavailable, DeadlineExceeded, Closed."""
-        line, id, deadline = self._lines.take(endpoint), next(self._ids), time.monotonic() + seconds
+        connection, id, deadline = self._connections.take(endpoint), next(self._ids), time.monotonic() + seconds
         kept = False
         try:
-            line.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < deadline)
-            while (parts := line.receive(deadline)) is not None:
+            connection.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < deadline)
+            while (parts := connection.receive(deadline)) is not None:
                 envelope = open_envelope(parts[-1])
                 if envelope.id != id:
                     continue
@@ -126,20 +126,20 @@ class FollowerLink:
             raise Unavailable(f"{endpoint} answered something that can't be read: {error}") from error
         finally:
             if not kept:
-                line.close()  # a late answer, which may be large, must not be read before the next one
-            self._lines.give(line)
+                connection.close()  # a late answer, which may be large, must not be read before the next one
+            self._connections.give(connection)
 
     def pause(self, seconds: float) -> None:
         """Wait. Raises Closed when the link is closed meanwhile."""
-        if self._bell.wait(seconds):
+        if self._stop.wait(seconds):
             raise Closed("these shuffles were closed")
 
     def close(self) -> None:
         """Whoever waits gets Closed."""
-        if self._bell.rung:
+        if self._stop.is_set():
             return
-        self._bell.ring()
-        self._lines.close()
+        self._stop.set()
+        self._connections.close()
         self._loop.loop.call_soon_threadsafe(self._gcm.close)
         self._loop.stop()
 

@@ -4,7 +4,7 @@
     frame      flags u8 (1 more, 2 long, 4 command) · size u8 or u64 · body
     READY      the first frame each way; PING is answered with PONG at any time
 
-Not covered: sockets (runtime/line.py, runtime/router.py).
+Not covered: sockets (runtime/connections.py, runtime/blocking_connection.py).
 """
 
 from __future__ import annotations

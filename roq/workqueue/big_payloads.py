@@ -26,7 +26,7 @@ from roq.errors import (
     TemporaryError,
     Unavailable,
 )
-from roq.runtime.line import Line
+from roq.runtime.blocking_connection import BlockingConnection
 from roq.runtime.observe import logger
 from roq.wire import master as wire
 from roq.wire import store as store_wire
@@ -86,13 +86,13 @@ class BigPayloads:
         raise AssertionError("the loop returns or raises")
 
     def _upload(self, reserved: wire.Reserved, payload: bytes, crc: int) -> None:
-        line = self._link.lines.take(reserved.place.endpoint)
+        connection = self._link.connections.take(reserved.place.endpoint)
         try:
             for offset in range(0, len(payload), store_wire.BLOB_PART_BYTES):
                 part = payload[offset : offset + store_wire.BLOB_PART_BYTES]
-                self._ask(line, store_wire.PutBlob(reserved.blob, offset, len(payload), crc, part), store_wire.StoreDone)
+                self._ask(connection, store_wire.PutBlob(reserved.blob, offset, len(payload), crc, part), store_wire.StoreDone)
         finally:
-            self._link.lines.give(line)
+            self._link.connections.give(connection)
 
     def get(self, where: wire.Elsewhere) -> bytes | None:
         """The payload; None if it can't be had from any store just now. Raises DataLost: every store that should have it says
@@ -119,30 +119,30 @@ class BigPayloads:
             return b""
 
     def _download(self, place: wire.Place, where: wire.Elsewhere) -> bytes:
-        line, parts, size = self._link.lines.take(place.endpoint), list[bytes](), 0
+        connection, parts, size = self._link.connections.take(place.endpoint), list[bytes](), 0
         try:
             while size < where.size:
                 request = store_wire.GetBlob(where.blob, size, min(store_wire.BLOB_PART_BYTES, where.size - size))
-                part = self._ask(line, request, store_wire.BlobPart)
+                part = self._ask(connection, request, store_wire.BlobPart)
                 if not part.data or part.total != where.size:
                     raise DataLost(f"{part.total} bytes instead of {where.size}")
                 parts.append(part.data)
                 size += len(part.data)
         finally:
-            self._link.lines.give(line)
+            self._link.connections.give(connection)
         payload = b"".join(parts)
         if crc32(payload) != where.crc:
             raise DataLost("its check sum is another one")
         return payload
 
-    def _ask(self, line: Line, request: store_wire.Request, expect: type[T]) -> T:
+    def _ask(self, connection: BlockingConnection, request: store_wire.Request, expect: type[T]) -> T:
         id, until = next(self._ids), time.monotonic() + TURN_SECONDS
-        line.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < until)
+        connection.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < until)
         deadline = time.monotonic() + PART_SECONDS
         while True:
-            parts = line.receive(deadline)
+            parts = connection.receive(deadline)
             if parts is None:
-                raise DeadlineExceeded(f"no answer to {type(request).__name__} from {line.endpoint}")
+                raise DeadlineExceeded(f"no answer to {type(request).__name__} from {connection.endpoint}")
             envelope = open_envelope(parts[-1])
             if envelope.id != id:
                 continue

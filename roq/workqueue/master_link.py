@@ -28,7 +28,7 @@ from roq.errors import (
 )
 from roq.ids import new_token
 from roq.runtime.backoff import delays
-from roq.runtime.line import Bell, Line, Lines
+from roq.runtime.blocking_connection import BlockingConnection, ConnectionPool, StopEvent
 from roq.runtime.loop_thread import LoopThread
 from roq.wire import gcm
 from roq.wire import master as wire
@@ -52,8 +52,8 @@ class MasterLink:
     def __init__(self, zookeeper: str, name: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.name = name
         self._patience_seconds = patience_seconds
-        self._bell = Bell()
-        self.lines = Lines(self._bell)
+        self._stop = StopEvent()
+        self.connections = ConnectionPool(self._stop)
         self._loop = LoopThread(f"roq {name}")
         self._gcm = GcmClient(zookeeper)
         self._ids = itertools.count(1)
@@ -90,11 +90,11 @@ class MasterLink:
         body = make(0)
         while True:
             endpoint = self._endpoint or self._locate("", deadline)
-            line = self.lines.take(endpoint)
+            connection = self.connections.take(endpoint)
             failure: RoqError
             try:
                 now = time.monotonic() + wait_seconds
-                reply = self._once(line, body, min(deadline, now + silence), now + SILENCE_SECONDS, deadline)
+                reply = self._once(connection, body, min(deadline, now + silence), now + SILENCE_SECONDS, deadline)
                 if isinstance(reply, expect):
                     return reply
                 raise FrameError(f"{type(reply).__name__} in reply to {type(body).__name__}")
@@ -103,7 +103,7 @@ class MasterLink:
             except TemporaryError as error:
                 failure, silence = error, SILENCE_SECONDS
             finally:
-                self.lines.give(line)
+                self.connections.give(connection)
             if not again:
                 again, body = 1, make(1)
             pause = next(pauses)
@@ -113,32 +113,37 @@ class MasterLink:
                 raise Unavailable(f"work queue {self.name!r} gave no answer: {failure}") from failure
             if not isinstance(failure, Overloaded):  # which only the active master is
                 self._locate(endpoint, deadline)
-            self._bell_wait(pause)
+            self._pause(pause)
 
-    def _once(self, line: Line, body: wire.Request, deadline: float, look: float, limit: float) -> msgspec.Struct:
+    def _once(
+        self, connection: BlockingConnection, body: wire.Request, deadline: float, look: float, limit: float
+    ) -> msgspec.Struct:
         """Until `deadline`, put off to `limit` at most while a large answer comes in; or until the GCM, asked from `look` on,
         says that another one leads. Sending does not count, as long as the master leads."""
-        id, began = next(self._ids), time.monotonic()
+        id, began, endpoint = next(self._ids), time.monotonic(), connection.endpoint
 
         def wait_on() -> bool:
             now = time.monotonic()
-            return now < limit and self._locate(line.endpoint, min(limit, now + LOOK_SECONDS)) == line.endpoint
+            return now < limit and self._locate(endpoint, min(limit, now + LOOK_SECONDS)) == endpoint
 
-        line.send(wire.seal_call(id, body), wait_on)
+        connection.send(wire.seal_call(id, body), wait_on)
         took = time.monotonic() - began  # it is no silence of the master, which may have had others to read
         deadline, look = min(limit, deadline + took), look + took
-        received = line.received
+        received = connection.received
         while True:
-            parts = line.receive(min(deadline, look))
+            parts = connection.receive(min(deadline, look))
             if parts is None:
                 now = time.monotonic()
-                if now >= deadline and line.received - received >= PROGRESS_BYTES:
-                    received, deadline = line.received, min(limit, now + SILENCE_SECONDS)
+                if now >= deadline and connection.received - received >= PROGRESS_BYTES:
+                    received, deadline = connection.received, min(limit, now + SILENCE_SECONDS)
                     continue
-                if now < deadline and self._locate(line.endpoint, min(deadline, now + LOOK_SECONDS)) == line.endpoint:
+                if (
+                    now < deadline
+                    and self._locate(connection.endpoint, min(deadline, now + LOOK_SECONDS)) == connection.endpoint
+                ):
                     look = time.monotonic() + LOOK_SECONDS
                     continue
-                raise DeadlineExceeded(f"no answer to {type(body).__name__} from {line.endpoint}")
+                raise DeadlineExceeded(f"no answer to {type(body).__name__} from {endpoint}")
             try:
                 answer = wire.open_answer(parts[-1])
             except UNDECODABLE:
@@ -149,8 +154,8 @@ class MasterLink:
             if answer.id == id:
                 return answer.body
 
-    def _bell_wait(self, seconds: float) -> None:
-        if self._bell.wait(seconds):
+    def _pause(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
             raise Closed(f"work queue {self.name!r} was closed")
 
     def _locate(self, stale: str, deadline: float) -> str:
@@ -172,14 +177,14 @@ class MasterLink:
             pause = next(pauses)
             if time.monotonic() + pause >= deadline:
                 raise Unavailable(f"no master of work queue {self.name!r} can be found: {self._unfound}")
-            self._bell_wait(pause)
+            self._pause(pause)
 
     def _look(self, stale: str, seconds: float) -> None:
         """Ask the GCM once."""
         try:
             found = _active(self._ask_gcm(gcm.DescribeWorkQueue(self.name), seconds))
             if found and stale and found != stale:
-                self.lines.drop(stale)
+                self.connections.drop(stale)
             self._endpoint = found or self._endpoint
             self._unfound = "none is active"
         except (Unavailable, DeadlineExceeded) as error:
@@ -192,8 +197,8 @@ class MasterLink:
 
     def close(self) -> None:
         """Whoever waits gets Closed."""
-        self._bell.ring()
-        self.lines.close()
+        self._stop.set()
+        self.connections.close()
         self._loop.loop.call_soon_threadsafe(self._gcm.close)
         self._loop.stop()
 

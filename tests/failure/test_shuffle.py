@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import roq
-from roq.runtime.rpc import RpcClient
+from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.testing import DockerCluster
 from roq.testing.cluster import CLIENT
 from roq.wire import shuffle as wire
@@ -75,7 +75,9 @@ class Scene:
     async def counters(self, host: str) -> Counter[str]:
         """Of a host's follower."""
         store = next(one for one in await self.machines.reported(host) if one.name == STORE)
-        client = RpcClient(f"tcp://{self.machines.address(host)}:{store.ports['shuffle']}", wire.Reply, watched=True)
+        client = RpcClient(
+            f"tcp://{self.machines.address(host)}:{store.ports['shuffle']}", wire.Reply, on_disconnect=OnDisconnect.FAIL
+        )
         try:
             return Counter((await client.request(wire.DescribeFollower(), wire.FollowerView)).counters)
         finally:

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 import roq
-from roq.runtime.rpc import RpcClient
+from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.shuffle.cluster import FollowerLink
 from roq.shuffle.writer import MEMORY_BYTES_MIN
 from roq.testing import DockerCluster
@@ -171,7 +171,9 @@ class Scene:
     async def _ask(self, host: str, request: wire.Request, expect: type[T]) -> T:
         """The answer of a host's follower, which begins to serve a little after its store."""
         store = await self.machines.wait_process(host, STORE)
-        rpc = RpcClient(f"tcp://{self.machines.address(host)}:{store.ports['shuffle']}", wire.Reply, watched=True)
+        rpc = RpcClient(
+            f"tcp://{self.machines.address(host)}:{store.ports['shuffle']}", wire.Reply, on_disconnect=OnDisconnect.FAIL
+        )
         try:
             return await self.machines.wait_for(
                 lambda: rpc.request(request, expect, ANSWER_SECONDS), f"the follower on {host} answers"

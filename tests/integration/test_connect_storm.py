@@ -21,7 +21,7 @@ SOMAXCONN = int(Path("/proc/sys/net/core/somaxconn").read_text())
 SERVER = """
 import asyncio, sys, zmq
 from roq.runtime import sockets
-from roq.runtime.router import Router
+from roq.runtime.connections import Router
 
 async def main():
     bound = sockets.control_socket(zmq.PUB)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from roq.errors import AttemptLost, CallError, Overloaded, PayloadTooLarge, RoqError
-from roq.runtime.intake import READ_BYTES_MIN
+from roq.runtime.read_budget import READ_BYTES_MIN
 from roq.shuffle.cluster import FollowerLink
 from roq.shuffle.node.attempt import Attempt
 from roq.shuffle.node.filling import Filling

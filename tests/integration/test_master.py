@@ -23,7 +23,7 @@ from roq.errors import (
     WorkQueueConflict,
     WorkQueueNotFound,
 )
-from roq.runtime.line import Bell, Line
+from roq.runtime.blocking_connection import BlockingConnection, StopEvent
 from roq.wire import master as wire
 from roq.wire.envelope import open_envelope
 from roq.wire.work_queue import TaskSettings
@@ -232,13 +232,13 @@ async def test_undecodable_requests_are_refused_and_the_master_goes_on(
         endpoint = (await connected.work_queue(name)).masters[0].endpoint()
 
     def story() -> None:
-        line = Line(endpoint, Bell())
+        connection = BlockingConnection(endpoint, StopEvent())
         for message in (b"", b"\xff" * 50, wire.seal_call(1, wire.Hello())[:-1], b"\x94\x01\x00\x05\x91\x63"):
-            line.send(message)
-        line.send(wire.seal_call(8, wire.Put(1, 1, [wire.TaskToPut(b"x", -5)])))
-        answers = [line.receive(time.monotonic() + 5) for _ in range(2)]
+            connection.send(message)
+        connection.send(wire.seal_call(8, wire.Put(1, 1, [wire.TaskToPut(b"x", -5)])))
+        answers = [connection.receive(time.monotonic() + 5) for _ in range(2)]
         assert [open_envelope(parts[-1]).id for parts in answers if parts] == [5, 8]
-        line.close()
+        connection.close()
         tasks.put([NewTask(b"fine")])
 
     await asyncio.to_thread(story)

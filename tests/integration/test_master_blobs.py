@@ -16,7 +16,7 @@ from roq.errors import DataLost, LogUnavailable, RoqError, TaskNotFound, Tempora
 from roq.log.replicated.health import rank
 from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.log.store.server import StoreServer
-from roq.runtime.line import Bell, Lines
+from roq.runtime.blocking_connection import ConnectionPool, StopEvent
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.store import BlobView
@@ -343,7 +343,7 @@ async def test_a_payload_that_is_damaged_everywhere_is_named_with_its_hosts(stil
     ref = await still.put()
 
     class Link:
-        lines = Lines(Bell())
+        connections = ConnectionPool(StopEvent())
 
     payloads = BigPayloads(Link())  # type: ignore[arg-type]
     where = wire.Elsewhere(ref.blob, ref.size, ref.crc, still.places(ref.holders))
@@ -359,4 +359,4 @@ async def test_a_payload_that_is_damaged_everywhere_is_named_with_its_hosts(stil
     assert await asyncio.to_thread(payloads.peek, where) == b""
     await still.end(one)
     assert await asyncio.to_thread(payloads.get, where) is None
-    Link.lines.close()
+    Link.connections.close()

@@ -26,7 +26,7 @@ from roq.errors import (
     RoqError,
 )
 from roq.log.replicated.metadata import LogMeta
-from roq.runtime.line import Bell, Line
+from roq.runtime.blocking_connection import BlockingConnection, StopEvent
 from roq.tools.local.cluster import JAVA, LocalCluster
 from roq.wire import gcm
 from roq.wire import master as wire
@@ -252,15 +252,15 @@ async def test_a_paused_master_that_wakes_is_refused(tmp_path: Path) -> None:
 
 def ask_once(endpoint: str, request: wire.Request) -> RoqError | None:
     """What this process answers, whatever the GCM says of it: its error, None if it answered otherwise."""
-    line = Line(endpoint, Bell())
+    connection = BlockingConnection(endpoint, StopEvent())
     try:
-        line.send(wire.seal_call(77, request))
-        parts = line.receive(time.monotonic() + 10)
+        connection.send(wire.seal_call(77, request))
+        parts = connection.receive(time.monotonic() + 10)
         assert parts is not None, "no answer at all"
         envelope = open_envelope(parts[-1])
         return error_of(envelope.body) if envelope.kind == 2 else None
     finally:
-        line.close()
+        connection.close()
 
 
 async def test_a_restarted_cluster_has_every_task(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import roq
 from roq.errors import AttemptNotFound, CallError, ShuffleConflict, ShuffleNotFound, ShuffleNotSealed, ShuffleSealed
-from roq.runtime.rpc import RpcClient
+from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.wire import shuffle as wire
 from roq.wire.assignment import ProcessKind, ProcessState
 from roq.wire.shuffle import Receipt
@@ -60,7 +60,7 @@ class Cluster:
         os.kill(self.stores()[host][0], signal.SIGKILL)
 
     async def _describe(self, endpoint: str) -> wire.FollowerView:
-        client = RpcClient(endpoint, wire.Reply, watched=True)
+        client = RpcClient(endpoint, wire.Reply, on_disconnect=OnDisconnect.FAIL)
         try:
             return await client.request(wire.DescribeFollower(), wire.FollowerView, 5.0)
         finally:

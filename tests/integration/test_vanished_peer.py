@@ -19,33 +19,33 @@ from tests.integration.workqueue_rig import ROOT
 DEAD_SECONDS = 4
 PROGRAM = """
 import asyncio, json, subprocess, sys, time
-from roq.runtime import router
-from roq.runtime.dealer import Dealer
+from roq.runtime import connections
+from roq.runtime.connections import Dealer, Router
 
-router.DEAD_SECONDS = int(sys.argv[1])
+connections.DEAD_SECONDS = int(sys.argv[1])
 busy = sys.argv[2] == "busy"
 
 
 async def story():
     def answer(parts):
-        server.send((parts[0], b"answer"))
+        server.send(parts[0], b"answer")
 
     ended = asyncio.Event()
     answers = []
-    server = router.Router("127.0.0.1", 0, answer)
+    server = Router("127.0.0.1", 0, answer)
     dealer = Dealer(f"tcp://127.0.0.1:{server.port}", answers.append, ended.set)
-    dealer.send((b"hello",))
+    dealer.send(b"hello")
     async with asyncio.timeout(5):
         while not answers:
             await asyncio.sleep(0.01)
-    await asyncio.sleep(router.DEAD_SECONDS + 1.0)
+    await asyncio.sleep(connections.DEAD_SECONDS + 1.0)
     assert server.peers and not ended.is_set(), "a silent peer is no dead one"
     [peer] = server.peers
     subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
     began, seconds = time.monotonic(), {}
     if busy:
-        dealer.send((b"is anybody there?",))
-        server.send((peer, b"anybody?"))
+        dealer.send(b"is anybody there?")
+        server.send(peer, b"anybody?")
     async with asyncio.timeout(60):
         while len(seconds) < 2:
             if not server.peers:

@@ -1,4 +1,4 @@
-"""Router, Dealer and Line against libzmq's sockets and against peers that misbehave, over TCP on this machine.
+"""Router, Dealer and BlockingConnection against libzmq's sockets and against peers that misbehave, over TCP on this machine.
 
 Not covered: the bytes (tests/unit/test_zmtp.py), a peer whose machine vanished (TCP's keepalive, tests/failure).
 """
@@ -17,10 +17,9 @@ import uvloop
 import zmq
 
 from roq.errors import Closed, PortTaken, Unavailable
-from roq.runtime import dealer, router, sockets
-from roq.runtime.dealer import Dealer
-from roq.runtime.line import IDLE_SECONDS, Bell, Line, Lines
-from roq.runtime.router import Router
+from roq.runtime import connections, sockets
+from roq.runtime.blocking_connection import IDLE_SECONDS, BlockingConnection, ConnectionPool, StopEvent
+from roq.runtime.connections import Dealer, Router
 from roq.wire import zmtp
 from tests.harness.ports import free_port
 from tests.integration.zmtp_rig import (
@@ -57,7 +56,7 @@ class Echo:
 
     def _message(self, parts: list[bytes]) -> None:
         answer = LARGE if parts[-1] == b"large" else parts[-1]
-        if not self.router.send((parts[0], answer)):
+        if not self.router.send(parts[0], answer):
             self.refused += 1
         else:
             waiting = self.router.peers[parts[0]].transport.get_write_buffer_size()
@@ -116,7 +115,7 @@ async def test_a_peer_of_garbage_is_cut_while_others_go_on(echo: Echo) -> None:
     loop = asyncio.get_running_loop()
     answers = asyncio.Queue[bytes]()
     talker = Dealer(echo.endpoint, lambda parts: answers.put_nowait(parts[0]), lambda: answers.put_nowait(b"ended"))
-    talker.send((b"before",))
+    talker.send(b"before")
     assert await asyncio.wait_for(answers.get(), WAIT_SECONDS) == b"before"
     garbage = (
         bytes(64),
@@ -134,13 +133,13 @@ async def test_a_peer_of_garbage_is_cut_while_others_go_on(echo: Echo) -> None:
                     while await loop.sock_recv(peer, 4096):
                         pass
     await until(lambda: len(echo.router.peers) == 1)
-    talker.send((b"after",))
+    talker.send(b"after")
     assert await asyncio.wait_for(answers.get(), WAIT_SECONDS) == b"after"
     talker.close()
 
 
 async def test_a_peer_that_says_nothing_is_dropped(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.2)
     loop = asyncio.get_running_loop()
     with socket.create_connection((LOCAL, echo.router.port)) as peer, libzmq_dealer(echo.endpoint) as talker:
         peer.setblocking(False)
@@ -158,8 +157,8 @@ async def test_a_peer_that_says_nothing_is_dropped(echo: Echo, monkeypatch: pyte
 async def test_a_peer_that_does_not_read_is_dropped_at_the_bound(
     echo: Echo, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bound = router.WAITING_BYTES_MAX if asked == "answers" else 2**17
-    monkeypatch.setattr(router, "WAITING_BYTES_MAX", bound)
+    bound = connections.WAITING_BYTES_MAX if asked == "answers" else 2**17
+    monkeypatch.setattr(connections, "WAITING_BYTES_MAX", bound)
     request = zmtp.frame(b"large") if asked == "answers" else zmtp.frame(b"\x04PING\0\0" + b"c" * 16, zmtp.COMMAND) * 200
     loop = asyncio.get_running_loop()
     with socket.socket() as peer:
@@ -184,7 +183,7 @@ async def test_a_peer_that_does_not_read_is_dropped_at_the_bound(
 async def test_a_taken_port_and_a_peer_that_left(echo: Echo) -> None:
     with pytest.raises(PortTaken):
         Router(LOCAL, echo.router.port, print)
-    assert not echo.router.send((b"nobody", b"x"))
+    assert not echo.router.send(b"nobody", b"x")
     echo.router.close()
     echo.router.close()
     with pytest.raises(ConnectionRefusedError):
@@ -209,16 +208,16 @@ async def test_a_dealer_at_libzmqs_router_that_comes_back() -> None:
         asking = Asking(port)
         sent = [b"at once", b"", LARGE, *(b"%d" % number for number in range(1000))]
         for message in sent:
-            assert asking.dealer.send((message,))
+            assert asking.dealer.send(message)
         await until(lambda: len(asking.answers) == len(sent))
         assert asking.answers == [[message] for message in sent]
         assert asking.ends == 0
     await until(lambda: asking.ends)
-    assert asking.dealer.send((b"meanwhile",))
+    assert asking.dealer.send(b"meanwhile")
     with libzmq_router(port):
         await until(lambda: asking.answers[-1] == [b"meanwhile"])
         asking.dealer.close()
-        assert not asking.dealer.send((b"closed",))
+        assert not asking.dealer.send(b"closed")
         ends = asking.ends
         await asyncio.sleep(0.05)
         assert asking.ends == ends, "told of its own end"
@@ -227,7 +226,7 @@ async def test_a_dealer_at_libzmqs_router_that_comes_back() -> None:
 async def test_a_dealer_answers_pings() -> None:
     with libzmq_router(HEARTBEAT_IVL=100, HEARTBEAT_TIMEOUT=PING_TIMEOUT_MS) as port:
         asking = Asking(port)
-        asking.dealer.send((b"a",))
+        asking.dealer.send(b"a")
         await asyncio.sleep(2 * PING_TIMEOUT_MS / 1000)
         assert (asking.answers, asking.ends) == ([[b"a"]], 0)
         asking.dealer.close()
@@ -279,40 +278,40 @@ async def test_a_dealer_comes_back_ever_slower_to_a_server_that_greets_and_close
 
 
 async def test_a_dealer_leaves_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dealer, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.2)
     with listening() as silent:
         asking = Asking(silent.getsockname()[1])
         await until(lambda: asking.ends)
         asking.dealer.close()
 
 
-def answer(line: Line, message: bytes) -> list[bytes] | None:
-    line.send(message)
-    return line.receive(time.monotonic() + WAIT_SECONDS)
+def answer(blocking: BlockingConnection, message: bytes) -> list[bytes] | None:
+    blocking.send(message)
+    return blocking.receive(time.monotonic() + WAIT_SECONDS)
 
 
 @pytest.mark.quick
-def test_a_line_at_libzmqs_router_that_comes_back() -> None:
+def test_a_blocking_connection_at_libzmqs_router_that_comes_back() -> None:
     with libzmq_router(HEARTBEAT_IVL=100, HEARTBEAT_TIMEOUT=PING_TIMEOUT_MS) as port:
-        line = Line(f"tcp://{LOCAL}:{port}", Bell())
+        blocking = BlockingConnection(f"tcp://{LOCAL}:{port}", StopEvent())
         for message in (b"one", b"", b"x" * 256, LARGE):
-            assert answer(line, message) == [message]
-        assert line.receive(time.monotonic() + 2 * PING_TIMEOUT_MS / 1000) is None  # PINGs were answered
-        line.send(b"two")
-        assert line.receive(time.monotonic() + WAIT_SECONDS) == [b"two"]
+            assert answer(blocking, message) == [message]
+        assert blocking.receive(time.monotonic() + 2 * PING_TIMEOUT_MS / 1000) is None  # PINGs were answered
+        blocking.send(b"two")
+        assert blocking.receive(time.monotonic() + WAIT_SECONDS) == [b"two"]
     with pytest.raises(Unavailable):
-        answer(line, b"nobody")
+        answer(blocking, b"nobody")
     begun = time.monotonic()
     with pytest.raises(Unavailable):
-        line.send(b"refused")
+        blocking.send(b"refused")
     assert time.monotonic() - begun < 1.0
     with libzmq_router(port):
-        assert answer(line, b"back") == [b"back"]
-    line.close()
+        assert answer(blocking, b"back") == [b"back"]
+    blocking.close()
 
 
 @pytest.mark.parametrize("end", [socket.socket.close, reset])
-async def test_an_idle_line_whose_connection_ended_takes_the_next(end: Callable[[socket.socket], None]) -> None:
+async def test_an_idle_blocking_connection_whose_connection_ended_takes_the_next(end: Callable[[socket.socket], None]) -> None:
     def serve(listener: socket.socket) -> None:
         for finish in (end, socket.socket.close):
             connection, _ = listener.accept()
@@ -327,16 +326,16 @@ async def test_an_idle_line_whose_connection_ended_takes_the_next(end: Callable[
 
     with listening() as listener:
         serving = asyncio.create_task(asyncio.to_thread(serve, listener))
-        line = Line(f"tcp://{LOCAL}:{listener.getsockname()[1]}", Bell())
-        assert await asyncio.to_thread(answer, line, b"one") == [b"one"]
+        blocking = BlockingConnection(f"tcp://{LOCAL}:{listener.getsockname()[1]}", StopEvent())
+        assert await asyncio.to_thread(answer, blocking, b"one") == [b"one"]
         await asyncio.sleep(IDLE_SECONDS + 0.1)
-        assert await asyncio.to_thread(answer, line, b"two") == [b"two"]
+        assert await asyncio.to_thread(answer, blocking, b"two") == [b"two"]
         await serving
-        line.close()
+        blocking.close()
 
 
 @pytest.mark.parametrize("said", [zmtp.hello(b"ROUTER"), zmtp.hello(b"ROUTER") + b"\x08\0", bytes(64)])
-async def test_a_line_that_ends_under_a_request_fails_it_at_once(said: bytes) -> None:
+async def test_a_blocking_connection_that_ends_under_a_request_fails_it_at_once(said: bytes) -> None:
     def serve(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         connection.settimeout(WAIT_SECONDS)
@@ -347,9 +346,9 @@ async def test_a_line_that_ends_under_a_request_fails_it_at_once(said: bytes) ->
 
     with listening() as listener:
         serving = asyncio.create_task(asyncio.to_thread(serve, listener))
-        line, begun = Line(f"tcp://{LOCAL}:{listener.getsockname()[1]}", Bell()), time.monotonic()
+        blocking, begun = BlockingConnection(f"tcp://{LOCAL}:{listener.getsockname()[1]}", StopEvent()), time.monotonic()
         with pytest.raises(Unavailable):
-            await asyncio.to_thread(answer, line, b"lost")
+            await asyncio.to_thread(answer, blocking, b"lost")
         assert time.monotonic() - begun < 1.0
         await serving
 
@@ -358,7 +357,7 @@ DRIPPED = {"pings": zmtp.frame(b"\x04PING\0\0", zmtp.COMMAND), "a message": b"x"
 
 
 @pytest.mark.parametrize("what", DRIPPED)
-def test_a_line_keeps_its_deadline_and_hears_the_bell_while_bytes_drip(what: str) -> None:
+def test_a_blocking_connection_keeps_its_deadline_and_hears_the_stop_event_while_bytes_drip(what: str) -> None:
     done = threading.Event()
 
     def drip(listener: socket.socket) -> None:
@@ -372,40 +371,40 @@ def test_a_line_keeps_its_deadline_and_hears_the_bell_while_bytes_drip(what: str
     with listening() as listener:
         dripping = threading.Thread(target=drip, args=(listener,))
         dripping.start()
-        bell = Bell()
-        line = Line(f"tcp://{LOCAL}:{listener.getsockname()[1]}", bell)
+        stop = StopEvent()
+        blocking = BlockingConnection(f"tcp://{LOCAL}:{listener.getsockname()[1]}", stop)
         try:
-            line.send(b"anybody there?")
+            blocking.send(b"anybody there?")
             begun = time.monotonic()
-            assert line.receive(begun + 0.3) is None
+            assert blocking.receive(begun + 0.3) is None
             assert 0.3 <= time.monotonic() - begun < 0.3 + BUSY_SECONDS
-            threading.Timer(0.2, bell.ring).start()
+            threading.Timer(0.2, stop.set).start()
             with pytest.raises(Closed):
-                line.receive(time.monotonic() + WAIT_SECONDS)
+                blocking.receive(time.monotonic() + WAIT_SECONDS)
             assert time.monotonic() - begun < 0.5 + 2 * BUSY_SECONDS
         finally:
             done.set()
             dripping.join(WAIT_SECONDS)
-            line.close()
+            blocking.close()
 
 
-async def test_a_bell_ends_a_wait_and_lines_are_shared(echo: Echo) -> None:
-    bell = Bell()
-    lines = Lines(bell)
-    line = lines.take(echo.endpoint)
-    assert await asyncio.to_thread(answer, line, b"one") == [b"one"]
-    lines.give(line)
-    assert lines.take(echo.endpoint) is line
-    waiting = asyncio.create_task(asyncio.to_thread(line.receive, time.monotonic() + WAIT_SECONDS))
+async def test_a_stop_event_ends_a_wait_and_connections_are_shared(echo: Echo) -> None:
+    stop = StopEvent()
+    pool = ConnectionPool(stop)
+    blocking = pool.take(echo.endpoint)
+    assert await asyncio.to_thread(answer, blocking, b"one") == [b"one"]
+    pool.give(blocking)
+    assert pool.take(echo.endpoint) is blocking
+    waiting = asyncio.create_task(asyncio.to_thread(blocking.receive, time.monotonic() + WAIT_SECONDS))
     await asyncio.sleep(0.2)
     begun = time.monotonic()
-    bell.ring()
+    stop.set()
     with pytest.raises(Closed):
         await waiting
     assert time.monotonic() - begun < 1.0
-    lines.close()
-    lines.give(line)
+    pool.close()
+    pool.give(blocking)
     with pytest.raises(Unavailable):
-        line.receive(0)
+        blocking.receive(0)
     with pytest.raises(Closed):
-        lines.take(echo.endpoint)
+        pool.take(echo.endpoint)

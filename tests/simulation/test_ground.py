@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from roq.pubsub.ring import Ring
-from roq.tools.simulation.blocking import SELECT, SimulatedBell, Sockets
+from roq.tools.simulation.blocking import SELECT, SimulatedStopEvent, Sockets
 from roq.tools.simulation.clocks import APART_SECONDS, EPOCH, Wall
 from roq.tools.simulation.cluster import COORDINATOR, SimulatedCluster
 from roq.tools.simulation.coordination import SimulatedCoordinator
@@ -136,8 +136,8 @@ def test_what_a_thread_raises_comes_to_who_waits_for_it(ground: Ground) -> None:
     assert ground.told == [("raised", 0.1)]
 
 
-def test_a_blocking_socket_waits_for_data_for_the_bell_and_for_its_time(ground: Ground) -> None:
-    bell = SimulatedBell()
+def test_a_blocking_socket_waits_for_data_for_the_stop_event_and_for_its_time(ground: Ground) -> None:
+    event = SimulatedStopEvent()
 
     async def answer(stop: asyncio.Event) -> None:
         class Echo(asyncio.Protocol):
@@ -160,22 +160,22 @@ def test_a_blocking_socket_waits_for_data_for_the_bell_and_for_its_time(ground: 
             connection.recv(10, module.MSG_DONTWAIT)
         poller = SELECT.poll()
         poller.register(connection, SELECT.POLLIN)
-        poller.register(bell, SELECT.POLLIN)
+        poller.register(event, SELECT.POLLIN)
         poller.poll(500.0)
         ground.tell(connection.readable())
         poller.poll(5000.0)
         ground.tell(connection.recv(3) + connection.recv(10))
-        assert bell.wait(10.0)
-        ground.tell("rung")
+        assert event.wait(10.0)
+        ground.tell("set")
 
     async def program(stop: asyncio.Event) -> None:
-        asyncio.get_running_loop().call_later(3.0, bell.ring)
+        asyncio.get_running_loop().call_later(3.0, event.set)
         await asyncio.to_thread(ask)
 
     ground.there.run("answer", answer)
     ground.here.run("ask", program)
     ground.run(5.0)
-    assert ground.told == [(False, 0.5), (b"hello", 1.0), ("rung", 3.0)]
+    assert ground.told == [(False, 0.5), (b"hello", 1.0), ("set", 3.0)]
 
 
 def test_a_machine_is_checked_after_each_step_that_it_takes(ground: Ground) -> None:

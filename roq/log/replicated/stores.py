@@ -22,7 +22,7 @@ from roq.errors import DataLost, FrameError, LogUnavailable, RoqError, StorageFa
 from roq.log.replicated.health import Directory
 from roq.log.replicated.repair import Comparison, Holding, OpenPart
 from roq.runtime.observe import logger
-from roq.runtime.rpc import RpcClient
+from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.wire import store as wire
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, from_json
 
@@ -142,7 +142,7 @@ class Stores:
         if client is not None:
             client.close()
         notice = partial(self._on_notice, host) if self._on_notice is not None else None
-        client = RpcClient(endpoint, wire.Reply, wire.NoticeToWriter, notice, watched=True)
+        client = RpcClient(endpoint, wire.Reply, wire.NoticeToWriter, notice, on_disconnect=OnDisconnect.FAIL)
         self._clients[host] = client
         return client
 

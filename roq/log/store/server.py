@@ -29,7 +29,7 @@ from roq.log.store.scrub import scrub
 from roq.log.store.storage import COPY_EPOCH, SegmentStorage
 from roq.log.store.waiting import WaitingReaders
 from roq.runtime.observe import Counters, logger
-from roq.runtime.rpc import RpcClient, RpcServer
+from roq.runtime.rpc import OnDisconnect, RpcClient, RpcServer
 from roq.wire import store as wire
 from roq.wire.store import Add, Found, Refusal
 
@@ -377,7 +377,7 @@ class StoreServer:
         if endpoint not in self._sources:
             if len(self._sources) > 100:
                 self._sources.pop(next(iter(self._sources))).close()
-            self._sources[endpoint] = RpcClient(endpoint, wire.Reply, watched=True)
+            self._sources[endpoint] = RpcClient(endpoint, wire.Reply, on_disconnect=OnDisconnect.FAIL)
         return self._sources[endpoint]
 
     def _describe(self) -> wire.StoreView:

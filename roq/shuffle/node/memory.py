@@ -1,6 +1,6 @@
 """How many bytes of rows a follower holds in memory, and when it has to say no. One loop.
 
-    coming     10 %   of messages that have not come whole yet (runtime/intake.py)
+    coming     10 %   of unfinished messages (runtime/read_budget.py)
     held       60 %   blocks of attempts, keys and samples; above SPILL of it blocks go to temporary files, down to SPILLED
     pending    10 %   pieces that come to be stored and are not on the disk yet
     borrowed   10 %   blocks on their way to other followers or from them, as read and as sent

@@ -16,7 +16,7 @@ import msgspec
 
 from roq.errors import AttemptLost, RoqError
 from roq.runtime.backoff import delays
-from roq.runtime.rpc import RpcClient
+from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.shuffle.node.attempt import Portion
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import BLOCKS_BYTES_MAX, Piece, Spec, StorePieces
@@ -46,7 +46,7 @@ class Peers:
         self._close_idle()
         client = self._clients.get(endpoint)
         if client is None:
-            client = self._clients[endpoint] = RpcClient(endpoint, wire.Reply, watched=True)
+            client = self._clients[endpoint] = RpcClient(endpoint, wire.Reply, on_disconnect=OnDisconnect.FAIL)
         self._busy[endpoint] = self._busy.get(endpoint, 0) + 1
         try:
             return await client.request(body, expect, seconds)

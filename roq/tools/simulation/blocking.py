@@ -1,4 +1,4 @@
-"""What plain blocking clients stand on, in a simulation: sockets of threads, the bell that wakes them, an event loop beside."""
+"""What plain blocking clients stand on, in a simulation: sockets and the stop event of threads, an event loop beside them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from roq.errors import Closed
-from roq.runtime.line import SEND_SECONDS
-from roq.runtime.router import DEAD_SECONDS
+from roq.runtime.blocking_connection import SEND_SECONDS
+from roq.runtime.connections import DEAD_SECONDS
 from roq.tools.simulation.loop import SimulatedLoop
 from roq.tools.simulation.network import End, Network
 from roq.tools.simulation.threads import SimulatedThread, wait_until, wake_all
@@ -24,7 +24,7 @@ _TIMEVAL = struct.Struct("@ll")
 
 
 class SimulatedSocket:
-    """A thread's end of a connection, with the face of a socket.socket as roq/runtime/line.py uses it."""
+    """A thread's end of a connection, with the face of a socket.socket as roq/runtime/blocking_connection.py uses it."""
 
     def __init__(self, network: Network, end: End) -> None:
         self._network, self._end = network, end
@@ -136,24 +136,28 @@ class Sockets:
         return made[0]
 
 
-class SimulatedBell:
-    """In place of roq.runtime.line.Bell."""
+class SimulatedStopEvent:
+    """In place of roq.runtime.blocking_connection.StopEvent."""
 
     def __init__(self) -> None:
-        self.rung = False
+        self._set = False
         self.waiting: list[SimulatedThread] = []
 
     def readable(self) -> bool:
-        """Whether it has rung."""
-        return self.rung
+        """For Poll."""
+        return self._set
 
-    def ring(self) -> None:
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._set
+
+    def set(self) -> None:
         """For ever."""
-        self.rung = True
+        self._set = True
         wake_all(self.waiting)
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long, or until it rings; whether it has rung."""
+        """Wait so long, or until it is set; whether it is set."""
         return wait_until(self.readable, [self.waiting], seconds)
 
 
@@ -164,7 +168,7 @@ class Poll:
         self._those: list[Any] = []
 
     def register(self, one: Any, events: int) -> None:
-        """one: a Socket or a Bell."""
+        """one: a socket or a stop event."""
         self._those.append(one)
 
     def poll(self, milliseconds: float) -> None:

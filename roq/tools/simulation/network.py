@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from roq.errors import PortTaken
-from roq.runtime.router import DEAD_SECONDS
+from roq.runtime.connections import DEAD_SECONDS
 from roq.tools.simulation.loop import PROCESS, Fate, Process, SimulatedLoop
 
 DELAY_SECONDS = 0.0002, 0.001  # least and most of one way, in a quiet network

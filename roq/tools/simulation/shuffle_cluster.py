@@ -17,7 +17,7 @@ from roq.coordination.locate import GcmClient
 from roq.errors import DataLost, TemporaryError
 from roq.runtime.rpc import RpcClient
 from roq.shuffle.node.stored import BAD
-from roq.tools.simulation.blocking import LoopBeside, SimulatedBell
+from roq.tools.simulation.blocking import LoopBeside, SimulatedStopEvent
 from roq.tools.simulation.cluster import ZOOKEEPER
 from roq.tools.simulation.faults import Fault, FaultKind
 from roq.tools.simulation.loop import SimulatedLoop
@@ -40,7 +40,7 @@ def replacements(loop: SimulatedLoop) -> list[tuple[Any, str, Any]]:
         (hcm.ports, "ROLES", ROLES),
         (roq.shuffle.blocks, "BLOCK_ROWS", BLOCK_ROWS),
         (roq.shuffle.writer, "RUN_ROWS_MAX", RUN_ROWS),
-        (roq.shuffle.cluster, "Bell", SimulatedBell),
+        (roq.shuffle.cluster, "StopEvent", SimulatedStopEvent),
         (roq.shuffle.cluster, "LoopThread", lambda name: LoopBeside(loop, name)),
     ]
 

@@ -22,9 +22,9 @@ import roq.log.store.process
 import roq.log.store.proof
 import roq.log.store.server
 import roq.pubsub.exchange.process
+import roq.runtime.blocking_connection
 import roq.runtime.child
-import roq.runtime.line
-import roq.runtime.router
+import roq.runtime.connections
 import roq.runtime.sockets
 import roq.shuffle.node.attempt
 import roq.shuffle.node.buffer
@@ -38,7 +38,7 @@ import roq.shuffle.node.stored
 import roq.workqueue.lease_keeper
 import roq.workqueue.master_link
 from roq.tools.simulation import machines, zeromq
-from roq.tools.simulation.blocking import SELECT, LoopBeside, SimulatedBell, Sockets
+from roq.tools.simulation.blocking import SELECT, LoopBeside, SimulatedStopEvent, Sockets
 from roq.tools.simulation.clocks import Wall
 from roq.tools.simulation.coordination import SimulatedCoordinator, TreeLink
 from roq.tools.simulation.disks import Files
@@ -54,7 +54,7 @@ DATA_BYTES = 8 * 1024  # of a follower's file
 
 
 THREADED = (
-    roq.runtime.line,
+    roq.runtime.blocking_connection,
     roq.log.store.blobs,
     roq.shuffle.node.cutter,
     roq.shuffle.node.datafile,
@@ -116,7 +116,7 @@ def _table(
         (secrets, "token_hex", lambda count: seed.randbytes(count).hex()),
         (roq.coordination.session, "open_link", link),
         (roq.runtime.sockets, "context", lambda: context),
-        (roq.runtime.router, "listen", network.listen),
+        (roq.runtime.connections, "listen", network.listen),
         (roq.runtime.child, "send_datagram", machines.send_datagram),
         (roq.pubsub.exchange.process, "Forwarder", SimulatedForwarder),
         (roq.pubsub.exchange.process, "resident_bytes", lambda: 1 << 25),
@@ -153,10 +153,10 @@ def _below_work_queues(
         (roq.log.store.proof, "BOOT_ID", files),
         *Forks(loop, seed, lambda: machines.SimulatedChildren.machines).replacements(),
         (hcm.ports, "ROLES", {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles
-        (roq.runtime.line, "socket", Sockets(network).module()),
-        (roq.runtime.line, "select", SELECT),
-        (roq.runtime.line, "Bell", SimulatedBell),
-        (roq.workqueue.master_link, "Bell", SimulatedBell),
+        (roq.runtime.blocking_connection, "socket", Sockets(network).module()),
+        (roq.runtime.blocking_connection, "select", SELECT),
+        (roq.runtime.blocking_connection, "StopEvent", SimulatedStopEvent),
+        (roq.workqueue.master_link, "StopEvent", SimulatedStopEvent),
         (roq.workqueue.master_link, "LoopThread", lambda name: LoopBeside(loop, name)),
     ]
 

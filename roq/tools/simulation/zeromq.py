@@ -2,7 +2,8 @@
 
 Kept as in libzmq 4.3.5: queues per connection with marks on both sides (beyond them frames are dropped or refused, as the kind
 and XPUB_NODROP say), subscriptions repeated on every connection, of which an XPUB hands on the first and the last of each,
-reconnection, ZMTP heartbeats that end a silent connection. Not covered: security, identities, request/reply patterns.
+reconnection, ZMTP heartbeats that end a silent connection. Not covered: security, identities, requests (they go through
+roq/runtime/connections.py).
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ import zmq
 from roq.runtime import sockets
 from roq.tools.simulation.loop import PROCESS, Fate
 from roq.tools.simulation.network import End, Listener, Network
-from roq.wire import zmtp
-from roq.wire.limits import CONTROL_BYTES_MAX
 
 POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 PUBLISHING, SUBSCRIBING = (zmq.PUB, zmq.XPUB), (zmq.SUB, zmq.XSUB)
@@ -85,37 +84,6 @@ class _Pipe:
 
     def _closed(self) -> None:
         self._socket.lost(self)
-
-
-class _DealerPipe(_Pipe):
-    """One that speaks ZeroMQ's protocol in bytes: the other end is a Router of ours (roq/runtime/router.py)."""
-
-    def __init__(self, socket: SimulatedZmqSocket, end: End) -> None:
-        super().__init__(socket, end)
-        self._parser = zmtp.Parser()
-        end.send(zmtp.hello(b"DEALER"))
-
-    def full(self) -> bool:
-        return self.unread > CONTROL_BYTES_MAX or not self._parser.ready
-
-    def send(self, parts: Sequence[bytes]) -> None:
-        frame = zmtp.frame(parts[0])
-        self.unread += len(frame)
-        self.end.send(frame)
-
-    def read(self) -> list[bytes]:
-        return self.inbox.popleft()
-
-    def _item(self, item: Any) -> None:
-        if isinstance(item, int):  # acknowledged
-            self.unread -= item
-        else:
-            self.end.send(len(item))
-            self.inbox.extend(self._parser.feed(item))
-            for pong in self._parser.pongs:
-                self.end.send(pong)
-            self._parser.pongs.clear()
-        self._socket.news()
 
 
 class SimulatedZmqSocket:
@@ -202,7 +170,7 @@ class SimulatedZmqSocket:
         self._network.connect(address, port, connected, lambda: again(tries))
 
     def _connected(self, end: End) -> _Pipe:
-        pipe = (_DealerPipe if self.kind == zmq.DEALER else _Pipe)(self, end)
+        pipe = _Pipe(self, end)
         self._pipes.append(pipe)
         for prefix in sorted(self._subscriptions):
             end.send(("subscribe", prefix))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from roq.errors import FrameError
+from roq.runtime.connections import Router
 from roq.runtime.observe import Counters, Refusals, logger
-from roq.runtime.router import Router
 from roq.wire import master as wire
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
@@ -55,7 +55,7 @@ class Door:
 
     def send(self, peer: bytes, message: bytes) -> bool:
         """False if the peer is gone."""
-        return self._router.send((peer, message))
+        return self._router.send(peer, message)
 
     def connected(self, peer: bytes) -> bool:
         """Could it be sent something?"""

@@ -3,8 +3,8 @@
 It speaks ZeroMQ's protocol (roq/wire/zmtp.py) on a plain socket: ZeroMQ's own would carry every message through one more
 thread, which costs more than all the rest of a request.
 
-What the bytes mean is the caller's matter: a line may still hold the late reply to an earlier request, so every reply has to
-be matched by its id. A Bell wakes all who wait on lines, for good.
+What the bytes mean is the caller's matter: a connection may still hold the late reply to an earlier request, so every reply has
+to be matched by its id. A StopEvent wakes all who wait on connections, for good.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from roq.errors import Closed, FrameError, Unavailable
-from roq.runtime.router import DEAD_SECONDS, tune
+from roq.runtime.connections import DEAD_SECONDS, tune
 from roq.wire import zmtp
 
-QUICK_SECONDS = 0.05  # an answer is first waited for so long, deaf to the bell
+QUICK_SECONDS = 0.05  # an answer is first waited for so long, deaf to the stop event
 CONNECT_SECONDS = 2.0
 SEND_SECONDS = 2.0  # without room for a single byte more: then the other end has to live, and the caller to want to wait on
 IDLE_SECONDS = 0.5  # an unused connection may have ended meanwhile
@@ -32,42 +32,46 @@ _HELLO = zmtp.hello(b"DEALER")
 _TCP_INFO = struct.Struct("=3xB20xI")  # of tcp_info: probes that were not answered yet, segments that were not
 
 
-class Bell:
-    """Once rung, whoever waits on a line with this bell gets Closed."""
+class StopEvent:
+    """Once set, whoever waits on a connection with this event gets Closed. A threading.Event that can be polled."""
 
     def __init__(self) -> None:
-        self.rung = False
+        self._set = False
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def fileno(self) -> int:
-        """Readable once rung."""
+        """Readable once set."""
         return self._reader
 
-    def ring(self) -> None:
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._set
+
+    def set(self) -> None:
         """For ever."""
-        self.rung = True
+        self._set = True
         with contextlib.suppress(BlockingIOError):
             os.write(self._writer, b"!")
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long, or until it rings; whether it has rung."""
-        if not self.rung:
+        """Wait so long, or until it is set; whether it is set."""
+        if not self._set:
             poller = select.poll()  # select() takes no descriptor above 1023
             poller.register(self._reader, select.POLLIN)
             poller.poll(max(0.0, seconds) * 1000)
-        return self.rung
+        return self._set
 
     def __del__(self) -> None:
         os.close(self._reader)
         os.close(self._writer)
 
 
-class Line:
+class BlockingConnection:
     """A DEALER's connection to one endpoint (tcp://host:port); one thread at a time. Connects when it is used, and again."""
 
-    def __init__(self, endpoint: str, bell: Bell) -> None:
+    def __init__(self, endpoint: str, stop: StopEvent) -> None:
         self.endpoint = endpoint
-        self._bell = bell
+        self._stop = stop
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._address = host.strip("[]"), int(port)
         self._socket: socket.socket | None = None
@@ -77,7 +81,7 @@ class Line:
         self.received = 0  # bytes, ever: whether a large answer is still on its way
 
     def send(self, message: bytes, wait_on: Callable[[], bool] = lambda: False) -> None:
-        """Raises Unavailable if there is no connection, or it takes nothing; Closed when the bell rings.
+        """Raises Unavailable if there is no connection, or it takes nothing; Closed once the stop event is set.
 
         A server that is sent many large messages takes them one after the other: `wait_on` is asked every SEND_SECONDS whether
         to wait for our turn, as long as the other end's kernel answers.
@@ -97,7 +101,7 @@ class Line:
             try:
                 data = data[connection.send(data) :]
             except BlockingIOError:
-                if self._bell.rung:
+                if self._stop.is_set():
                     self.close()  # half a message has left
                     raise Closed from None
                 if not (_answers(connection) and wait_on()):
@@ -118,7 +122,7 @@ class Line:
         connection.sendall(_HELLO)
         deadline = time.monotonic() + CONNECT_SECONDS
         while not self._parser.ready:
-            if self._bell.rung:
+            if self._stop.is_set():
                 raise Closed
             if time.monotonic() > deadline:
                 raise self._ended("no greeting")
@@ -138,7 +142,7 @@ class Line:
     def receive(self, deadline: float) -> list[bytes] | None:
         """The next message, None if there is none until `deadline` (monotonic seconds).
 
-        Raises Closed when the bell rings, Unavailable when the connection ends meanwhile.
+        Raises Closed once the stop event is set, Unavailable when the connection ends meanwhile.
         """
         connection, messages, flags = self._socket, self._messages, 0
         if connection is None:
@@ -152,14 +156,14 @@ class Line:
                 flags = socket.MSG_DONTWAIT  # most answers come soon: waiting for them costs a single call
             except OSError as error:
                 raise self._ended(error) from error
-            if self._bell.rung:
+            if self._stop.is_set():
                 raise Closed
             left = deadline - time.monotonic()  # bytes that make no message, however many, put off nothing
             if left <= 0:
                 return None
             poller = select.poll()
             poller.register(connection, select.POLLIN)
-            poller.register(self._bell, select.POLLIN)
+            poller.register(self._stop, select.POLLIN)
             poller.poll(left * 1000 + 1)
         self._used = time.monotonic()
         return messages.popleft()
@@ -201,45 +205,45 @@ def _timeval(seconds: float) -> bytes:
     return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
 
 
-class Lines:
-    """Idle lines by endpoint. A thread takes one, uses it alone and gives it back."""
+class ConnectionPool:
+    """Idle connections by endpoint. A thread takes one, uses it alone and gives it back."""
 
-    def __init__(self, bell: Bell) -> None:
-        self._bell = bell
-        self._idle: dict[str, list[Line]] = defaultdict(list)
+    def __init__(self, stop: StopEvent) -> None:
+        self._stop = stop
+        self._idle: dict[str, list[BlockingConnection]] = defaultdict(list)
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self, endpoint: str) -> Line:
-        """An idle line, or a new one. Raises Closed."""
+    def take(self, endpoint: str) -> BlockingConnection:
+        """An idle connection, or a new one. Raises Closed."""
         with self._lock:
             if self._closed:
                 raise Closed
             idle = self._idle[endpoint]
             if idle:
                 return idle.pop()
-        return Line(endpoint, self._bell)
+        return BlockingConnection(endpoint, self._stop)
 
-    def give(self, line: Line) -> None:
+    def give(self, connection: BlockingConnection) -> None:
         """Done with it."""
         with self._lock:
             if not self._closed:
-                self._idle[line.endpoint].append(line)
+                self._idle[connection.endpoint].append(connection)
                 return
-        line.close()
+        connection.close()
 
     def drop(self, endpoint: str) -> None:
-        """Close the idle lines to this endpoint."""
+        """Close the idle connections to this endpoint."""
         with self._lock:
-            lines = self._idle.pop(endpoint, [])
-        for line in lines:
-            line.close()
+            connections = self._idle.pop(endpoint, [])
+        for connection in connections:
+            connection.close()
 
     def close(self) -> None:
-        """Close the idle lines now, and each other one when it is given back."""
+        """Close the idle connections now, and each other one when it is given back."""
         with self._lock:
             self._closed = True
-            lines = [line for idle in self._idle.values() for line in idle]
+            connections = [connection for idle in self._idle.values() for connection in idle]
             self._idle.clear()
-        for line in lines:
-            line.close()
+        for connection in connections:
+            connection.close()

@@ -1,12 +1,12 @@
-"""Unfinished messages of many peers (runtime/intake.py): bounded, and everybody's turn comes."""
+"""Unfinished messages of many peers (runtime/read_budget.py): bounded, and everybody's turn comes."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roq.runtime.intake import READ_BYTES_MAX, READ_BYTES_MIN, SMALL_BYTES, STILL_LOOKS_MAX, Intake
-from roq.runtime.router import TURN_LOOK_SECONDS
+from roq.runtime.connections import TURN_LOOK_SECONDS
+from roq.runtime.read_budget import READ_BYTES_MAX, READ_BYTES_MIN, SMALL_BYTES, STILL_LOOKS_MAX, ReadBudget
 
 MIB = 1 << 20
 LIMIT = 3 * MIB
@@ -15,7 +15,7 @@ LIMIT = 3 * MIB
 class Peer:
     """Sends messages of these sizes, one after the other."""
 
-    def __init__(self, intake: Intake, sizes: list[int]) -> None:
+    def __init__(self, intake: ReadBudget, sizes: list[int]) -> None:
         self._intake, self.left = intake, list(sizes)
         self.paused, self.has = False, 0
 
@@ -43,7 +43,7 @@ class Peer:
     st.lists(st.integers(0, 11), max_size=40),
 )
 def test_all_get_done_within_the_limit(messages: list[list[int]], order: list[int]) -> None:
-    intake = Intake(LIMIT)
+    intake = ReadBudget(LIMIT)
     peers = [Peer(intake, sizes) for sizes in messages]
     most = LIMIT + max(map(max, messages)) + len(peers) * READ_BYTES_MIN
     turns = [*order, *range(len(peers))]
@@ -60,7 +60,7 @@ def test_all_get_done_within_the_limit(messages: list[list[int]], order: list[in
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["read", "gone"])), max_size=60))
 def test_who_goes_away_leaves_its_place(steps: list[tuple[int, str]]) -> None:
-    intake = Intake(MIB)
+    intake = ReadBudget(MIB)
     peers = [Peer(intake, [2 * MIB] * 20) for _ in range(6)]
     for number, step in steps:
         if step == "gone":
@@ -76,7 +76,7 @@ def test_who_goes_away_leaves_its_place(steps: list[tuple[int, str]]) -> None:
 
 
 def test_small_messages_never_wait() -> None:
-    intake = Intake(MIB)
+    intake = ReadBudget(MIB)
     large = [Peer(intake, [4 * MIB]) for _ in range(20)]
     for _ in range(40):
         for peer in large:
@@ -90,7 +90,7 @@ def test_small_messages_never_wait() -> None:
 
 
 def test_room_is_kept_for_small_messages_while_large_ones_wait() -> None:
-    intake = Intake(4 * MIB)
+    intake = ReadBudget(4 * MIB)
     large = [Peer(intake, [4 * MIB]) for _ in range(20)]
     for _ in range(40):
         for peer in large:
@@ -106,7 +106,7 @@ def test_room_is_kept_for_small_messages_while_large_ones_wait() -> None:
 
 
 def test_who_does_not_use_its_turn_is_told() -> None:
-    intake = Intake(MIB)
+    intake = ReadBudget(MIB)
     first, other = (Peer(intake, [4 * MIB]) for _ in range(2))
     for _ in range(MIB // READ_BYTES_MAX):
         first.read()
@@ -126,7 +126,7 @@ def test_who_does_not_use_its_turn_is_told() -> None:
 
 
 def test_who_stands_still_in_a_small_message_has_no_turn_and_all_of_them_go_at_once() -> None:
-    intake = Intake(MIB)
+    intake = ReadBudget(MIB)
     still = [Peer(intake, [SMALL_BYTES]) for _ in range(8)]
     for peer in still:
         peer.has = 1
@@ -147,7 +147,7 @@ def test_who_stands_still_in_a_small_message_has_no_turn_and_all_of_them_go_at_o
 
 def test_who_stands_still_in_large_messages_goes_when_its_turn_comes_and_more_go_at_a_time() -> None:
     """As docs/decisions/0042 tells: 60 with 400 KB each."""
-    intake = Intake(32 * MIB)
+    intake = ReadBudget(32 * MIB)
     peers = [Peer(intake, [8 * MIB]) for _ in range(60)]
     for peer in 8 * peers:
         if not peer.paused:

@@ -10,7 +10,7 @@
 While somebody waits, who is read and goes on too slowly is late: so all who stand still in small messages go at once. Those
 in large ones go when their turn comes, at first one after the other, then more at a time.
 
-Pure. Not covered: sockets, and how long a turn may take (router.py).
+Pure. Not covered: sockets, and how long a turn may take (connections.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class IncomingPeer(Protocol):
         """Read again."""
 
 
-class Intake:
+class ReadBudget:
     """limit: bytes of unfinished messages. total: what there is. At most limit + one message + READ_BYTES_MIN per peer."""
 
     def __init__(self, limit: int) -> None:

@@ -1,6 +1,6 @@
-"""A Line whose message has to wait for its turn: as long as the other end lives and the caller wants to, on one connection.
+"""A BlockingConnection whose message waits for its turn: as long as the other end lives and the caller wants to, and unbroken.
 
-Who comes when is in tests/unit/test_intake.py; machines that vanish are in test_vanished_peer.py.
+Who comes when is in tests/unit/test_read_budget.py; machines that vanish are in test_vanished_peer.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from roq.errors import Closed, Unavailable
-from roq.runtime import line as line_module
-from roq.runtime import router as router_module
-from roq.runtime.line import Bell, Line
+from roq.runtime import blocking_connection, connections
+from roq.runtime.blocking_connection import BlockingConnection, StopEvent
+from roq.runtime.connections import Router
 from roq.runtime.loop_thread import LoopThread
-from roq.runtime.router import Router
 from roq.wire import zmtp
 from roq.wire.limits import CONTROL_BYTES_MAX
 from tests.integration.zmtp_rig import LOCAL, WAIT_SECONDS, listening
@@ -39,7 +38,7 @@ def echoing(limit: int) -> Iterator[tuple[Router, list[bytes]]]:
     async def make() -> Router:
         def message(parts: list[bytes]) -> None:
             got.append(parts[1])
-            router.send(parts)
+            router.send(parts[0], parts[1])
 
         router = Router(LOCAL, 0, message, unfinished_max=limit)
         return router
@@ -76,15 +75,15 @@ def test_who_waits_behind_strangers_that_stand_still_is_served_on_its_connection
         for _ in range(STRANGERS):
             stack.enter_context(stand_still(router.port))
         until = time.monotonic() + WAIT_SECONDS
-        while router.intake.total < LIMIT // 2:
+        while router.budget.total < LIMIT // 2:
             assert time.monotonic() < until
             time.sleep(0.005)
-        line = Line(f"tcp://{LOCAL}:{router.port}", Bell())
-        line.send(MESSAGE, lambda: True)
-        assert line.receive(time.monotonic() + SERVED_SECONDS) == [MESSAGE]
+        connection = BlockingConnection(f"tcp://{LOCAL}:{router.port}", StopEvent())
+        connection.send(MESSAGE, lambda: True)
+        assert connection.receive(time.monotonic() + SERVED_SECONDS) == [MESSAGE]
         assert got == [MESSAGE]
         assert router._numbers == STRANGERS + 1, "one connection"
-        line.close()
+        connection.close()
 
 
 class Turned:
@@ -114,43 +113,43 @@ class Turned:
 
 
 @pytest.fixture
-def turned(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Turned, Line, Bell]]:
-    """A server, a line to it, and its bell. The kernel gives up after DEAD_SECONDS, or as it is told."""
-    monkeypatch.setattr(router_module, "DEAD_SECONDS", DEAD_SECONDS)
-    monkeypatch.setattr(line_module, "DEAD_SECONDS", DEAD_SECONDS)
-    monkeypatch.setattr(line_module, "SEND_SECONDS", QUICK_SECONDS)
+def turned(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Turned, BlockingConnection, StopEvent]]:
+    """A server, a connection to it, and its stop event. The kernel gives up after DEAD_SECONDS, or as it is told."""
+    monkeypatch.setattr(connections, "DEAD_SECONDS", DEAD_SECONDS)
+    monkeypatch.setattr(blocking_connection, "DEAD_SECONDS", DEAD_SECONDS)
+    monkeypatch.setattr(blocking_connection, "SEND_SECONDS", QUICK_SECONDS)
     with listening() as listener:
-        server, bell = Turned(listener), Bell()
-        line = Line(f"tcp://{LOCAL}:{listener.getsockname()[1]}", bell)
-        yield server, line, bell
-        line.close()
+        server, stop = Turned(listener), StopEvent()
+        connection = BlockingConnection(f"tcp://{LOCAL}:{listener.getsockname()[1]}", stop)
+        yield server, connection, stop
+        connection.close()
         server.ended()
 
 
-def test_it_may_wait_longer_than_the_kernel_would(turned: tuple[Turned, Line, Bell]) -> None:
-    server, line, _ = turned
+def test_it_may_wait_longer_than_the_kernel_would(turned: tuple[Turned, BlockingConnection, StopEvent]) -> None:
+    server, connection, _ = turned
     threading.Timer(2.0 * DEAD_SECONDS, server.gate.set).start()
-    line.send(MESSAGE, lambda: True)
-    assert line.receive(time.monotonic() + WAIT_SECONDS) == [MESSAGE]
-    connection = line._socket
-    assert connection is not None
-    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * DEAD_SECONDS, "as before"
+    connection.send(MESSAGE, lambda: True)
+    assert connection.receive(time.monotonic() + WAIT_SECONDS) == [MESSAGE]
+    made = connection._socket
+    assert made is not None
+    assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * DEAD_SECONDS, "as before"
 
 
 @pytest.mark.parametrize("waits", [0, 2])
-def test_it_waits_as_long_as_the_caller_wants_to(turned: tuple[Turned, Line, Bell], waits: int) -> None:
-    _, line, _ = turned
+def test_it_waits_as_long_as_the_caller_wants_to(turned: tuple[Turned, BlockingConnection, StopEvent], waits: int) -> None:
+    _, connection, _ = turned
     left = iter([True] * waits)
     began = time.monotonic()
     with pytest.raises(Unavailable):
-        line.send(MESSAGE, lambda: next(left, False))
+        connection.send(MESSAGE, lambda: next(left, False))
     assert waits * QUICK_SECONDS < time.monotonic() - began < (waits + 3) * QUICK_SECONDS + DEAD_SECONDS
     assert next(left, None) is None
 
 
-def test_the_bell_is_heard_meanwhile(turned: tuple[Turned, Line, Bell]) -> None:
-    _, line, bell = turned
-    threading.Timer(2 * QUICK_SECONDS, bell.ring).start()
+def test_the_stop_event_ends_it_meanwhile(turned: tuple[Turned, BlockingConnection, StopEvent]) -> None:
+    _, connection, stop = turned
+    threading.Timer(2 * QUICK_SECONDS, stop.set).start()
     with pytest.raises(Closed):
-        line.send(MESSAGE, lambda: True)
-    assert line._socket is None, "half a message has left"
+        connection.send(MESSAGE, lambda: True)
+    assert connection._socket is None, "half a message has left"

@@ -1,4 +1,4 @@
-"""A Bell wakes who waits on it, in programs of any size. Not covered: lines (tests/integration/test_zmtp_sockets.py)."""
+"""A StopEvent wakes who waits on it, in programs of any size. On connections: tests/integration/test_zmtp_sockets.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from roq.runtime.line import Bell
+from roq.runtime.blocking_connection import StopEvent
 
 DESCRIPTORS = 1024  # select() takes no number from here on
 
@@ -33,15 +33,15 @@ def many_descriptors() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_descriptors")
 def test_waiting_in_a_program_with_many_descriptors() -> None:
-    bell = Bell()
-    assert bell.fileno() >= DESCRIPTORS
+    event = StopEvent()
+    assert event.fileno() >= DESCRIPTORS
     begun = time.monotonic()
-    assert not bell.wait(0.05)
+    assert not event.wait(0.05)
     assert time.monotonic() - begun >= 0.05
-    assert not bell.wait(-1.0), "no time at all"
-    ringer = threading.Timer(0.05, bell.ring)
-    ringer.start()
-    assert bell.wait(20.0)
+    assert not event.wait(-1.0), "no time at all"
+    setter = threading.Timer(0.05, event.set)
+    setter.start()
+    assert event.wait(20.0)
     assert time.monotonic() - begun < 10.0
-    ringer.join()
-    assert bell.wait(20.0), "for ever"
+    setter.join()
+    assert event.wait(20.0), "for ever"

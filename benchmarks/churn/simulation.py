@@ -17,12 +17,12 @@ from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.wire.work_queue import WorkQueueSpec
+from roq.workqueue.fold import Fold
 from roq.workqueue.master.blobs import BlobRegistry, RegistryPace
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.reign import MasterReign, SteadyClock
 from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import Configure
-from roq.workqueue.state import State
 
 T = TypeVar("T")
 COPIES = 3
@@ -82,14 +82,14 @@ class Master:
         self._cluster = cluster
         spec = WorkQueueSpec("sim", COPIES, COPIES - 1)
         stores = SimulatedStores(cluster)
-        service = MasterService(State(), Recent(), 1, BLOB_BYTES, self._places, 0)
+        service = MasterService(Fold(), Recent(), 1, BLOB_BYTES, self._places, 0)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count(1)
         self.reign = MasterReign(service, SimulatedLog(cluster.speeds), self._answered, self._drop, clock, counters)
         turn, barrier = self.reign.turn, self.reign.barrier
         self.blobs = BlobRegistry(spec, stores, service, turn, barrier, clock.now, counters, RegistryPace(), reign="reign")
         self.service = service
-        service.apply(Configure(clock.now(), service.state.settings, 0))
+        service.apply(Configure(clock.now(), service.fold.settings, 0))
         self.reign.turn()
 
     def _places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
@@ -245,7 +245,7 @@ async def _persist(scene: Scene, values: int, seconds: float) -> list[tuple[floa
         client = Client(1, master, cluster, scene.size)
         for sequence in range(1, values + 1):
             await client.enqueue(sequence)
-        wanted = {task.payload.blob for task in master.service.state.blobs.values()}  # type: ignore[union-attr]
+        wanted = {task.payload.blob for task in master.service.fold.blobs.values()}  # type: ignore[union-attr]
         falling = asyncio.ensure_future(Fate(cluster, scene.failure, scene.outage, random.Random(scene.seed)).run())
         loop, curve = asyncio.get_running_loop(), [(0.0, 0.0)]
         began = loop.time()

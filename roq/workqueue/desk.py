@@ -29,7 +29,7 @@ from roq.workqueue.contract import (
     TaskState,
     TaskView,
 )
-from roq.workqueue.effects import Effect, Handed, Known, RecordRefused, Settled
+from roq.workqueue.fold import Effects, Handed, Known, RecordRefused, Settled
 from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import (
     POP_SHIFT,
@@ -48,8 +48,6 @@ SECONDS_MAX = 10 * 366 * 86_400.0  # of a delay or a lease; more is a mistake
 WAIT_SECONDS_MAX = 86_400.0  # a longer wait ends then, with nothing
 _TOKEN = re.compile(r"([0-9]{1,19})\.([0-9]{1,4})\.([0-9a-f]{16})")
 _ID = re.compile(r"([0-9a-f]{16})-([0-9]{1,19})")
-
-Effects = Sequence[Effect]
 
 
 def task_id(key: TaskKey) -> str:

@@ -1,4 +1,4 @@
-"""How a work queue's state follows from its records: the fold. Pure: no IO, no clock, no setting but those in the records.
+"""How a work queue's tasks follow from its records: the fold. Pure: no IO, no clock, no setting but those in the records.
 
 Theory of operation (RDSQ). All who read the same log are in the same state after the same record.
 
@@ -8,26 +8,27 @@ Theory of operation (RDSQ). All who read the same log are in the same state afte
                                    ▲                └─ too many attempts, or DeadLetter ──► dead
                                    └─────────────────────────── RequeueDead ─────────────────┘
 
-A Pop that finds nothing and may wait stands in line until a task comes, its time is over, or it is cancelled. The rules that
-keep this right whoever crashes when, each of them with its counterexample in tests/model:
+The rules that keep this right whoever crashes when, each of them with its counterexample in tests/model:
     a delivery is named by the LSN of its Pop, so a late record about an older delivery of a task does nothing;
     the first record that ends a delivery decides, the others do nothing; an expiry names the end it saw, so it can't undo an
-    extension; a task that comes back is handed to a waiting Pop at once, and otherwise stands where it was pushed;
+    extension; a task that comes back stands where it was pushed;
     Pushes and Pops carry numbers of their sender, so a record written twice takes effect once.
 
-The shell appends Tick and Requeue when `next_due` has come; this file only says what is due. What a record means: records.py;
-status, dump, load and check: state.py. Limits here cut by the records alone: WAITERS_MAX, DEDUP_KEYS_MAX, senders.py.
+The shell appends Tick and Requeue when `next_due` has come; this file only says what is due. What a record means: records.py.
+Not here: lease requests that wait for a task (waiters.py), and Pops that a log says wait (state.py, with dump and load). Limits
+here cut by the records alone: DEDUP_KEYS_MAX, senders.py.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.effects import Dropped, Effect, Handed, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
+from roq.workqueue.contract import Status, TaskState
 from roq.workqueue.ready import ReadyTasks, StoredTask
 from roq.workqueue.records import (
     POP_SHIFT,
@@ -52,41 +53,87 @@ from roq.workqueue.records import (
 )
 from roq.workqueue.senders import Senders, Use
 
-WAITERS_MAX = 10_000  # Pops in line; one more is answered at once, with nothing
 ENDS_MIN = 4096  # ends of leases that are over are not looked for among fewer
 DEDUP_KEYS_MAX = 1_000_000  # remembered at once; above it the oldest are forgotten early
+
+
+# --- effects: what a record did, told to the shell that applied it ---------------------------------------------------------
+# An effect of a Push, a settlement or a command concerns the record that was just applied, so whoever wrote that record takes
+# it from what `apply` returned for it. TasksDelivered names the Pop it answers: where Pops wait (state.py), any record has it.
+
+
+class Handed(NamedTuple):
+    """A task as it was when it was leased. due: ms when the lease ends."""
+
+    delivery: int
+    attempt: int
+    due: int
+    task: StoredTask
+
+
+class TasksDelivered(NamedTuple):
+    """The answer to a Pop; nothing in it: there was no task in time. A Pop may be answered twice when its record was written
+    twice; the second answer has what it still leases of the first."""
+
+    instance: int
+    nonce: int
+    handed: tuple[Handed, ...]
+
+
+class Settled(NamedTuple):
+    """Whether the record with a delivery, or Configure or HoldersReplaced, did anything."""
+
+    applied: bool
+
+
+class Known(NamedTuple):
+    """The Push added nothing: it is this task, by its number or its dedup key."""
+
+    task: TaskKey
+
+
+class RecordRefused(NamedTuple):
+    """The record did nothing, and whether one like it did before is not known: a Push or Pop with a number from too long ago,
+    or a Pop of an instance that was declared dead."""
+
+
+class TasksChanged(NamedTuple):
+    """How many tasks a command changed."""
+
+    tasks: int
+
+
+class Dropped(NamedTuple):
+    """No task has this blob any more."""
+
+    blob: BlobRef
+
+
+Effect = TasksDelivered | Settled | Known | RecordRefused | TasksChanged | Dropped
+Effects = Sequence[Effect]
 APPLIED: tuple[Effect, ...] = (Settled(True),)
 LOST: tuple[Effect, ...] = (Settled(False),)
-Effects = Sequence[Effect]
 _new = tuple.__new__  # a named tuple's own constructor takes twice as long
 
 
-class Waiter(NamedTuple):
-    """A Pop in line. position: its LSN. until: ms."""
-
-    position: int
-    lease_ms: int
-    until: int
-
-
 class Fold:
-    """A work queue after `position` records. clock: the highest time in them, ms. Shells use state.State."""
+    """A work queue's tasks after `position` records. Beside each field what always holds of it; `check` asserts that."""
 
     def __init__(self) -> None:
-        self.position = 0
-        self.clock = 0
+        self.position = 0  # records applied; their LSNs are 1, 2, …
+        self.clock = 0  # the highest time in the records, ms
         self.settings = TaskSettings()
         self.version = 0  # how often it was configured
+        # Every task that was inserted is completed, removed, or in exactly one of the next four. No two have one order.
         self.inserted = self.completed = self.removed = 0
-        self.ready = ReadyTasks()
-        self.delayed: list[tuple[int, int, StoredTask]] = []  # a heap by due, order
-        self.leased: dict[int, StoredTask] = {}  # by delivery
-        self.dead: dict[TaskKey, StoredTask] = {}  # in the order of their deaths
-        self.waiters: OrderedDict[tuple[int, int], Waiter] = OrderedDict()  # by instance, nonce
-        self.producers, self.instances = Senders(), Senders()
-        self.keys: OrderedDict[str, tuple[int, TaskKey]] = OrderedDict()  # dedup key -> time, task
-        self.blobs: dict[TaskKey, StoredTask] = {}  # tasks whose payload is elsewhere
-        self._ends: list[tuple[int, int]] = []  # a heap of (due, delivery) of leases, and of some that are over
+        self.ready = ReadyTasks()  # by priority, then order; none has a due time, a delivery or a holder
+        self.delayed: list[tuple[int, int, StoredTask]] = []  # a heap by due, order; every due is the task's and after `clock`
+        self.leased: dict[int, StoredTask] = {}  # by delivery, which is the task's and of a Pop at or before `position`
+        self.dead: dict[TaskKey, StoredTask] = {}  # in the order of their deaths; as the ready ones none is leased
+        self.producers, self.instances = Senders(), Senders()  # numbers used by Pushes, by Pops
+        self.keys: OrderedDict[str, tuple[int, TaskKey]] = OrderedDict()  # dedup key -> time, task; times ascend
+        self.blobs: dict[TaskKey, StoredTask] = {}  # exactly the tasks whose payload is elsewhere
+        self._ends: list[tuple[int, int]] = []  # a heap of (due, delivery): the end of every lease, and of some that are over
         self._handlers: dict[type, Callable[[Any], Effects]] = {
             Push: self._push,
             Pop: self._pop,
@@ -94,9 +141,9 @@ class Fold:
             Requeue: self._requeue,
             ExtendLease: self._extend,
             DeadLetter: self._dead_letter,
-            Cancel: self._cancel,
+            Cancel: _nothing,
             InstanceDead: self._instance_dead,
-            Tick: self._tick,
+            Tick: _nothing,
             Configure: self._configure,
             Purge: self._purge,
             ReleaseAll: self._release_all,
@@ -111,8 +158,13 @@ class Fold:
         if record.now > self.clock:  # noqa: PLR1730 - max() takes longer, and this runs for every record
             self.clock = record.now
         if self.delayed and self.delayed[0][0] <= self.clock:
-            return (*self._promote(), *self._handlers[type(record)](record))
+            self._promote()
         return self._handlers[type(record)](record)
+
+    def advance(self, now: int) -> None:
+        """Time has come to `now`, as the next record will say."""
+        self.clock = max(self.clock, now)
+        self._promote()
 
     # --- what is due --------------------------------------------------------------------------------------------------
 
@@ -160,7 +212,7 @@ class Fold:
             self._delay(task, record.delay_ms)
             return ()
         self.ready.push(task)
-        return self._serve() if self.waiters else ()
+        return ()
 
     def _again(self, record: Push, use: Use) -> Effects:
         if use is Use.FORGOTTEN:
@@ -189,40 +241,39 @@ class Fold:
         task.due = self.clock + delay_ms
         heappush(self.delayed, (task.due, task.order, task))
 
-    def _promote(self) -> Effects:
+    def _promote(self) -> None:
         """Delayed tasks whose time has come."""
         delayed, clock = self.delayed, self.clock
         while delayed and delayed[0][0] <= clock:
             task = heappop(delayed)[2]
             task.due = 0
             self.ready.put_back(task)
-        return self._serve()
 
     # --- tasks go to Pops ---------------------------------------------------------------------------------------------
 
     def _pop(self, record: Pop) -> Effects:
-        instance, nonce = record.instance, record.nonce
-        use = self.instances.use(instance, nonce, self.clock)
+        """Nothing at all where no task is ready: whether the Pop waits is not for the fold to say."""
+        use = self.instances.use(record.instance, record.nonce, self.clock)
         if use is not Use.NEW:
-            return self._pop_again(instance, nonce, use)
+            return self._pop_again(record.instance, record.nonce, use)
         if self.ready.count and record.count > 0:
             count = 1 if record.count == 1 else min(record.count, self.ready.count, 1 << POP_SHIFT)
-            return (self._hand(instance, nonce, self.position, record.lease_ms, count),)
-        if record.wait_ms > 0 and len(self.waiters) < WAITERS_MAX:
-            self.waiters[instance, nonce] = Waiter(self.position, record.lease_ms, self.clock + record.wait_ms)
-            return ()
-        return (TasksDelivered(instance, nonce, ()),)
+            return (self.hand(record.instance, record.nonce, self.position, record.lease_ms, count),)
+        return ()
 
     def _pop_again(self, instance: int, nonce: int, use: Use) -> Effects:
         if use is Use.FORGOTTEN:
             return (RecordRefused(),)
-        if (instance, nonce) in self.waiters:
-            return ()
+        return (self.held_by(instance, nonce),)
+
+    def held_by(self, instance: int, nonce: int) -> TasksDelivered:
+        """What a Pop was given and still has."""
         mine = [task for task in self.leased.values() if task.instance == instance and task.nonce == nonce]
         mine.sort(key=lambda task: task.delivery)
-        return (TasksDelivered(instance, nonce, tuple(Handed(task.delivery, task.attempts, task.due, task) for task in mine)),)
+        return TasksDelivered(instance, nonce, tuple(Handed(task.delivery, task.attempts, task.due, task) for task in mine))
 
-    def _hand(self, instance: int, nonce: int, position: int, lease_ms: int, count: int) -> TasksDelivered:
+    def hand(self, instance: int, nonce: int, position: int, lease_ms: int, count: int) -> TasksDelivered:
+        """Lease so many ready tasks, which there are, to the Pop at `position`."""
         handed: list[Handed] = []
         due, delivery = self.clock + lease_ms, position << POP_SHIFT
         take, leased, ends = self.ready.take, self.leased, self._ends
@@ -243,22 +294,6 @@ class Fold:
         if len(self._ends) > 2 * len(self.leased) + ENDS_MIN:
             self._ends = [(task.due, delivery) for delivery, task in self.leased.items()]
             heapify(self._ends)
-
-    def _serve(self) -> Effects:
-        """Hand ready tasks to the Pops in line, one each; a Pop may have more at once only if it need not wait."""
-        out: list[Effect] = []
-        while self.waiters and self.ready.count:
-            (instance, nonce), waiter = self.waiters.popitem(last=False)
-            if waiter.until < self.clock:
-                out.append(TasksDelivered(instance, nonce, ()))
-            else:
-                out.append(self._hand(instance, nonce, waiter.position, waiter.lease_ms, 1))
-        return out
-
-    def _cancel(self, record: Cancel) -> Effects:
-        if self.waiters.pop((record.instance, record.nonce), None) is None:
-            return ()
-        return (TasksDelivered(record.instance, record.nonce, ()),)
 
     # --- deliveries end -----------------------------------------------------------------------------------------------
 
@@ -281,7 +316,7 @@ class Fold:
             return LOST
         tried = bool(record.error or record.due)
         self._give_back(task, record.error, record.delay_ms, may_die=tried)
-        return (*APPLIED, *self._serve()) if self.waiters else APPLIED
+        return APPLIED
 
     def _extend(self, record: ExtendLease) -> Effects:
         task = self._current(record.delivery, record.instance)
@@ -321,19 +356,10 @@ class Fold:
 
     def _instance_dead(self, record: InstanceDead) -> Effects:
         self.instances.of(record.instance, self.clock).ended = True
-        gone = [key for key in self.waiters if key[0] == record.instance]
-        for key in gone:
-            del self.waiters[key]
         tasks = [task for task in self.leased.values() if task.instance == record.instance]
         for task in sorted(tasks, key=lambda task: task.order):
             self._give_back(task, record.error, 0, may_die=True)
-        return (*(TasksDelivered(*key, ()) for key in gone), TasksChanged(len(tasks)), *self._serve())
-
-    def _tick(self, record: Tick) -> Effects:
-        over = [key for key, waiter in self.waiters.items() if waiter.until < self.clock]
-        for key in over:
-            del self.waiters[key]
-        return tuple(TasksDelivered(*key, ()) for key in over)
+        return (TasksChanged(len(tasks)),)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -363,7 +389,7 @@ class Fold:
         for task in tasks:
             task.due = task.delivery = task.instance = task.nonce = 0
         self.ready.fill(tasks)
-        return (TasksChanged(len(tasks)), *self._serve())
+        return (TasksChanged(len(tasks)),)
 
     def _chosen(self, tasks: tuple[TaskKey, ...] | None) -> list[StoredTask]:
         """Take these out of the dead letters."""
@@ -375,7 +401,7 @@ class Fold:
         for task in tasks:
             task.attempts = 0
         self.ready.fill(tasks)
-        return (TasksChanged(len(tasks)), *self._serve())
+        return (TasksChanged(len(tasks)),)
 
     def _remove_dead(self, record: RemoveDead) -> Effects:
         tasks = self._chosen(record.tasks)
@@ -397,3 +423,66 @@ class Fold:
             assert isinstance(task.payload, BlobRef)
             out.append(Dropped(task.payload))
         return out
+
+    # --- views --------------------------------------------------------------------------------------------------------
+
+    def status(self, now: int) -> Status:
+        """Counts, and the age of the oldest ready task at `now` (ms)."""
+        oldest = self.ready.oldest()
+        return Status(
+            ready=self.ready.count,
+            delayed=len(self.delayed),
+            leased=len(self.leased),
+            dead=len(self.dead),
+            completed=self.completed,
+            inserted=self.inserted,
+            oldest_seconds=None if oldest is None else max(now - oldest.inserted, 0) / 1000,
+        )
+
+    def first(self, state: TaskState, count: int) -> list[StoredTask]:
+        """The first tasks of a state: ready in the order of leasing, delayed and leased by their ends, dead by their deaths."""
+        match state:
+            case TaskState.READY:
+                return list(islice(self.ready, count))
+            case TaskState.DELAYED:
+                return [entry[2] for entry in nsmallest(count, self.delayed)]
+            case TaskState.LEASED:
+                return nsmallest(count, self.leased.values(), key=lambda task: (task.due, task.delivery))
+            case TaskState.DEAD:
+                return list(islice(self.dead.values(), count))
+
+    def inline_bytes(self) -> Iterator[int]:
+        """The payload of every task that has it in its record. O(n)."""
+        delayed = (entry[2] for entry in self.delayed)
+        tasks = chain(self.ready, delayed, self.leased.values(), self.dead.values())
+        return (len(task.payload) for task in tasks if type(task.payload) is bytes)
+
+    def check(self) -> None:
+        """The invariants (RDSQ I1, I3), and that every index agrees with what it indexes. O(n log n), for tests."""
+        ready, delayed = list(self.ready), [entry[2] for entry in self.delayed]
+        tasks = [*ready, *delayed, *self.leased.values(), *self.dead.values()]
+        keys = {(task.producer, task.sequence) for task in tasks}
+        assert len(keys) == len(tasks), "a task is in two places"
+        assert len({task.order for task in tasks}) == len(tasks), "two tasks have one place in the order"
+        assert self.inserted == len(tasks) + self.completed + self.removed, "a task is neither here nor done"
+        assert len(ready) == self.ready.count, "ready tasks are miscounted"
+        wanted = sorted(ready, key=lambda task: (-task.priority, task.order))
+        assert ready == wanted, "ready tasks are out of order"
+        assert all(task.delivery == task.due == task.instance == 0 for task in (*ready, *self.dead.values())), "leased and not"
+        assert all(task.delivery == 0 and task.due == due for due, _, task in self.delayed), "a delay is not the task's"
+        assert not delayed or min(task.due for task in delayed) > self.clock, "a delay is over"
+        assert all(task.delivery == delivery and task.attempts > 0 for delivery, task in self.leased.items()), (
+            "not its delivery"
+        )
+        assert all(delivery >> POP_SHIFT <= self.position for delivery in self.leased), "a delivery of a Pop to come"
+        ends = set(self._ends)
+        assert all((task.due, delivery) in ends for delivery, task in self.leased.items()), "a lease without an end"
+        times = [time for time, _ in self.keys.values()]
+        assert times == sorted(times), "dedup keys are out of order"
+        elsewhere = {(task.producer, task.sequence): task for task in tasks if type(task.payload) is BlobRef}
+        assert elsewhere == self.blobs, "blobs are miscounted"
+
+
+def _nothing(record: Record) -> Effects:
+    """It concerns Pops that wait, or says what time it is."""
+    return ()

@@ -31,9 +31,9 @@ from roq.errors import Closed, RoqError, TemporaryError, UnknownFormat
 from roq.log.local import LocalLog
 from roq.log.local.board import REQUEST_MAX, UNKNOWN, Board, BoardRequest
 from roq.wire.decoding import UNDECODABLE
-from roq.workqueue.effects import Handed, RecordRefused, Settled, TasksDelivered
+from roq.workqueue.fold import Effects, Handed, RecordRefused, Settled, TasksDelivered
 from roq.workqueue.log_lives import Lives
-from roq.workqueue.log_replica import Effects, Replica
+from roq.workqueue.log_replica import Replica
 from roq.workqueue.records import InstanceDead, Pop, Record, Tick, decode, encode
 
 LIVES_SECONDS = 0.5  # between two looks for instances that died
@@ -202,7 +202,7 @@ class Clerk:
             replica.catch_up()
             nonce, effects = replica.outcome or (0, [])
             outcome, position = effects if nonce == pop.nonce else None, replica.position
-            me = replica.state.instances.known.get(pop.instance)
+            me = replica.state.fold.instances.known.get(pop.instance)
             if outcome is None and len(records) > 1 and me is not None and me.knows(pop.nonce):
                 raise TemporaryError("what became of this call is in a snapshot and can't be told any more")
         if outcome is None:
@@ -272,11 +272,11 @@ class Clerk:
     def _write(self, requests: Sequence[Asked]) -> list[CommandAnswer]:
         """Append these requests after what is over, and fold up to them. Lock held."""
         replica = self.replica()
-        now, due = replica.now(), replica.state.next_due()
-        if replica.state.ready.count < len(requests) or (due is not None and due <= now):
+        now, due = replica.now(), replica.state.fold.next_due()
+        if replica.state.fold.ready.count < len(requests) or (due is not None and due <= now):
             replica.catch_up()  # what seems over or missing here may have been settled or put by others since
         over = self.over(now)
-        if replica.state.ready.count and not over:  # nearly always
+        if replica.state.fold.ready.count and not over:  # nearly always
             written = replica.write_entries(requests)
             return [_answer(one[1], effects) for one, effects in zip(requests, written, strict=True)]
         idle = [not over and _is_idle(records) for _, records in requests]  # what finds nothing need not be written
@@ -302,9 +302,8 @@ class Clerk:
 
     def over(self, now: int) -> list[Record]:
         """Records that end what is over at `now`, as far as this copy knows. Lock held."""
-        state = self._replica.state
         records: list[Record] = []
-        due = state.next_due()
+        due = self._replica.state.fold.next_due()
         if due is not None and due <= now:
             records += self._replica.expired(now, EXPIRED_AT_ONCE)
             records.append(Tick(now))

@@ -41,9 +41,9 @@ from roq.workqueue.contract import (
     conflict,
     of_new,
 )
-from roq.workqueue.effects import TasksChanged, TasksDelivered
+from roq.workqueue.fold import Effects, TasksChanged, TasksDelivered
 from roq.workqueue.log_clerk import CLOSED, Clerk, CommandAnswer
-from roq.workqueue.log_replica import REPLAY_BYTES, Effects, Replica
+from roq.workqueue.log_replica import REPLAY_BYTES, Replica
 from roq.workqueue.records import (
     Cancel,
     Configure,
@@ -104,9 +104,9 @@ class LogQueue:
         if not path.exists():
             with self._lock:
                 replica = self._clerk.replica()
-                if not replica.state.version:
+                if not replica.state.fold.version:
                     self._write_durably([Configure(replica.now(), of_new(wanted), 0)])
-                self._log.write_file(SETTINGS, msgspec.json.encode(replica.state.settings))
+                self._log.write_file(SETTINGS, msgspec.json.encode(replica.state.fold.settings))
         try:
             found = msgspec.json.decode(path.read_bytes(), type=TaskSettings)
         except (msgspec.DecodeError, OSError) as error:
@@ -187,7 +187,7 @@ class LogQueue:
     def _peek(self, state: TaskState, count: int) -> list[TaskView]:
         with self._lock:
             replica = self._current_replica()
-            return [desk.view(task, state, _payload(task.payload)) for task in replica.state.first(state, count)]
+            return [desk.view(task, state, _payload(task.payload)) for task in replica.state.fold.first(state, count)]
 
     def status(self) -> Status:
         """Counts, as of now."""
@@ -197,7 +197,7 @@ class LogQueue:
     def _status(self) -> Status:
         with self._lock:
             replica = self._current_replica()
-            return replica.state.status(replica.now())
+            return replica.state.fold.status(replica.now())
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class LogQueue:
         now = replica.now()
         try:
             replica.write([Cancel(now, me, nonce) for nonce in sorted(nonces)])
-            leased = replica.state.leased.values()
+            leased = replica.state.fold.leased.values()
             given = [task.delivery for task in leased if task.instance == me and task.nonce in nonces]
             if given:
                 replica.write([Requeue(now, delivery, me) for delivery in given])
@@ -280,7 +280,7 @@ class LogQueue:
                 if over := self._clerk.over(now):
                     replica.write(over)
                     continue
-                due, position = replica.state.next_due(), replica.position
+                due, position = replica.state.fold.next_due(), replica.position
                 until_due = left if due is None else (due - now) / 1000
                 until_look = max(self._clerk.lives_at - time.monotonic(), 0) + 0.001
             self._log.wait(position, min(left, until_look, until_due + random.uniform(0.001, JITTER_SECONDS)))

@@ -17,8 +17,7 @@ from threading import RLock, Thread
 
 from roq.errors import LogTrimmed, RoqError, TemporaryError, UnknownFormat
 from roq.log.local import LocalLog
-from roq.workqueue.effects import Effect, Handed, TasksDelivered
-from roq.workqueue.fold import APPLIED
+from roq.workqueue.fold import APPLIED, Effects, TasksDelivered
 from roq.workqueue.records import Pop, Record, Requeue, decode, encode
 from roq.workqueue.state import State
 
@@ -30,7 +29,6 @@ TIGHT_SECONDS = 1.0  # the same on a full disk, where acknowledgements may soon 
 RELIEF_SHARE = 10  # of the time, at most this part goes into looking for room
 UPKEEP_SECONDS = 5.0  # to wait for a snapshot that another thread or process is writing
 
-Effects = Sequence[Effect]
 logger = logging.getLogger(__name__)
 
 
@@ -58,7 +56,7 @@ class Replica:
 
     def now(self) -> int:
         """ms of the log's clock: so all processes agree on when a lease ends, whatever their wall clocks say."""
-        return self.log.now(self.state.clock)
+        return self.log.now(self.state.fold.clock)
 
     # --- folding ------------------------------------------------------------------------------------------------------
 
@@ -110,7 +108,7 @@ class Replica:
     def expired(self, now: int, count: int) -> list[Requeue]:
         """See Fold.expired: it takes leases out of line and puts them back."""
         self.whole = False
-        found = self.state.expired(now, count)
+        found = self.state.fold.expired(now, count)
         self.whole = True
         return found
 
@@ -174,12 +172,10 @@ class Replica:
         self.whole = False
         self.position, self.state = position, state
         self._plan(self.position, len(data))
-        me = self.state.instances.known.get(self._instance)
+        me = state.fold.instances.known.get(self._instance)
         for nonce in self.asked - self.answers.keys():
-            if me is not None and me.knows(nonce) and (self._instance, nonce) not in self.state.waiters:
-                mine = [task for task in self.state.leased.values() if (task.instance, task.nonce) == (self._instance, nonce)]
-                handed = tuple(Handed(task.delivery, task.attempts, task.due, task) for task in mine)
-                self.answers[nonce] = TasksDelivered(self._instance, nonce, handed)
+            if me is not None and me.knows(nonce) and (self._instance, nonce) not in state.waiters:
+                self.answers[nonce] = state.fold.held_by(self._instance, nonce)
         self.whole = True
 
     def _plan(self, position: int, size: int) -> None:
@@ -256,7 +252,7 @@ class Replica:
             if not self.whole or self.position == 0:
                 self.mend()
             self.catch_up()
-            if not self.log.is_worth(self.state.payload_bytes(), put):
+            if not self.log.is_worth(sum(self.state.fold.inline_bytes()), put):
                 return False  # too much of it waits to be done
             data = self.state.dump()
             if not self.log.is_worth(len(data), put):

@@ -1,7 +1,7 @@
 """memory: a work queue in this process, for tests and for programs that need no more. Nothing outlives the process.
 
 The same fold as the durable backends, without a log. There is no thread of its own: every verb first ends what is over, and a
-lease that waits sleeps until something is due, then does it.
+lease that waits (waiters.py) sleeps until something is due, then does it.
 
 A signal handler that raises (Ctrl-C, an alarm) may break off a verb anywhere. A lease that waits gives back what it was given.
 If it hits the few microseconds in which the state changes, there is no log to make it anew from: every later verb is refused.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock
 
@@ -20,9 +21,8 @@ from roq.ids import new_id
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.contract import Asked, Leased, NewTask, Settlement, Status, TaskState, TaskView, asked_for, of_new
-from roq.workqueue.effects import Effect, TasksChanged, TasksDelivered
+from roq.workqueue.fold import Effects, Fold, Handed, TasksChanged, TasksDelivered
 from roq.workqueue.records import (
-    Cancel,
     Configure,
     Payload,
     Pop,
@@ -34,10 +34,21 @@ from roq.workqueue.records import (
     RequeueDead,
     Tick,
 )
-from roq.workqueue.state import State
+from roq.workqueue.waiters import Waiters
 
 EXPIRED_AT_ONCE = 1000  # leases ended before a verb goes on
+WAITERS_MAX = 10_000  # threads in a lease that waits; one more is answered at once, with nothing
 CLOCK_STEP = 0.001  # seconds; what is due then is over for a clock in whole milliseconds
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """A thread in a lease that waits. until: ms. handed: its tasks; wake: look at them, and at the clock."""
+
+    until: int
+    lease_ms: int
+    handed: tuple[Handed, ...] = ()
+    wake: SimpleQueue[None] = field(default_factory=SimpleQueue)
 
 
 class MemoryQueue:
@@ -46,10 +57,9 @@ class MemoryQueue:
     def __init__(self, settings: TaskSettings | Asked | None = None) -> None:
         self.settings = of_new(asked_for(settings))
         self._desk = desk.Desk(new_id())
-        self._state = State()
+        self._fold = Fold()
         self._lock = Lock()
-        self._sleepers: dict[int, SimpleQueue[None]] = {}  # by nonce of a Pop in line
-        self._answers: dict[int, TasksDelivered] = {}  # by nonce
+        self._waiters: Waiters[_Waiter] = Waiters(WAITERS_MAX)
         self._epoch = time.time() - time.monotonic()  # a stepped clock ends no lease
         self._closed = False
         self._whole = True  # False: a change was broken off
@@ -75,15 +85,16 @@ class MemoryQueue:
                 pop = self._desk.lease(seconds, count, wait_seconds, now)
                 settled = self._settle(settle, now)
                 self._end_what_is_over(now)
-                delivered = self._answer(self._apply(pop), pop.nonce)
-                if delivered is None:
-                    self._sleepers[pop.nonce] = SimpleQueue()
-            if delivered is None:
-                delivered = self._wait(pop.nonce, deadline)
-            return settled, [desk.leased(one, self._desk.id, _payload(one.task.payload)) for one in delivered.handed]
+                handed, waiter = _handed(self._apply(pop)) if self._fold.ready.count else (), None
+                if not handed and pop.wait_ms and not self._waiters.full:
+                    waiter = _Waiter(now + pop.wait_ms, pop.lease_ms)
+                    self._waiters.add((pop.instance, pop.nonce), waiter)
+            if waiter is not None:
+                handed = self._wait(pop, waiter, deadline)
+            return settled, [desk.leased(one, self._desk.id, _payload(one.task.payload)) for one in handed]
         except BaseException:
             if pop is not None:
-                self._give_up(pop.nonce)
+                self._give_up(pop)
             raise
 
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
@@ -101,14 +112,14 @@ class MemoryQueue:
             raise InvalidConfiguration(f"count is at least 0, got {count}")
         with self._lock:
             self._end_what_is_over(self._now_open())
-            return [desk.view(task, state, _payload(task.payload)) for task in self._state.first(state, count)]
+            return [desk.view(task, state, _payload(task.payload)) for task in self._fold.first(state, count)]
 
     def status(self) -> Status:
         """Counts, as of now."""
         with self._lock:
             now = self._now_open()
             self._end_what_is_over(now)
-            return self._state.status(now)
+            return self._fold.status(now)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -141,8 +152,8 @@ class MemoryQueue:
         """Let go; leases that wait end with Closed. What was put is gone."""
         with self._lock:
             self._closed = True
-            for bell in self._sleepers.values():
-                bell.put(None)
+            for waiter in self._waiters.values():
+                waiter.wake.put(None)
 
     # --- time and waiting, with the lock held -------------------------------------------------------------------------
 
@@ -159,76 +170,76 @@ class MemoryQueue:
         if not self._whole:
             raise StorageFailed("a signal handler's exception broke off a change of this work queue in memory: open a new one")
 
-    def _apply(self, record: Record) -> Sequence[Effect]:
+    def _apply(self, record: Record) -> Effects:
         self._whole = False
-        due = self._state.next_due() if self._sleepers else None
-        effects = self._state.apply(record)
-        if self._sleepers:
-            self._wake(effects, due)
+        due = self._fold.next_due() if self._waiters else None
+        effects = self._fold.apply(record)
+        if self._waiters:
+            self._serve(record.now, due)
         self._whole = True
         return effects
 
-    def _wake(self, effects: Sequence[Effect], due: int | None) -> None:
-        for effect in effects:
-            if type(effect) is TasksDelivered and effect.nonce in self._sleepers:
-                self._answers[effect.nonce] = effect
-                self._sleepers[effect.nonce].put(None)
-        sooner = self._state.next_due()
+    def _serve(self, now: int, due: int | None) -> None:
+        """Hand ready tasks to those who wait, one each. due: of the first end before what has just changed."""
+        fold, waiters = self._fold, self._waiters
+        while waiters and fold.ready.count:
+            (instance, nonce), waiter = waiters.take()
+            waiter.handed = _handed(fold.apply(Pop(now, instance, nonce, 1, waiter.lease_ms)))
+            waiter.wake.put(None)
+        sooner = fold.next_due()
         if sooner is not None and (due is None or sooner < due):
-            next(iter(self._sleepers.values())).put(None)  # one that looks at the clock is enough
+            self._wake_first()
+
+    def _wake_first(self) -> None:
+        """One that looks at the clock is enough."""
+        if self._waiters:
+            self._waiters.first().wake.put(None)
 
     def _end_what_is_over(self, now: int) -> None:
         self._whole = False
-        over = self._state.expired(now, EXPIRED_AT_ONCE)
+        over = self._fold.expired(now, EXPIRED_AT_ONCE)
         self._whole = True
         for requeue in over:
             self._apply(requeue)
         self._apply(Tick(now))
 
-    def _answer(self, effects: Sequence[Effect], nonce: int) -> TasksDelivered | None:
-        return next((one for one in effects if type(one) is TasksDelivered and one.nonce == nonce), None)
-
     # --- waiting, without the lock ------------------------------------------------------------------------------------
 
-    def _wait(self, nonce: int, deadline: float) -> TasksDelivered:
-        """Sleep until this Pop is answered, or its time is over."""
-        bell = self._sleepers[nonce]
+    def _wait(self, pop: Pop, waiter: _Waiter, deadline: float) -> tuple[Handed, ...]:
+        """Sleep until this Pop is given a task, or its time is over."""
         while True:
             with self._lock:
                 self._check_whole()
                 self._end_what_is_over(self._now())
                 left = deadline - time.monotonic()
-                if nonce not in self._answers and (self._closed or left <= 0):
-                    self._apply(Cancel(self._now(), self._desk.id, nonce))
-                if nonce in self._answers:
-                    answer = self._leave_line(nonce)
+                if waiter.handed or self._closed or left <= 0:
+                    self._waiters.remove((pop.instance, pop.nonce))
+                    self._wake_first()  # it may have to look at the clock in our place
                     break
-                due = self._state.next_due()
+                due = self._fold.next_due()
                 seconds = left if due is None else min(left, max(due - self._now(), 0) / 1000 + CLOCK_STEP)
             with contextlib.suppress(Empty):
-                bell.get(timeout=seconds)
-        if self._closed and not answer.handed:
+                waiter.wake.get(timeout=seconds)
+        if self._closed and not waiter.handed:
             raise Closed("the work queue was closed")
-        return answer
+        return waiter.handed
 
-    def _leave_line(self, nonce: int) -> TasksDelivered:
-        """The answer to a Pop, nothing if there is none yet. Lock held."""
-        if self._sleepers.pop(nonce, None) is not None and self._sleepers:
-            next(iter(self._sleepers.values())).put(None)  # it may have to look at the clock in our place
-        return self._answers.pop(nonce, TasksDelivered(self._desk.id, nonce, ()))
-
-    def _give_up(self, nonce: int) -> None:
+    def _give_up(self, pop: Pop) -> None:
         """Nobody waits for this Pop any more: leave nothing in line, and nothing leased to nobody."""
         with self._lock:
-            self._leave_line(nonce)
+            self._waiters.remove((pop.instance, pop.nonce))
+            self._wake_first()
             if self._whole:
-                now, me = self._now(), self._desk.id
-                self._apply(Cancel(now, me, nonce))
-                mine = [task for task in self._state.leased.values() if (task.instance, task.nonce) == (me, nonce)]
-                for task in mine:
-                    self._apply(Requeue(now, task.delivery, me))
+                now = self._now()
+                for one in self._fold.held_by(pop.instance, pop.nonce).handed:
+                    self._apply(Requeue(now, one.delivery, pop.instance))
 
 
 def _payload(payload: Payload) -> bytes:
     assert isinstance(payload, bytes)  # nothing is kept elsewhere here
     return payload
+
+
+def _handed(effects: Effects) -> tuple[Handed, ...]:
+    """What the Pop was given that had these effects."""
+    return next((one.handed for one in effects if type(one) is TasksDelivered), ())

@@ -1,4 +1,9 @@
-"""A work queue's state with what its shells ask of it: counts, views, dump and load, check. Pure; the fold itself: fold.py.
+"""A work queue's state as a log leads to it: the tasks (fold.py), and the Pops that wait for one; dump and load. Pure.
+
+In a log that several processes write, a Pop that finds nothing and may wait is in the log before its task is. So all who read
+it must agree who gets that task, and the waiters are part of what a dump keeps. A task that comes, or comes back, is handed to
+the first of them at once; a wait ends with its time, by Cancel, or with its instance. A master and `memory:` have none of them
+here: a Pop of theirs is written when there is a task for it.
 
 A dump is a version byte and a msgpack array. Equal states have equal dumps, however they were reached: by all records, or by a
 dump and the records after it.
@@ -8,21 +13,30 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from heapq import heapify, nsmallest
-from itertools import chain, islice
+from heapq import heapify
+from typing import NamedTuple, Self
 
 import msgspec
 
 from roq.errors import UnknownFormat
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Status, TaskState
-from roq.workqueue.fold import Fold, Waiter
+from roq.workqueue.fold import Effect, Effects, Fold, TasksDelivered
 from roq.workqueue.ready import StoredTask
-from roq.workqueue.records import POP_SHIFT, BlobRef, TaskKey
+from roq.workqueue.records import BlobRef, Cancel, InstanceDead, Pop, Record, TaskKey, Tick
 from roq.workqueue.senders import Senders
+from roq.workqueue.waiters import Waiters
 
 VERSION = 1
+WAITERS_MAX = 10_000  # one more is answered at once, with nothing
+
+
+class Waiter(NamedTuple):
+    """A Pop that waits. position: its LSN. until: ms."""
+
+    position: int
+    lease_ms: int
+    until: int
 
 
 class StateImage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -50,71 +64,95 @@ _decoder = msgspec.msgpack.Decoder(StateImage)
 _HEAD = bytes((VERSION,))
 
 
-class State(Fold):
-    """A work queue after `position` records."""
+class State:
+    """A work queue after `fold.position` records."""
 
-    # --- views --------------------------------------------------------------------------------------------------------
+    def __init__(self, fold: Fold | None = None) -> None:
+        self.fold = fold or Fold()
+        self.waiters: Waiters[Waiter] = Waiters(WAITERS_MAX)  # none while a task is ready; positions ascend
 
-    def status(self, now: int) -> Status:
-        """Counts, and the age of the oldest ready task at `now` (ms)."""
-        oldest = self.ready.oldest()
-        return Status(
-            ready=self.ready.count,
-            delayed=len(self.delayed),
-            leased=len(self.leased),
-            dead=len(self.dead),
-            completed=self.completed,
-            inserted=self.inserted,
-            oldest_seconds=None if oldest is None else max(now - oldest.inserted, 0) / 1000,
-        )
+    def apply(self, record: Record) -> Effects:
+        """Take the next record of the log."""
+        if self.waiters:
+            return self._apply_with_waiters(record)
+        effects = self.fold.apply(record)
+        return self._unserved(record) if not effects and type(record) is Pop else effects
 
-    def first(self, state: TaskState, count: int) -> list[StoredTask]:
-        """The first tasks of a state: ready in the order of leasing, delayed and leased by their ends, dead by their deaths."""
-        match state:
-            case TaskState.READY:
-                return list(islice(self.ready, count))
-            case TaskState.DELAYED:
-                return [entry[2] for entry in nsmallest(count, self.delayed)]
-            case TaskState.LEASED:
-                return nsmallest(count, self.leased.values(), key=lambda task: (task.due, task.delivery))
-            case TaskState.DEAD:
-                return list(islice(self.dead.values(), count))
+    def _apply_with_waiters(self, record: Record) -> Effects:
+        self.fold.advance(record.now)
+        out = self._serve()  # delayed tasks whose time has come go to those who waited before this record
+        out += self._ended(record)
+        effects = self.fold.apply(record)
+        if type(record) is Pop:
+            if not effects:
+                effects = self._unserved(record)
+            elif (record.instance, record.nonce) in self.waiters and type(effects[0]) is TasksDelivered:
+                effects = ()  # written twice: its answer is still to come
+        out += effects
+        return out + self._serve()
 
-    def blob_tasks(self) -> dict[TaskKey, StoredTask]:
-        """Every task whose payload is elsewhere, by its id. Not a copy."""
-        return self.blobs
+    def _unserved(self, record: Pop) -> Effects:
+        """There was no task for it."""
+        key = record.instance, record.nonce
+        if record.wait_ms <= 0 or self.waiters.full:
+            return (TasksDelivered(*key, ()),)
+        self.waiters.add(key, Waiter(self.fold.position, record.lease_ms, self.fold.clock + record.wait_ms))
+        return ()
 
-    def payload_bytes(self) -> int:
-        """Of all tasks that are here: a dump is a little larger. O(n)."""
-        delayed = (entry[2] for entry in self.delayed)
-        tasks = chain(self.ready, delayed, self.leased.values(), self.dead.values())
-        return sum(len(task.payload) for task in tasks if type(task.payload) is bytes)
+    def _ended(self, record: Record) -> list[TasksDelivered]:
+        """The waits that this record ends, in their order."""
+        waiters, kind = self.waiters, type(record)
+        if kind is Tick:
+            gone = [key for key, _ in sorted(waiters.over(self.fold.clock), key=lambda one: one[1].position)]
+        elif isinstance(record, Cancel):
+            key = record.instance, record.nonce
+            gone = [] if waiters.remove(key) is None else [key]
+        elif isinstance(record, InstanceDead):
+            gone = [key for key in waiters if key[0] == record.instance]
+            for key in gone:
+                waiters.remove(key)
+        else:
+            return []
+        return [TasksDelivered(*key, ()) for key in gone]
+
+    def _serve(self) -> list[Effect]:
+        """Hand ready tasks to those who wait, one each; a Pop may have more at once only if it need not wait."""
+        fold, waiters = self.fold, self.waiters
+        out: list[Effect] = []
+        while waiters and fold.ready.count:
+            (instance, nonce), waiter = waiters.take()
+            if waiter.until < fold.clock:
+                out.append(TasksDelivered(instance, nonce, ()))
+            else:
+                out.append(fold.hand(instance, nonce, waiter.position, waiter.lease_ms, 1))
+        return out
 
     # --- dump and load ------------------------------------------------------------------------------------------------
 
     def dump(self) -> bytes:
         """The whole state."""
+        fold = self.fold
         image = StateImage(
-            position=self.position,
-            clock=self.clock,
-            settings=self.settings,
-            version=self.version,
-            inserted=self.inserted,
-            completed=self.completed,
-            removed=self.removed,
-            ready=list(self.ready),
-            delayed=[entry[2] for entry in sorted(self.delayed)],
-            leased=[self.leased[delivery] for delivery in sorted(self.leased)],
-            dead=list(self.dead.values()),
+            position=fold.position,
+            clock=fold.clock,
+            settings=fold.settings,
+            version=fold.version,
+            inserted=fold.inserted,
+            completed=fold.completed,
+            removed=fold.removed,
+            ready=list(fold.ready),
+            delayed=[entry[2] for entry in sorted(fold.delayed)],
+            leased=[fold.leased[delivery] for delivery in sorted(fold.leased)],
+            dead=list(fold.dead.values()),
             waiters=[(*key, waiter) for key, waiter in self.waiters.items()],
-            producers=self.producers.ordered(),
-            instances=self.instances.ordered(),
-            keys=[(key, *value) for key, value in self.keys.items()],
+            producers=fold.producers.ordered(),
+            instances=fold.instances.ordered(),
+            keys=[(key, *value) for key, value in fold.keys.items()],
         )
         return _HEAD + _encoder.encode(image)
 
     @classmethod
-    def load(cls, data: bytes) -> State:
+    def load(cls, data: bytes) -> Self:
         """What `dump` wrote. UnknownFormat: another version did, or it is damaged."""
         if not data or data[0] != VERSION:
             raise UnknownFormat(f"a snapshot of format {data[0] if data else 'nothing'}; this program reads format {VERSION}")
@@ -123,50 +161,32 @@ class State(Fold):
         except UNDECODABLE as error:
             raise UnknownFormat(f"a snapshot can't be read: {error}") from error
         state = cls()
-        state.position, state.clock = image.position, image.clock
-        state.settings, state.version = image.settings, image.version
-        state.inserted, state.completed, state.removed = image.inserted, image.completed, image.removed
+        fold = state.fold
+        fold.position, fold.clock = image.position, image.clock
+        fold.settings, fold.version = image.settings, image.version
+        fold.inserted, fold.completed, fold.removed = image.inserted, image.completed, image.removed
         for task in image.ready:
-            state.ready.push(task)  # they come in order
-        state.delayed = [(task.due, task.order, task) for task in image.delayed]
-        state.leased = {task.delivery: task for task in image.leased}
-        state.dead = {(task.producer, task.sequence): task for task in image.dead}
-        state.waiters = OrderedDict(((instance, nonce), waiter) for instance, nonce, waiter in image.waiters)
-        state.producers, state.instances = image.producers, image.instances
-        state.keys = OrderedDict((key, (time, task)) for key, time, task in image.keys)
+            fold.ready.push(task)  # they come in order
+        fold.delayed = [(task.due, task.order, task) for task in image.delayed]
+        fold.leased = {task.delivery: task for task in image.leased}
+        fold.dead = {(task.producer, task.sequence): task for task in image.dead}
+        for instance, nonce, waiter in image.waiters:
+            state.waiters.add((instance, nonce), waiter)
+        fold.producers, fold.instances = image.producers, image.instances
+        fold.keys = OrderedDict((key, (time, task)) for key, time, task in image.keys)
         for tasks in (image.ready, image.delayed, image.leased, image.dead):
-            state.blobs |= {(task.producer, task.sequence): task for task in tasks if type(task.payload) is BlobRef}
-        state._ends = [(task.due, task.delivery) for task in image.leased]
-        heapify(state._ends)
+            fold.blobs |= {(task.producer, task.sequence): task for task in tasks if type(task.payload) is BlobRef}
+        fold._ends = [(task.due, task.delivery) for task in image.leased]
+        heapify(fold._ends)
         return state
 
     def digest(self) -> str:
         """Equal for equal states, different for different ones; 32 characters."""
         return hashlib.blake2b(self.dump(), digest_size=16).hexdigest()
 
-    # --- check --------------------------------------------------------------------------------------------------------
-
     def check(self) -> None:
-        """The invariants (RDSQ I1, I3, I4) and that every index agrees with what it indexes. O(n log n), for tests."""
-        ready, delayed = list(self.ready), [entry[2] for entry in self.delayed]
-        tasks = [*ready, *delayed, *self.leased.values(), *self.dead.values()]
-        keys = {(task.producer, task.sequence) for task in tasks}
-        assert len(keys) == len(tasks), "a task is in two places"
-        assert len({task.order for task in tasks}) == len(tasks), "two tasks have one place in the order"
-        assert self.inserted == len(tasks) + self.completed + self.removed, "a task is neither here nor done"
-        assert not (self.ready.count and self.waiters), "a task is ready and a Pop waits"
-        assert len(ready) == self.ready.count, "ready tasks are miscounted"
-        wanted = sorted(ready, key=lambda task: (-task.priority, task.order))
-        assert ready == wanted, "ready tasks are out of order"
-        assert all(task.delivery == task.due == task.instance == 0 for task in (*ready, *self.dead.values())), "leased and not"
-        assert all(task.delivery == 0 and task.due == due for due, _, task in self.delayed), "a delay is not the task's"
-        assert not delayed or min(task.due for task in delayed) > self.clock, "a delay is over"
-        assert all(task.delivery == delivery and task.attempts > 0 for delivery, task in self.leased.items()), (
-            "not its delivery"
-        )
-        assert all(delivery >> POP_SHIFT <= self.position for delivery in self.leased), "a delivery of a Pop to come"
-        ends = set(self._ends)
-        assert all((task.due, delivery) in ends for delivery, task in self.leased.items()), "a lease without an end"
-        elsewhere = {(task.producer, task.sequence): task for task in tasks if type(task.payload) is BlobRef}
-        assert elsewhere == self.blobs, "blobs are miscounted"
-        assert [waiter.position for waiter in self.waiters.values()] == sorted(w.position for w in self.waiters.values())
+        """The invariants, also of the tasks (RDSQ I4). O(n log n), for tests."""
+        self.fold.check()
+        assert not (self.fold.ready.count and self.waiters), "a task is ready and a Pop waits"
+        positions = [waiter.position for waiter in self.waiters.values()]
+        assert positions == sorted(positions), "Pops wait in another order than they came in"

@@ -107,7 +107,7 @@ def test_a_call_broken_off_anywhere_leaves_no_lock_no_lease_and_the_right_state(
         assert agree(victim, other), point
         state = other._replica.state
         if verb == "lease and settle":
-            leased = {desk.token(task.delivery, task.instance) for task in state.leased.values()}
+            leased = {desk.token(task.delivery, task.instance) for task in state.fold.leased.values()}
             got = {task.token for _, tasks in answers for task in tasks}
             assert leased - {held.token} == got | {others.token}, point
         assert not state.waiters, point
@@ -141,7 +141,7 @@ def test_a_request_on_the_board_broken_off_anywhere_leases_to_nobody(queues: lis
         held = lease_one(victim)
         tasks: list[Leased] = []
         broken = broken_off(lambda: tasks.extend(victim.lease(60, 1, 0, [Ack(held.token)])[1]), point)
-        leased = {desk.token(task.delivery, task.instance) for task in state_after(victim).leased.values()}
+        leased = {desk.token(task.delivery, task.instance) for task in state_after(victim).fold.leased.values()}
         assert leased - {held.token} == {task.token for task in tasks}, point
         victim.release_all()
         return broken

@@ -19,8 +19,8 @@ from roq.errors import StorageFull
 from roq.log.local import LocalLog
 from roq.log.local.board import UNKNOWN, Board, BoardRequest
 from roq.workqueue.contract import Ack, Extend, NewTask, Release
+from roq.workqueue.fold import Effects
 from roq.workqueue.log_queue import LogQueue
-from roq.workqueue.log_replica import Effects
 from roq.workqueue.records import Record, decode
 from tests.integration.log_queue_rig import lease_one
 

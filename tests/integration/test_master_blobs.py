@@ -22,11 +22,11 @@ from roq.wire import master as wire
 from roq.wire.store import BlobView
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.big_payloads import BigPayloads
+from roq.workqueue.fold import Fold
 from roq.workqueue.master.blobs import BlobRegistry, RegistryPace
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import BlobRef
-from roq.workqueue.state import State
 
 PACE = RegistryPace(heartbeat_seconds=0.1, pending_seconds=10.0, inventory_seconds=0.15, orphan_seconds=0.4)
 PAYLOAD = bytes(range(256)) * 1000
@@ -49,7 +49,7 @@ class Rig:
         for host in ("h1", "h2", "h3", "h4"):
             self.open(host)
         self.stores = Stores(self.static)
-        self.service = MasterService(State(), Recent(), 1, 65536, self.places)
+        self.service = MasterService(Fold(), Recent(), 1, 65536, self.places)
         self.counters = Counters()
         self.answers: dict[int, wire.Reply | RoqError] = {}
         self.blobs = BlobRegistry(
@@ -113,7 +113,7 @@ class Rig:
         return self.ref(sequence)
 
     def ref(self, sequence: int = 1) -> BlobRef:
-        payload = self.service.state.blobs[7, sequence].payload
+        payload = self.service.fold.blobs[7, sequence].payload
         assert isinstance(payload, BlobRef)
         return payload
 
@@ -170,7 +170,7 @@ async def test_an_upload_that_never_ends_is_discarded(hasty: Rig) -> None:
 async def test_what_was_not_uploaded_is_not_believed(rig: Rig) -> None:
     reserved = await rig.reserve()
     assert isinstance(await rig.stored(reserved.blob), TaskNotFound)
-    assert not rig.service.state.blobs
+    assert not rig.service.fold.blobs
 
 
 async def test_the_client_can_avoid_a_store(rig: Rig) -> None:
@@ -215,7 +215,7 @@ async def test_too_few_stores_are_an_error_and_not_a_promise(rig: Rig) -> None:
     for host in [host for host in rig.servers if host != reserved.place.host]:
         await rig.end(host)
     assert isinstance(await rig.stored(reserved.blob), LogUnavailable)
-    assert not rig.service.state.blobs
+    assert not rig.service.fold.blobs
 
 
 @pytest.fixture

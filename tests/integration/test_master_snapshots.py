@@ -14,6 +14,7 @@ from roq.log.replicated.settings import RepairSettings
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
+from roq.workqueue.fold import Fold
 from roq.workqueue.master import snapshots
 from roq.workqueue.master.follower import LogFollower
 from roq.workqueue.master.recent import Recent
@@ -41,7 +42,7 @@ async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: 
     monkeypatch.setattr(snapshots, "SNAPSHOT_LOOK_SECONDS", 0.1)
     await rig.start("abc")
     writer, counters, clock = await rig.writer(), Counters(), SteadyClock()
-    service = MasterService(State(), Recent(), 1, 65536, lambda hosts: ())
+    service = MasterService(Fold(), Recent(), 1, 65536, lambda hosts: ())
     reign = MasterReign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
     service.apply(Configure(clock.now(), TaskSettings(), 0))
     beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters, asyncio.Event()))
@@ -65,7 +66,7 @@ async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: 
         await reign.barrier()
         follower = LogFollower(rig.reader())
         await follower.catch_up(writer.confirmed)
-        assert follower.state.digest() == service.state.digest()
+        assert State(follower.fold).digest() == State(service.fold).digest()
     finally:
         beside.cancel()
         reign.close()
@@ -79,7 +80,7 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
     monkeypatch.setattr(snapshots, "SNAPSHOT_LOOK_SECONDS", 0.1)
     await rig.start("abc")
     writer, counters, clock, lost = await rig.writer(), Counters(), SteadyClock(), asyncio.Event()
-    service = MasterService(State(), Recent(), 1, 65536, lambda hosts: ())
+    service = MasterService(Fold(), Recent(), 1, 65536, lambda hosts: ())
     reign = MasterReign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
     service.apply(Configure(clock.now(), TaskSettings(), 0))
     repairer = LogRepairer(writer, RepairSettings(), lost.set)
@@ -108,7 +109,7 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
         assert not lost.is_set()
         follower = LogFollower(rig.reader())
         await follower.catch_up(writer.confirmed)
-        assert follower.state.digest() == service.state.digest()
+        assert State(follower.fold).digest() == State(service.fold).digest()
     finally:
         beside.cancel()
         reign.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from roq.workqueue.effects import RecordRefused, Settled, TasksDelivered
+from roq.workqueue.fold import RecordRefused, Settled, TasksDelivered
 from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import Record, TaskKey
 from roq.workqueue.state import State
@@ -59,11 +59,11 @@ class Folded:
             number = self._numbers[dump] = len(self._dumps)
             self._dumps.append(dump)
             self._records.append(records)
-            leased = tuple(state.leased.values())
-            tasks = (*state.ready, *leased, *state.dead.values())
+            leased = tuple(state.fold.leased.values())
+            tasks = (*state.fold.ready, *leased, *state.fold.dead.values())
             waiting = tuple(one.position for one in state.waiters.values())
-            orders = tuple(task.order for task in state.ready)
-            self.contents.append(Content(tasks, orders, waiting, leased, frozenset(state.dead)))
+            orders = tuple(task.order for task in state.fold.ready)
+            self.contents.append(Content(tasks, orders, waiting, leased, frozenset(state.fold.dead)))
             self._replayed_in_full(dump, records)
         return number
 
@@ -83,7 +83,7 @@ class Folded:
             if self._checked:
                 state.check()
             after = self._number(state, (*self._records[before], record))
-            state.position -= 1
+            state.fold.position -= 1
             found = self._replays[before, record] = Replay(
                 after,
                 tuple(effect for effect in effects if isinstance(effect, TasksDelivered)),

@@ -78,7 +78,7 @@ def _without_what_is_under_way(one: reign.MasterReign) -> None:
     """A snapshot claims less than it has: what was applied and not durable yet."""
     wanted, one._wanted = one._wanted, None
     if wanted is not None and not wanted.done():
-        one._dump = Dump(one.service.state)
+        one._dump = Dump(one.service.fold)
         wanted.set_result((one.position, one._dump))
 
 

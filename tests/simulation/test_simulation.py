@@ -126,7 +126,7 @@ def test_masters_fork_to_dump_their_state() -> None:
             ended[False] += 1
             raise
         ended[True] += 1
-        assert State.load(bytes(data)).inserted, "it is the state"
+        assert State.load(bytes(data)).fold.inserted, "it is the state"
         return data
 
     for seed in range(2, 2 + TRIES):  # the first one had both when this was written

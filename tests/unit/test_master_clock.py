@@ -7,12 +7,12 @@ import time
 import pytest
 
 from roq.wire.work_queue import TaskSettings
+from roq.workqueue.fold import Fold
 from roq.workqueue.master.process import GRACE_MS
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.reign import SteadyClock
 from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import Configure, Pop, Push
-from roq.workqueue.state import State
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
@@ -46,19 +46,19 @@ def test_a_clock_that_is_wrong_alone_takes_the_log_s_time_nowhere(own: int, witn
 @pytest.mark.parametrize("witness", [0, DAY_MS])
 def test_a_master_whose_clock_is_a_day_ahead_ends_no_lease_and_buries_no_task(witness: int) -> None:
     """With a witness that is as far ahead as itself, as without one, it does."""
-    state, began = State(), wall() - 10_000
+    fold, began = Fold(), wall() - 10_000
     for record in (
         Configure(began, TaskSettings(max_attempts=1), 0),
         Push(began, 1, 1, b"leased"),
         Pop(began, 5, 1, 1, 60_000),
         Push(began, 1, 2, b"delayed", delay_ms=60_000),
     ):
-        state.apply(record)
+        fold.apply(record)
     clock = ahead(DAY_MS)
-    clock.take_over(state.clock, wall() + witness)
+    clock.take_over(fold.clock, wall() + witness)
     quiet_until = clock.now() + GRACE_MS
-    service = MasterService(state, Recent(), 2, 65_536, lambda hosts: (), quiet_until)
+    service = MasterService(fold, Recent(), 2, 65_536, lambda hosts: (), quiet_until)
     service.tick(quiet_until)
-    status = state.status(clock.now())
+    status = fold.status(clock.now())
     assert (status.leased, status.delayed, status.dead) == ((1, 1, 0) if witness == 0 else (0, 0, 1))
-    state.check()
+    fold.check()

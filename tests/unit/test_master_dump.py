@@ -12,17 +12,18 @@ import uvloop
 
 from roq.errors import StorageFailed
 from roq.wire.work_queue import TaskSettings
+from roq.workqueue.fold import Fold
 from roq.workqueue.master.dump import Dump
 from roq.workqueue.records import Complete, Configure, Pop, Push
 from roq.workqueue.state import State
 
 
-def state_of(tasks: int) -> State:
-    state = State()
-    state.apply(Configure(1, TaskSettings(), 0))
+def fold_of(tasks: int) -> Fold:
+    fold = Fold()
+    fold.apply(Configure(1, TaskSettings(), 0))
     for number in range(1, tasks + 1):
-        state.apply(Push(1, 7, number, b"%060d" % number))
-    return state
+        fold.apply(Push(1, 7, number, b"%060d" % number))
+    return fold
 
 
 def descriptors() -> int:
@@ -38,12 +39,12 @@ def test_a_fork_dumps_the_state_of_its_moment() -> None:
     """On the loop that masters run on."""
 
     async def story() -> None:
-        state = state_of(2000)
-        before, open_before, children_before = state.dump(), descriptors(), children()
-        dump = Dump(state)
+        fold = fold_of(2000)
+        before, open_before, children_before = State(fold).dump(), descriptors(), children()
+        dump = Dump(fold)
         for nonce in range(1, 500):
-            state.apply(Pop(2, 9, nonce, 1, 1000))
-        state.apply(Complete(3, next(iter(state.leased)), 9))
+            fold.apply(Pop(2, 9, nonce, 1, 1000))
+        fold.apply(Complete(3, next(iter(fold.leased)), 9))
         data = await dump.data()
         assert bytes(data) == before
         assert State.load(bytes(data)).digest() == State.load(before).digest()
@@ -56,17 +57,17 @@ def test_a_fork_dumps_the_state_of_its_moment() -> None:
 
 
 async def test_a_small_state_is_dumped_at_once() -> None:
-    state, before = state_of(10), children()
-    dump = Dump(state)
+    fold, before = fold_of(10), children()
+    dump = Dump(fold)
     assert children() == before
-    assert await dump.data() == state.dump()
+    assert await dump.data() == State(fold).dump()
 
 
 async def test_a_discarded_dump_leaves_no_process_and_no_file() -> None:
-    state, open_before, before = state_of(20_000), descriptors(), children()
-    Dump(state).discard()
+    fold, open_before, before = fold_of(20_000), descriptors(), children()
+    Dump(fold).discard()
     assert children() == before
-    dump = Dump(state)
+    dump = Dump(fold)
     waiting = asyncio.ensure_future(dump.data())
     await asyncio.sleep(0)
     dump.discard()
@@ -78,12 +79,12 @@ async def test_a_discarded_dump_leaves_no_process_and_no_file() -> None:
 
 async def test_a_large_state_is_dumped_beside_the_loop() -> None:
     """Far less of the loop's processor time than the dump itself takes: 12 instead of 200 ms for a million tasks."""
-    state = state_of(300_000)
+    fold = fold_of(300_000)
     began = time.process_time()
-    whole = state.dump()
+    whole = State(fold).dump()
     direct = time.process_time() - began
     began = time.process_time()
-    dump = Dump(state)
+    dump = Dump(fold)
     held_up = time.process_time() - began
     assert bytes(await dump.data()) == whole
     assert held_up < direct / 2, f"{held_up * 1000:.1f} ms instead of {direct * 1000:.1f} ms"

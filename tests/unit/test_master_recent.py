@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 
-from roq.workqueue.effects import Settled
-from roq.workqueue.fold import APPLIED
+from roq.workqueue.fold import APPLIED, Settled
 from roq.workqueue.master.recent import KEPT, KEPT_BYTES, RUN, Recent
 from roq.workqueue.records import POP_SHIFT, Complete, Requeue
 

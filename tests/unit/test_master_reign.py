@@ -12,12 +12,12 @@ from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.wire.work_queue import TaskSettings
+from roq.workqueue.fold import Fold
 from roq.workqueue.master.batch import WAITING_BYTES_MAX
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.reign import APPENDS_AT_ONCE, MasterReign, SteadyClock
 from roq.workqueue.master.service import MasterService
 from roq.workqueue.records import Configure
-from roq.workqueue.state import State
 
 PEER = b"peer"
 
@@ -47,7 +47,7 @@ class Rig:
         self.log, self.counters = Log(), Counters()
         self.gone: set[bytes] = set()
         self.answers: dict[tuple[bytes, int], wire.Reply | RoqError] = {}
-        self.service = MasterService(State(), Recent(), 1, 65536, lambda hosts: (), here=lambda peer: peer not in self.gone)
+        self.service = MasterService(Fold(), Recent(), 1, 65536, lambda hosts: (), here=lambda peer: peer not in self.gone)
         clock = SteadyClock()
         self.reign = MasterReign(self.service, self.log, self._sent, lambda blobs: None, clock, self.counters)
         self.service.apply(Configure(clock.now(), TaskSettings(), 0))
@@ -102,7 +102,7 @@ async def test_a_log_that_stands_still_costs_a_bounded_number_of_bytes(rig: Rig)
     await rig.log.go_on()
     accepted = [one for one in asked if one not in refused]
     assert all(rig.answers[one] == wire.TasksAdded([]) for one in [*accepted, *again])
-    assert rig.service.state.inserted == len(accepted)
+    assert rig.service.fold.inserted == len(accepted)
     assert rig.service.waiting.bytes == 0
     assert await rig.answer(put(5000)) == wire.TasksAdded([])
 
@@ -112,7 +112,7 @@ async def test_a_task_whose_lease_nobody_got_is_given_back(rig: Rig) -> None:
     rig.ask(wire.Lease(8, 1, 0, 60_000, 1, 0, []), b"killed")
     rig.gone.add(b"killed")
     await rig.log.go_on()
-    assert rig.service.state.ready.count == 1
+    assert rig.service.fold.ready.count == 1
     answer = await rig.answer(wire.Lease(9, 1, 0, 60_000, 1, 0, []))
     assert isinstance(answer, wire.Leases)
     assert len(answer.tasks) == 1
@@ -128,6 +128,6 @@ async def test_a_lease_that_was_asked_for_on_two_connections_is_kept_if_one_is_l
     answer = rig.answers[again]
     assert isinstance(answer, wire.Leases)
     assert len(answer.tasks) == 1
-    assert rig.service.state.ready.count == 0
+    assert rig.service.fold.ready.count == 0
     settled = await rig.answer(wire.SettleAll(8, 0, [wire.Settle(wire.ACK, answer.tasks[0].token)]))
     assert settled == wire.Leases([""], [])

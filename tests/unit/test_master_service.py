@@ -11,6 +11,7 @@ from roq.errors import CallError, PayloadTooLarge, RoqError
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
+from roq.workqueue.fold import Fold
 from roq.workqueue.master.batch import WAITING_BYTES_MAX, EntryBatch
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.master.service import ENTRY_BYTES, PROOF_MS, REPLY_BYTES, MasterService
@@ -28,7 +29,7 @@ class Rig:
     def __init__(self, max_attempts: int = 0) -> None:
         self.now = 1_000_000
         self.service = MasterService(
-            State(),
+            Fold(),
             Recent(),
             1,
             BLOB_BYTES,
@@ -102,8 +103,8 @@ def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
     made.commit()
-    made.service.state.check()
-    assert made.follower().digest() == made.service.state.digest(), "whoever follows the log is in the same state"
+    made.service.fold.check()
+    assert made.follower().digest() == State(made.service.fold).digest(), "whoever follows the log is in the same state"
 
 
 def test_requests_of_one_turn_are_one_entry(rig: Rig) -> None:
@@ -162,22 +163,34 @@ def test_after_a_take_over_no_lease_ends_for_a_while() -> None:
     rig = Rig()
     rig.put(b"x")
     rig.lease(lease_ms=100)
-    rig.service = MasterService(rig.follower(), Recent(), 2, BLOB_BYTES, lambda hosts: (), quiet_until=rig.now + 2000)
+    rig.service = MasterService(rig.follower().fold, Recent(), 2, BLOB_BYTES, lambda hosts: (), quiet_until=rig.now + 2000)
     assert rig.service.due() == rig.now + 2000
     rig.now += 1999
     rig.service.tick(rig.now)
-    assert len(rig.service.state.leased) == 1
+    assert len(rig.service.fold.leased) == 1
     rig.now += 1
     rig.service.tick(rig.now)
-    assert not rig.service.state.leased
+    assert not rig.service.fold.leased
 
 
-def test_a_repeated_request_takes_the_parked_one_out(rig: Rig) -> None:
+def test_a_short_wait_behind_a_long_one_ends_in_time(rig: Rig) -> None:
+    long = rig.ask(wire.Lease(9, 1, 0, 1000, 1, 5000, []))
+    short = rig.ask(wire.Lease(9, 2, 0, 1000, 1, 100, []))
+    assert rig.service.due() == rig.now + 100
+    rig.now += 101
+    rig.service.tick(rig.now)
+    assert rig.commit() == {short: wire.Leases([], [])}
+    rig.now += 5000
+    rig.service.tick(rig.now)
+    assert rig.commit() == {long: wire.Leases([], [])}
+
+
+def test_a_repeated_request_takes_the_waiting_one_out(rig: Rig) -> None:
     rig.ask(wire.Lease(9, 1, 0, 1000, 1, 5000, []))
     again = rig.ask(wire.Lease(9, 1, 1, 1000, 1, 0, []))
     assert rig.commit()[again] == wire.Leases([], [])
     rig.put(b"x")
-    assert rig.service.state.ready.count == 1, "nobody waits any more"
+    assert rig.service.fold.ready.count == 1, "nobody waits any more"
 
 
 def test_a_repeated_settlement_is_told_what_it_did(rig: Rig) -> None:
@@ -197,8 +210,8 @@ def test_a_settlement_that_is_repeated_too_late_changes_nothing(rig: Rig) -> Non
     (again,) = rig.lease(2, nonce=2).tasks
     rig.service.recent = Recent()  # forgotten, or never known to this master
     assert rig.answer(wire.SettleAll(9, 1, kinds)) == wire.Leases([None, None], [])
-    assert [task.delivery for task in rig.service.state.leased.values()] == [desk.parse_token(again.token)[0]]
-    assert (rig.service.state.completed, rig.service.state.ready.count) == (1, 0)
+    assert [task.delivery for task in rig.service.fold.leased.values()] == [desk.parse_token(again.token)[0]]
+    assert (rig.service.fold.completed, rig.service.fold.ready.count) == (1, 0)
 
 
 def test_one_reply_fits_into_a_frame(rig: Rig) -> None:
@@ -239,7 +252,7 @@ def test_a_large_batch_is_cut(rig: Rig) -> None:
 )
 def test_what_no_client_of_ours_sends_is_refused_and_changes_nothing(rig: Rig, request_: wire.Request) -> None:
     assert isinstance(rig.answer(request_), CallError)
-    status = rig.service.state.status(rig.now)
+    status = rig.service.fold.status(rig.now)
     assert (status.inserted, status.leased) == (0, 0)
 
 
@@ -327,7 +340,7 @@ def test_who_is_gone_gets_no_task(rig: Rig) -> None:
     waiting = rig.ask(wire.Lease(9, 1, 0, 60_000, 1, 5000, []))
     rig.gone.add(b"killed")
     rig.put(b"x")
-    assert [task.instance for task in rig.service.state.leased.values()] == [9]
+    assert [task.instance for task in rig.service.fold.leased.values()] == [9]
     assert waiting
 
 

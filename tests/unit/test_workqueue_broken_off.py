@@ -37,8 +37,8 @@ def test_a_call_broken_off_anywhere_leaves_a_whole_state_or_is_the_last() -> Non
         except StorageFailed:
             refused += 1
             continue
-        queue._state.check()
-        assert {task.payload for task in queue._state.leased.values()} <= {b"x"} | leased, "nothing is leased to nobody"
+        queue._fold.check()
+        assert {task.payload for task in queue._fold.leased.values()} <= {b"x"} | leased, "nothing is leased to nobody"
     assert 0 < refused < point
 
 

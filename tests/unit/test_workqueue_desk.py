@@ -11,7 +11,7 @@ from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, Tempora
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.contract import ERROR_BYTES_MAX, Ack, Extend, NewTask, Reject, Release
-from roq.workqueue.effects import Known, RecordRefused, Settled, TasksDelivered
+from roq.workqueue.fold import Known, RecordRefused, Settled, TasksDelivered
 from roq.workqueue.records import DeadLetter, Requeue
 from roq.workqueue.state import State
 

@@ -21,7 +21,7 @@ SOON = 10.0  # seconds; never reached when all is well
 def queue() -> Iterator[MemoryQueue]:
     one = MemoryQueue(TaskSettings(max_attempts=3))
     yield one
-    one._state.check()
+    one._fold.check()
     one.close()
 
 
@@ -34,7 +34,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def waiting(queue: MemoryQueue, count: int) -> None:
     """Until so many Pops stand in line."""
     end = time.monotonic() + SOON
-    while len(queue._sleepers) < count:
+    while len(queue._waiters) < count:
         assert time.monotonic() < end
         threading.Event().wait(0.005)
 
@@ -62,7 +62,7 @@ def test_a_lease_waits_no_longer_than_it_said(queue: MemoryQueue) -> None:
     begun = time.monotonic()
     assert lease(queue, wait_seconds=0.1) == []
     assert 0.1 <= time.monotonic() - begun < 5
-    assert not queue._state.waiters
+    assert not queue._waiters
 
 
 def test_a_waiting_lease_is_the_timer_for_delays_and_expiries(queue: MemoryQueue, threads: ThreadPoolExecutor) -> None:
@@ -127,7 +127,7 @@ def test_many_threads_do_every_task_once(threads: ThreadPoolExecutor) -> None:
     done = [payload for worker in workers for payload in worker.result(SOON)]
     assert sorted(map(int, done)) == list(range(tasks))
     assert queue.status().completed == tasks
-    queue._state.check()
+    queue._fold.check()
     queue.close()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import TaskState
-from roq.workqueue.effects import Known, RecordRefused, Settled, TasksChanged, TasksDelivered
+from roq.workqueue.fold import Known, RecordRefused, Settled, TasksChanged, TasksDelivered
 from roq.workqueue.records import (
     Cancel,
     Complete,
@@ -270,13 +270,13 @@ class History:
             items = self.oracle.all(kind)
             if kind in (DELAYED, LEASED):
                 items.sort(key=lambda item: (item.due, item.delivery, item.order))
-            tasks = self.state.first(TaskState(kind), 1000)
+            tasks = self.state.fold.first(TaskState(kind), 1000)
             if kind == DEAD:
                 tasks.sort(key=lambda task: (-task.priority, task.order))
             assert [(t.producer, t.sequence) for t in tasks] == [item.key for item in items]
             assert [(t.attempts, t.due) for t in tasks] == [(item.attempts, item.due) for item in items]
         dues = [item.due for item in self.oracle.all(LEASED, DELAYED)]
-        assert self.state.next_due() == min(dues, default=None)
+        assert self.state.fold.next_due() == min(dues, default=None)
 
     def tick(self, a: int, b: int) -> None:
         self.now += a % 30
@@ -313,7 +313,7 @@ class History:
 
     def expire(self, a: int, b: int) -> None:
         count = 1 + a % 3
-        found = self.state.expired(self.now, count)
+        found = self.state.fold.expired(self.now, count)
         over = sorted((item.due, item.delivery) for item in self.oracle.all(LEASED) if item.due <= self.now)
         assert [(one.due, one.delivery) for one in found] == over[:count]
         self.now += MS[b % 5]
@@ -334,8 +334,8 @@ class History:
         keys = None if a % 2 else ((a % 3, 1 + b % 5), (b % 3, 1 + a % 5))
         chosen = TaskSettings(a % 4, MS[b % 5] / 1000)
         records = (
-            Configure(self.now, chosen, self.state.version - (b % 3 == 0)),
-            Configure(self.now, chosen, self.state.version),
+            Configure(self.now, chosen, self.state.fold.version - (b % 3 == 0)),
+            Configure(self.now, chosen, self.state.fold.version),
             RequeueDead(self.now, keys),
             RemoveDead(self.now, keys),
             ReleaseAll(self.now),

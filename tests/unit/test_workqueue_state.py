@@ -13,8 +13,7 @@ import pytest
 from roq.errors import UnknownFormat
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import TaskState
-from roq.workqueue.effects import Dropped, Effect, Handed, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
-from roq.workqueue.fold import WAITERS_MAX
+from roq.workqueue.fold import Dropped, Effect, Handed, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
 from roq.workqueue.records import (
     VERSION,
     BlobRef,
@@ -37,7 +36,7 @@ from roq.workqueue.records import (
     decode,
     encode,
 )
-from roq.workqueue.state import State
+from roq.workqueue.state import WAITERS_MAX, State
 
 P, W, V = 11, 21, 22  # a producer, two workers
 DONE, LOST = [Settled(True)], [Settled(False)]
@@ -58,7 +57,7 @@ class Log:
         loaded = State.load(self.state.dump())
         loaded.check()
         assert loaded.dump() == self.state.dump()
-        assert loaded.next_due() == self.state.next_due()
+        assert loaded.fold.next_due() == self.state.fold.next_due()
         return effects
 
     def push(self, payload: bytes = b"", priority: int = 0, delay_ms: int = 0, dedup_key: str = "") -> list[Effect]:
@@ -74,7 +73,7 @@ class Log:
         return self.apply(Pop(self.now, instance, self.nonce, 1, 1000, wait_ms))
 
     def payloads(self, state: TaskState = TaskState.READY) -> list[object]:
-        return [task.payload for task in self.state.first(state, 100)]
+        return [task.payload for task in self.state.fold.first(state, 100)]
 
 
 def handed(effects: Sequence[Effect]) -> list[Handed]:
@@ -89,7 +88,7 @@ def test_a_task_lives_from_put_to_ack() -> None:
     assert (one.attempt, one.due, one.task.payload, one.task.inserted) == (1, 5700, b"a", 5000)
     assert log.apply(Complete(5100, one.delivery, W)) == DONE
     assert log.apply(Complete(5100, one.delivery, W)) == LOST
-    status = log.state.status(5100)
+    status = log.state.fold.status(5100)
     assert (status.inserted, status.completed, status.ready, status.leased) == (1, 1, 0, 0)
 
 
@@ -117,7 +116,7 @@ def test_only_the_current_delivery_settles() -> None:
     (old,) = log.pop()
     assert log.apply(Requeue(0, old.delivery, W)) == DONE
     (new,) = log.pop(instance=V)
-    before = log.state.leased[new.delivery]
+    before = log.state.fold.leased[new.delivery]
     stale: list[Record] = [
         Complete(0, old.delivery, W),
         Requeue(0, old.delivery, W),
@@ -127,7 +126,7 @@ def test_only_the_current_delivery_settles() -> None:
     ]
     for record in stale:
         assert log.apply(record) == LOST
-    assert log.state.leased == {new.delivery: before}
+    assert log.state.fold.leased == {new.delivery: before}
     assert log.apply(Complete(0, new.delivery, V)) == DONE
 
 
@@ -135,16 +134,16 @@ def test_an_expiry_does_not_undo_an_extension() -> None:
     log = Log()
     log.push()
     (one,) = log.pop(lease_ms=100)
-    assert log.state.next_due() == 100
-    assert log.state.expired(99, 10) == []
-    (expiry,) = log.state.expired(100, 10)
+    assert log.state.fold.next_due() == 100
+    assert log.state.fold.expired(99, 10) == []
+    (expiry,) = log.state.fold.expired(100, 10)
     assert log.apply(ExtendLease(90, one.delivery, W, 100)) == DONE
     assert log.apply(expiry) == LOST
-    assert log.state.next_due() == 190
-    (expiry,) = log.state.expired(190, 10)
+    assert log.state.fold.next_due() == 190
+    (expiry,) = log.state.fold.expired(190, 10)
     assert log.apply(expiry) == DONE
     assert log.apply(expiry) == LOST  # a second monitor
-    assert log.state.next_due() is None
+    assert log.state.fold.next_due() is None
 
 
 def test_extending_to_the_same_end_expires_once() -> None:
@@ -152,14 +151,14 @@ def test_extending_to_the_same_end_expires_once() -> None:
     log.push()
     (one,) = log.pop(lease_ms=100)
     log.apply(ExtendLease(0, one.delivery, W, 100), ExtendLease(0, one.delivery, W, 100))
-    assert len(log.state.expired(100, 10)) == 1
+    assert len(log.state.fold.expired(100, 10)) == 1
 
 
 def test_a_delayed_task_becomes_ready_with_any_record_of_its_time() -> None:
     log = Log()
     log.push(b"late", delay_ms=100)
     log.push(b"now")
-    assert log.state.next_due() == 100
+    assert log.state.fold.next_due() == 100
     assert log.payloads() == [b"now"]
     assert log.payloads(TaskState.DELAYED) == [b"late"]
     log.now = 100
@@ -199,14 +198,14 @@ def test_a_pop_that_waited_too_long_takes_no_task() -> None:
     log.wait(W, wait_ms=100)
     log.now = 200
     assert log.push() == [TasksDelivered(W, 1, ())]
-    assert log.state.ready.count == 1
+    assert log.state.fold.ready.count == 1
 
 
 def test_no_more_than_waiters_max_wait() -> None:
     state = State()
     for nonce in range(1, WAITERS_MAX + 1):
-        assert state.apply(Pop(0, W, nonce, 1, 1000, 1000)) == ()
-    assert state.apply(Pop(0, V, 1, 1, 1000, 1000)) == (TasksDelivered(V, 1, ()),)
+        assert not state.apply(Pop(0, W, nonce, 1, 1000, 1000))
+    assert list(state.apply(Pop(0, V, 1, 1, 1000, 1000))) == [TasksDelivered(V, 1, ())]
 
 
 def test_the_deliveries_of_a_dead_instance_are_handed_on() -> None:
@@ -218,7 +217,7 @@ def test_the_deliveries_of_a_dead_instance_are_handed_on() -> None:
     effects = log.apply(InstanceDead(0, W, "killed"))
     assert [one.task.payload for one in handed(effects)] == [b"a"]
     assert log.payloads() == [b"b"]
-    assert log.state.first(TaskState.READY, 1)[0].error == "killed"
+    assert log.state.fold.first(TaskState.READY, 1)[0].error == "killed"
     assert log.apply(Pop(0, W, 99, 1, 1000)) == [RecordRefused()], "it was declared dead, so it may not lease"
 
 
@@ -261,8 +260,8 @@ def test_a_task_leased_too_often_is_dead() -> None:
     log.apply(Requeue(0, log.pop()[0].delivery, W, error="first"))
     log.now = 5000
     (one,) = log.pop()
-    assert log.apply(*log.state.expired(6000, 1)) == DONE
-    (dead,) = log.state.first(TaskState.DEAD, 9)
+    assert log.apply(*log.state.fold.expired(6000, 1)) == DONE
+    (dead,) = log.state.fold.first(TaskState.DEAD, 9)
     assert (dead.attempts, dead.error) == (2, "first")
     assert log.apply(Complete(0, one.delivery, W)) == LOST
     assert log.apply(RequeueDead(0, ((9, 9),))) == [TasksChanged(0)]
@@ -270,9 +269,9 @@ def test_a_task_leased_too_often_is_dead() -> None:
     (one,) = log.pop()
     assert one.attempt == 1
     assert log.apply(DeadLetter(0, one.delivery, W, "no use")) == DONE
-    assert log.state.first(TaskState.DEAD, 9)[0].error == "no use"
+    assert log.state.fold.first(TaskState.DEAD, 9)[0].error == "no use"
     assert log.apply(RemoveDead(0, None)) == [TasksChanged(1)]
-    assert log.state.removed == 1
+    assert log.state.fold.removed == 1
 
 
 def test_a_task_that_was_not_tried_does_not_die() -> None:
@@ -280,7 +279,7 @@ def test_a_task_that_was_not_tried_does_not_die() -> None:
     log.apply(Configure(0, TaskSettings(max_attempts=1), 0))
     log.push()
     log.apply(Requeue(0, log.pop()[0].delivery, W))
-    assert log.state.ready.count == 1
+    assert log.state.fold.ready.count == 1
 
 
 def test_commands_for_all_tasks() -> None:
@@ -298,7 +297,7 @@ def test_commands_for_all_tasks() -> None:
     (one,) = log.pop()
     assert log.apply(Purge(0)) == [TasksChanged(3)]
     assert log.apply(Complete(0, one.delivery, W)) == LOST
-    assert (log.state.removed, len(log.state.dead), log.state.next_due()) == (3, 1, None)
+    assert (log.state.fold.removed, len(log.state.fold.dead), log.state.fold.next_due()) == (3, 1, None)
 
 
 def test_settings_change_by_compare_and_set() -> None:
@@ -306,7 +305,7 @@ def test_settings_change_by_compare_and_set() -> None:
     assert log.apply(Configure(0, TaskSettings(max_attempts=3), 0)) == DONE
     assert log.apply(Configure(0, TaskSettings(max_attempts=9), 0)) == LOST
     assert log.apply(Configure(0, TaskSettings(max_attempts=4), 1)) == DONE
-    assert (log.state.settings.max_attempts, log.state.version) == (4, 2)
+    assert (log.state.fold.settings.max_attempts, log.state.fold.version) == (4, 2)
 
 
 def test_a_blob_is_dropped_with_its_task() -> None:
@@ -324,19 +323,19 @@ def test_a_blob_is_dropped_with_its_task() -> None:
     log.apply(DeadLetter(0, second.delivery, W, ""))
     assert log.apply(Purge(0)) == [TasksChanged(2), Dropped(blobs[3]), Dropped(blobs[2])]
     assert log.apply(RemoveDead(0, None)) == [TasksChanged(1), Dropped(blobs[1])]
-    assert log.state.blobs == {}
+    assert log.state.fold.blobs == {}
 
 
 def test_the_oldest_ready_task_tells_the_age() -> None:
     log = Log()
-    assert log.state.status(0).oldest_seconds is None
+    assert log.state.fold.status(0).oldest_seconds is None
     log.push(b"old")
     log.now = 4000
     log.push(b"urgent", priority=5)
-    assert log.state.status(5000).oldest_seconds == 5.0
+    assert log.state.fold.status(5000).oldest_seconds == 5.0
     log.now = 3000  # a clock behind: time does not go back
     log.push(b"c")
-    assert log.state.clock == 4000
+    assert log.state.fold.clock == 4000
 
 
 @pytest.mark.parametrize(
@@ -367,5 +366,5 @@ def test_ends_of_old_leases_do_not_pile_up() -> None:
         (delivered,) = state.apply(Pop(0, W, n, 1, 600_000))
         assert isinstance(delivered, TasksDelivered)
         state.apply(Complete(0, delivered.handed[0].delivery, W))
-    assert len(state._ends) < 5000
-    assert state.next_due() is None
+    assert len(state.fold._ends) < 5000
+    assert state.fold.next_due() is None

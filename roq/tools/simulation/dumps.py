@@ -20,6 +20,7 @@ from typing import Any
 import roq.workqueue.master.dump
 from roq.tools.simulation.loop import PROCESS, Process, SimulatedLoop
 from roq.tools.simulation.machines import Machine
+from roq.workqueue.fold import Fold
 from roq.workqueue.master.dump import Dump
 from roq.workqueue.state import State
 
@@ -42,17 +43,17 @@ class Forks:
     def replacements(self) -> list[tuple[Any, str, Any]]:
         """For the table of surroundings."""
 
-        def fork(dump: Dump, state: State) -> None:
-            dump._child, dump._file = self._fork(state)
+        def fork(dump: Dump, fold: Fold) -> None:
+            dump._child, dump._file = self._fork(fold)
 
         return [(roq.workqueue.master.dump, "os", self._module()), (Dump, "_fork", fork)]
 
-    def _fork(self, state: State) -> tuple[int, int]:
+    def _fork(self, fold: Fold) -> tuple[int, int]:
         master = PROCESS.get()
         assert master is not None, "only simulated processes have masters"
         if self._random.random() < REFUSED_SHARE:
             raise OSError(errno.ENOMEM, "no memory for another process")
-        data, file, machine = state.dump(), os.memfd_create("roq-dump", os.MFD_CLOEXEC), self._machines()[master.address]
+        data, file, machine = State(fold).dump(), os.memfd_create("roq-dump", os.MFD_CLOEXEC), self._machines()[master.address]
         its, seconds = os.dup(file), self._random.choice(DUMP_SECONDS) * (0.5 + self._random.random())
         self._files |= {file, its}
         done: list[bool] = []

@@ -18,10 +18,10 @@ from roq.pubsub.order import OrderMachine
 from roq.pubsub.path import PathMachine
 from roq.pubsub.ring import Ring
 from roq.tools.simulation.loop import PROCESS, Process, SimulatedLoop
+from roq.workqueue.fold import Fold
 from roq.workqueue.master.follower import LogFollower
-from roq.workqueue.state import State
 
-MACHINES: tuple[type, ...] = (Appending, Child, Membership, OrderMachine, PathMachine, Ring, State, Tree)
+MACHINES: tuple[type, ...] = (Appending, Child, Fold, Membership, OrderMachine, PathMachine, Ring, Tree)
 
 
 class Inspector:

@@ -273,7 +273,7 @@ class BlobRegistry:
                 one = self._pending.pop(blob)
                 self._counters["uploads_discarded"] += 1
                 self._tasks.start(self._delete(blob, (one.host,)), f"discard {blob}")
-            if not self._service.state.blobs and not self._pending:
+            if not self._service.fold.blobs and not self._pending:
                 continue
             if self._health.changed():
                 self.repair_due.set()
@@ -285,7 +285,7 @@ class BlobRegistry:
                     self.repair_due.set()
 
     def _holders(self) -> set[str]:
-        return {host for task in self._service.state.blobs.values() for host in task.payload.holders}  # type: ignore[union-attr]
+        return {host for task in self._service.fold.blobs.values() for host in task.payload.holders}  # type: ignore[union-attr]
 
     async def _beats(self, host: str) -> bool:
         if host not in self._stores.directory.hosts():
@@ -308,7 +308,7 @@ class BlobRegistry:
         while True:
             self.repair_due.clear()
             live = self._health.live()
-            for key, task in self._service.state.blobs.items():
+            for key, task in self._service.fold.blobs.items():
                 if key not in self._restoring and self._lacks(task, live):
                     self._restoring.add(key)
                     self._tasks.start(self._restore(key), f"restore copies of {key}")
@@ -333,7 +333,7 @@ class BlobRegistry:
         """One round of copies, from what is known when its turn has come. What lacks still is tried again soon."""
         try:
             async with self._repairs:
-                task, live = self._service.state.blobs.get(key), self._health.live()
+                task, live = self._service.fold.blobs.get(key), self._health.live()
                 if task is None or not self._lacks(task, live) or not isinstance(blob := task.payload, BlobRef):
                     return
                 alive = tuple(host for host in blob.holders if host in live)
@@ -374,7 +374,7 @@ class BlobRegistry:
         count = 0
         for name in sorted(before.keys() - {one.blob for one in held}):
             key, lost = before[name]
-            task = self._service.state.blobs.get(key)
+            task = self._service.fold.blobs.get(key)
             if task is not None and task.payload == lost:
                 await self._lost(host, key, lost)
                 count += 1
@@ -385,7 +385,7 @@ class BlobRegistry:
         """What the host should have, by name."""
         return {
             task.payload.blob: (key, task.payload)
-            for key, task in self._service.state.blobs.items()
+            for key, task in self._service.fold.blobs.items()
             if isinstance(task.payload, BlobRef) and host in task.payload.holders
         }
 
@@ -416,7 +416,7 @@ class BlobRegistry:
 
     async def copies(self) -> list[wire.Shortage]:
         """Payloads that have not all of their copies now, those with the same number of them together; all stores are asked."""
-        refs = [task.payload for task in self._service.state.blobs.values() if isinstance(task.payload, BlobRef)]
+        refs = [task.payload for task in self._service.fold.blobs.values() if isinstance(task.payload, BlobRef)]
         what = [Holding(ref.blob, ref.holders, size=ref.size) for ref in refs]
         found = await self._stores.compare(what, (), self._stores.directory.hosts())
         short: dict[int, list[Holding]] = {}

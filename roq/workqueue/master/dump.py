@@ -16,6 +16,7 @@ import warnings
 
 from roq.errors import StorageFailed
 from roq.runtime.observe import logger
+from roq.workqueue.fold import Fold
 from roq.workqueue.state import State
 
 DIRECT_MAX = 200  # tasks and keys whose dump takes no longer than a fork, however large they are
@@ -25,19 +26,19 @@ log = logger(__name__)
 class Dump:
     """Of the state now."""
 
-    def __init__(self, state: State, direct_max: int = DIRECT_MAX) -> None:
+    def __init__(self, fold: Fold, direct_max: int = DIRECT_MAX) -> None:
         self._data = b""
         self._child = self._file = 0  # pid while it is neither reaped nor discarded; descriptor
         self._ended = asyncio.Event()
-        if state.inserted - state.completed - state.removed + len(state.keys) > direct_max:
+        if fold.inserted - fold.completed - fold.removed + len(fold.keys) > direct_max:
             try:
-                self._fork(state)
+                self._fork(fold)
             except OSError as error:  # no memory for another process
                 log.warning("snapshot is made without a fork and blocks the queue", extra={"fields": {"reason": str(error)}})
         if not self._child:
-            self._data = state.dump()
+            self._data = State(fold).dump()
 
-    def _fork(self, state: State) -> None:
+    def _fork(self, fold: Fold) -> None:
         file = os.memfd_create("roq-dump", os.MFD_CLOEXEC)
         try:
             with warnings.catch_warnings():
@@ -54,7 +55,7 @@ class Dump:
             gc.disable()
             os.closerange(3, file)  # ports and connections are not to outlive their process
             os.closerange(file + 1, os.sysconf("SC_OPEN_MAX"))
-            rest = memoryview(state.dump())
+            rest = memoryview(State(fold).dump())
             while rest:
                 rest = rest[os.write(file, rest) :]
             code = 0

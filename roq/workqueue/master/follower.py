@@ -12,6 +12,7 @@ from roq.errors import LogTrimmed, TemporaryError, UnknownFormat
 from roq.log.replicated.reader import LogReader
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
+from roq.workqueue.fold import Fold
 from roq.workqueue.master.recent import Recent
 from roq.workqueue.records import decode
 from roq.workqueue.state import State
@@ -25,7 +26,7 @@ class LogFollower:
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
-        self.state, self.recent, self.position = State(), Recent(), 0
+        self.fold, self.recent, self.position = Fold(), Recent(), 0
 
     async def load(self) -> None:
         """Begin with the newest snapshot, if it is ahead of us. Raises what the log does."""
@@ -35,7 +36,7 @@ class LogFollower:
         found = await self._reader.load_snapshot()
         if found is not None:
             self.position, data = found
-            self.state, self.recent = State.load(data), Recent()
+            self.fold, self.recent = State.load(data).fold, Recent()
 
     async def follow(self) -> None:
         """Apply what is confirmed, until cancelled."""
@@ -75,9 +76,9 @@ class LogFollower:
                 continue
             if position != self.position + 1:
                 raise AssertionError(f"entry {position} follows {self.position}")
-            state, recent = self.state, self.recent
+            fold, recent = self.fold, self.recent
             for record in decode(entry):
-                recent.note(record, state.apply(record))
+                recent.note(record, fold.apply(record))
             self.position = position
             if position % APPLY_AT_ONCE == 0:
                 await asyncio.sleep(0)

@@ -162,7 +162,7 @@ class Master:
                     raise LogFenced("the log was removed")
                 since = time.monotonic()
                 await follower.catch_up(writer.confirmed)
-                self._clock.take_over(follower.state.clock, taken.changed + round((time.monotonic() - since) * 1000))
+                self._clock.take_over(follower.fold.clock, taken.changed + round((time.monotonic() - since) * 1000))
                 await self._serve_from(follower, writer)
             finally:
                 await writer.close()
@@ -195,11 +195,11 @@ class Master:
         quiet_until = self._clock.now() + GRACE_MS if follower.position else 0
         term = self._process.term
         inline, here = self._work.inline_bytes, self._door.connected
-        service = MasterService(follower.state, follower.recent, term, inline, self._places, quiet_until, here)
+        service = MasterService(follower.fold, follower.recent, term, inline, self._places, quiet_until, here)
         reign = MasterReign(service, writer, self._door.send, self._drop, self._clock, self.counters)
         reign.position = follower.position
         blobs = BlobRegistry(self._work, writer.stores, service, reign.turn, reign.barrier, self._clock.now, self.counters)
-        if not service.state.version:
+        if not service.fold.version:
             service.apply(Configure(self._clock.now(), _contract_settings(self._work), 0))
         beside = Tasks(reign.end)
         lost = asyncio.Event()

@@ -17,8 +17,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 
-from roq.workqueue.effects import Effect, Settled
-from roq.workqueue.fold import APPLIED
+from roq.workqueue.fold import APPLIED, Effect, Settled
 from roq.workqueue.records import Complete, DeadLetter, Record, Requeue
 
 KEPT_BYTES = 4 * 1024 * 1024  # of memory; a queue that is idle holds no more than a busy one

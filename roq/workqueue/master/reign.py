@@ -215,7 +215,7 @@ class MasterReign:
         wanted, self._wanted = self._wanted, None
         if wanted is None or wanted.done():
             return
-        self._dump = Dump(self.service.state)
+        self._dump = Dump(self.service.fold)
         if self._under_way:
             self._dumped = (self._under_way[-1], wanted)
         else:

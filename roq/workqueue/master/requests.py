@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 from roq.errors import InvalidConfiguration
 from roq.wire import master as wire
 from roq.workqueue import desk
 from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, LEASE_COUNT_MAX, PRIORITIES, PUT_COUNT_MAX
-from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import Complete, DeadLetter, ExtendLease, Requeue, TaskKey
-from roq.workqueue.state import State
 
 IDS_MAX = 20_000  # dead letters named at once
 MILLISECONDS_MAX = round(desk.SECONDS_MAX * 1000)
@@ -68,13 +64,3 @@ def settlement(one: wire.Settle, now: int) -> Complete | ExtendLease | Requeue |
     if one.kind == wire.REJECT:
         return DeadLetter(now, delivery, instance, desk.cut_error(one.error))
     raise InvalidConfiguration(f"no settlement is of kind {one.kind}")
-
-
-def largest_inline(state: State) -> int:
-    """Bytes of the largest payload that is not elsewhere, at least 1."""
-    tasks = chain(state.ready, (entry[2] for entry in state.delayed), state.leased.values(), state.dead.values())
-    return max(map(_inline_bytes, tasks), default=1)
-
-
-def _inline_bytes(task: StoredTask) -> int:
-    return max(len(task.payload), 1) if type(task.payload) is bytes else 1

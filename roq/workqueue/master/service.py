@@ -5,11 +5,11 @@ sent only when that batch, and so all before it, is on stable storage. Nothing t
 the one who asked for it, nor by others who read. If an append fails, this whole object is thrown away and the state is read
 from the log again.
 
-    request ──► records ──► state.apply ──► answer ──┐
+    request ──► records ──► fold.apply ───► answer ──┐
                    └──────► batch ──► log ── durable ┴──► sent
 
-A lease request that finds nothing is parked here, not in the log: a Pop is written when there is a task for it. Not covered:
-sockets and the log (process.py), payloads kept by stores (blobs.py).
+A lease request that finds nothing waits here (waiters.py), not in the log: a Pop is written when there is a task for it. Not
+covered: sockets and the log (process.py), payloads kept by stores (blobs.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqErro
 from roq.wire import master as wire
 from roq.workqueue import desk
 from roq.workqueue.contract import TaskState
-from roq.workqueue.effects import Dropped, Effect, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
-from roq.workqueue.fold import APPLIED
+from roq.workqueue.fold import APPLIED, Dropped, Effect, Fold, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
 from roq.workqueue.master.batch import RECORD_BYTES, RECORD_COST, EntryBatch, PendingBatches, name_of
 from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.requests import check_lease, check_put, check_task, largest_inline, letters, settlement
+from roq.workqueue.master.requests import check_lease, check_put, check_task, letters, settlement
 from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import (
     BlobRef,
@@ -43,13 +42,13 @@ from roq.workqueue.records import (
     RequeueDead,
     Tick,
 )
-from roq.workqueue.state import State
+from roq.workqueue.waiters import Waiters
 
 ENTRY_BYTES = 1024 * 1024  # a batch with so many takes no more; a record has far less than a store takes as one entry
 ENTRY_RECORDS = 10_000
 REPLY_BYTES = 4 * 1024 * 1024  # of payloads in one reply: it must pass as one frame
 EXPIRED_AT_ONCE = 1_000
-PARKED_MAX = 100_000  # lease requests that wait; more are answered at once, with nothing
+WAITERS_MAX = 100_000  # lease requests that wait; more are answered at once, with nothing
 WAIT_MS_MAX = 10_000  # a client asks again
 PEEK_MAX = 10_000
 PROOF_MS = 5_000
@@ -57,7 +56,7 @@ Locate = Callable[[tuple[str, ...]], tuple[wire.Place, ...]]
 
 
 @dataclass(slots=True)
-class Parked:
+class LongPoll:
     """A lease request that waits for a task. pop.now: ms when it came; until: ms."""
 
     peer: bytes
@@ -77,7 +76,7 @@ class MasterService:
 
     def __init__(
         self,
-        state: State,
+        fold: Fold,
         recent: Recent,
         term: int,
         blob_bytes: int,
@@ -85,13 +84,13 @@ class MasterService:
         quiet_until: int = 0,
         here: Callable[[bytes], bool] = _everybody,
     ) -> None:
-        self.state, self.recent = state, recent
+        self.fold, self.recent = fold, recent
         self._term, self._blob_bytes, self._locate, self._quiet_until = term, blob_bytes, locate, quiet_until
         self._here = here
         self.batches: deque[EntryBatch] = deque()  # to be appended, in order
         self.waiting = PendingBatches()
-        self._parked: deque[Parked] = deque()
-        self._largest = largest_inline(state)  # payload bytes in one task, at most
+        self._waiters: Waiters[LongPoll] = Waiters(WAITERS_MAX)
+        self._largest = max(fold.inline_bytes(), default=1) or 1  # payload bytes in one task, at most
         self._proved = 0  # ms of the newest record
 
     # --- what the shell asks ------------------------------------------------------------------------------------------
@@ -104,31 +103,30 @@ class MasterService:
 
     def unanswered(self) -> list[tuple[bytes, int]]:
         """(peer, id) of every request that still waits here; they are forgotten."""
-        found = [(one.peer, one.id) for one in self._parked]
+        found = [(one.peer, one.id) for one in self._waiters.values()]
         found += [(peer, id) for batch in self.cut() for peer, id, _ in batch.answers]
-        self._parked.clear()
+        self._waiters = Waiters(WAITERS_MAX)
         self.batches.clear()
         self.waiting = PendingBatches()
         return found
 
     def due(self) -> int | None:
         """When `tick` has something to do (ms), None: never by itself."""
-        dues = [self._parked[0].until] if self._parked else []
-        if (due := self.state.next_due()) is not None:
-            dues.append(max(due, self._quiet_until))
-        return min(dues, default=None)
+        end, due = self._waiters.next_end(), self.fold.next_due()
+        if due is None:
+            return end
+        due = max(due, self._quiet_until)
+        return due if end is None else min(due, end)
 
     def tick(self, now: int) -> None:
         """End what is over."""
         if now >= self._quiet_until:
-            for record in self.state.expired(now, EXPIRED_AT_ONCE):
+            for record in self.fold.expired(now, EXPIRED_AT_ONCE):
                 self.apply(record)
-        if (due := self.state.next_due()) is not None and due <= now and now > self.state.clock:
+        if (due := self.fold.next_due()) is not None and due <= now and now > self.fold.clock:
             self.apply(Tick(now))
-        self._serve_parked(now)
-        parked = self._parked
-        while parked and parked[0].until <= now:  # nearly in this order: all wait about equally long
-            one = parked.popleft()
+        self._serve_waiters(now)
+        for _, one in self._waiters.over(now):
             self._nothing(one.peer, one.id, now)
 
     def _prove(self, now: int) -> None:
@@ -157,7 +155,7 @@ class MasterService:
         waiting.bytes += size + RECORD_COST
         batch.records.append(record)
         self._proved = record.now
-        effects = self.state.apply(record)
+        effects = self.fold.apply(record)
         self.recent.note(record, effects)
         if effects is APPLIED:
             return effects
@@ -190,12 +188,12 @@ class MasterService:
     def _put(self, peer: bytes, id: int, request: wire.Put, now: int) -> None:
         producer, sequence, tasks = request.producer, request.sequence, request.tasks
         check_put(request)
-        limit = self.state.settings.payload_bytes_max
+        limit = self.fold.settings.payload_bytes_max
         for task in tasks:
             length = len(task.payload)
             check_task(task, length, limit, self._blob_bytes)
             self._largest = max(self._largest, length)
-        before = self.state.producers.known.get(producer)
+        before = self.fold.producers.known.get(producer)
         if before is not None and sequence <= before.highest and self.waiting.join(peer, id, request):
             return  # it was sent before, and is on its way to the log
         known, repeated = list[tuple[int, str]](), list[int]()
@@ -210,8 +208,8 @@ class MasterService:
             self.waiting.answer(peer, id, wire.TasksAdded(known, repeated))
         else:
             self.waiting.tell(peer, id, (producer, sequence), tasks, wire.TasksAdded(known))
-        if self._parked and self.state.ready.count:
-            self._serve_parked(now)
+        if self._waiters and self.fold.ready.count:
+            self._serve_waiters(now)
 
     @staticmethod
     def _known(push: Push, effects: Iterable[Effect]) -> str:
@@ -225,8 +223,8 @@ class MasterService:
 
     def check_big(self, size: int) -> None:
         """Raises PayloadTooLarge."""
-        if not 0 <= size <= self.state.settings.payload_bytes_max:
-            raise PayloadTooLarge(f"a payload has at most {self.state.settings.payload_bytes_max} bytes, got {size}")
+        if not 0 <= size <= self.fold.settings.payload_bytes_max:
+            raise PayloadTooLarge(f"a payload has at most {self.fold.settings.payload_bytes_max} bytes, got {size}")
 
     def reserved(self, peer: bytes, id: int, reserved: wire.Reserved) -> None:
         """A store was named for a payload."""
@@ -235,7 +233,7 @@ class MasterService:
     def add_big(self, waiting: Iterable[tuple[bytes, int]], push: Push) -> None:
         """A task whose payload is stored as often as it has to be; (peer, id) of those who wait for it."""
         effects, blob = self.apply(push), push.payload
-        task = self.state.blobs.get((push.producer, push.sequence))
+        task = self.fold.blobs.get((push.producer, push.sequence))
         if isinstance(blob, BlobRef) and (task is None or task.payload != blob) and not _dropped(effects, blob):
             self.waiting.open.dropped.append(blob)  # it was put before, with another copy
         for peer, id in waiting:
@@ -248,7 +246,7 @@ class MasterService:
                     self.waiting.tell(peer, id, (push.producer, push.sequence), blob.blob, wire.TasksAdded(known))
             except RoqError as error:
                 self.refuse(peer, id, error)
-        self._serve_parked(push.now)
+        self._serve_waiters(push.now)
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -260,14 +258,14 @@ class MasterService:
         settled = self._settle(request.settle, request.again, now) if request.settle else []
         pop = Pop(now, instance, nonce, max(1, min(count, REPLY_BYTES // self._largest)), lease_ms)
         if request.again:  # it may have been done, or still wait here
-            self._parked = deque(one for one in self._parked if (one.pop.instance, one.pop.nonce) != (instance, nonce))
-        elif not self.state.ready.count:
+            self._waiters.remove((instance, nonce))
+        elif not self.fold.ready.count:
             if settled:  # the news of a settlement does not wait
                 self.waiting.tell(peer, id, (instance, -nonce), 0, wire.Leases(settled, []))
-            elif not request.wait_ms or len(self._parked) >= PARKED_MAX:
+            elif not request.wait_ms or self._waiters.full:
                 self._nothing(peer, id, now)
             else:
-                self._parked.append(Parked(peer, id, pop, now + min(request.wait_ms, WAIT_MS_MAX)))
+                self._waiters.add((instance, nonce), LongPoll(peer, id, pop, now + min(request.wait_ms, WAIT_MS_MAX)))
             return
         self._hand(peer, id, pop, settled, now)
 
@@ -291,18 +289,18 @@ class MasterService:
         for one in tasks:
             delivery, instance = desk.parse_token(one.token)
             self.apply(Requeue(now, delivery, instance))
-        self._serve_parked(now)
+        self._serve_waiters(now)
 
     def _elsewhere(self, task: StoredTask) -> wire.Elsewhere:
         blob = task.payload
         assert isinstance(blob, BlobRef)
         return wire.Elsewhere(blob.blob, blob.size, blob.crc, self._locate(blob.holders))
 
-    def _serve_parked(self, now: int) -> None:
+    def _serve_waiters(self, now: int) -> None:
         """Those who are gone get nothing: their tasks would be nobody's for a whole lease."""
-        parked, ready = self._parked, self.state.ready
-        while parked and ready.count:
-            one = parked.popleft()
+        waiters, ready = self._waiters, self.fold.ready
+        while waiters and ready.count:
+            _, one = waiters.take()
             if not self._here(one.peer):
                 continue
             try:
@@ -318,8 +316,8 @@ class MasterService:
             self.waiting.tell(peer, id, *named, answer)
         else:
             self.waiting.answer(peer, id, answer)
-        if self._parked and self.state.ready.count:
-            self._serve_parked(now)
+        if self._waiters and self.fold.ready.count:
+            self._serve_waiters(now)
 
     def _settle(self, settle: list[wire.Settle], again: int, now: int) -> list[str | None]:
         """All are understood before the first one is applied."""
@@ -341,7 +339,7 @@ class MasterService:
         self._prove(now)
         match request:
             case wire.Hello():
-                body = wire.Welcome(self._term, self.state.settings, self._blob_bytes)
+                body = wire.Welcome(self._term, self.fold.settings, self._blob_bytes)
             case wire.GetStatus():
                 self.tick(now)
                 body = self._status(now)
@@ -359,13 +357,13 @@ class MasterService:
             case _:
                 raise CallError(f"no such request: {type(request).__name__}")
         self.waiting.answer(peer, id, body)
-        self._serve_parked(now)
+        self._serve_waiters(now)
 
     def _count(self, command: Record) -> wire.Counted:
         return wire.Counted(sum(effect.tasks for effect in self.apply(command) if type(effect) is TasksChanged))
 
     def _status(self, now: int) -> wire.StatusNow:
-        status = self.state.status(now)
+        status = self.fold.status(now)
         oldest = -1 if status.oldest_seconds is None else round(status.oldest_seconds * 1000)
         return wire.StatusNow(
             status.ready, status.delayed, status.leased, status.dead, status.completed, status.inserted, oldest
@@ -378,7 +376,7 @@ class MasterService:
             raise InvalidConfiguration(f"no task is ever {request.state!r}") from None
         seen: list[wire.Seen] = []
         size = 0
-        for task in self.state.first(state, min(max(request.count, 0), PEEK_MAX)):
+        for task in self.fold.first(state, min(max(request.count, 0), PEEK_MAX)):
             payload = task.payload if type(task.payload) is bytes else self._elsewhere(task)
             size += len(payload) if isinstance(payload, bytes) else 0
             if size > REPLY_BYTES and seen:

@@ -18,7 +18,7 @@ import roq
 from roq.errors import CallError, MessagesLost, NotReady, ProcessFailed
 from roq.pubsub.exchange.forwarder import Forwarder
 from roq.pubsub.exchange.process import serve
-from roq.pubsub.monitor.fencing import fence
+from roq.pubsub.monitor.process import fence
 from roq.pubsub.monitor.process import serve as serve_monitor
 from roq.runtime.liveness import HeartbeatBoard
 from roq.runtime.observe import Counters

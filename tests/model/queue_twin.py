@@ -13,11 +13,18 @@ hearing of it.
 from __future__ import annotations
 
 from roq.errors import RoqError
-from roq.pubsub.monitor.expected import EXPECTED_SECONDS, LIVING_SECONDS
-from roq.pubsub.monitor.former import FormerLives
 from roq.pubsub.monitor.membership import Membership
-from roq.pubsub.monitor.proofs import PROVING_SECONDS, PROVING_SILENT_SECONDS, carrying_tokens
-from roq.pubsub.monitor.records import CARRYING, AnswerDue, ExchangeState, Instruction, Notify, Retire
+from roq.pubsub.monitor.records import (
+    CARRYING,
+    PROVING_SECONDS,
+    PROVING_SILENT_SECONDS,
+    AnswerDue,
+    ExchangeState,
+    Instruction,
+    Notify,
+    Retire,
+)
+from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, LIVING_SECONDS, FormerExchanges
 from roq.pubsub.path import CloseLink, OpenLink, Reuse, SendFin, SendOpen
 from roq.pubsub.path import Instruction as PathInstruction
 from roq.pubsub.subscriber import LISTING_SECONDS
@@ -87,7 +94,7 @@ class Queue:
 
     def passing_by_is_counted(self) -> None:
         """What carries messages without a subscriber that was ready ever: it will be told so."""
-        carrying = carrying_tokens(self.monitor.exchanges)
+        carrying = self.monitor.carrying()
         for id, known in self.monitor.subscribers.items():
             twin = self.subscribers[id]
             if twin.started and not twin.failed and known.reported and not carrying <= known.attached:
@@ -388,10 +395,10 @@ class Queue:
         """A new process of the Monitor. The GCM gives it what lives on at hosts that are not back, as often as it starts."""
         for id, known in self.monitor.subscribers.items():
             silent = self.now - self.subscribers[id].heard > PROVING_SILENT_SECONDS
-            missed = carrying_tokens(self.monitor.exchanges) - known.attached if silent else set()
+            missed = self.monitor.carrying() - known.attached if silent else set()
             self.subscribers[id].passed_by.update(missed)
         left = [FormerProcess(f"exchange/q/{id}", "h", id, lease_seconds=FENCE_SECONDS) for id in sorted(self.recorded)]
-        self.monitor = Membership(1, USE, None, self.now, FormerLives(left, self.now))
+        self.monitor = Membership(1, USE, None, self.now, FormerExchanges(left, self.now))
         self.begun = self.now
         self.drains.clear()
         self.retiring.clear()

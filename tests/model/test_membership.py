@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from roq.pubsub.monitor import proofs
-from roq.pubsub.monitor.expected import Expected
 from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, Membership
-from roq.pubsub.monitor.proofs import JOINING_SECONDS
-from roq.pubsub.monitor.records import Exchange, SubscriberRecord
+from roq.pubsub.monitor.records import JOINING_SECONDS, Exchange, SubscriberRecord
+from roq.pubsub.monitor.takeover import ExpectedSubscribers
 from tests.model.queue_twin import EXCHANGES, PUBLISHERS, SUBSCRIBERS, Queue
 
 WALKS, STEPS = 300, 70  # per seed
@@ -163,7 +161,7 @@ def silent_are_waited_for(one: SubscriberRecord, now: float) -> bool:
     [
         (Membership, "_newcomers_served", everybody_is_known, NEW_PUBLISHER, "can't get"),
         (Membership, "waits", former_lives_are_forgotten, FORMER_EXCHANGE, "told that it is ready"),
-        (proofs, "_waited_for", silent_are_waited_for, DEAD_SUBSCRIBER, "waits for the dead"),
+        (SubscriberRecord, "waited_for", silent_are_waited_for, DEAD_SUBSCRIBER, "waits for the dead"),
     ],
 )
 def test_a_situation_that_chance_hardly_meets(
@@ -178,7 +176,7 @@ def miss_in_silence(self: SubscriberRecord, tokens: Iterable[str]) -> None:
     self.ready = self.ready and self.attached.issuperset(tokens)
 
 
-def nobody_is_awaited(self: Expected, present: Container[int], now: float) -> bool:
+def nobody_is_awaited(self: ExpectedSubscribers, present: Container[int], now: float) -> bool:
     return False
 
 
@@ -195,7 +193,7 @@ def never_wait_for_a_report(self: Membership) -> bool:
         (Membership, "waits", nothing_is_waited_for, "told that it is ready"),
         (Membership, "_nothing_pending", never_wait_for_a_report, "left undone"),
         (SubscriberRecord, "may_miss", miss_in_silence, "was passed by"),
-        (Expected, "awaited", nobody_is_awaited, "can't get"),
+        (ExpectedSubscribers, "awaited", nobody_is_awaited, "can't get"),
     ],
 )
 def test_without_this_rule_a_walk_fails(

@@ -13,8 +13,7 @@ from roq.pubsub.monitor.membership import (
     MOVE_SECONDS,
     REJOIN_SECONDS,
 )
-from roq.pubsub.monitor.proofs import JOINING_SECONDS
-from roq.pubsub.monitor.records import ExchangeState, Notify, Probe, SubscriberRecord, WatchExchange
+from roq.pubsub.monitor.records import JOINING_SECONDS, ExchangeState, Notify, Probe, SubscriberRecord, WatchExchange
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from tests.unit.small_queue import P, Queue, S, T, address, notices, replies

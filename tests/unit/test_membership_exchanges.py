@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 
 from roq.errors import ExchangeNotFound, LastExchange, NotReady
-from roq.pubsub.monitor.backup import HEARD_SECONDS, KNOWN_SECONDS, Roll
-from roq.pubsub.monitor.loss import LINK_SECONDS
 from roq.pubsub.monitor.membership import (
     EXCHANGE_SILENT_SECONDS,
+    LINK_SECONDS,
     PUBLISHER_SILENT_SECONDS,
     REJOIN_SECONDS,
     SUBSCRIBER_SILENT_SECONDS,
     Membership,
 )
-from roq.pubsub.monitor.proofs import JOINING_SECONDS
-from roq.pubsub.monitor.records import AnswerDue, ExchangeState, Probe, Retire, Unwatch, WatchExchange
+from roq.pubsub.monitor.records import JOINING_SECONDS, AnswerDue, ExchangeState, Probe, Retire, Unwatch, WatchExchange
+from roq.pubsub.monitor.takeover import HEARD_SECONDS, KNOWN_SECONDS, HeardSubscribers
 from roq.wire import monitor as wire
 from tests.unit.small_queue import USE, P, Queue, S, T, address, notices, replies
 
@@ -262,7 +261,7 @@ def test_an_activated_backup_waits_for_the_subscribers_that_reported_to_it_only(
 
 
 def test_a_backup_knows_the_subscribers_once_all_had_time_to_report() -> None:
-    roll = Roll()
+    roll = HeardSubscribers()
     assert roll.expected(100.0) is None, "nobody has reported: there may be some"
     roll.heard(S, 100.0)
     assert roll.expected(100.0 + KNOWN_SECONDS - 0.1) is None
@@ -305,20 +304,6 @@ def test_a_target_that_dies_is_given_up() -> None:
     assert queue.place() == (1, "A", "")
 
 
-def test_check_sees_what_is_wrong() -> None:
-    queue = Queue("A", "B")
-    queue.subscribe()
-    queue.join()
-    queue.machine.publishers[P].target = "B"
-    queue.machine.exchanges["B"].state = ExchangeState.STARTING
-    with pytest.raises(AssertionError, match="is moved to"):
-        queue.machine.check()
-    queue.machine.publishers[P].target = ""
-    queue.machine.subscribers[S].ready = True
-    with pytest.raises(AssertionError, match="carries unproved"):
-        queue.machine.check()
-
-
 def lost_under(queue: Queue) -> None:
     """The publisher's path 4 ran on an Exchange that is gone, and it was told to go on as path 5 on B."""
     assert queue.join(path=4, exchange="gone").path == 5
@@ -349,3 +334,28 @@ def test_a_link_that_breaks_before_the_next_path_has_begun_is_a_loss_of_its_own(
     queue.exchange("C")
     [again] = notices(queue.at(4, "", lost="B/1"), wire.Relocate)
     assert again == wire.Relocate(3, 6, address("C"), "B/1")
+
+
+# --- invariants -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("member", "field", "value", "words"),
+    [
+        ("exchanges", "heard", False, "does not hear it"),
+        ("publishers", "relocated", True, "and nowhere"),
+        ("publishers", "target", "B", "moved to an Exchange that is starting"),
+        ("subscribers", "attached", frozenset(), "carries unproved"),
+        ("subscribers", "was_told", False, "was never"),
+    ],
+)
+def test_check_sees_what_is_wrong(member: str, field: str, value: object, words: str) -> None:
+    queue = Queue("A")
+    queue.subscribe()
+    queue.proves("A/1")
+    queue.join()
+    queue.reports("B")
+    queue.machine.check()
+    setattr(next(iter(getattr(queue.machine, member).values())), field, value)
+    with pytest.raises(AssertionError, match=words):
+        queue.machine.check()

@@ -10,12 +10,19 @@ import msgspec
 import pytest
 
 from roq.errors import DeadlineExceeded, NotReady
-from roq.pubsub.monitor.expected import EXPECTED_SECONDS, LIVING_SECONDS
-from roq.pubsub.monitor.former import FormerLives
-from roq.pubsub.monitor.membership import EXCHANGE_SILENT_SECONDS, NEWCOMER_SECONDS, NOBODY_SECONDS, REJOIN_SECONDS, Membership
-from roq.pubsub.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS, answer
-from roq.pubsub.monitor.proofs import JOINING_ALL_SECONDS, JOINING_SECONDS, PROVING_SECONDS, PROVING_SILENT_SECONDS
-from roq.pubsub.monitor.records import ExchangeState, PendingRequest, PublisherRecord
+from roq.pubsub.monitor.membership import (
+    ACTIVE_ANSWER_SECONDS,
+    DRAIN_ANSWER_SECONDS,
+    EXCHANGE_SILENT_SECONDS,
+    JOINING_ALL_SECONDS,
+    MOVE_ANSWER_SECONDS,
+    NEWCOMER_SECONDS,
+    NOBODY_SECONDS,
+    REJOIN_SECONDS,
+    Membership,
+)
+from roq.pubsub.monitor.records import JOINING_SECONDS, PROVING_SECONDS, PROVING_SILENT_SECONDS, ExchangeState
+from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, LIVING_SECONDS, FormerExchanges
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess
 from roq.wire.process import Named
@@ -25,7 +32,7 @@ OLD = FormerProcess("exchange/q/old", "h", "old", lease_seconds=12.0)
 ANOTHER = FormerProcess("exchange/q/another", "h", "another", lease_seconds=12.0)
 
 
-def taken_over(*exchanges: str, expected: dict[int, float] | None = None, former: FormerLives | None = None) -> Queue:
+def taken_over(*exchanges: str, expected: dict[int, float] | None = None, former: FormerExchanges | None = None) -> Queue:
     queue = Queue()
     queue.machine = Membership(3, USE, expected, queue.now, former)
     for id in exchanges:
@@ -220,7 +227,7 @@ def test_nobody_new_is_ready_before_every_exchange_had_time_to_report() -> None:
 
 
 def test_nobody_new_is_ready_while_a_life_of_a_lost_host_may_carry_messages() -> None:
-    queue = taken_over("A", former=FormerLives([OLD], 100.0))
+    queue = taken_over("A", former=FormerExchanges([OLD], 100.0))
     queue.subscribe()
     queue.tick(NEWCOMER_SECONDS, "A")
     assert heard(queue, "A/1") == wire.Heard(3, False, ("Exchange old of the lost host h, which may go on for 7 s",))
@@ -230,20 +237,20 @@ def test_nobody_new_is_ready_while_a_life_of_a_lost_host_may_carry_messages() ->
 
 
 def test_a_life_whose_lease_has_run_out_is_not_waited_for() -> None:
-    queue = taken_over("A", former=FormerLives([OLD], 100.0))
+    queue = taken_over("A", former=FormerExchanges([OLD], 100.0))
     queue.subscribe()
     queue.tick(12.0, "A")
     assert heard(queue, "A/1").ready
 
 
 def test_a_life_of_a_host_that_is_back_is_not_waited_for() -> None:
-    lives = FormerLives([OLD, ANOTHER], 100.0)
+    lives = FormerExchanges([OLD, ANOTHER], 100.0)
     lives.keep({("another", "h")})
     assert [words.split(" of ")[0] for words in lives.left(101.0)] == ["Exchange another"]
 
 
 def test_a_life_that_reports_is_proved_like_any_other() -> None:
-    queue = taken_over("A", former=FormerLives([OLD], 100.0))
+    queue = taken_over("A", former=FormerExchanges([OLD], 100.0))
     queue.exchange("old")
     queue.subscribe()
     queue.join(path=4, exchange="old")
@@ -254,7 +261,7 @@ def test_a_life_that_reports_is_proved_like_any_other() -> None:
 
 def test_an_exchange_of_the_same_name_elsewhere_is_not_the_life_that_was_left_behind() -> None:
     """It was being created when its host was lost, and is created on another one."""
-    queue = taken_over(former=FormerLives([msgspec.structs.replace(OLD, host="lost")], 100.0))
+    queue = taken_over(former=FormerExchanges([msgspec.structs.replace(OLD, host="lost")], 100.0))
     queue.exchange("old")
     queue.subscribe()
     queue.tick(NEWCOMER_SECONDS, "old")
@@ -262,7 +269,7 @@ def test_an_exchange_of_the_same_name_elsewhere_is_not_the_life_that_was_left_be
 
 
 def test_who_was_ready_before_is_told_at_once() -> None:
-    queue = taken_over("A", former=FormerLives([OLD], 100.0))
+    queue = taken_over("A", former=FormerExchanges([OLD], 100.0))
     queue.machine.join_subscriber(wire.JoinSubscriber(S, (">",), True), b"s21", queue.now)
     queue.tick(REJOIN_SECONDS, "A")
     assert heard(queue, "A/1") == wire.Heard(3, True)
@@ -392,7 +399,7 @@ def test_who_reports_but_never_reads_holds_up_the_others_for_a_bounded_time_only
     assert queue.state("A") is ExchangeState.ACTIVE
 
 
-# --- bounds of orders -------------------------------------------------------------------------------------------------
+# --- bounds of requests -------------------------------------------------------------------------------------------------
 
 
 def test_an_exchange_that_never_comes_is_not_awaited_for_ever() -> None:
@@ -477,11 +484,14 @@ def test_a_drain_waits_for_a_publisher_that_never_goes_but_not_for_ever() -> Non
     assert isinstance(found[0], DeadlineExceeded)
 
 
-def test_an_order_is_answered_when_its_time_is_over() -> None:
-    publisher = PublisherRecord(b"p", "A", 1, 100.0)
-    publisher.target = "B"
-    order = PendingRequest("waiter", "move", 100.0 + MOVE_ANSWER_SECONDS, moves=frozenset({(P, "B")}))
-    assert answer(order, {}, {P: publisher}, order.deadline - 0.1) is None
-    late = answer(order, {}, {P: publisher}, order.deadline)
-    assert isinstance(late, DeadlineExceeded)
-    assert "not all moved" in str(late)
+def test_a_move_is_answered_when_its_time_is_over() -> None:
+    queue = Queue("A", "B")
+    queue.join()
+    queue.move("B")
+    queue.machine.publishers[P].deadline = queue.now + 2 * MOVE_ANSWER_SECONDS
+    for second in range(1, int(MOVE_ANSWER_SECONDS) + 1):
+        queue.at(1, "A")
+        found = replies(queue.tick(1.0, "A", "B"))
+        assert bool(found) == (second == MOVE_ANSWER_SECONDS), second
+    assert isinstance(found[0], DeadlineExceeded)
+    assert "not all moved" in str(found[0])

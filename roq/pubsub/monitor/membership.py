@@ -24,34 +24,28 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 
-from roq.errors import ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
-from roq.pubsub.monitor.expected import Expected
-from roq.pubsub.monitor.former import FormerLives
-from roq.pubsub.monitor.loss import all_back, lose, missed, replacement
-from roq.pubsub.monitor.orders import ACTIVE_ANSWER_SECONDS, DRAIN_ANSWER_SECONDS, MOVE_ANSWER_SECONDS, answer
-from roq.pubsub.monitor.proofs import (
-    JOINING_ALL_SECONDS,
-    JOINING_SECONDS,
-    become_ready,
-    carrying_tokens,
-    missing_proofs,
-    possible_tokens,
-    proved,
-)
+import msgspec
+
+from roq.errors import DeadlineExceeded, ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
 from roq.pubsub.monitor.records import (
     CARRYING,
+    JOINING_SECONDS,
+    PROVING_SECONDS,
     AnswerDue,
     Exchange,
+    ExchangeEvent,
     ExchangeState,
     Instruction,
     Notify,
     PendingRequest,
+    Probe,
     PublisherRecord,
     Retire,
     SubscriberRecord,
     Unwatch,
     WatchExchange,
 )
+from roq.pubsub.monitor.takeover import ExpectedSubscribers, FormerExchanges
 from roq.wire import monitor as wire
 from roq.wire.frame import PathOpening
 from roq.wire.process import Named
@@ -60,10 +54,16 @@ EXCHANGE_SILENT_SECONDS = 3.5  # an Exchange that has not reported for this long
 PUBLISHER_SILENT_SECONDS = 10.0  # a publisher that has not reported for this long has left without a good-bye
 SUBSCRIBER_SILENT_SECONDS = 30.0  # the user's loop may be busy; then it is evicted so that the others can go on
 EXCHANGE_GONE_SECONDS = 15.0  # for so long subscribers keep their place at a dead Exchange whose publishers must replay
+LINK_SECONDS = 0.5  # an Exchange that reports so long after a link to it broke is alive
 REJOIN_SECONDS = 1.5  # after a Monitor's start: its members rejoin within a report's interval
 NOBODY_SECONDS = 3.0  # that long if no subscriber has: they may only be slow to notice
 NEWCOMER_SECONDS = 5.0  # what may harm in silence waits for the slowest: 3 s until it looks for its Monitor, and two tries
+JOINING_ALL_SECONDS = 5.0  # moves wait this long while one joins after the other, as a consumer does that crashes at once
 MOVE_SECONDS = 10.0  # a publisher that has not ended its path by then is not counted as moved
+# Longer than whoever asks waits; without a bound of our own, requests whose asker is gone would use up the places for requests.
+MOVE_ANSWER_SECONDS = 40.0
+DRAIN_ANSWER_SECONDS = 90.0
+ACTIVE_ANSWER_SECONDS = 20.0
 
 
 class Membership:
@@ -75,12 +75,12 @@ class Membership:
         terms_of_use: wire.PublisherWelcome,
         expected: Mapping[int, float] | None = None,
         begun: float | None = None,
-        former: FormerLives | None = None,
+        former: FormerExchanges | None = None,
     ) -> None:
         """`terms_of_use`: a welcome of which only term, overflow and max_frame_bytes are used. expected: subscribers that will
         come back, and when each was heard last; None if nobody can name them. begun: when this Monitor took over from another
         one; None if it is the first of a new queue. former: what that one's host may have left behind."""
-        self.former = former or FormerLives()
+        self.former = former or FormerExchanges()
         self.term = term
         self.version = 1
         self._use = terms_of_use
@@ -93,7 +93,7 @@ class Membership:
         self._held_since: float | None = None  # since when something has waited for subscribers that join
         self._started = begun or 0.0
         self._begun = begun
-        self._expected = Expected(expected, self._started)
+        self._expected = ExpectedSubscribers(expected, self._started)
 
     # --- Exchanges ----------------------------------------------------------------------------------------------------
 
@@ -111,9 +111,9 @@ class Membership:
         if self._begun is not None and known is None:  # later: one that has forwarded anything was known to somebody
             fresh.may_carry = now - self._begun < NEWCOMER_SECONDS or report.frames_in > 0
         if known is not None:  # another life of it: its publishers replay once it, or another one, is proved
-            lose(self.publishers.values(), known.address, now)
-            anew = {ExchangeState.ACTIVE: ExchangeState.STARTING, ExchangeState.DRAINING: ExchangeState.RETIRING}
-            fresh.state = anew.get(known.state, known.state)
+            self._lose(known.address, now)
+            fresh.state = known.state
+            fresh.on(ExchangeEvent.RESTARTED)
         self.exchanges[address.id] = fresh
         self.former.gone(address.id, report.host)  # it obeys this Monitor, and is proved like any other
         self.version += 1
@@ -177,7 +177,7 @@ class Membership:
         of this Monitor that may only mean that the Exchange, or subscribers, have not come back to it yet."""
         exchange = self._least_loaded()
         young = now - self._started < REJOIN_SECONDS or self._expected.awaited(self.subscribers, now)
-        if young and not all_back(self._expected.all, self.subscribers, exchange, request):
+        if young and (request.exchange or not self._all_back_on(exchange)):  # it names none if it knows that the link is lost
             raise NotReady("not everybody may have come back yet: it would replay to some subscribers only")
         if self._joining(now):
             raise NotReady("a subscriber is just joining: it would miss the beginning of the replay")
@@ -188,6 +188,11 @@ class Membership:
         publisher.offer(exchange.address.id, publisher.path)
         terms = (self._use.overflow, self._use.max_frame_bytes, (), request.token)
         return wire.PublisherWelcome(self.term, publisher.path, exchange.address, *terms)
+
+    def _all_back_on(self, exchange: Exchange) -> bool:
+        """Whether everybody there is was named, and hears what comes through this Exchange."""
+        named, token = self._expected.all, exchange.address.token
+        return named is not None and all(id in self.subscribers and token in self.subscribers[id].attached for id in named)
 
     def _least_loaded(self, but: str = "") -> Exchange:
         active = [e for e in self.exchanges.values() if e.state is ExchangeState.ACTIVE and e.address.id != but]
@@ -286,13 +291,13 @@ class Membership:
         subscriber.peer, subscriber.last_report = peer, now
         subscriber.attached = frozenset(report.attached)
         if subscriber.returning and not subscriber.reported:
-            subscriber.may_miss(possible_tokens(self.exchanges))  # an earlier Monitor may have let them carry without it
+            subscriber.may_miss(self._possibly_carrying())  # an earlier Monitor may have let them carry without it
         subscriber.reported = True
         subscriber.attached -= {one.address.token for one in self.exchanges.values() if one.listed > report.version}
-        if carrying := carrying_tokens(self.exchanges):
+        if carrying := self.carrying():
             subscriber.ready = carrying <= subscriber.attached  # one that gave up detaches from all
         waits = () if subscriber.returning else self.waits(now)
-        subscriber.tell(subscriber.ready and not waits and possible_tokens(self.exchanges) <= subscriber.attached)
+        subscriber.tell(subscriber.ready and not waits and self._possibly_carrying() <= subscriber.attached)
         heard = wire.Heard(self.term, subscriber.told, waits, answers=report.sent, passed_by=subscriber.passed_by)
         out: list[Instruction] = [Notify(peer, heard)]
         if report.version < self.version:
@@ -306,7 +311,7 @@ class Membership:
         self._expected.left(member)
         return self._settle(now)
 
-    # --- orders of the scaling process and of people ------------------------------------------------------------------
+    # --- requests of the scaling process and of people ----------------------------------------------------------------
 
     def move(self, moves: Iterable[tuple[int, str]], waiter: Hashable, now: float) -> list[Instruction]:
         """Move publishers; answered when every one has moved or is given up."""
@@ -346,10 +351,7 @@ class Membership:
         if exchange.state is ExchangeState.STARTING and self._used(id):
             raise NotReady(f"Exchange {id!r} has come back with publishers on it, and not every subscriber has")
         out: list[Instruction] = []
-        if exchange.state is ExchangeState.ACTIVE:
-            exchange.state = ExchangeState.DRAINING
-        elif exchange.state is ExchangeState.STARTING:
-            exchange.state = ExchangeState.RETIRING  # nothing ever passed through it
+        if exchange.on(ExchangeEvent.DRAIN) and exchange.state is ExchangeState.RETIRING:
             out.append(Retire(exchange.address))
         self._waiting.append(PendingRequest(waiter, "drain", now + DRAIN_ANSWER_SECONDS, id))
         return out + self._settle(now)
@@ -369,15 +371,13 @@ class Membership:
         """Once a second: who has fallen silent, what has taken too long, which proofs are missing."""
         out: list[Instruction] = []
         for id, exchange in list(self.exchanges.items()):
-            silent = now - exchange.last_report
-            if silent > EXCHANGE_SILENT_SECONDS:
-                lose(self.publishers.values(), exchange.address, now)
-                exchange.proving_since = now
-                if exchange.state is ExchangeState.ACTIVE:
-                    exchange.state = ExchangeState.STARTING
-            if silent > EXCHANGE_SILENT_SECONDS and (
-                silent > EXCHANGE_GONE_SECONDS or not missed(self.publishers.values(), exchange)
-            ):
+            if (silent := now - exchange.last_report) <= EXCHANGE_SILENT_SECONDS:
+                continue
+            self._lose(exchange.address, now)
+            exchange.proving_since = now
+            exchange.on(ExchangeEvent.SILENT)
+            replay_due = any(publisher.lost == exchange.address.token for publisher in self.publishers.values())
+            if silent > EXCHANGE_GONE_SECONDS or not replay_due:
                 del self.exchanges[id]
                 self.version += 1
                 out.append(Unwatch(exchange.address))
@@ -414,8 +414,33 @@ class Membership:
             self._held_since = min(now, self._held_since + seconds)
 
     def probes(self) -> list[Instruction]:
-        """What has to be sent through Exchanges again and again, until every proof is in and everybody has left."""
-        return missing_proofs(self.exchanges.values(), self.subscribers.values())
+        """What has to be sent through Exchanges again and again: RETIRE until everybody has left, and a probe through each that
+        some subscriber, or the Monitor, has yet to prove."""
+        exchanges = self.exchanges.values()
+        out: list[Instruction] = [Retire(one.address) for one in exchanges if one.state is ExchangeState.RETIRING]
+        for one in exchanges:
+            waits, token = one.state in (*CARRYING, ExchangeState.STARTING), one.address.token
+            if waits and (not one.heard or any(token not in each.attached for each in self.subscribers.values())):
+                out.append(Probe(one.address))
+        return out
+
+    def carrying(self) -> set[str]:
+        """Tokens of the Exchanges that a subscriber has to be attached to before it is ready."""
+        return {one.address.token for one in self.exchanges.values() if one.state in CARRYING}
+
+    def _possibly_carrying(self) -> set[str]:
+        """Those, and of Exchanges that may have carried messages before this Monitor: before it is told that it is ready."""
+        starting = [one for one in self.exchanges.values() if one.state is ExchangeState.STARTING and one.may_carry]
+        return self.carrying() | {one.address.token for one in starting}
+
+    def _lose(self, address: wire.ExchangeAddress, now: float) -> None:
+        """This life of an Exchange is over: whoever was on it has to replay, whoever was on the way to it is not any more."""
+        for publisher in self.publishers.values():
+            publisher.offered.pop(address.id, None)
+            if publisher.target == address.id:
+                publisher.target, publisher.relocated = "", False
+            if publisher.exchange == address.id:
+                publisher.lose(address.token, publisher.path, now)
 
     def _forget_carrying(self, now: float) -> None:
         """An Exchange that is not proved carries nothing if nobody has said in time to be on it."""
@@ -424,28 +449,36 @@ class Membership:
             exchange.may_carry &= id in used or now - exchange.proving_since < NEWCOMER_SECONDS
 
     def _settle(self, now: float) -> list[Instruction]:
-        out: list[Instruction] = []
-        starting = [one for one in self.exchanges.values() if one.state is ExchangeState.STARTING and self._proved(one, now)]
-        for exchange in starting:
-            exchange.state = ExchangeState.ACTIVE
-            for one in self.subscribers.values():  # those that were not waited for
-                one.may_miss((exchange.address.token,))
-        if starting and become_ready(self.exchanges, self.subscribers):  # had proved it before it carried anything
-            out += self._tell_ready(now)
+        out = self._activate(now)
         for exchange in self.exchanges.values():
             if exchange.state in (ExchangeState.DRAINING, ExchangeState.RETIRING, ExchangeState.DRAINED):
                 self._empty(exchange)  # a publisher that was forgotten may have come back to it
             if exchange.state is ExchangeState.DRAINING and not self._used(exchange.address.id):
-                exchange.state = ExchangeState.RETIRING
+                exchange.on(ExchangeEvent.UNUSED)
                 out.append(Retire(exchange.address))
             if exchange.state is ExchangeState.RETIRING and self._left(exchange):
-                exchange.state = ExchangeState.DRAINED
+                exchange.on(ExchangeEvent.DETACHED)
                 self.version += 1
                 out.append(Unwatch(exchange.address))
                 out += self._tell_subscribers()
         out += self._relocations(now) + self._answers(now)
         self._settled = self._nothing_pending()
         return out
+
+    def _activate(self, now: float) -> list[Instruction]:
+        """Exchanges that are proved by now take publishers; whoever is ready with that is told so."""
+        starting = [one for one in self.exchanges.values() if one.state is ExchangeState.STARTING and self._proved(one, now)]
+        for exchange in starting:
+            exchange.on(ExchangeEvent.PROVED)
+            for one in self.subscribers.values():  # those that were not waited for
+                one.may_miss((exchange.address.token,))
+        if not starting:
+            return []
+        carrying = self.carrying()
+        fresh = [one for one in self.subscribers.values() if not one.ready and carrying <= one.attached]
+        for one in fresh:  # had proved all before it carried anything
+            one.ready = True
+        return self._tell_ready(now) if fresh else []
 
     def _nothing_pending(self) -> bool:
         """Whether `_settle` has nothing to do, whatever subscribers report and however much time passes. With thousands of them
@@ -459,7 +492,7 @@ class Membership:
 
     def _tell_ready(self, now: float) -> list[Instruction]:
         """Tell those that are ready and have not been told."""
-        waits, possible = bool(self.waits(now)), possible_tokens(self.exchanges)
+        waits, possible = bool(self.waits(now)), self._possibly_carrying()
         untold = [one for one in self.subscribers.values() if one.ready and not one.told and (one.returning or not waits)]
         ready = [one for one in untold if possible <= one.attached]
         for subscriber in ready:
@@ -491,7 +524,7 @@ class Membership:
         """A Monitor before this one names the subscribers it had."""
         heard = {subscriber: now - silent for subscriber, silent in named.subscribers.items()}
         if named.all:
-            self._expected = Expected(heard, now)
+            self._expected = ExpectedSubscribers(heard, now)
         else:
             self._expected.add(heard, now)
 
@@ -503,24 +536,33 @@ class Membership:
 
     def _relocations(self, now: float) -> list[Instruction]:
         """Tell those who are to move, unless a subscriber is just joining, or is about to."""
-        if not any(self._due(one) for one in self.publishers.values()):
+        if not any(self._destination(one) for one in self.publishers.values()):
             return []
         if self._joining(now) or self._expected.awaited(self.subscribers, now):
             return []
         out: list[Instruction] = []
         for publisher in self.publishers.values():
-            if publisher.lost and not publisher.target:
-                publisher.target = replacement(self.exchanges.values(), publisher, self.load)
-            if publisher.target in self.exchanges and not publisher.relocated:
-                self._send_to(publisher, publisher.target, now)
+            if target := self._destination(publisher):
+                self._send_to(publisher, target, now)
                 out.append(self._relocate(publisher))
         return out
 
-    def _due(self, publisher: PublisherRecord) -> bool:
-        """Whether this publisher is to be told where to go on."""
+    def _destination(self, publisher: PublisherRecord) -> str:
+        """Where this publisher is to be told to go on, "" if nowhere."""
         if publisher.lost and not publisher.target:
-            return bool(replacement(self.exchanges.values(), publisher, self.load))
-        return publisher.target in self.exchanges and not publisher.relocated
+            return self._replacement(publisher)
+        return publisher.target if publisher.target in self.exchanges and not publisher.relocated else ""
+
+    def _replacement(self, publisher: PublisherRecord) -> str:
+        """Where a publisher shall go whose Exchange was lost, "" while there is nothing: the same one first, in its new life or
+        if it has shown since that only the link had broken; else the one with the least load."""
+
+        def usable(one: Exchange) -> bool:
+            alive = one.last_report - publisher.lost_at > LINK_SECONDS
+            return one.state is ExchangeState.ACTIVE and (one.address.token != publisher.lost or alive)
+
+        found = [one.address.id for one in self.exchanges.values() if usable(one)]
+        return min(found, key=lambda id: (id != publisher.exchange, self.load(id), id), default="")
 
     def _joining(self, now: float) -> bool:
         """Whether what is due waits for a subscriber that is just joining. When one has joined after the other for long enough
@@ -534,9 +576,16 @@ class Membership:
         return now - self._held_since < JOINING_ALL_SECONDS
 
     def _proved(self, exchange: Exchange, now: float) -> bool:
-        if now - exchange.last_report > EXCHANGE_SILENT_SECONDS or not self._members_known(now):
+        """Whether this Exchange may take publishers: it lives, the Monitor hears it, and nobody is waited for any more. One
+        that is dead or frozen is not, nor for ever one that reads nothing although others do: it is not ready then, and sees
+        from the numbers what it missed. Nor, for ever, are those that join one after the other."""
+        if now - exchange.last_report > EXCHANGE_SILENT_SECONDS or not self._members_known(now) or not exchange.heard:
             return False
-        return proved(exchange, self.subscribers.values(), now)
+        subscribers, token = self.subscribers.values(), exchange.address.token
+        missing = [one for one in subscribers if token not in one.attached and one.waited_for(now)]
+        if missing and now - exchange.proving_since > PROVING_SECONDS:
+            return not any(one.ready or one.returning for one in missing) or any(token in one.attached for one in subscribers)
+        return not missing
 
     def _used(self, exchange: str) -> bool:
         """Whether a publisher's FIN may still have to come through this Exchange."""
@@ -555,20 +604,38 @@ class Membership:
                     return  # another Exchange must become active first; asked again then
 
     def _answers(self, now: float) -> list[Instruction]:
-        replies = [(one, answer(one, self.exchanges, self.publishers, now)) for one in self._waiting]
+        replies = [(one, self._reply(one, now)) for one in self._waiting]
         self._waiting = [one for one, reply in replies if reply is None]
         return [AnswerDue(one.waiter, reply) for one, reply in replies if reply is not None]
 
+    def _reply(self, request: PendingRequest, now: float) -> msgspec.Struct | RoqError | None:
+        """What to answer, None while it is not carried out and its time is not over."""
+        exchange = self.exchanges.get(request.subject)
+        state = exchange.state if exchange is not None else None
+        moving = any(self.publishers[id].target for id, _ in request.moves if id in self.publishers)
+        if request.kind == "move" and not moving:
+            at = {id: one.exchange for id, _ in request.moves if (one := self.publishers.get(id)) is not None}
+            failed = [(id, target) for id, target in sorted(request.moves) if at.get(id) != target]
+            refused = tuple(f"{id:016x} to {target}: it did not move in time or left" for id, target in failed)
+            return wire.Moved(len(request.moves) - len(failed), request.refused + refused)
+        if request.kind == "active" and state is ExchangeState.ACTIVE:
+            return wire.Recorded()
+        if request.kind == "drain" and state in (None, ExchangeState.DRAINED):
+            return wire.Drained()
+        if now < request.deadline:
+            return None
+        told = f"Exchange {request.subject!r} is {state or 'not known'}" if request.subject else "not all moved"
+        return DeadlineExceeded(f"{request.kind} was not done in time: {told}")
+
     def check(self) -> None:
         """The invariants; AssertionError if one is broken."""
-        for one in self.exchanges.values():
-            assert one.heard or one.state not in CARRYING, f"{one.address.id} carries, and the Monitor does not hear it"
+        members: list[Exchange | PublisherRecord | SubscriberRecord] = [*self.exchanges.values(), *self.publishers.values()]
+        for one in (*members, *self.subscribers.values()):
+            one.check()
         for id, publisher in self.publishers.items():
             if publisher.target and publisher.target in self.exchanges:
                 state = self.exchanges[publisher.target].state
                 assert state in CARRYING, f"publisher {id} is moved to an Exchange that is {state}"
         for subscriber in self.subscribers.values():
-            if subscriber.ready:
-                for exchange in self.exchanges.values():
-                    proved = exchange.address.token in subscriber.attached
-                    assert proved or exchange.state not in CARRYING, f"{exchange.address.id} carries unproved"
+            unproved = self.carrying() - subscriber.attached if subscriber.ready else ()
+            assert not unproved, f"{', '.join(unproved)} carries unproved"

@@ -1,7 +1,8 @@
 """Monitor process: shell around the membership machine and the StatMonitor.
 
 Sockets: `clients` (everybody of the queue), `kpis` (PUB, one record a second), `control` (Shutdown Monitor), and two per
-Exchange (watch.py). Nothing is decided here.
+Exchange (watch.py). Nothing is decided here: who belongs to the queue is in
+membership.py, what a Monitor that takes over knows in takeover.py.
 """
 
 from __future__ import annotations
@@ -9,20 +10,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import zmq
 
-from roq.errors import FrameError, NotReady, RoqError
-from roq.pubsub.monitor.backup import Roll
+from roq.errors import CallError, FrameError, NotReady, ProcessFailed, RoqError
 from roq.pubsub.monitor.beacons import Beacons
-from roq.pubsub.monitor.expected import EXPECTED_SECONDS
-from roq.pubsub.monitor.fencing import fence
-from roq.pubsub.monitor.former import FormerLives
 from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
 from roq.pubsub.monitor.records import CARRYING, AnswerDue, Instruction, Notify, Probe, Retire, Unwatch, WatchExchange
 from roq.pubsub.monitor.statistics import Statistics
+from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, FormerExchanges, HeardSubscribers
 from roq.pubsub.monitor.watch import ExchangeWatch
 from roq.runtime import sockets
 from roq.runtime.backoff import delays
@@ -31,7 +30,7 @@ from roq.runtime.liveness import BEAT_SECONDS
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import Tasks, run
-from roq.runtime.shutdown import ShutdownMonitor
+from roq.runtime.shutdown import ShutdownMonitor, ask
 from roq.wire import frame as frames
 from roq.wire import kpi as kpi_wire
 from roq.wire import monitor as wire
@@ -39,13 +38,16 @@ from roq.wire.assignment import FormerProcess, MonitorRole, ProcessSpec
 from roq.wire.child import ChildSpec
 from roq.wire.frame import FrameKind, Header
 from roq.wire.limits import DECISIONS_KEPT
-from roq.wire.process import Named
+from roq.wire.process import FenceProcess, Named, ProcessDone
 
 log = logger(__name__)
 MONITOR_ID = 1  # publisher id on probes; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
 PROBE_FIRST_SECONDS = 0.004  # after a change, until every proof is in: first wait between probes
 PROBE_MAX_SECONDS = 0.5
 STILL_SECONDS = 1.5 * BEAT_SECONDS  # between two looks at the clock, of which there is one a beat at least
+FENCE_CONNECT_SECONDS = 1.0  # one try; a host that is off does not even refuse
+FENCE_ASK_SECONDS = 3.0  # it answers once, before it ends: what it says then is worth a wait
+FENCE_FIRST_SECONDS, FENCE_LAST_SECONDS = 0.05, 1.0  # between tries
 
 
 class Monitor:
@@ -57,7 +59,7 @@ class Monitor:
         self.counters = Counters()
         self._refusals = Refusals(log, self.counters)
         self._statistics = Statistics()
-        self._roll = Roll()
+        self._heard_subscribers = HeardSubscribers()
         self._restarted = spec.restarted  # in this term
         self._membership = self._fresh_membership(None, spec.restarted or process.term > 1)
         self._watches: dict[str, ExchangeWatch] = {}
@@ -100,7 +102,7 @@ class Monitor:
             asyncio.get_running_loop().call_later(seconds + 0.01, self._look)  # a loop's clock may be early
         now = time.monotonic()
         lives = [life for life in self._process.former if life.exchange]
-        return Membership(self._process.term, use, expected, now, FormerLives(lives, now))
+        return Membership(self._process.term, use, expected, now, FormerExchanges(lives, now))
 
     def _fenced(self, term: int) -> Named | None:
         """The queue is led elsewhere: everybody shall look there at once. Whom the Monitor of that term has to wait for."""
@@ -143,8 +145,8 @@ class Monitor:
             self._statistics = Statistics()
             self._beacons = Beacons()  # a publisher that has not rejoined yet is not gone
             activated = (before.role, process.role) == (MonitorRole.BACKUP, MonitorRole.ACTIVE)
-            self._membership = self._fresh_membership(self._roll.expected(time.monotonic()) if activated else None)
-            self._roll = Roll()
+            self._membership = self._fresh_membership(self._heard_subscribers.expected(time.monotonic()) if activated else None)
+            self._heard_subscribers = HeardSubscribers()
             self._restarted = False
             self._fence_all()
         elif process.former != before.former:
@@ -178,9 +180,9 @@ class Monitor:
             case wire.Describe():
                 return self._describe(now)
             case _:
-                return await self._order(request, now)
+                return await self._await(request, now)
 
-    async def _order(self, request: wire.Move | wire.Drain | wire.AwaitExchange, now: float) -> msgspec.Struct:
+    async def _await(self, request: wire.Move | wire.Drain | wire.AwaitExchange, now: float) -> msgspec.Struct:
         waiter: asyncio.Future[msgspec.Struct] = asyncio.get_running_loop().create_future()
         match request:
             case wire.Move(moves):
@@ -201,7 +203,7 @@ class Monitor:
             if not isinstance(notice, wire.ExchangeReport):
                 self._server.notify(peer, wire.Standby(self._process.term))
             if isinstance(notice, wire.SubscriberReport):
-                self._roll.heard(notice.subscriber, now)
+                self._heard_subscribers.heard(notice.subscriber, now)
             return
         match notice:
             case wire.PublisherReport():
@@ -326,7 +328,7 @@ class Monitor:
     def _tick(self) -> None:
         now = self._now()
         if self._process.role is MonitorRole.BACKUP:
-            self._roll.forget(now)
+            self._heard_subscribers.forget(now)
             return
         self._perform(self._membership.tick(now))
         try:
@@ -405,6 +407,48 @@ class Monitor:
             self._kpi,
             dict(self.counters),
         )
+
+
+async def fence(former: FormerProcess, term: int, on_named: Callable[[Named], None]) -> None:
+    """End what lives on at a lost host: the process is told the higher term, and is known to have ended when nothing listens.
+    Returns then, or when its lease must be over. on_named: called once with the subscribers that a Monitor names before it
+    ends: its successor knows nobody else who could."""
+    fields = {"process": former.name, "host": former.host, "term": term}
+    obeyed = False
+    try:
+        async with asyncio.timeout(former.lease_seconds):
+            for wait in delays(FENCE_FIRST_SECONDS, FENCE_LAST_SECONDS):
+                try:
+                    named = await _ask_to_end(former, term) if former.port else None
+                except ProcessFailed:
+                    log.info("process of a lost host has ended", extra={"fields": fields})
+                    return
+                if named is not None and not obeyed:
+                    obeyed = True
+                    on_named(named)
+                await asyncio.sleep(wait)
+    except TimeoutError:
+        log.warning("process of a lost host is unreachable and its lease is over", extra={"fields": fields})
+
+
+async def _ask_to_end(former: FormerProcess, term: int) -> Named | None:
+    """What it answers if it obeys, None if it says nothing of use. Raises ProcessFailed when it has ended."""
+    try:
+        async with asyncio.timeout(FENCE_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(former.address, former.port)
+    except ConnectionRefusedError:
+        raise ProcessFailed(f"nothing listens at {former.address}:{former.port} any more") from None
+    except (OSError, TimeoutError):
+        return None
+    writer.close()
+    try:
+        answer = await ask(former.address, former.port, FenceProcess(former.name, term), FENCE_ASK_SECONDS)
+    except CallError as error:
+        raise ProcessFailed("another process listens there by now") from error
+    except RoqError as error:
+        log.info("process of a lost host is not fenced yet", extra={"fields": {"process": former.name, "reason": str(error)}})
+        return None
+    return answer.named if isinstance(answer, ProcessDone) else None  # it has ended when nothing listens any more
 
 
 async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:

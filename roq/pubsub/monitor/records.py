@@ -1,4 +1,4 @@
-"""What the membership machine knows and what it orders: states, records and instructions. Pure data."""
+"""What the membership machine knows and what it orders: an Exchange's states and transitions, records, instructions. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import msgspec
 from roq.errors import RoqError
 from roq.wire import monitor as wire
 
+JOINING_SECONDS = 2.0  # moves and proofs wait at most this long for a subscriber to become ready
+PROVING_SILENT_SECONDS = 2.5  # two reports missed: with the report before its death, the living wait less than 3 s
+PROVING_SECONDS = 10.0  # whoever reports and has not proved an Exchange by then does not read
+
 
 class ExchangeState(StrEnum):
-    """How an Exchange is, see membership.py."""
+    """How an Exchange is, see membership.py. One that is lost, or stopped, is known no more."""
 
     STARTING = "starting"
     ACTIVE = "active"
@@ -22,7 +26,29 @@ class ExchangeState(StrEnum):
     DRAINED = "drained"
 
 
+class ExchangeEvent(StrEnum):
+    """What changes the state of an Exchange."""
+
+    PROVED = "proved"  # everybody who has to hear it does, or is not waited for
+    SILENT = "silent"  # it has not reported for too long
+    RESTARTED = "restarted"  # another life of it has reported
+    DRAIN = "drain"  # it is to be emptied
+    UNUSED = "unused"  # no publisher's FIN may still have to come through it
+    DETACHED = "detached"  # every subscriber has read RETIRE and left it
+
+
 CARRYING = (ExchangeState.ACTIVE, ExchangeState.DRAINING)
+# What is not named leaves an Exchange as it is.
+TRANSITIONS = {
+    (ExchangeState.STARTING, ExchangeEvent.PROVED): ExchangeState.ACTIVE,
+    (ExchangeState.STARTING, ExchangeEvent.DRAIN): ExchangeState.RETIRING,  # nothing ever passed through it
+    (ExchangeState.ACTIVE, ExchangeEvent.DRAIN): ExchangeState.DRAINING,
+    (ExchangeState.ACTIVE, ExchangeEvent.SILENT): ExchangeState.STARTING,
+    (ExchangeState.ACTIVE, ExchangeEvent.RESTARTED): ExchangeState.STARTING,
+    (ExchangeState.DRAINING, ExchangeEvent.RESTARTED): ExchangeState.RETIRING,  # its publishers replay elsewhere
+    (ExchangeState.DRAINING, ExchangeEvent.UNUSED): ExchangeState.RETIRING,
+    (ExchangeState.RETIRING, ExchangeEvent.DETACHED): ExchangeState.DRAINED,
+}
 
 
 class Notify(NamedTuple):
@@ -79,6 +105,15 @@ class Exchange:
         self.listed = 0  # version of the first list that names it
         self.may_carry = False  # STARTING, yet publishers of an earlier Monitor may be on it
 
+    def on(self, event: ExchangeEvent) -> bool:
+        """Take the transition; whether there was one."""
+        before, self.state = self.state, TRANSITIONS.get((self.state, event), self.state)
+        return self.state is not before
+
+    def check(self) -> None:
+        """The invariants; AssertionError if one is broken."""
+        assert self.heard or self.state not in CARRYING, f"{self.address.id} carries, and the Monitor does not hear it"
+
 
 class PublisherRecord:
     """One publisher: where it is, and where it is going (`target`, "" if nowhere)."""
@@ -132,6 +167,11 @@ class PublisherRecord:
         if self.target == exchange:
             self.target, self.relocated = "", False
 
+    def check(self) -> None:
+        """The invariants; AssertionError if one is broken."""
+        assert self.target or not self.relocated, "it was told to go, and nowhere"
+        assert not self.lost or self.lost_path <= self.path, "it lost a path that it never had"
+
 
 class SubscriberRecord:
     """One subscriber; `attached` has the tokens of the Exchanges that it proved."""
@@ -158,6 +198,17 @@ class SubscriberRecord:
         """It is being told whether it is ready."""
         self.told = ready
         self.was_told |= ready
+
+    def waited_for(self, now: float) -> bool:
+        """Whether an Exchange is not ACTIVE without its proof, for a while."""
+        if now - self.last_report > PROVING_SILENT_SECONDS:
+            return False
+        return self.ready or now - self.joined < (PROVING_SECONDS if self.returning else JOINING_SECONDS)
+
+    def check(self) -> None:
+        """The invariants; AssertionError if one is broken."""
+        assert self.was_told or not self.told, "it is told that it is ready, and was never"
+        assert not self.passed_by or self.was_told or self.returning, "it was passed by before it was ready"
 
 
 class PendingRequest(NamedTuple):

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from roq.pubsub.monitor.former import FormerLives
 from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.monitor.records import Instruction, Notify
+from roq.pubsub.monitor.takeover import FormerExchanges
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess, Overflow
 from roq.wire.frame import PathOpening
@@ -41,7 +41,7 @@ class Machine:
         """Another Monitor, under this term. named: subscribers it expects; lost: an Exchange of a lost host, which may live."""
         named_ones = {int(one): self._now for one in named.split(",")} if named else None
         lives = [FormerProcess(f"exchange/q/{lost}", "hx", lost, lease_seconds=12.0)] if lost else []
-        use, left = msgspec.structs.replace(USE, term=term), FormerLives(lives, self._now)
+        use, left = msgspec.structs.replace(USE, term=term), FormerExchanges(lives, self._now)
         self._members = Membership(term, use, named_ones, self._now, left)
 
     def exchange_report(self, exchange: str, frames_in: int = 0) -> list[Instruction]:

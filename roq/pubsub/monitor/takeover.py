@@ -1,0 +1,117 @@
+"""What a Monitor that takes over knows of the time before it: whom a backup has heard, whom to wait for, which Exchanges may
+live on at a lost host. Pure.
+
+Subscribers are expected because somebody has named them: this Monitor itself, if it was a backup that they reported to, or
+the one before it when it was fenced (process.py); or because they have reported, and not joined yet. Those that were alive a
+moment ago are waited for, as long as a new publisher would be: a replay that begins without them is lost to them. If whoever
+named them knew all that there are, nothing has to be waited for once they are back.
+
+A host counts as lost when its HCM's session has ended; its processes may live on, with publishers that obey the old Monitor.
+Such an Exchange is over once it is known to have ended, or once its lease must have run out: the processes of a host end by
+themselves when their HCM has not renewed it (HeartbeatBoard.renew_lease). Each side counts on its own monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping
+
+from roq.wire.assignment import FormerProcess
+
+KNOWN_SECONDS = 2.0  # after the first report everybody else has told a backup of itself too
+HEARD_SECONDS = 5.0  # a subscriber that has been silent for longer is not waited for
+EXPECTED_SECONDS = 5.0  # 3 s until a client looks for its Monitor, and two tries
+LIVING_SECONDS = 2.5  # whoever has been silent for longer may be dead: the living don't wait for it
+
+
+class HeardSubscribers:
+    """The subscribers that have reported to a backup."""
+
+    def __init__(self) -> None:
+        self._first = 0.0
+        self._last: dict[int, float] = {}
+
+    def heard(self, subscriber: int, now: float) -> None:
+        """A subscriber has reported."""
+        self._first = self._first or now
+        self._last[subscriber] = now
+
+    def forget(self, now: float) -> None:
+        """Once a second: whoever has been silent for long."""
+        for subscriber in [one for one, last in self._last.items() if now - last > HEARD_SECONDS]:
+            del self._last[subscriber]
+
+    def expected(self, now: float) -> dict[int, float] | None:
+        """Who will come back if this Monitor is activated now, and when each was heard last. None if this backup can't know."""
+        if not self._first or now - self._first < KNOWN_SECONDS:
+            return None
+        self.forget(now)
+        return dict(self._last) or None  # nobody at all: more likely this process stood still than that all have left
+
+
+class ExpectedSubscribers:
+    """Named at `now` (monotonic seconds) by somebody who knew all; heard: when each was heard last, None if nobody has yet."""
+
+    def __init__(self, heard: Mapping[int, float] | None = None, now: float = 0.0) -> None:
+        self._named: set[int] = set()
+        self._living: set[int] = set()
+        self._until = 0.0
+        self._all = False
+        if heard is not None:
+            self.add(heard, now)
+            self._all = True
+
+    @property
+    def all(self) -> frozenset[int] | None:
+        """Every one that there is, None if that is not known."""
+        return frozenset(self._named) if self._all else None
+
+    def add(self, heard: Mapping[int, float], now: float) -> None:
+        """Named as well, by somebody who may not know all."""
+        self._named.update(heard)
+        self._living.update(one for one, last in heard.items() if now - last <= LIVING_SECONDS)
+        self._until = now + EXPECTED_SECONDS
+
+    def reported(self, subscriber: int, now: float) -> None:
+        """It lives, and has been told to join. It is waited for once: one may report for ever and never join."""
+        if subscriber not in self._named:
+            self.add({subscriber: now}, now)
+
+    def left(self, subscriber: int) -> None:
+        """It has said good-bye."""
+        self._named.discard(subscriber)
+        self._living.discard(subscriber)
+
+    def all_in(self, present: Container[int]) -> bool:
+        """Whether they are known, and all of them are back."""
+        return self._all and all(one in present for one in self._named)
+
+    def awaited(self, present: Container[int], now: float) -> bool:
+        """Whether one that lives is still to come back, and not too late."""
+        return now < self._until and any(one not in present for one in self._living)
+
+    def stood_still(self, seconds: float) -> None:
+        """Nobody could be heard for so long."""
+        self._until += seconds
+
+
+class FormerExchanges:
+    """The Exchanges `lives` of lost hosts, whose leases end at most their lease_seconds from `now` (monotonic seconds)."""
+
+    def __init__(self, lives: Iterable[FormerProcess] = (), now: float = 0.0) -> None:
+        self._ends = {(life.exchange, life.host): now + life.lease_seconds for life in lives}
+
+    def gone(self, exchange: str, host: str) -> None:
+        """It has ended, or obeys this Monitor."""
+        self._ends.pop((exchange, host), None)
+
+    def keep(self, lives: Collection[tuple[str, str]]) -> None:
+        """Only these (Exchange, host) are still meant: the hosts of the others are back, and stopped them before."""
+        self._ends = {life: until for life, until in self._ends.items() if life in lives}
+
+    def left(self, now: float) -> tuple[str, ...]:
+        """Those that may still carry messages, in words."""
+        return tuple(
+            f"Exchange {exchange} of the lost host {host}, which may go on for {until - now:.0f} s"
+            for (exchange, host), until in self._ends.items()
+            if now < until
+        )

@@ -11,6 +11,7 @@ import msgspec
 
 from gcm.cluster import ClusterState, is_running
 from roq.errors import Unavailable
+from roq.runtime.liveness import FailureDetector
 from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.shuffle.events import FollowerHosts
 from roq.wire import shuffle as wire
@@ -42,14 +43,15 @@ class FollowerMembership:
     def __init__(self, now: float) -> None:
         self._begin = now
         self._since: dict[str, float] = {}  # it has been running
-        self._seen: dict[str, float] = {}  # it was last running
+        self._detector = FailureDetector[str]()  # heard: it runs
         self._members: set[str] = set()
 
     def hosts(self, cluster: ClusterState, now: float) -> tuple[FollowerHosts, float | None]:
         """Who runs and who is a member now, and in how many seconds that may change by itself."""
         running = set(endpoints(cluster))
         self._since = {host: self._since.get(host, now) for host in running}
-        self._seen |= dict.fromkeys(running, now)
+        for host in running:
+            self._detector.heard(host, now)
         settled = now >= self._begin + SETTLE_SECONDS
         waits = [] if settled else [self._begin + SETTLE_SECONDS - now]
         for host in running - self._members:
@@ -59,7 +61,7 @@ class FollowerMembership:
             else:
                 waits.append(wait)
         for host in self._members - running:
-            wait = self._seen[host] + RESTART_SECONDS - now
+            wait = RESTART_SECONDS - self._detector.silence(host, now)
             if wait <= 0 or not cluster.host(host).alive:
                 self._members.discard(host)
             else:
@@ -72,7 +74,8 @@ class FollowerMembership:
         """Who runs now is a member at once."""
         running = endpoints(cluster).keys()
         self._members |= running
-        self._seen |= dict.fromkeys(running, now)
+        for host in running:
+            self._detector.heard(host, now)
 
 
 class FollowerLinks:

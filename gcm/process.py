@@ -18,10 +18,9 @@ from gcm.topology import Topology
 from roq.config import GcmConfig
 from roq.coordination import paths
 from roq.coordination.session import Session
-from roq.runtime.notify import READY, STOPPING, WATCHDOG, notify, watchdog_seconds
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcServer
-from roq.runtime.run import Tasks
+from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_seconds
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm as wire
 from roq.wire.gcm import ClusterView, LeaderAddress

@@ -12,9 +12,8 @@ from hcm.process import serve
 from roq.config import HcmConfig, load
 from roq.errors import InvalidConfiguration, InvalidName
 from roq.ids import check_name
-from roq.runtime.notify import EXIT_FOR_GOOD, managed
 from roq.runtime.observe import set_up_logging
-from roq.runtime.run import run, set_process_name
+from roq.runtime.run import EXIT_FOR_GOOD, managed, run, set_process_name
 
 USAGE_ERROR = 2
 

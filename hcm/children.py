@@ -28,7 +28,7 @@ from hcm.template import Died, NotForked, Report, TemplateReady
 from hcm.template import ForkAnswer as TemplateForked
 from roq.errors import ProcessFailed
 from roq.runtime.backoff import delays
-from roq.runtime.lives import start_time
+from roq.runtime.liveness import start_time
 from roq.runtime.observe import Counters, logger
 from roq.wire.child import ChildSpec
 

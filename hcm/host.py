@@ -22,8 +22,7 @@ from hcm.local_state import ChildRecord, LocalState, StateDirectory
 from hcm.supervisor import Child, Phase
 from roq.config import HcmConfig
 from roq.errors import PortTaken, RoqError
-from roq.runtime.liveness import HeartbeatBoard
-from roq.runtime.lives import start_time
+from roq.runtime.liveness import HeartbeatBoard, start_time
 from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
 from roq.runtime.shutdown import ask

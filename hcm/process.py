@@ -32,14 +32,13 @@ from roq.coordination.registration import SERVICE_NAME, Registration, ServiceIns
 from roq.coordination.session import Session, SessionState
 from roq.errors import CallError, FrameError, HostConflict, RoqError, StaleEpoch, ZooKeeperUnavailable
 from roq.ids import new_token
-from roq.runtime import notify
 from roq.runtime.backoff import delays
+from roq.runtime.installation import installed_version
 from roq.runtime.liveness import BEAT_SECONDS, HostLoad, lease_left_seconds, lease_seconds
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcServer
-from roq.runtime.run import Tasks
+from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_seconds
 from roq.runtime.shutdown import ShutdownMonitor
-from roq.runtime.version import installed_version
 from roq.wire import hcm as wire
 from roq.wire.assignment import Assignment, HostReport, from_json, to_json
 
@@ -114,7 +113,7 @@ class HostManager:
             cluster = self._tasks.start(self._join_cluster(), "cluster")
             self._tasks.start(self._tell_service_manager(), "service manager")
             await self._stop.wait()
-            notify.notify(notify.STOPPING)
+            notify(STOPPING)
             cluster.cancel()
             await self._leave()
         finally:
@@ -125,7 +124,7 @@ class HostManager:
 
     async def _tell_service_manager(self) -> None:
         await self._host.able_to_fork()
-        notify.notify(notify.READY)
+        notify(READY)
 
     def _failed(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -290,14 +289,14 @@ class HostManager:
     async def _tick(self) -> None:
         """Once a second: heartbeats, load, watchdog."""
         stats = HostStats()
-        watched = notify.watchdog_seconds() is not None
+        watched = watchdog_seconds() is not None
         while True:
             self._renew_lease()
             self._host.tick()
             self._load = stats.sample()
             self._host.board.set_host_load(HostLoad(*self._load, self._host.exchanges(), self._config.exchanges_max))
             if watched:
-                notify.notify(notify.WATCHDOG)
+                notify(WATCHDOG)
             await asyncio.sleep(BEAT_SECONDS)
 
     def _renew_lease(self) -> None:

@@ -13,8 +13,8 @@ from roq.cli.finding import Finding, good, warning, wrong
 from roq.client.cluster import Cluster
 from roq.coordination.locate import GcmClient
 from roq.errors import RoqError
+from roq.runtime.installation import SOURCE, installed_version
 from roq.runtime.rpc import OnDisconnect, RpcClient
-from roq.runtime.version import SOURCE, installed_version
 from roq.wire import gcm
 from roq.wire import hcm as wire
 from roq.wire.assignment import ProcessKind, ProcessState

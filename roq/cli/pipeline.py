@@ -17,7 +17,7 @@ import typer
 from roq.cli.address import JsonOption
 from roq.cli.output import console, print_json, table
 from roq.errors import CallError
-from roq.runtime.extras import install, missing
+from roq.runtime.installation import install, missing
 
 app = typer.Typer(help="Ready Spark jobs: list, run.", no_args_is_help=True)
 JOBS = {

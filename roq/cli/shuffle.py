@@ -15,7 +15,7 @@ from roq.cli.address import JsonOption, OldPlaceArgument, cluster_address, eithe
 from roq.cli.output import console, print_json, say, size, table, working
 from roq.cli.task_address import age
 from roq.errors import InvalidConfiguration
-from roq.runtime.extras import brought_by
+from roq.runtime.installation import brought_by
 from roq.shuffle.ranges import imbalance
 from roq.wire.shuffle import RANGES_MAX, Description, Position, Range, ShuffleState
 

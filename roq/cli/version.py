@@ -8,8 +8,8 @@ import typer
 
 from roq.cli.address import JsonOption
 from roq.cli.output import print_json
+from roq.runtime.installation import installed_version
 from roq.runtime.sockets import zeromq_versions
-from roq.runtime.version import installed_version
 
 
 def print_version(asked: bool) -> None:

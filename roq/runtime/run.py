@@ -1,11 +1,14 @@
-"""Running one process: uvloop, signals, exit codes, last words. Nothing of RoQ's protocols here."""
+"""Running one process: uvloop, signals, exit codes, background tasks, and its service manager (sd_notify). Nothing of RoQ's
+protocols here."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import uvloop
@@ -16,6 +19,10 @@ from roq.runtime.observe import logger
 
 log = logger(__name__)
 PR_SET_NAME = 15
+READY = "READY=1"
+WATCHDOG = "WATCHDOG=1"
+STOPPING = "STOPPING=1"
+EXIT_FOR_GOOD = 90  # of a daemon that was told to stop for good; RestartPreventExitStatus= of its unit
 
 
 def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
@@ -69,3 +76,39 @@ class Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# --- the service manager; nothing happens without one --------------------------------------------------------------------
+
+
+def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell systemd how this daemon is, by one datagram to $NOTIFY_SOCKET; False if nobody listens.
+
+    state: READY, WATCHDOG, STOPPING or any "KEY=value" lines.
+    """
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address:
+        return False
+    if address.startswith("@"):  # abstract socket
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.setblocking(False)
+        try:
+            out.sendto(state.encode(), address)
+        except OSError:
+            return False  # the service manager is busy or restarting; the next call tells it again
+    return True
+
+
+def managed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a service manager started this process and will start it again."""
+    return bool(environment.get("NOTIFY_SOCKET"))
+
+
+def watchdog_seconds(environment: Mapping[str, str] = os.environ) -> float | None:
+    """How often to send WATCHDOG: half of what systemd allows this process; None if it does not watch."""
+    allowed_microseconds = environment.get("WATCHDOG_USEC", "")
+    owner = environment.get("WATCHDOG_PID", str(os.getpid()))
+    if not allowed_microseconds.isdigit() or owner != str(os.getpid()):
+        return None
+    return int(allowed_microseconds) / 2e6

@@ -18,7 +18,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from roq.runtime.extras import brought_by
+from roq.runtime.installation import brought_by
 
 # Loaded when asked for: the leader in gcm plans shuffles without pyarrow. The types are in __init__.pyi.
 _HOMES = {"open": "service", "Shuffles": "service", "Writer": "writer"}

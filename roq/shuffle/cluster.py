@@ -45,7 +45,7 @@ from roq.errors import (
 from roq.ids import new_token
 from roq.runtime.backoff import delays
 from roq.runtime.blocking_connection import ConnectionPool, StopEvent
-from roq.runtime.extras import install
+from roq.runtime.installation import install
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.observe import logger
 from roq.shuffle.committed import Winners, parts

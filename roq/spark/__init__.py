@@ -6,7 +6,7 @@
 Needs PySpark 4.3 and Java 17: `pip install "roq-messaging[spark]"`. Formats: "roq-shuffle", "roq". docs/spark.md tells them.
 """
 
-from roq.runtime.extras import brought_by
+from roq.runtime.installation import brought_by
 
 with brought_by("spark", __name__):
     from roq.spark.register import register

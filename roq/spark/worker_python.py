@@ -15,14 +15,14 @@ from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 from roq.errors import InvalidConfiguration
-from roq.runtime.extras import install
+from roq.runtime.installation import install
 from roq.spark.errors import in_spark_style
 
 # Its version, before anything that may fail; then what RoQ lacks there. PySpark itself comes with Spark.
 PROBE = """import sys
 print("roq", "%d.%d" % sys.version_info[:2], flush=True)
 import roq.blocking
-from roq.runtime.extras import missing
+from roq.runtime.installation import missing
 print("roq", *set(missing("spark")) - {"pyspark", "py4j"})"""
 PROBE_SECONDS = 60.0  # a second, if the machine has nothing else to do
 OURS = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from roq.errors import ProcessFailed
-from roq.runtime.extras import install
-from roq.runtime.lives import start_time
+from roq.runtime.installation import install
+from roq.runtime.liveness import start_time
 from roq.testing.cluster import NotPossible
 
 try:

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from roq.runtime.extras import brought_by
+from roq.runtime.installation import brought_by
 from roq.testing.cluster import TestedCluster
 from roq.testing.docker_cluster import DockerCluster
 from roq.testing.loopback_cluster import LoopbackCluster

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from roq.runtime.lives import start_time
+from roq.runtime.liveness import start_time
 
 
 def outlive(pids: Iterable[int], seconds: float) -> set[int]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from roq.runtime.lives import start_time
+from roq.runtime.liveness import start_time
 from roq.tools.local import leftovers, starter
 from tests.harness.lives import outlive, running
 

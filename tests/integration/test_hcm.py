@@ -20,8 +20,8 @@ from roq.coordination import paths
 from roq.coordination.registration import parse_instance
 from roq.coordination.session import Session
 from roq.runtime.backoff import delays
-from roq.runtime.lives import start_time
-from roq.runtime.notify import EXIT_FOR_GOOD
+from roq.runtime.liveness import start_time
+from roq.runtime.run import EXIT_FOR_GOOD
 from roq.runtime.shutdown import ask
 from roq.tools.local import leftovers
 from roq.wire import hcm as wire

@@ -11,7 +11,7 @@ import logging
 import signal
 
 from roq.errors import ProcessFailed
-from roq.runtime.child import announce_ready, beat, open_board
+from roq.runtime.liveness import announce_ready, beat, open_board
 from roq.runtime.observe import Counters
 from roq.runtime.run import run
 from roq.runtime.shutdown import ShutdownMonitor

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from roq.cli import pipeline
 from roq.cli.main import app
-from roq.runtime.extras import BRINGS
+from roq.runtime.installation import BRINGS
 
 JOBS = Path(pipeline.__file__).parents[1] / "spark" / "pipeline"
 

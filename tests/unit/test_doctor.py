@@ -34,7 +34,7 @@ from roq.client.overview import (
     QueueRow,
     read_overview,
 )
-from roq.runtime.version import SOURCE, installed_version
+from roq.runtime.installation import SOURCE, installed_version
 from roq.tools.local.leftovers import Origin
 from roq.tools.local.starter import FoundCluster
 from roq.wire import gcm, hcm, shuffle

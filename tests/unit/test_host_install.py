@@ -17,7 +17,7 @@ from roq.cli.host_install import files, own_address, program_directory
 from roq.cli.main import app
 from roq.config import GcmConfig, HcmConfig, load
 from roq.errors import CallError, InvalidConfiguration, InvalidName
-from roq.runtime.notify import EXIT_FOR_GOOD
+from roq.runtime.run import EXIT_FOR_GOOD
 
 ZOOKEEPER = "127.0.0.1:2181"
 UNITS = ("etc/systemd/system/roq-hcm.service", "etc/systemd/system/roq-gcm.service")

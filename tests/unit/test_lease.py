@@ -10,8 +10,7 @@ import pytest
 from hcm.lease import may_go_on
 from roq.coordination.session import SessionState
 from roq.errors import ProcessFailed
-from roq.runtime.child import HostLease
-from roq.runtime.liveness import LEASE_MARGIN_SECONDS, HeartbeatBoard, HostLoad, lease_left_seconds, lease_seconds
+from roq.runtime.liveness import LEASE_MARGIN_SECONDS, HeartbeatBoard, HostLease, HostLoad, lease_left_seconds, lease_seconds
 
 
 @pytest.fixture

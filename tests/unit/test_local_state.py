@@ -17,7 +17,7 @@ from hcm import ports
 from hcm.last_words import epitaph
 from hcm.local_state import LOGS_KEPT, ChildRecord, LocalState, StateDirectory
 from roq.errors import CallError, InvalidConfiguration, PortTaken
-from roq.runtime.lives import start_time
+from roq.runtime.liveness import start_time
 from roq.wire.assignment import ProcessKind, ProcessSpec
 from roq.wire.policy import Policy
 

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from roq.runtime.notify import READY, notify, watchdog_seconds
+from roq.runtime.run import READY, notify, watchdog_seconds
 
 
 def test_ready_reaches_the_socket(tmp_path: Path) -> None:

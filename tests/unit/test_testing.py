@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from roq.errors import DeadlineExceeded, NotReady
-from roq.runtime.lives import start_time
+from roq.runtime.liveness import start_time
 from roq.testing.cluster import CLIENT, Cut, TestedCluster
 from roq.testing.engine import alive, owner
 from roq.testing.links import Links

@@ -15,6 +15,7 @@ from typing import Protocol
 from roq.errors import LogUnavailable, RoqError, StorageFull
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.settings import LogSettings
+from roq.runtime.liveness import FailureDetector
 from roq.wire.store import Refusal
 
 FULL_SECONDS = 10.0  # a store that refused for want of space gets nothing new for so long
@@ -95,7 +96,7 @@ class SegmentHealth:
     def __init__(self, settings: LogSettings, nodes: Iterable[str], now: float) -> None:
         self._settings, self.since = settings, now
         self.entries = self.size = 0  # taken into this segment
-        self._heard = dict.fromkeys(nodes, now)  # when a node last confirmed something, or owed us nothing
+        self._detector = FailureDetector(nodes, now)  # heard: it confirmed something, or owed us nothing
         self._refused: dict[str, Refusal] = {}
         self._lost: set[str] = set()  # nodes that no longer have what they confirmed
         self._later: dict[str, float] = {}  # nobody could take this node's place: try again then
@@ -107,14 +108,14 @@ class SegmentHealth:
 
     def heard(self, node: str, now: float) -> None:
         """The node confirmed something."""
-        self._heard[node] = now
+        self._detector.heard(node, now)
         self._refused.pop(node, None)
 
     def before_sending(self, appending: Appending, now: float) -> None:
         """Nodes that owe us nothing are not late."""
         for node in appending.nodes:
             if not appending.behind(node):
-                self._heard[node] = now
+                self._detector.heard(node, now)
 
     def refused(self, node: str, reason: Refusal) -> None:
         """The node takes nothing."""
@@ -131,12 +132,12 @@ class SegmentHealth:
 
     def changed(self, nodes: Iterable[str], now: float) -> None:
         """The segment has these nodes now."""
-        self._heard = dict.fromkeys(nodes, now)
+        self._detector = FailureDetector(nodes, now)
         self._refused.clear()
 
     def silent(self, appending: Appending, seconds: float, now: float) -> list[str]:
         """Nodes that owe us an answer for longer than `seconds`."""
-        return [node for node in appending.nodes if appending.behind(node) and now - self._heard[node] > seconds]
+        return [node for node in appending.nodes if appending.behind(node) and self._detector.silence(node, now) > seconds]
 
     def bad(self, appending: Appending, now: float) -> list[str]:
         """Nodes to be replaced."""
@@ -172,7 +173,7 @@ class SegmentHealth:
         if len(appending.nodes) - len(full) < appending.ack_quorum and not spares:
             return StorageFull(f"the disks of {', '.join(full)} are full")
         seconds = self._settings.give_up_seconds
-        if all(now - self._heard[node] > seconds for node in bad):
+        if all(self._detector.silence(node, now) > seconds for node in bad):
             return LogUnavailable(f"{', '.join(bad)} did not answer for {seconds:g} s")
         return None
 

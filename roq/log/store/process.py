@@ -20,8 +20,7 @@ from roq.errors import InvalidConfiguration, RoqError, StorageFailed, ZooKeeperU
 from roq.log.store.cookie import Cookie, read_cookie, register
 from roq.log.store.proof import prove, proved_in_this_boot
 from roq.log.store.server import StoreServer
-from roq.runtime.child import announce_ready, beat, open_board
-from roq.runtime.liveness import BEAT_SECONDS, HeartbeatBoard
+from roq.runtime.liveness import BEAT_SECONDS, HeartbeatBoard, announce_ready, beat, open_board
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire.child import ChildSpec

@@ -9,8 +9,7 @@ import time
 
 from roq.errors import ProcessFailed
 from roq.pubsub.exchange.forwarder import Forwarder
-from roq.runtime.child import HostLease, announce_ready, open_board
-from roq.runtime.liveness import BEAT_SECONDS
+from roq.runtime.liveness import BEAT_SECONDS, HostLease, announce_ready, open_board
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient
 from roq.runtime.run import run

@@ -25,8 +25,7 @@ from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, FormerExchanges, Heard
 from roq.pubsub.monitor.watch import ExchangeWatch
 from roq.runtime import sockets
 from roq.runtime.backoff import delays
-from roq.runtime.child import HostLease, announce_ready, open_board
-from roq.runtime.liveness import BEAT_SECONDS
+from roq.runtime.liveness import BEAT_SECONDS, HostLease, announce_ready, open_board
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import Tasks, run

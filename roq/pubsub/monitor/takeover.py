@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping
 
+from roq.runtime.liveness import FailureDetector
 from roq.wire.assignment import FormerProcess
 
 KNOWN_SECONDS = 2.0  # after the first report everybody else has told a backup of itself too
@@ -28,24 +29,23 @@ class HeardSubscribers:
 
     def __init__(self) -> None:
         self._first = 0.0
-        self._last: dict[int, float] = {}
+        self._detector = FailureDetector[int]()
 
     def heard(self, subscriber: int, now: float) -> None:
         """A subscriber has reported."""
         self._first = self._first or now
-        self._last[subscriber] = now
+        self._detector.heard(subscriber, now)
 
     def forget(self, now: float) -> None:
         """Once a second: whoever has been silent for long."""
-        for subscriber in [one for one, last in self._last.items() if now - last > HEARD_SECONDS]:
-            del self._last[subscriber]
+        self._detector.forget_silent(HEARD_SECONDS, now)
 
     def expected(self, now: float) -> dict[int, float] | None:
         """Who will come back if this Monitor is activated now, and when each was heard last. None if this backup can't know."""
         if not self._first or now - self._first < KNOWN_SECONDS:
             return None
         self.forget(now)
-        return dict(self._last) or None  # nobody at all: more likely this process stood still than that all have left
+        return dict(self._detector.last) or None  # nobody at all: rather this process stood still than that all have left
 
 
 class ExpectedSubscribers:

@@ -11,8 +11,8 @@ from roq.coordination.locate import GcmClient
 from roq.errors import CallError, FrameError
 from roq.pubsub.scaling.decide import Memory, decide
 from roq.pubsub.scaling.performer import Performer
-from roq.runtime import child, sockets
-from roq.runtime.liveness import BEAT_SECONDS
+from roq.runtime import sockets
+from roq.runtime.liveness import BEAT_SECONDS, HostLease, announce_ready, open_board
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcClient
 from roq.runtime.run import Tasks, run
@@ -100,12 +100,12 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
         control = ShutdownMonitor(
             spec.process.name, spec.address, spec.ports["control"], stop, counters, configure=scaling.configure
         )
-        board = child.open_board(spec)
+        board = open_board(spec)
         try:
-            lease = child.HostLease(board)
+            lease = HostLease(board)
             tasks.start(scaling.performer.run(), "performer")
             board.beat(spec.slot)
-            child.announce_ready(spec)
+            announce_ready(spec)
             while not stop.is_set():
                 lease.check()
                 board.beat(spec.slot)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from roq.errors import InvalidConfiguration
-from roq.runtime.extras import install
+from roq.runtime.installation import install
 from roq.wire.shuffle import Block, Position, Spec
 
 

@@ -21,7 +21,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from roq.errors import CallError
-from roq.runtime.lives import parent, start_time
+from roq.runtime.liveness import parent, start_time
 from roq.tools.local import leftovers
 from roq.tools.local.leftovers import Leftover, Origin
 

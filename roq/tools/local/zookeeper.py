@@ -22,7 +22,7 @@ from pathlib import Path
 
 from roq.errors import PortTaken, ProcessFailed
 from roq.runtime.connections import listen
-from roq.runtime.extras import install
+from roq.runtime.installation import install
 from roq.tools.local.daemon import LOG_LINES_SHOWN, tail
 
 READY_SECONDS = 60.0  # a cold start takes 0.4 s; with a twentieth of a processor 30. One that ends is noticed at once

@@ -254,7 +254,7 @@ async def _coroutine(awaitable: Awaitable[None]) -> None:
 
 
 def send_datagram(data: bytes, path: str) -> None:
-    """In place of roq.runtime.child.send_datagram."""
+    """In place of roq.runtime.liveness.send_datagram."""
     machine = SimulatedChildren.machines[path]
     words = data.decode().split(" ", 2)
 
@@ -267,7 +267,7 @@ def send_datagram(data: bytes, path: str) -> None:
 
 
 def start_time(pid: int) -> int | None:
-    """In place of roq.runtime.lives.start_time."""
+    """In place of roq.runtime.liveness.start_time."""
     for machine in SimulatedChildren.machines.values():
         if pid in machine.processes:
             return machine.started[pid]

@@ -21,7 +21,7 @@ import roq
 import roq.workqueue.master.dump
 import roq.workqueue.master.snapshots
 from roq.errors import RoqError
-from roq.runtime.extras import brought_by
+from roq.runtime.installation import brought_by
 from roq.tools.simulation.clocks import Wall
 from roq.tools.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.tools.simulation.coordination import SimulatedCoordinator

@@ -23,8 +23,8 @@ import roq.log.store.proof
 import roq.log.store.server
 import roq.pubsub.exchange.process
 import roq.runtime.blocking_connection
-import roq.runtime.child
 import roq.runtime.connections
+import roq.runtime.liveness
 import roq.runtime.sockets
 import roq.shuffle.node.attempt
 import roq.shuffle.node.buffer
@@ -117,7 +117,7 @@ def _table(
         (roq.coordination.session, "open_link", link),
         (roq.runtime.sockets, "context", lambda: context),
         (roq.runtime.connections, "listen", network.listen),
-        (roq.runtime.child, "send_datagram", machines.send_datagram),
+        (roq.runtime.liveness, "send_datagram", machines.send_datagram),
         (roq.pubsub.exchange.process, "Forwarder", SimulatedForwarder),
         (roq.pubsub.exchange.process, "resident_bytes", lambda: 1 << 25),
         (hcm.host, "Children", machines.SimulatedChildren),

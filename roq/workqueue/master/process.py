@@ -25,7 +25,7 @@ from roq.log.replicated.settings import LogSettings, RepairSettings
 from roq.log.replicated.stores import StoreDirectory
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.backoff import delays
-from roq.runtime.child import announce_ready, beat, open_board
+from roq.runtime.liveness import announce_ready, beat, open_board
 from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor

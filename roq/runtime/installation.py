@@ -1,17 +1,28 @@
-"""What only an extra of roq-messaging brings: how to install it, and an error that says so where it is missing."""
+"""What is installed here: which RoQ, and what only an extra of roq-messaging brings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from importlib.util import find_spec
 
+DISTRIBUTION = "roq-messaging"
+SOURCE = "source"
 # What is imported of an extra's packages; pyproject.toml says which versions.
 BRINGS = {
     "shuffle": ("numpy", "pyarrow"),
     "spark": ("pyspark", "py4j", "pyarrow", "pandas", "numpy"),
     "testing": ("pytest", "docker"),
 }
+
+
+def installed_version() -> str:
+    """The installed distribution's version, SOURCE when run from a source tree."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return SOURCE
 
 
 def install(extra: str) -> str:

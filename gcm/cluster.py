@@ -78,7 +78,7 @@ class HostRecovery(msgspec.Struct, frozen=True):
     """JSON of `transactions/host/<host>`: a lost host some of whose processes are not replaced yet."""
 
     host: str
-    epoch: int  # of the reign that saw it lost
+    epoch: int  # of the term that saw it lost
     created: float  # seconds since 1970
 
 

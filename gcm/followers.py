@@ -1,5 +1,5 @@
 """Followers: hosts whose store runs and takes part in shuffles, as the leader sees them. A store that restarts is no loss yet,
-nor is a host that has not come back when a reign begins. Not covered: what becomes of a loss (roq.shuffle.plan)."""
+nor is a host that has not come back when a term begins. Not covered: what becomes of a loss (roq.shuffle.plan)."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from gcm import transactions, work_queues
 from gcm.cluster import ClusterState, host_infos, queue_info, view, work_queue_info
 from gcm.crash import crash_point
 from gcm.leadership import Leadership, Serving
-from gcm.reign import Reign
 from gcm.shuffle_leader import ShuffleLeader
+from gcm.term import LeaderTerm
 from roq.errors import CallError, ExchangeNotFound, NotLeader, NotReady
 from roq.ids import check_name
 from roq.wire import gcm as wire
@@ -87,7 +87,7 @@ class Handlers:
             case wire.CreateWorkQueue() | wire.RemoveWorkQueue():
                 return await self._change_work_queue(serving, request)
             case _:
-                return self._read(serving.reign.cluster, request)
+                return self._read(serving.term.view.cluster, request)
 
     async def _change_work_queue(
         self, serving: Serving, request: wire.CreateWorkQueue | wire.RemoveWorkQueue
@@ -146,22 +146,22 @@ class Handlers:
         _check(request.transaction, request.host)
         transactions.check_settings(request.settings)
         _check_policy(request.policy)
-        reign = serving.reign
+        term = serving.term
         async with self._bounded(f"queue {name!r} does not serve"):
-            await reign.until(name, lambda cluster: not transactions.leftovers(cluster, name))
+            await term.view.until(name, lambda cluster: not transactions.leftovers(cluster, name))
             crash_point("create_queue.received")
-            cluster = await reign.change(lambda now: transactions.create_queue(now, request, self._clock(), self._chance), name)
+            cluster = await term.change(lambda now: transactions.create_queue(now, request, self._clock(), self._chance), name)
             crash_point("create_queue.recorded")
             await serving.finisher.settle(transactions.record_of(cluster, name).transaction, self._wait_seconds)
             crash_point("create_queue.settled")
-            await _until_ready(reign, name, {})
-        return queue_info(reign.cluster, transactions.record_of(reign.cluster, name))
+            await _until_ready(term, name, {})
+        return queue_info(term.view.cluster, transactions.record_of(term.view.cluster, name))
 
     async def remove_queue(self, serving: Serving, request: wire.RemoveQueue) -> Done:
         """Removed, and none of its processes is left on a live host."""
         name = check_name(request.name)
         _check(request.transaction)
-        await serving.reign.change(lambda now: transactions.remove_queue(now, request, self._clock()), name)
+        await serving.term.change(lambda now: transactions.remove_queue(now, request, self._clock()), name)
         await serving.finisher.settle(request.transaction, self._wait_seconds)
         return Done()
 
@@ -169,24 +169,24 @@ class Handlers:
         """Running and serving."""
         name = check_name(request.name)
         async with self._bounded(f"queue {name!r} does not serve"):
-            cluster = await serving.reign.change(lambda now: transactions.start_queue(now, name), name)
-            await _until_ready(serving.reign, name, _revisions(cluster, name))
+            cluster = await serving.term.change(lambda now: transactions.start_queue(now, name), name)
+            await _until_ready(serving.term, name, _revisions(cluster, name))
         return Done()
 
     async def stop_queue(self, serving: Serving, request: wire.StopQueue) -> Done:
         """Stopped: none of its processes is left on a live host."""
         name = check_name(request.name)
         async with self._bounded(f"queue {name!r} has not stopped"):
-            cluster = await serving.reign.change(lambda now: transactions.stop_queue(now, name), name)
+            cluster = await serving.term.change(lambda now: transactions.stop_queue(now, name), name)
             hosts, revisions = cluster.hosts_of(transactions.record_of(cluster, name)), _revisions(cluster, name)
-            await serving.reign.until(name, lambda now: transactions.stopped(now, name, hosts, revisions))
+            await serving.term.view.until(name, lambda now: transactions.stopped(now, name, hosts, revisions))
         return Done()
 
     async def set_policy(self, serving: Serving, request: wire.SetPolicy) -> Done:
         """Written, and on its way to the ScalingProcess."""
         queue = check_name(request.queue)
         _check_policy(request.policy)
-        await serving.reign.change(lambda now: transactions.set_policy(now, request), queue)
+        await serving.term.change(lambda now: transactions.set_policy(now, request), queue)
         return Done()
 
     # --- work queues -------------------------------------------------------------------------------------------------
@@ -196,24 +196,24 @@ class Handlers:
         name = check_name(request.name, "work queue")
         _check(request.transaction)
         work_queues.check(request)
-        reign, subject = serving.reign, work_subject(name)
+        term, subject = serving.term, work_subject(name)
         async with self._bounded(f"work queue {name!r} does not serve"):
-            await reign.until(subject, lambda cluster: not transactions.leftovers(cluster, subject))
+            await term.view.until(subject, lambda cluster: not transactions.leftovers(cluster, subject))
             crash_point("create_work_queue.received")
-            cluster = await reign.change(
+            cluster = await term.change(
                 lambda now: work_queues.create(now, request, self._clock(), self._chance), subject, STORES
             )
             crash_point("create_work_queue.recorded")
             await serving.finisher.settle(work_queues.record_of(cluster, name).transaction, self._wait_seconds)
             crash_point("create_work_queue.settled")
-            await reign.until(subject, lambda now: work_queues.serves(now, work_queues.record_of(now, name), {}))
-        return work_queue_info(reign.cluster, work_queues.record_of(reign.cluster, name))
+            await term.view.until(subject, lambda now: work_queues.serves(now, work_queues.record_of(now, name), {}))
+        return work_queue_info(term.view.cluster, work_queues.record_of(term.view.cluster, name))
 
     async def remove_work_queue(self, serving: Serving, request: wire.RemoveWorkQueue) -> Done:
         """Removed, and none of its processes is left on a live host."""
         name = check_name(request.name, "work queue")
         _check(request.transaction)
-        await serving.reign.change(lambda now: work_queues.remove(now, request, self._clock()), work_subject(name))
+        await serving.term.change(lambda now: work_queues.remove(now, request, self._clock()), work_subject(name))
         await serving.finisher.settle(request.transaction, self._wait_seconds)
         return Done()
 
@@ -224,12 +224,12 @@ class Handlers:
         queue = check_name(request.queue)
         _check(request.transaction, request.host)
         crash_point("create_exchange.received")
-        await serving.reign.change(lambda now: transactions.create_exchange(now, request, self._clock(), self._chance), queue)
+        await serving.term.change(lambda now: transactions.create_exchange(now, request, self._clock(), self._chance), queue)
         crash_point("create_exchange.recorded")
         exchange = transactions.exchange_id(queue, request.transaction)
         await serving.finisher.settle(request.transaction, self._wait_seconds)
         crash_point("create_exchange.settled")
-        host = transactions.record_of(serving.reign.cluster, queue).exchanges.get(exchange)
+        host = transactions.record_of(serving.term.view.cluster, queue).exchanges.get(exchange)
         if host is None:
             raise ExchangeNotFound(f"Exchange {exchange!r} was removed while it was being created")
         return wire.ExchangeCreated(exchange, host)
@@ -238,14 +238,14 @@ class Handlers:
         """The Exchange runs no more."""
         queue = check_name(request.queue)
         _check(request.transaction)
-        await serving.reign.change(lambda now: transactions.remove_exchange(now, request, self._clock()), queue)
+        await serving.term.change(lambda now: transactions.remove_exchange(now, request, self._clock()), queue)
         await serving.finisher.settle(request.transaction, self._wait_seconds)
         return Done()
 
     async def drain_host(self, serving: Serving, request: wire.DrainHost) -> Done:
         """Nothing new goes there, or again it does."""
         check_name(request.host, "host")
-        await serving.reign.change(lambda now: transactions.drain_host(now, request))
+        await serving.term.change(lambda now: transactions.drain_host(now, request))
         return Done()
 
     @asynccontextmanager
@@ -272,8 +272,8 @@ def _revisions(cluster: ClusterState, queue: str) -> transactions.Revisions:
     return {name: cluster.host(name).revision for name in cluster.hosts_of(transactions.record_of(cluster, queue))}
 
 
-async def _until_ready(reign: Reign, queue: str, revisions: transactions.Revisions) -> None:
+async def _until_ready(term: LeaderTerm, queue: str, revisions: transactions.Revisions) -> None:
     def ready(cluster: ClusterState) -> bool:
         return transactions.serves(cluster, transactions.record_of(cluster, queue), revisions)
 
-    await reign.until(queue, ready)
+    await term.view.until(queue, ready)

@@ -1,7 +1,7 @@
-"""Who leads: the latch, the epoch, and one reign after the other. Standbys know the leader's address and say so.
+"""Who leads: the latch, the epoch, and one term after the other. Standbys know the leader's address and say so.
 
 Order (RELIABILITY §2.4): win the latch, bump the epoch, read everything, finish what was begun, publish the address, serve. A
-reign ends when the latch is lost (also while ZooKeeper is out of reach) or a write fails. Deciding is elsewhere.
+term ends when the latch is lost (also while ZooKeeper is out of reach) or a write fails. Deciding is elsewhere.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
+from gcm.background import Finisher, HostRepairer
 from gcm.cluster import ClusterState
-from gcm.finish import Finisher
-from gcm.reign import Reign
-from gcm.repairer import HostRepairer
 from gcm.shuffle_leader import ShuffleLeader
+from gcm.term import LeaderTerm
 from roq.coordination import paths
 from roq.coordination.latch import LeaderLatch
 from roq.coordination.multi import CreateEphemeral, Delete, Fence, Op, fenced, take_epoch
@@ -34,7 +33,7 @@ log = logger(__name__)
 class Serving:
     """What a leader answers from."""
 
-    reign: Reign
+    term: LeaderTerm
     finisher: Finisher
     shuffles: ShuffleLeader
 
@@ -58,8 +57,8 @@ class Leadership:
         self._latch = LeaderLatch(session, paths.LATCH, participant)
 
     def serving(self) -> Serving:
-        """The current reign; raises NotLeader with the leader's address."""
-        if self._serving is None or not self._latch.is_leader or self._serving.reign.ended.done():
+        """The current term; raises NotLeader with the leader's address."""
+        if self._serving is None or not self._latch.is_leader or self._serving.term.ended.done():
             raise NotLeader("this Global Configuration Manager does not lead", leader=self.leader)
         return self._serving
 
@@ -78,9 +77,9 @@ class Leadership:
             self._latch.start()
             pauses = delays()
             while True:
-                term = await self._latch.wait_leader()
-                reason = await self._reign(term)
-                if isinstance(reason, StaleEpoch):  # somebody else reigns, whatever the latch says: queue up again
+                latch_term = await self._latch.wait_leader()
+                reason = await self._lead(latch_term)
+                if isinstance(reason, StaleEpoch):  # somebody else leads, whatever the latch says: queue up again
                     await self._latch.stop()
                     self._latch = LeaderLatch(self._session, paths.LATCH, self._participant)
                     self._latch.start()
@@ -92,48 +91,48 @@ class Leadership:
             watch.close()
             await self._latch.stop()
 
-    async def _reign(self, term: int) -> BaseException | None:
-        """One reign, from epoch to end; why it ended, None if the latch was lost."""
+    async def _lead(self, latch_term: int) -> BaseException | None:
+        """One term, from epoch to end; why it ended, None if the latch was lost."""
         try:
             fence = await take_epoch(self._session)
-            reign = await Reign.begin(self._session, fence, self._counters)
-            shuffles = await self._shuffles(reign)
+            term = await LeaderTerm.begin(self._session, fence, self._counters)
+            shuffles = await self._shuffles(term)
         except RoqError as error:
             log.warning(
                 "leadership could not be taken", extra={"fields": {"error": type(error).__name__, "reason": str(error)}}
             )
             return error
-        reign.on_change.append(self._on_change)
-        finisher = Finisher(reign)
-        HostRepairer(reign).start()
-        lost = asyncio.get_running_loop().create_task(self._latch.wait_lost(term))
-        over: list[asyncio.Future[Any]] = [lost, reign.ended]
+        term.view.on_change.append(self._on_change)
+        finisher = Finisher(term)
+        HostRepairer(term).start()
+        lost = asyncio.get_running_loop().create_task(self._latch.wait_lost(latch_term))
+        over: list[asyncio.Future[Any]] = [lost, term.ended]
         reason: BaseException | None = None
         try:
             await self._publish(fence)
-            self._serving = Serving(reign, finisher, shuffles)
-            self._counters["reigns"] += 1
-            log.info("leading", extra={"fields": {"epoch": fence.epoch, "queues": len(reign.cluster.queues)}})
-            self._on_change(ClusterState(), reign.cluster)
+            self._serving = Serving(term, finisher, shuffles)
+            self._counters["terms"] += 1
+            log.info("leading", extra={"fields": {"epoch": fence.epoch, "queues": len(term.view.cluster.queues)}})
+            self._on_change(ClusterState(), term.view.cluster)
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
-            reason = reign.ended.result() if reign.ended.done() else None
+            reason = term.ended.result() if term.ended.done() else None
         except RoqError as error:
             reason = error
         finally:
             self._serving = None
             lost.cancel()
-            await reign.end(reason)
+            await term.end(reason)
             shuffles.close()
             await finisher.stop()
             log.warning("not leading any more", extra={"fields": {"epoch": fence.epoch, "reason": str(reason or "")}})
             await self._withdraw()
         return reason
 
-    async def _shuffles(self, reign: Reign) -> ShuffleLeader:
+    async def _shuffles(self, term: LeaderTerm) -> ShuffleLeader:
         try:
-            return await ShuffleLeader.begin(self._session, reign, self._shuffle_abandoned_seconds)
+            return await ShuffleLeader.begin(self._session, term, self._shuffle_abandoned_seconds)
         except RoqError as error:
-            await reign.end(error)
+            await term.end(error)
             raise
 
     async def _publish(self, fence: Fence) -> None:

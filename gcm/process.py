@@ -1,4 +1,5 @@
-"""The sockets and loops of one Global Configuration Manager; nothing is decided here."""
+"""The sockets and loops of one Global Configuration Manager: requests, and the topology broadcast (DESIGN §4), a PUB socket
+that tells the whole cluster soon after each change and every so often. Nothing is decided here."""
 
 from __future__ import annotations
 
@@ -6,26 +7,33 @@ import asyncio
 import logging
 import os
 import random
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
+import zmq
 
-from gcm.cluster import view
+from gcm.cluster import ClusterState, view
 from gcm.crash import arm
 from gcm.handlers import Handlers
 from gcm.leadership import Leadership
-from gcm.topology import Topology
 from roq.config import GcmConfig
 from roq.coordination import paths
 from roq.coordination.session import Session
+from roq.errors import NotLeader, RoqError
+from roq.runtime import sockets
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_seconds
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm as wire
-from roq.wire.gcm import ClusterView, LeaderAddress
+from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, LeaderAddress
 
 log = logging.getLogger(__name__)
+
+SPACING_SECONDS = 0.2  # between two broadcasts, however much changes
+BUSY_SHARE = 10  # a broadcast that took s seconds to make is followed by at least BUSY_SHARE * s of silence
 
 
 class GcmReady(msgspec.Struct, frozen=True):
@@ -38,6 +46,56 @@ class GcmReady(msgspec.Struct, frozen=True):
     pid: int
 
 
+class TopologyBroadcast:
+    """Bound at `address:port` (0: any free port, see `port`). `view` raises NotLeader while there is nothing to tell:
+    only the leader broadcasts. Changes are coalesced, and telling never takes more than a tenth of the leader's time."""
+
+    def __init__(self, address: str, port: int, every_seconds: float, view: Callable[[], ClusterView]) -> None:
+        socket = sockets.control_socket(zmq.PUB)
+        try:
+            self.port = sockets.bind(socket, address, port)
+        except RoqError:
+            socket.close()
+            raise
+        self._link = sockets.Link(socket)
+        self._view, self._every_seconds = view, every_seconds
+        self._news = asyncio.Event()
+
+    def changed(self, before: ClusterState, after: ClusterState) -> None:
+        """Tell soon, if this is more than a host's new load."""
+        if _shape(before) != _shape(after) or any(
+            before.hosts.get(name) is not host and _matters(before, after, name) for name, host in after.hosts.items()
+        ):
+            self._news.set()
+
+    async def run(self) -> None:
+        """Broadcast until cancelled."""
+        while True:
+            started = time.monotonic()
+            with suppress(NotLeader):  # then the leader tells
+                self._link.send((BROADCAST_TOPIC, msgspec.msgpack.encode(self._view())))
+            await asyncio.sleep(max(SPACING_SECONDS, BUSY_SHARE * (time.monotonic() - started)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._every_seconds):  # wait_for of Python 3.11 may swallow our cancellation
+                    await self._news.wait()
+            self._news.clear()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._link.close()
+
+
+def _shape(cluster: ClusterState) -> tuple[int, int, int, int, int]:
+    """Differs if the epoch, a queue, a work queue, a policy or the set of hosts does: these tables are replaced whole when
+    they change."""
+    return cluster.epoch, id(cluster.queues), id(cluster.work_queues), id(cluster.policies), len(cluster.hosts)
+
+
+def _matters(before: ClusterState, after: ClusterState, name: str) -> bool:
+    old, new = before.host(name), after.host(name)
+    return (old.alive, old.draining, old.revision, old.report) != (new.alive, new.draining, new.revision, new.report)
+
+
 class Gcm:
     """Everything one GCM has open. Made by `start`, ended by `close`."""
 
@@ -47,7 +105,7 @@ class Gcm:
         self._tasks = Tasks(lambda _: stop.set())  # a loop that fails is a defect: end, and let the service manager restart us
         opened: list[Callable[[], None]] = []
         try:
-            self.topology = Topology(config.address, config.broadcast_port, config.broadcast_seconds, self._view)
+            self.topology = TopologyBroadcast(config.address, config.broadcast_port, config.broadcast_seconds, self._view)
             opened.append(self.topology.close)
             self.server = RpcServer(config.address, config.port, wire.Request, self._handle, counters=self.counters)
             opened.append(self.server.close)
@@ -86,7 +144,7 @@ class Gcm:
         return await self._handlers.handle(peer, request)
 
     def _view(self) -> ClusterView:
-        return view(self._leadership.serving().reign.cluster, self._address, self._handlers.now())
+        return view(self._leadership.serving().term.view.cluster, self._address, self._handlers.now())
 
 
 async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmReady], None]) -> None:

@@ -123,7 +123,7 @@ def _with_store(host: Host) -> Host:
 
 
 def assign_all(cluster: ClusterState) -> ClusterState:
-    """Every assignment made right, whatever stands there now (start of a reign)."""
+    """Every assignment made right, whatever stands there now (start of a term)."""
     known = {key: record for key, record in cluster.records().items() if isinstance(record, WorkQueueRecord) or record.running}
     cleaned = {
         name: replace(host, assigned={key: spec for key, spec in host.assigned.items() if _belongs(known, name, spec)})

@@ -1,4 +1,4 @@
-"""Drives one shuffle in one reign: performs what its machine (roq.shuffle.plan) wants and feeds the results back, one event
+"""Drives one shuffle in one term: performs what its machine (roq.shuffle.plan) wants and feeds the results back, one event
 after the other. Not covered: who asks for what (shuffle_leader.py), how a record is written (shuffle_store.py)."""
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 
 from gcm.crash import crash_point
 from gcm.followers import FollowerLinks
-from gcm.reign import Reign
 from gcm.shuffle_inquirer import Inquirer
 from gcm.shuffle_store import ShuffleStore
+from gcm.term import LeaderTerm
 from roq.errors import DataLost, NotLeader, RoqError, ShuffleNotFound, StaleEpoch
 from roq.runtime.observe import logger
 from roq.shuffle import events
@@ -42,16 +42,16 @@ ANSWERS: dict[type[msgspec.Struct], tuple[type[msgspec.Struct], float]] = {
 
 
 class DriverContext(NamedTuple):
-    """What all shuffles of one reign share. rooms: of requests to each host. deleted(id): every follower has forgotten it."""
+    """What all shuffles of one term share. rooms: of requests to each host. deleted(id): every follower has forgotten it."""
 
-    reign: Reign
+    term: LeaderTerm
     links: FollowerLinks
     rooms: dict[str, asyncio.Semaphore]
     deleted: Callable[[str], None]
 
 
 class Driver:
-    """One shuffle. `start` it; its tasks end with the reign, or with `stop`. A defect of ours parks it: the reign goes on, this
+    """One shuffle. `start` it; its tasks end with the term, or with `stop`. A defect of ours parks it: the term goes on, this
     shuffle does not before the next leader reads it."""
 
     def __init__(self, plan: ShufflePlan, store: ShuffleStore, around: DriverContext) -> None:
@@ -76,7 +76,7 @@ class Driver:
 
     def start(self) -> None:
         """From now on."""
-        self._running = self._around.reign.tasks.start(self._run(), f"shuffle {self.record.name}")
+        self._running = self._around.term.tasks.start(self._run(), f"shuffle {self.record.name}")
 
     def stop(self) -> None:
         """It is gone: nothing holds on to it."""
@@ -114,7 +114,7 @@ class Driver:
         return self.record
 
     async def _or_over(self, future: asyncio.Future[None]) -> None:
-        over: list[asyncio.Future[Any]] = [future, self._around.reign.ended]
+        over: list[asyncio.Future[Any]] = [future, self._around.term.ended]
         await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
             future.cancel()
@@ -236,7 +236,7 @@ class Driver:
                 )
                 self._park(error)
 
-        return self._around.reign.tasks.start(run(), f"shuffle {self.record.name}: {what}")
+        return self._around.term.tasks.start(run(), f"shuffle {self.record.name}: {what}")
 
     async def _recut(self, job: events.Recut) -> None:
         """In a thread: it may take seconds."""
@@ -251,7 +251,7 @@ class Driver:
                 reply = await self._inquirer.answer(ask.host, self._addressed(ask.request), expect, seconds)
             self.feed(events.Answered(ask.id, reply))  # type: ignore[arg-type]  # one of wire.Reply: see ANSWERS
         except StaleEpoch as error:
-            self._around.reign.step_down(error)
+            self._around.term.step_down(error)
         except RoqError as error:
             tries = self._tries[ask.id] = self._tries.get(ask.id, 0) + 1
             fields = {

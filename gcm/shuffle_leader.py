@@ -1,4 +1,4 @@
-"""All shuffles of one reign: requests about them, what followers report, and hosts that join or are lost.
+"""All shuffles of one term: requests about them, what followers report, and hosts that join or are lost.
 
 Each shuffle is driven by itself (shuffle_driver.py). Followers that join are asked what they keep: what belongs to no shuffle
 any more is forgotten. A shuffle whose record can't be read exists all the same: nothing is done about it, or to it.
@@ -16,10 +16,10 @@ from gcm.cluster import ClusterState
 from gcm.crash import crash_point
 from gcm.followers import STORE, FollowerLinks, FollowerMembership, endpoints
 from gcm.placement import takes_monitor
-from gcm.reign import Reign
 from gcm.shuffle_driver import Driver, DriverContext
 from gcm.shuffle_receipts import Receipts
 from gcm.shuffle_store import ShuffleStore, read_all
+from gcm.term import LeaderTerm
 from gcm.transactions import REMOVAL_KEPT_SECONDS
 from roq.coordination.session import Session
 from roq.errors import (
@@ -56,10 +56,10 @@ START_SECONDS = 10.0  # a new shuffle waits so long for hosts to start their sto
 class ShuffleLeader:
     """Made by `begin`, ended by `close`. Requests wait as long as it takes; handlers.py bounds them."""
 
-    def __init__(self, reign: Reign, abandoned_seconds: float) -> None:
-        self._reign, self._abandoned_seconds = reign, abandoned_seconds
+    def __init__(self, term: LeaderTerm, abandoned_seconds: float) -> None:
+        self._term, self._abandoned_seconds = term, abandoned_seconds
         self._links = FollowerLinks()
-        self._around = DriverContext(reign, self._links, {}, self._forgotten)
+        self._around = DriverContext(term, self._links, {}, self._forgotten)
         self._drivers: dict[str, Driver] = {}  # by id
         self._unreadable: frozenset[str] = frozenset()  # ids
         self._receipts = Receipts()
@@ -70,24 +70,24 @@ class ShuffleLeader:
         self._creating = asyncio.Lock()
 
     @classmethod
-    async def begin(cls, session: Session, reign: Reign, abandoned_seconds: float) -> ShuffleLeader:
+    async def begin(cls, session: Session, term: LeaderTerm, abandoned_seconds: float) -> ShuffleLeader:
         """Read all shuffles and go on with them. Raises NotLeader, ZooKeeperUnavailable."""
-        leader = cls(reign, abandoned_seconds)
-        shuffles, leader._unreadable = await read_all(session, reign)
+        leader = cls(term, abandoned_seconds)
+        shuffles, leader._unreadable = await read_all(session, term)
         for record, store in shuffles:
             leader._drive(record, store)
-        reign.on_change.append(leader._changed)
+        term.view.on_change.append(leader._changed)
         leader._look()
         return leader
 
     def close(self) -> None:
-        """With the reign."""
+        """With the term."""
         if self._timer is not None:
             self._timer.cancel()
         self._links.close()
 
     def _drive(self, record: ShuffleRecord, store: ShuffleStore) -> Driver:
-        plan = ShufflePlan(record, self._reign.fence.epoch, self._abandoned_seconds)
+        plan = ShufflePlan(record, self._term.fence.epoch, self._abandoned_seconds)
         driver = self._drivers[record.id] = Driver(plan, store, self._around)
         driver.feed(self._hosts)
         driver.start()
@@ -121,7 +121,7 @@ class ShuffleLeader:
             raise ShuffleConflict(f"shuffle {name!r} exists with other keys, columns or settings")
         driver.feed(events.Touched())
         id = driver.record.id
-        await self._reign.change(lambda cluster: replace(cluster, shuffles=cluster.shuffles | {id}), STORES)
+        await self._term.change(lambda cluster: replace(cluster, shuffles=cluster.shuffles | {id}), STORES)
         await self._until_followers()
         crash_point("create_shuffle.settled")
         return self.info(driver.record.name)
@@ -133,22 +133,22 @@ class ShuffleLeader:
         if id in self._unreadable:
             raise ShuffleConflict(f"shuffle {request.name!r} is recorded as {id}, which this GCM can't read")
         record = ShuffleRecord(request.name, id, request.spec, now, request.transaction)
-        store = ShuffleStore(self._reign, id)
+        store = ShuffleStore(self._term, id)
         await store.create(record)
         return self._drive(record, store)
 
     async def _until_followers(self) -> None:
         """Every host that shall run a store does; those that can't are not waited for any longer than START_SECONDS."""
-        if not any(takes_monitor(host) for host in self._reign.cluster.hosts.values()):
+        if not any(takes_monitor(host) for host in self._term.view.cluster.hosts.values()):
             raise NoHosts
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self._reign.until(STORES, _stores_run)
+                await self._term.view.until(STORES, _stores_run)
         except TimeoutError:
             log.warning("not every host runs a store")
-        if not endpoints(self._reign.cluster):
+        if not endpoints(self._term.view.cluster):
             raise NotReady("no host takes part in shuffles: is roq-messaging[shuffle] installed there?")
-        self._membership.admit(self._reign.cluster, time.monotonic())
+        self._membership.admit(self._term.view.cluster, time.monotonic())
         self._look()
 
     async def remove(self, request: wire.RemoveShuffle) -> wire.Done:
@@ -245,30 +245,30 @@ class ShuffleLeader:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        cluster = self._reign.cluster
+        cluster = self._term.view.cluster
         self._links.update(endpoints(cluster))
         hosts, seconds = self._membership.hosts(cluster, time.monotonic())
-        if seconds is not None and not self._reign.ended.done():
+        if seconds is not None and not self._term.ended.done():
             self._timer = self._loop.call_later(seconds + 0.01, self._look)
         if hosts == self._hosts:
             return
         for host in sorted(hosts.running - self._hosts.running):
-            self._reign.tasks.start(self._sweep(host), f"sweep {host}")
+            self._term.tasks.start(self._sweep(host), f"sweep {host}")
         self._hosts = hosts
         for driver in self._drivers.values():
             driver.feed(hosts)
 
     async def _sweep(self, host: str) -> None:
         """Have a follower forget shuffles that do not exist any more. What it told before the check of the epoch was made under
-        this reign or one before it: so we know every shuffle in it that exists."""
+        this term or one before it: so we know every shuffle in it that exists."""
         try:
             view = await self._links.request(host, shuffle.DescribeFollower(), shuffle.FollowerView, 10.0)
             unknown = view.shuffles.keys() - self._drivers.keys() - self._unreadable
             if unknown:
-                await self._reign.write()
+                await self._term.write()
             for id in sorted(unknown - self._drivers.keys()):
                 log.info("follower is told to delete a removed shuffle", extra={"fields": {"host": host, "id": id}})
-                await self._links.request(host, shuffle.ForgetShuffle(self._reign.fence.epoch, id), shuffle.FollowerDone, 10.0)
+                await self._links.request(host, shuffle.ForgetShuffle(self._term.fence.epoch, id), shuffle.FollowerDone, 10.0)
         except NotLeader:
             return
         except RoqError as error:  # when it comes back the next time
@@ -276,14 +276,14 @@ class ShuffleLeader:
 
     def _forgotten(self, id: str) -> None:
         """The record stays known for a while, so that a repeated removal gets the same answer."""
-        self._reign.tasks.start(self._delete(id), f"delete shuffle {id}")
+        self._term.tasks.start(self._delete(id), f"delete shuffle {id}")
 
     async def _delete(self, id: str) -> None:
         await asyncio.sleep(REMOVAL_KEPT_SECONDS)
         try:
             await self._drivers[id].store.delete()
             self._drivers.pop(id).stop()
-            await self._reign.change(lambda cluster: replace(cluster, shuffles=cluster.shuffles - {id}))
+            await self._term.change(lambda cluster: replace(cluster, shuffles=cluster.shuffles - {id}))
         except NotLeader:
             return  # the next leader does it
 

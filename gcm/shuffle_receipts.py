@@ -14,7 +14,7 @@ PARTS_MAX = -(-PARTITIONS_MAX // WINNERS_AT_ONCE)
 
 
 class Receipts:
-    """Of one reign."""
+    """Of one term."""
 
     def __init__(self) -> None:
         self._told: OrderedDict[tuple[str, str], dict[int, list[Receipt]]] = OrderedDict()  # by shuffle and transaction

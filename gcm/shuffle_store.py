@@ -3,7 +3,7 @@ chunks below the node, which are written before the node names them and never ch
 names. A leader that dies in between leaves parts that nothing names; the next one deletes them.
 
     shuffles/<id>                      JSON: Node; empty while the shuffle is being created
-    shuffles/<id>/<part>-<epoch>-<n>.0, .1, …    msgpack of the part; epoch: of the reign that wrote it
+    shuffles/<id>/<part>-<epoch>-<n>.0, .1, …    msgpack of the part; epoch: of the term that wrote it
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gcm.reign import Reign
+from gcm.term import LeaderTerm
 from roq.coordination import paths
 from roq.coordination.errors import NoNode
 from roq.coordination.multi import Create, Delete, SetData
@@ -28,7 +28,7 @@ from roq.wire.shuffle import Receipt, Spec
 
 log = logger(__name__)
 CHUNK_BYTES = 512 * 1024  # ZooKeeper takes 1 MB
-READ_AT_ONCE = 32  # shuffles, when a reign begins: their reads share the round trips
+READ_AT_ONCE = 32  # shuffles, when a term begins: their reads share the round trips
 PARTS: dict[str, tuple[Any, Any]] = {  # type, and the value that is not written
     "schema": (bytes, b""),
     "table": (Table, ()),
@@ -58,16 +58,16 @@ class _Written(NamedTuple):
 
 
 class ShuffleStore:
-    """Writes one shuffle's record in one reign."""
+    """Writes one shuffle's record in one term."""
 
-    def __init__(self, reign: Reign, id: str, parts: dict[str, _Written] | None = None) -> None:
-        self._reign, self._id = reign, id
+    def __init__(self, term: LeaderTerm, id: str, parts: dict[str, _Written] | None = None) -> None:
+        self._term, self._id = term, id
         self._parts = parts or {}
         self._serials = itertools.count(1)
 
     async def create(self, record: ShuffleRecord) -> None:
         """The first time. Raises NotLeader."""
-        await self._reign.write(Create(paths.shuffle(self._id)))
+        await self._term.write(Create(paths.shuffle(self._id)))
         await self.write(record)
 
     async def write(self, record: ShuffleRecord) -> None:
@@ -78,12 +78,12 @@ class ShuffleStore:
             if value != PARTS[name][1]:
                 parts[name] = self._known(value) or await self._write_part(name, value)
         node = ShuffleNode(_bare(record), {name: written.part for name, written in parts.items()})
-        await self._reign.write(SetData(paths.shuffle(self._id), to_json(node)))
+        await self._term.write(SetData(paths.shuffle(self._id), to_json(node)))
         kept = {written.part.name for written in parts.values()}
         old = dict.fromkeys(written.part for written in self._parts.values() if written.part.name not in kept)
         self._parts = parts
         for part in old:
-            await self._reign.write(*(Delete(path) for path in _paths(self._id, part)))
+            await self._term.write(*(Delete(path) for path in _paths(self._id, part)))
 
     def _known(self, value: object) -> _Written | None:
         return next((each for each in self._parts.values() if each.value is value or each.value == value), None)
@@ -91,28 +91,28 @@ class ShuffleStore:
     async def _write_part(self, kind: str, value: object) -> _Written:
         data = msgspec.msgpack.encode(value)
         chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
-        part = RecordPart(f"{kind}-{self._reign.fence.epoch}-{next(self._serials)}", len(chunks), zlib.crc32(data))
+        part = RecordPart(f"{kind}-{self._term.fence.epoch}-{next(self._serials)}", len(chunks), zlib.crc32(data))
         for path, chunk in zip(_paths(self._id, part), chunks, strict=True):
-            await self._reign.write(Create(path, chunk))
+            await self._term.write(Create(path, chunk))
         return _Written(part, value)
 
     async def delete(self) -> None:
         """Nothing of it is left; all or nothing, as a node without its parts is unreadable. Raises NotLeader."""
         written = dict.fromkeys(written.part for written in self._parts.values())
         old = [Delete(path) for part in written for path in _paths(self._id, part)]
-        await self._reign.write(*old, Delete(paths.shuffle(self._id)))
+        await self._term.write(*old, Delete(paths.shuffle(self._id)))
 
 
 class ShufflesRead(NamedTuple):
-    """What a reign begins with. unreadable: ids of shuffles that are there, whose record a newer version wrote, or that are
+    """What a term begins with. unreadable: ids of shuffles that are there, whose record a newer version wrote, or that are
     damaged. Nothing is known of them, so nothing of them may be forgotten."""
 
     shuffles: list[tuple[ShuffleRecord, ShuffleStore]]
     unreadable: frozenset[str]
 
 
-async def read_all(session: Session, reign: Reign) -> ShufflesRead:
-    """Every shuffle, at the beginning of a reign. One that can't be read is logged and left alone; what was not quite created
+async def read_all(session: Session, term: LeaderTerm) -> ShufflesRead:
+    """Every shuffle, at the beginning of a term. One that can't be read is logged and left alone; what was not quite created
     is deleted. Raises NotLeader, ZooKeeperUnavailable."""
     room = asyncio.Semaphore(READ_AT_ONCE)
     unreadable = set[str]()
@@ -120,7 +120,7 @@ async def read_all(session: Session, reign: Reign) -> ShufflesRead:
     async def one(id: str) -> tuple[ShuffleRecord, ShuffleStore] | None:
         async with room:
             try:
-                return await _read_one(session, reign, id)
+                return await _read_one(session, term, id)
             except (FrameError, DataLost, NoNode) as error:
                 log.error("shuffle record is unreadable", extra={"fields": {"id": id, "reason": str(error)}})
                 unreadable.add(id)
@@ -135,7 +135,7 @@ async def read_all(session: Session, reign: Reign) -> ShufflesRead:
     return ShufflesRead(found, frozenset(unreadable))
 
 
-async def _read_one(session: Session, reign: Reign, id: str) -> tuple[ShuffleRecord, ShuffleStore] | None:
+async def _read_one(session: Session, term: LeaderTerm, id: str) -> tuple[ShuffleRecord, ShuffleStore] | None:
     """None: it is gone, or was not quite created. Raises FrameError, DataLost, NoNode if it can't be read."""
     node = await session.get(paths.shuffle(id))
     if node is None:
@@ -148,9 +148,9 @@ async def _read_one(session: Session, reign: Reign, id: str) -> tuple[ShuffleRec
     if read is None:
         stray.append(Delete(paths.shuffle(id)))
     if stray:
-        await reign.write(*stray)
+        await term.write(*stray)
     values = {kind: written.value for kind, written in parts.items()}
-    return (_joined(read.record, values), ShuffleStore(reign, id, parts)) if read else None
+    return (_joined(read.record, values), ShuffleStore(term, id, parts)) if read else None
 
 
 async def _read(session: Session, id: str, kind: str, part: RecordPart) -> _Written:

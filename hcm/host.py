@@ -202,7 +202,7 @@ class HostProcesses:
         if self._stopping:
             return
         starts: list[str] = []
-        same_reign = self.state.epoch == assignment.epoch
+        same_epoch = self.state.epoch == assignment.epoch
         self.state.epoch, self.state.revision = assignment.epoch, assignment.revision
         for action in plan(assignment.processes, {name: managed.record.spec for name, managed in self._managed.items()}):
             match action:
@@ -220,7 +220,7 @@ class HostProcesses:
                 case StartProcess(spec):
                     self._add(spec)
                     starts.append(spec.name)
-        if starts or not same_reign:
+        if starts or not same_epoch:
             await self._directory.save(self.state)  # before the fork: a successor must find what was forked
         for name in starts:
             self._event(name, supervisor.ProcessWanted())

@@ -56,7 +56,7 @@ class Change(StrEnum):
 
 
 class TopologyChange(msgspec.Struct, frozen=True):
-    """What happened to what. time: seconds since 1970, of the GCM; epoch: number of its reign.
+    """What happened to what. time: seconds since 1970, of the GCM; epoch: number of its leadership term.
 
     host: whose change it is, or where the process is now (of what is gone: was). queue, exchange, work_queue: "" where it is
     about none.
@@ -81,7 +81,7 @@ Tell = Callable[..., TopologyEvent]  # of a moment
 
 
 def changes(before: ClusterView | None, after: ClusterView) -> list[TopologyEvent]:
-    """What happened between two views; of another reign, or the first: a snapshot. Pure."""
+    """What happened between two views; of another leadership term, or the first: a snapshot. Pure."""
     tell = partial(TopologyEvent, time=after.time, epoch=after.epoch)
     if before is None or before.epoch != after.epoch:
         return [tell(Change.SNAPSHOT, view=after)]

@@ -1,4 +1,4 @@
-"""Fenced writes: every write of a GCM carries the version of `gcm/epoch` that its reign began with (RELIABILITY §2.4).
+"""Fenced writes: every write of a GCM carries the version of `gcm/epoch` that its term began with (RELIABILITY §2.4).
 
 A GCM that has been replaced without knowing it can't change anything: ZooKeeper itself refuses.
 """
@@ -18,14 +18,14 @@ __all__ = ["Check", "Create", "CreateEphemeral", "Delete", "Fence", "Op", "SetDa
 
 @dataclass(frozen=True)
 class Fence:
-    """One reign. `epoch` goes into every order; `version` of `gcm/epoch` is checked by every write."""
+    """One term of a leading GCM. `epoch` goes into every order; `version` of `gcm/epoch` is checked by every write."""
 
     epoch: int
     version: int
 
 
 async def take_epoch(session: Session) -> Fence:
-    """Begin a new reign: bump `gcm/epoch` (made if missing). Only the winner of the latch calls this, before it reads anything.
+    """Begin a new term: bump `gcm/epoch` (made if missing). Only the winner of the latch calls this, before it reads anything.
 
     Raises VersionConflict if somebody else did so at the same moment, ZooKeeperUnavailable.
     """
@@ -38,7 +38,7 @@ async def take_epoch(session: Session) -> Fence:
 
 
 async def fenced(session: Session, fence: Fence, *ops: Op) -> None:
-    """All of `ops` or none, and only while `fence` is the current reign.
+    """All of `ops` or none, and only while `fence` is the current leadership term.
 
     Raises StaleEpoch (step down at once), VersionConflict, NodeExists, NoNode of the other operations, ZooKeeperUnavailable
     (whether it took effect is unknown).

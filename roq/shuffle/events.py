@@ -16,7 +16,7 @@ from roq.wire.shuffle import Receipt, RunSample
 @dataclass(frozen=True)
 class FollowerHosts:
     """running: followers that can be asked. members: those that ranges may be placed on. settled: who is in neither is lost;
-    not so at the beginning of a reign, when hosts may not have come back yet. joining: of those that run, who is about to be
+    not so at the beginning of a term, when hosts may not have come back yet. joining: of those that run, who is about to be
     a member; what they have may be theirs again then."""
 
     running: frozenset[str]

@@ -72,7 +72,7 @@ class ShufflePlan(ShuffleMachine):
         super().__init__(record, epoch)
         self.stored: set[tuple[int, str]] = set()  # attempts, until it is sealed
         self._abandoned_seconds = abandoned_seconds
-        self._heard_at: float | None = None  # somebody went on with it, or this reign began
+        self._heard_at: float | None = None  # somebody went on with it, or this term began
         self._hosts = FollowerHosts(frozenset(), frozenset(), False)
         self._look = False  # hosts or record have changed since holders were compared
         self._samples = Gathered()

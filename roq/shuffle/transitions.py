@@ -124,7 +124,7 @@ def _short(record: ShuffleRecord, hosts: int) -> bool:
 
 
 def too_early(record: ShuffleRecord, hosts: FollowerHosts) -> bool:
-    """A reign has just begun, and hosts whose data is needed are about to be seen."""
+    """A term has just begun, and hosts whose data is needed are about to be seen."""
     holders = {host for table in (record.table, record.former) for each in table for host in each.holders}
     return not hosts.settled and not holders <= hosts.running
 

@@ -140,7 +140,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """All processes one host shall run. `epoch`: GCM reign that wrote it; `revision` grows with every write."""
+    """All processes one host shall run. `epoch`: GCM leadership term that wrote it; `revision` grows with every write."""
 
     host: str
     epoch: int

@@ -165,7 +165,7 @@ async def test_a_multi_does_all(chroot: str, sessions: Connect) -> None:
 
 
 @pytest.mark.quick
-async def test_only_the_newest_reign_can_write(chroot: str, sessions: Connect) -> None:
+async def test_only_the_newest_term_can_write(chroot: str, sessions: Connect) -> None:
     session = await sessions(chroot)
     await session.ensure_root()
     old = await take_epoch(session)

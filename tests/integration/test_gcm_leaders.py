@@ -81,7 +81,7 @@ async def test_standby_names_the_leader_and_takes_over(bench: Bench) -> None:
 async def test_stale_epoch_steps_down_and_leads_anew(served: Bench) -> None:
     await served.create("before")
     old = await read_leader(served.zookeeper)
-    await take_epoch(await served.session())  # somebody else reigns, as far as ZooKeeper is concerned
+    await take_epoch(await served.session())  # somebody else leads, as far as ZooKeeper is concerned
     with pytest.raises(NotLeader):
         await served.ask_at(old.port, wire.CreateQueue("during", "t"), wire.QueueInfo)
     assert (await served.create("during", "t")).ready

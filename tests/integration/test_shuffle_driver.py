@@ -1,4 +1,4 @@
-"""One shuffle of a reign goes wrong or away, with a real ZooKeeper: the reign goes on, and nothing is held on to."""
+"""One shuffle of a term goes wrong or away, with a real ZooKeeper: the term goes on, and nothing is held on to."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from gcm.followers import FollowerLinks
-from gcm.reign import Reign
 from gcm.shuffle_driver import Driver, DriverContext
 from gcm.shuffle_store import ShuffleStore
+from gcm.term import LeaderTerm
 from roq.coordination import paths
 from roq.coordination.multi import take_epoch
 from roq.coordination.session import Session
@@ -29,21 +29,21 @@ NOBODY = FollowerHosts(frozenset(), frozenset())
 
 
 @pytest.fixture
-async def reign(chroot: str) -> AsyncIterator[Reign]:
+async def term(chroot: str) -> AsyncIterator[LeaderTerm]:
     async with AsyncExitStack() as stack:
         session = await Session.connect(chroot, 6.0)
         stack.push_async_callback(session.close)
         for path in paths.SKELETON:
             await session.ensure_path(path)
-        reign = await Reign.begin(session, await take_epoch(session), Counters())
-        stack.push_async_callback(reign.end, None)
-        yield reign
+        term = await LeaderTerm.begin(session, await take_epoch(session), Counters())
+        stack.push_async_callback(term.end, None)
+        yield term
 
 
-async def driver_of(reign: Reign, plan: ShufflePlan) -> Driver:
-    store = ShuffleStore(reign, plan.record.id)
+async def driver_of(term: LeaderTerm, plan: ShufflePlan) -> Driver:
+    store = ShuffleStore(term, plan.record.id)
     await store.create(plan.record)
-    driver = Driver(plan, store, DriverContext(reign, FollowerLinks(), {}, lambda _: None))
+    driver = Driver(plan, store, DriverContext(term, FollowerLinks(), {}, lambda _: None))
     driver.start()
     driver.feed(NOBODY)
     return driver
@@ -58,8 +58,8 @@ class Defective(ShufflePlan):
         return super().handle(event, now)
 
 
-async def test_a_defect_concerns_one_shuffle_only(reign: Reign) -> None:
-    driver = await driver_of(reign, Defective(RECORD, reign.fence.epoch))
+async def test_a_defect_concerns_one_shuffle_only(term: LeaderTerm) -> None:
+    driver = await driver_of(term, Defective(RECORD, term.fence.epoch))
     waiting = asyncio.create_task(driver.until(lambda record: record.state is ShuffleState.SEALED))
     await driver.submit(AttemptReported((), (), wanted=False))
     async with asyncio.timeout(20):
@@ -68,12 +68,12 @@ async def test_a_defect_concerns_one_shuffle_only(reign: Reign) -> None:
                 await driver.submit(event)
         with pytest.raises(RoqError, match="a defect"):
             await waiting
-    assert not reign.ended.done()
-    await reign.write()
+    assert not term.ended.done()
+    await term.write()
 
 
-async def test_of_a_shuffle_that_is_gone_nothing_is_held(reign: Reign) -> None:
-    driver = await driver_of(reign, ShufflePlan(RECORD, reign.fence.epoch, abandoned_seconds=7 * 86400.0))
+async def test_of_a_shuffle_that_is_gone_nothing_is_held(term: LeaderTerm) -> None:
+    driver = await driver_of(term, ShufflePlan(RECORD, term.fence.epoch, abandoned_seconds=7 * 86400.0))
     async with asyncio.timeout(20):
         await driver.submit(Remove("x"))
         await driver.store.delete()
@@ -90,4 +90,4 @@ async def test_of_a_shuffle_that_is_gone_nothing_is_held(reign: Reign) -> None:
         while plan() is not None:  # its task ends in one of the next turns of the loop
             await asyncio.sleep(0.01)
             gc.collect()
-    assert not reign.ended.done()
+    assert not term.ended.done()

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
-from gcm.reign import Reign
 from gcm.shuffle_store import CHUNK_BYTES, ShuffleStore, read_all
+from gcm.term import LeaderTerm
 from roq.coordination import paths
 from roq.coordination.multi import Op, take_epoch
 from roq.coordination.session import Session
@@ -30,8 +30,8 @@ async def session(chroot: str) -> AsyncIterator[Session]:
         yield session
 
 
-async def reign_of(session: Session) -> Reign:
-    return await Reign.begin(session, await take_epoch(session), Counters())
+async def term_of(session: Session) -> LeaderTerm:
+    return await LeaderTerm.begin(session, await take_epoch(session), Counters())
 
 
 def large() -> ShuffleRecord:
@@ -46,8 +46,8 @@ def large() -> ShuffleRecord:
 
 
 async def test_a_large_record_is_read_as_it_was_written(session: Session) -> None:
-    reign = await reign_of(session)
-    store, record = ShuffleStore(reign, "id"), large()
+    term = await term_of(session)
+    store, record = ShuffleStore(term, "id"), large()
     await store.create(record)
     names = await session.children(paths.shuffle("id"))
     assert {name.split("-")[0] for name in names} == {"schema", "table", "receipts"}
@@ -61,7 +61,7 @@ async def test_a_large_record_is_read_as_it_was_written(session: Session) -> Non
     moving = msgspec.structs.replace(record, stage=Stage.MOVING, epoch=2, former=record.table, table=record.table[:1])
     moving = msgspec.structs.replace(moving, table=table_of([], [7]))
     await store.write(moving)
-    ((read, again),), unreadable = await read_all(session, reign)
+    ((read, again),), unreadable = await read_all(session, term)
     assert not unreadable
     assert read == moving
     await again.write(record)
@@ -69,11 +69,11 @@ async def test_a_large_record_is_read_as_it_was_written(session: Session) -> Non
     assert sorted(left) == sorted(names), "what was the former table is the table again, and not written anew"
     await again.delete()
     assert await session.children(paths.SHUFFLES) == []
-    await reign.end(None)
+    await term.end(None)
 
 
 async def test_what_nothing_names_is_deleted_and_what_is_damaged_is_left_alone(session: Session) -> None:
-    first = await reign_of(session)
+    first = await term_of(session)
     store, record = ShuffleStore(first, "id"), large()
     await store.create(record)
     await ShuffleStore(first, "damaged").create(msgspec.structs.replace(record, id="damaged"))
@@ -82,7 +82,7 @@ async def test_what_nothing_names_is_deleted_and_what_is_damaged_is_left_alone(s
     await session.create(paths.shuffle_part("id", "table-0-9.0"), b"y")
     chunk = next(name for name in await session.children(paths.shuffle("damaged")) if name.startswith("table"))
     await session.set(paths.shuffle_part("damaged", chunk), b"z", -1)
-    second = await reign_of(session)
+    second = await term_of(session)
     ((read, _),), unreadable = await read_all(session, second)
     assert unreadable == {"damaged"}
     assert read == record
@@ -97,30 +97,30 @@ async def test_what_nothing_names_is_deleted_and_what_is_damaged_is_left_alone(s
 @pytest.mark.quick
 async def test_a_deletion_is_all_or_nothing(session: Session) -> None:
     """A leader that dies within it leaves nothing that names what is not there."""
-    reign = await reign_of(session)
-    store, record = ShuffleStore(reign, "id"), large()
+    term = await term_of(session)
+    store, record = ShuffleStore(term, "id"), large()
     await store.create(record)
     written: list[int] = []
 
     async def write(*operations: Op) -> None:
         written.append(len(operations))
-        await Reign.write(reign, *operations)
+        await LeaderTerm.write(term, *operations)
 
-    reign.write = write  # type: ignore[method-assign]
+    term.write = write  # type: ignore[method-assign]
     await store.delete()
     assert len(written) == 1
     assert written[0] > 3, "the node and its parts"
     assert await session.children(paths.SHUFFLES) == []
-    assert await read_all(session, reign) == ([], frozenset())
-    await reign.end(None)
+    assert await read_all(session, term) == ([], frozenset())
+    await term.end(None)
 
 
-async def test_what_is_too_large_is_refused_and_the_reign_goes_on(session: Session) -> None:
-    reign = await reign_of(session)
+async def test_what_is_too_large_is_refused_and_the_term_goes_on(session: Session) -> None:
+    term = await term_of(session)
     record = msgspec.structs.replace(large(), removal="x" * 2_000_000)
-    store = ShuffleStore(reign, "id")
+    store = ShuffleStore(term, "id")
     with pytest.raises(CallError):
         await store.create(record)
-    assert not reign.ended.done()
+    assert not term.ended.done()
     await store.write(large())
-    await reign.end(None)
+    await term.end(None)

@@ -43,7 +43,7 @@ def cluster_of(*names: str, exchanges_max: int = 8) -> ClusterState:
 
 
 def written(before: ClusterState, after: ClusterState, *queues: str) -> ClusterState:
-    """As a reign does: the assignments follow, and get revisions."""
+    """As a term does: the assignments follow, and get revisions."""
     return stamp(before, assign(after, queues, before))
 
 

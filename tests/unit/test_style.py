@@ -41,7 +41,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "zmq": (
         "roq/runtime",
         # shells that read a socket made by roq.runtime.sockets: constants and zmq.Again
-        "gcm/topology",
+        "gcm/process",
         "roq/pubsub/attachment",
         "roq/client/kpis",
         "roq/pubsub/link",

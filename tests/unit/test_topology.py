@@ -41,7 +41,7 @@ def told(before: ClusterView, after: ClusterView) -> list[tuple[str, ...]]:
     return [tuple(filter(None, (event.change, event.queue, event.work_queue, event.exchange, event.host))) for event in events]
 
 
-def test_the_first_view_and_one_of_another_reign_are_told_whole() -> None:
+def test_the_first_view_and_one_of_another_term_are_told_whole() -> None:
     first, later = view(host("a")), view(host("a"), host("b"), epoch=4)
     assert changes(None, first) == [TopologyEvent(Change.SNAPSHOT, 9.0, 3, view=first)]
     assert changes(first, later) == [TopologyEvent(Change.SNAPSHOT, 9.0, 4, view=later)]

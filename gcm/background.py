@@ -1,0 +1,227 @@
+"""What a leader does by itself in one term: it finishes transactions, and repairs queues when hosts are lost or join.
+
+A *transaction* is a request that is recorded and under way: one task each waits until the hosts have done their part, then
+clears the record. It makes no difference whether this leader or one before it wrote it. A creation that failed is rolled back;
+a removal stays known for a while, so that its repetition gets the same answer.
+
+A *lost host* is recorded as `transactions/host/<host>` before anything is done about it, and forgotten when nothing is left to
+do: the next leader finds both the record and what is still missing. The repairer looks whenever a host is lost or joins, and
+when room may have appeared. What is to be done is decided in transactions.py, work_queues.py and recovery.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterable
+
+from gcm import recovery, transactions, work_queues
+from gcm.cluster import Action, ClientTransaction, ClusterState, exchange_name
+from gcm.crash import crash_point
+from gcm.erase import erase
+from gcm.reconcile import lacking_stores
+from gcm.term import Decide, LeaderTerm
+from roq.errors import ExchangeNotFound, NotLeader, NotReady, ProcessFailed, QueueNotFound, RoqError, WorkQueueNotFound
+from roq.runtime.observe import logger
+from roq.wire.assignment import STORES
+
+log = logger(__name__)
+
+QUEUES_AT_ONCE = 256  # repaired at the same time; the term writes as many of them together as fit
+LOOK_SECONDS = 1.0  # between two looks for what nobody is waiting for: a slot that was freed, a backup that was given up
+
+
+class Finisher:
+    """All transactions under way in one term."""
+
+    def __init__(self, term: LeaderTerm) -> None:
+        self._term = term
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        term.view.on_change.append(self._changed)
+        self._start(term.view.cluster.transactions.values())
+
+    async def settle(self, id: str, seconds: float) -> None:
+        """Wait until the transaction is done (at once if there is none). Raises why it failed, NotReady, or NotLeader."""
+        task = self._tasks.get(id)
+        if task is None:
+            return
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise NotReady(f"the hosts are not done after {seconds:g} s; repeat the request with the same transaction id")
+        if task.cancelled():
+            raise NotLeader("this Global Configuration Manager leads no longer")
+        task.result()
+
+    async def stop(self) -> None:
+        """Leave the rest to the next leader."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _changed(self, before: ClusterState, after: ClusterState) -> None:
+        if before.transactions is after.transactions:
+            return
+        self._start(entry for id, entry in after.transactions.items() if id not in before.transactions)
+        for id in before.transactions.keys() - after.transactions.keys():
+            self._tasks.pop(id, None)  # it has ended, or is just ending, by itself
+
+    def _start(self, entries: Iterable[ClientTransaction]) -> None:
+        for entry in entries:
+            task = asyncio.get_running_loop().create_task(self._finish(entry), name=f"{entry.action} {entry.subject}")
+            task.add_done_callback(_log_failure)
+            self._tasks[entry.id] = task
+
+    async def _finish(self, entry: ClientTransaction) -> None:
+        cluster = self._term.view.cluster
+        revisions = {name: cluster.host(name).revision for name in entry.hosts}
+        match entry.action:
+            case Action.CREATE_QUEUE:
+                await self._until_created(entry, revisions, lambda now: transactions.without_queue(now, entry.queue))
+            case Action.CREATE_WORK_QUEUE:
+                await self._until_created(entry, revisions, lambda now: work_queues.without(now, entry.queue))
+            case Action.CREATE_EXCHANGE:
+                await self._until_created(entry, revisions, lambda now: _without_exchange(now, entry))
+            case Action.REMOVE_QUEUE | Action.REMOVE_EXCHANGE | Action.REMOVE_WORK_QUEUE:
+                await self._term.view.until(entry.subject, lambda now: transactions.none_left(now, entry, revisions))
+                if entry.log:
+                    await self._term.remove_log(entry.log)
+                    self._term.tasks.start(erase(self._term.view.cluster, entry.log), f"erase log {entry.log}")
+                self._forget_after(entry, entry.created + transactions.REMOVAL_KEPT_SECONDS - time.time())
+
+    async def _until_created(self, entry: ClientTransaction, revisions: transactions.Revisions, roll_back: Decide) -> None:
+        try:
+            await self._term.view.until(entry.subject, lambda cluster: _created(cluster, entry, revisions))
+        except ProcessFailed:
+            await self._term.change(roll_back, entry.subject)
+            raise
+        except (QueueNotFound, ExchangeNotFound, WorkQueueNotFound):
+            self._forget_after(entry, 0)
+            raise
+        self._forget_after(entry, 0)
+
+    def _forget_after(self, entry: ClientTransaction, seconds: float) -> None:
+        """Remove the record, behind the answer to the client."""
+        seconds = min(max(seconds, 0), transactions.REMOVAL_KEPT_SECONDS)  # the clock of the leader before may have been wrong
+        step = entry.action.replace("-", "_")
+        self._term.tasks.start(self._forget(entry.id, step, seconds), f"forget {entry.id}")
+
+    async def _forget(self, id: str, step: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        try:
+            await self._term.change(lambda cluster: transactions.end(cluster, id))
+        except NotLeader:
+            return  # the next leader does it
+        crash_point(f"{step}.forgotten")
+
+
+def _created(cluster: ClusterState, entry: ClientTransaction, revisions: transactions.Revisions) -> bool:
+    """The hosts run what was created. Raises ProcessFailed, or that it is not found if it is unwanted again."""
+    if entry.action is Action.CREATE_WORK_QUEUE:
+        return work_queues.created(cluster, entry, revisions)
+    record = cluster.queues.get(entry.queue)
+    if record is None or (not entry.exchange and record.transaction != entry.id):
+        raise QueueNotFound(f"queue {entry.queue!r} was removed while it was being created")
+    if not entry.exchange:
+        return transactions.serves(cluster, record, revisions)
+    host = record.exchanges.get(entry.exchange)
+    if host is None:
+        raise ExchangeNotFound(f"Exchange {entry.exchange!r} was removed while it was being created")
+    name = exchange_name(record.name, entry.exchange)
+    return not record.running or transactions.all_run(cluster, [(host, name)], revisions)
+
+
+def _without_exchange(cluster: ClusterState, entry: ClientTransaction) -> ClusterState:
+    if entry.queue in cluster.queues:
+        cluster = transactions.without_exchange(cluster, entry.queue, entry.exchange)
+    return transactions.end(cluster, entry.id)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    fields = {"transaction": task.get_name(), "error": type(error).__name__, "reason": str(error)}
+    known = isinstance(error, RoqError)
+    log.log(logging.WARNING if known else logging.ERROR, "transaction failed", extra={"fields": fields})
+
+
+class HostRepairer:
+    """Made once per term; ends with it."""
+
+    def __init__(self, term: LeaderTerm) -> None:
+        self._term = term
+        self._chance = random.Random()
+        self._work = asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None
+        term.view.on_change.append(self._changed)
+
+    def start(self) -> None:
+        """Look now, and from now on."""
+        self._work.set()
+        self._term.tasks.start(self._run(), "repairer")
+
+    def _changed(self, before: ClusterState, after: ClusterState) -> None:
+        changed = [(before.host(name), host) for name, host in after.hosts.items() if before.hosts.get(name) is not host]
+        if any((old.alive, old.draining) != (new.alive, new.draining) for old, new in changed):
+            self._work.set()
+        elif self._later is None and (
+            changed or before.queues is not after.queues or before.work_queues is not after.work_queues
+        ):
+            self._later = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._later = None
+        self._work.set()
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                await self._once()
+        except NotLeader:
+            return  # the next leader goes on
+        finally:
+            if self._later is not None:
+                self._later.cancel()
+
+    async def _once(self) -> None:
+        term = self._term
+        lost = recovery.lost_hosts(term.view.cluster)
+        if fresh := sorted(lost.keys() - term.view.cluster.recoveries.keys()):
+            crash_point("recover_host.seen")
+            await term.change(lambda cluster: recovery.begin(cluster, fresh, time.time()))
+            crash_point("recover_host.recorded")
+        started = time.monotonic()
+        if lost:
+            await self._each(recovery.fail_over, dict.fromkeys(subject for subjects in lost.values() for subject in subjects))
+            crash_point("recover_host.activated")
+        if lacking_stores(term.view.cluster):
+            await term.change(lambda cluster: cluster, STORES)
+        await self._each(recovery.repair, recovery.lacking(term.view.cluster))
+        if lost:
+            crash_point("recover_host.repaired")
+        if done := recovery.finished(term.view.cluster):
+            await term.change(lambda cluster: recovery.end(cluster, done))
+            crash_point("recover_host.forgotten")
+        if fresh:
+            left = {name: len(queues) for name, queues in recovery.lost_hosts(term.view.cluster).items()}
+            fields = {"hosts": fresh, "seconds": round(time.monotonic() - started, 3), "queues_left": left}
+            log.warning("queues of lost hosts were recovered", extra={"fields": fields})
+
+    async def _change(self, step: recovery.Step, subject: str) -> None:
+        await self._term.change(lambda cluster: step(cluster, subject, self._chance), subject)
+
+    async def _each(self, step: recovery.Step, subjects: Iterable[str]) -> None:
+        """One change per queue: they are written together as far as they fit, and one that can't be harms no other."""
+        names = list(subjects)
+        for first in range(0, len(names), QUEUES_AT_ONCE):
+            part = names[first : first + QUEUES_AT_ONCE]
+            outcomes = await asyncio.gather(*(self._change(step, queue) for queue in part), return_exceptions=True)
+            for queue, outcome in zip(part, outcomes, strict=True):
+                if isinstance(outcome, NotLeader):
+                    raise outcome
+                if isinstance(outcome, BaseException):
+                    log.error("queue could not be recovered", extra={"fields": {"queue": queue, "reason": str(outcome)}})

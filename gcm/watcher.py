@@ -1,0 +1,292 @@
+"""The leader's view of the cluster: read from ZooKeeper once at the start of a term, kept fresh by watches from then on.
+
+Registrations and reports come from the hosts and are watched; all else is the leader's own and is taken over from its writes
+(`written`). A znode that can't be read is logged. It never stops a leader: see ClusterSnapshot for what becomes of it. Not
+covered: writing (term.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
+
+from gcm.cluster import ClientTransaction, ClusterState, Host, HostRecovery, HostRegistration
+from gcm.reconcile import changed_hosts
+from roq.coordination import paths
+from roq.coordination.registration import parse_instance
+from roq.coordination.session import Node, Session, Watch
+from roq.errors import FrameError, NotLeader, RoqError
+from roq.runtime.observe import logger
+from roq.runtime.run import Tasks
+from roq.wire.assignment import STORES, Assignment, HostReport, QueueRecord, from_json
+from roq.wire.hcm import HostPayload
+from roq.wire.policy import Policy
+from roq.wire.work_queue import WorkQueueRecord
+
+READS_AT_ONCE = 100
+
+T = TypeVar("T", bound=msgspec.Struct)
+V = TypeVar("V")
+log = logger(__name__)
+
+
+class ClusterWatcher:
+    """cluster: the newest view. on_change(before, after): after every change of it. monitors_moved(queues, host): what runs on
+    this host has changed, and assignments elsewhere name ports of these queues' Monitors there.
+
+    Watches from the start on, until `close`.
+    """
+
+    def __init__(
+        self, session: Session, cluster: ClusterState, tasks: Tasks, monitors_moved: Callable[[list[str], str], None]
+    ) -> None:
+        self.cluster = cluster
+        self.on_change: list[Callable[[ClusterState, ClusterState], None]] = []
+        self._session, self._tasks, self._monitors_moved = session, tasks, monitors_moved
+        self._ended = False
+        self._waiters: dict[str, set[asyncio.Future[None]]] = defaultdict(set)
+        self._watches: list[Watch[Node | None] | Watch[list[str]]] = []
+        self._watched: set[str] = set()
+        self._told: dict[str, Node | None] = {}  # newest report, by host
+        self._joined: dict[str, int] = {}  # generation of the registration with which each host joined
+        self._seen: dict[str, int] = {}  # newest mzxid by path: a re-read of the same is no news
+        for host in cluster.hosts.values():
+            self._watch_host(host)
+        self._watches.append(session.watch_children(paths.HOSTS, self._hosts_seen))
+
+    def end(self) -> None:
+        """The term is over: nothing is taken in any more, and whoever waits gets NotLeader."""
+        self._ended = True
+        for futures in self._waiters.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(NotLeader("this Global Configuration Manager leads no longer"))
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for watch in self._watches:
+            watch.close()
+
+    def written(self, before: ClusterState, after: ClusterState) -> None:
+        """Take over what the leader wrote, beside what hosts reported meanwhile."""
+        hosts = dict(self.cluster.hosts)
+        for host in changed_hosts(before, after):
+            now = hosts.get(host.name) or Host(host.name)
+            hosts[host.name] = replace(
+                now, assigned=host.assigned, draining_wanted=host.draining_wanted, revision=host.revision
+            )
+        self._become(replace(after, hosts=hosts))
+        old, new = before.records(), after.records()
+        self._wake([subject for subject in {**old, **new} if old.get(subject) is not new.get(subject)])
+
+    def _become(self, cluster: ClusterState) -> None:
+        before, self.cluster = self.cluster, cluster
+        for callback in self.on_change:
+            callback(before, cluster)
+
+    async def until(self, subject: str, done: Callable[[ClusterState], bool]) -> ClusterState:
+        """The first cluster of which `done` is true; asked again whenever something about `subject` (a queue) changes.
+
+        Raises what `done` raises, or NotLeader if the term ends.
+        """
+        while not done(self.cluster):
+            if self._ended:
+                raise NotLeader("this Global Configuration Manager leads no longer")
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters[subject].add(future)
+            try:
+                await future
+            finally:
+                self._waiters[subject].discard(future)
+                if not self._waiters[subject]:
+                    del self._waiters[subject]
+        return self.cluster
+
+    def _wake(self, subjects: Iterable[str]) -> None:
+        for subject in subjects:
+            for future in self._waiters.get(subject, ()):
+                if not future.done():
+                    future.set_result(None)
+
+    def _hosts_seen(self, names: list[str]) -> None:
+        for name in names:
+            if name not in self._watched:
+                self._watched.add(name)
+                self._tasks.start(self._admit(name), f"admit host {name}")
+
+    async def _admit(self, name: str) -> None:
+        """A host that was never seen: its folder is made before anything can be placed on it."""
+        try:
+            host = await read_host(self._session, name)
+        except RoqError as error:
+            self._watched.discard(name)  # the watch tells its name again
+            log.warning("registration of a new host is unreadable", extra={"fields": {"host": name, "reason": str(error)}})
+            return
+        if name not in self.cluster.hosts:
+            self._become(self.cluster.with_host(host))
+        self._watch_host(host)
+
+    def _watch_host(self, host: Host) -> None:
+        name = host.name
+        self._watched.add(name)
+        if host.registration is not None:
+            self._joined[name] = host.registration.generation
+        self._watches += [
+            self._session.watch_data(paths.host(name), lambda node: self._registration_seen(name, node)),
+            self._session.watch_data(paths.running(name), lambda node: self._report_seen(name, node)),
+        ]
+
+    def _is_news(self, path: str, node: Node | None) -> bool:
+        newest = node.mzxid if node is not None else -1
+        if self._seen.get(path) == newest:
+            return False
+        self._seen[path] = newest
+        return True
+
+    def _registration_seen(self, name: str, node: Node | None) -> None:
+        if self._ended or not self._is_news(paths.host(name), node):
+            return
+        host = self.cluster.host(name)
+        registration = decode_registration(name, node)
+        if registration is not None and not host.alive:
+            self._joined[name] = registration.generation
+        after = replace(host, registration=registration, report=None, last_report=host.report or host.last_report)
+        if registration is not None:
+            after = replace(after, report=self._report(name), last_report=None)
+        self._become(self.cluster.with_host(after))
+        if host.alive != after.alive:
+            log.info("host joined" if after.alive else "host lost", extra={"fields": {"host": name}})
+            self._wake(list(self._waiters))
+
+    def _report_seen(self, name: str, node: Node | None) -> None:
+        if self._ended or not self._is_news(paths.running(name), node):
+            return
+        self._told[name] = node
+        before = self.cluster.host(name)
+        if not before.alive:
+            return  # it counts once the host has registered
+        after = replace(before, report=self._report(name))
+        self._become(self.cluster.with_host(after))
+        changed = {
+            (before.running.get(key) or after.running[key]).subject
+            for key in {**before.running, **after.running}
+            if before.running.get(key) != after.running.get(key)
+        }
+        if before.reported_revision != after.reported_revision or STORES in changed:
+            changed |= self._waiters.keys()
+        self._wake(changed)
+        if moved := [queue for queue in changed if self._monitor_matters(queue, name)]:
+            self._monitors_moved(moved, name)
+
+    def _report(self, name: str) -> HostReport | None:
+        """The newest report; None if it is older than the host's joining, and so of an earlier life."""
+        node = self._told.get(name)
+        return decode_report(name, node) if node is not None and node.mzxid > self._joined.get(name, 0) else None
+
+    def _monitor_matters(self, queue: str, host: str) -> bool:
+        """A Monitor of the queue is on `host`, and a process elsewhere must know its ports."""
+        record = self.cluster.queues.get(queue)
+        if record is None or not record.running or host not in record.monitor_hosts:
+            return False
+        return bool(record.backups) or any(other != host for other in record.exchanges.values())
+
+
+# --- reading it once --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """The cluster, and paths of unreadable policies and transactions, to be deleted (unreadable queue records are kept)."""
+
+    cluster: ClusterState
+    unreadable: tuple[str, ...]
+
+
+async def read_snapshot(session: Session, epoch: int) -> ClusterSnapshot:
+    """Everything, as of now or later. Call it after the epoch was taken: no older leader changes anything meanwhile."""
+    unreadable: list[str] = []
+    queues = await _table(session, paths.QUEUES, QueueRecord, [])
+    work_queues = await _table(session, paths.WORK_QUEUES, WorkQueueRecord, [])
+    policies = await _table(session, paths.POLICIES, Policy, unreadable)
+    transactions: dict[str, ClientTransaction] = {}
+    for kind in (paths.TransactionKind.QUEUE, paths.TransactionKind.EXCHANGE):
+        transactions |= await _table(session, paths.transactions(kind), ClientTransaction, unreadable)
+    recoveries = await _table(session, paths.transactions(paths.TransactionKind.HOST), HostRecovery, unreadable)
+    names = {*await session.children(paths.HOST_STATES), *await session.children(paths.HOSTS)}
+    hosts = await _each(sorted(names), lambda name: read_host(session, name))
+    shuffles = frozenset(await session.children(paths.SHUFFLES))
+    known = {host.name: host for host in hosts}
+    cluster = ClusterState(epoch, known, queues, work_queues, policies, transactions, recoveries, shuffles)
+    return ClusterSnapshot(cluster, tuple(unreadable))
+
+
+async def read_host(session: Session, name: str) -> Host:
+    """One host, and the folder of its state made if it is missing. A report older than the registration is of an earlier life:
+    it tells of processes that the host has stopped, or is gone with."""
+    await session.ensure_path(paths.host_state(name))
+    assigned, report, registration = await asyncio.gather(
+        session.get(paths.assignment(name)), session.get(paths.running(name)), session.get(paths.host(name))
+    )
+    current = registration is not None and report is not None and report.mzxid > registration.czxid
+    told = decode_report(name, report) if current or registration is None else None
+    host = Host(name, decode_registration(name, registration), report=told if current else None)
+    if registration is None:
+        host = replace(host, last_report=told)
+    if assigned is None:
+        return host
+    wanted = _decode(paths.assignment(name), assigned.data, Assignment)
+    if wanted is None:  # written anew by the next change; the revision must grow all the same
+        return replace(host, revision=assigned.version + 1)
+    processes = {spec.name: spec for spec in wanted.processes}
+    return replace(host, assigned=processes, draining_wanted=wanted.draining, revision=max(wanted.revision, 1))
+
+
+def decode_registration(name: str, node: Node | None) -> HostRegistration | None:
+    """What a live HCM says of itself; None if there is none or it can't be understood."""
+    if node is None:
+        return None
+    try:
+        instance = parse_instance(node.data)
+        return HostRegistration(instance.address or "", instance.port or 0, instance.payload_as(HostPayload), node.czxid)
+    except FrameError as error:
+        log.error("registration is unreadable", extra={"fields": {"host": name, "reason": str(error)}})
+        return None
+
+
+def decode_report(name: str, node: Node | None) -> HostReport | None:
+    """What runs on the host; None if it has not said so, or not so that it can be understood."""
+    return _decode(paths.running(name), node.data, HostReport) if node is not None and node.data else None
+
+
+def _decode(path: str, data: bytes, kind: type[T]) -> T | None:
+    try:
+        return from_json(data, kind)
+    except FrameError as error:
+        log.error("znode is unreadable", extra={"fields": {"path": path, "reason": str(error)}})
+        return None
+
+
+async def _table(session: Session, folder: str, kind: type[T], unreadable: list[str]) -> dict[str, T]:
+    names = await session.children(folder)
+    nodes = await _each(names, lambda name: session.get(f"{folder}/{name}"))
+    table = {}
+    for name, node in zip(names, nodes, strict=True):
+        value = _decode(f"{folder}/{name}", node.data, kind) if node is not None else None
+        if value is not None:
+            table[name] = value
+        elif node is not None:
+            unreadable.append(f"{folder}/{name}")
+    return table
+
+
+async def _each(names: Sequence[str], read: Callable[[str], Awaitable[V]]) -> list[V]:
+    """All of them, READS_AT_ONCE at a time: every single read has a deadline that counts from its call."""
+    values: list[V] = []
+    for first in range(0, len(names), READS_AT_ONCE):
+        values += await asyncio.gather(*(read(name) for name in names[first : first + READS_AT_ONCE]))
+    return values

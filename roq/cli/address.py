@@ -37,6 +37,7 @@ ClusterOption = Annotated[
         show_default=False,
     ),
 ]
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
 OldPlaceArgument = Annotated[  # what 0.1 took by its position
     str | None, typer.Argument(metavar="[CLUSTER]", hidden=True, show_default=False)
 ]

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 import uvloop
+from rich.console import RenderableType
 
 from roq.cli.address import FILES, ClusterOption, JsonOption, cluster_address, either
-from roq.cli.output import console, print_json, rate, say, seconds, table, working
+from roq.cli.output import print_found, rate, say, seconds, table, working
 from roq.tools.bench.harness import IDLE_SECONDS
 from roq.tools.bench.load import Load
 from roq.tools.bench.pubsub import run
@@ -70,10 +71,7 @@ def pubsub(  # noqa: PLR0913, PLR0917  one parameter per flag
         say("no cluster named: bringing one up")
     with working("measuring"):
         result = uvloop.run(run(address, load, overflow, idle))
-    if as_json:
-        print_json(result)
-    else:
-        _print(result)
+    print_found(result, as_json, _table)
 
 
 def _address(flag: str | None) -> str:
@@ -84,7 +82,7 @@ def _address(flag: str | None) -> str:
     return ""
 
 
-def _print(result: PubSubResult) -> None:
+def _table(result: PubSubResult) -> RenderableType:
     latency = {name: "-" if value is None else seconds(value / 1e6) for name, value in result.latency_us.items()}
     rows = [
         ("delivered end to end", f"{rate(result.throughput)} messages/s"),
@@ -95,4 +93,4 @@ def _print(result: PubSubResult) -> None:
         ("latency p50, p99, p99.9", ", ".join(latency.values())),
         ("CPU seconds", ", ".join(f"{kind} {value:.2f}" for kind, value in result.cpu_seconds.items())),
     ]
-    console().print(table("publish/subscribe", ("what", "value"), rows))
+    return table("publish/subscribe", ("what", "value"), rows)

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 import uvloop
+from rich.console import RenderableType
 
 from roq.cli.address import JsonOption
-from roq.cli.output import console, print_json, say, table
+from roq.cli.output import print_found, say, table
 from roq.errors import CallError
 from roq.tools.chaos.picture import memory, timeline
 from roq.tools.chaos.result import ChaosOptions, ChaosResult, ChaosRun
@@ -65,10 +66,7 @@ def chaos(  # noqa: PLR0913, PLR0917  one parameter per flag
         memory_picture.write_text(memory(text, done.series, done.znodes, result.faults, done.seconds))
     for problem in (*result.problems, *result.violations):
         say(problem)
-    if as_json:
-        print_json(result)
-    else:
-        _print(result)
+    print_found(result, as_json, _table)
     if not result.passed:
         raise typer.Exit(1)
 
@@ -84,7 +82,7 @@ def _summary(result: ChaosResult) -> str:
     return ", ".join(f"{getattr(result, name)} {name.replace('_', ' ')}" for name in counts)
 
 
-def _print(result: ChaosResult) -> None:
+def _table(result: ChaosResult) -> RenderableType:
     names = ("published", "acked", "delivered", "lost", "duplicated", "reordered", "unknown", "reported_gaps")
     rows = [(name.replace("_", " "), f"{getattr(result, name)}") for name in names]
     silence = max(share.silence_seconds for share in result.subscribers)
@@ -97,7 +95,7 @@ def _print(result: ChaosResult) -> None:
     ]
     if result.options.soak:
         rows[-1:-1] = _steady(result)
-    console().print(table(f"chaos, seed {result.options.seed}", ("what", "value"), rows))
+    return table(f"chaos, seed {result.options.seed}", ("what", "value"), rows)
 
 
 def _steady(result: ChaosResult) -> list[tuple[str, str]]:

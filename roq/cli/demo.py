@@ -21,7 +21,7 @@ import typer
 import uvloop
 
 from roq.cli.address import TERMINATED
-from roq.cli.up import stop_signals
+from roq.cli.local import stop_signals
 from roq.client.cluster import Cluster, connect
 from roq.errors import ProcessFailed, RoqError
 from roq.tools.local import leftovers

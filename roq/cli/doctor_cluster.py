@@ -1,19 +1,31 @@
-"""`roq doctor`, the cluster: ZooKeeper, leader, hosts, processes, queues, copies."""
+"""`roq doctor`, the cluster: ZooKeeper, leader, hosts, processes, queues, copies.
+
+Each HCM is asked for its clock, its disk and its version; what its store can do is in its report. Masters and stores are asked
+for copies: may a disk be replaced now, and if not, what lacks copies on which hosts.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
+from collections.abc import Mapping, Sequence
 
-from roq.cli.doctor_copies import check_copies, read_copies
-from roq.cli.doctor_hosts import check_clock, check_hosts, clock_skew_seconds, hosts_seconds, read_hosts
+import msgspec
+
 from roq.cli.finding import Finding, good, warning, wrong
 from roq.client.cluster import Cluster, connect
 from roq.client.overview import MONITOR_SECONDS, NOT_ASKED, Overview, read_overview
 from roq.coordination.address import parse_address
 from roq.coordination.leader import read_election, read_leader
-from roq.errors import ClusterNotFound, InvalidConfiguration, RoqError, Unavailable
+from roq.coordination.locate import GcmClient
+from roq.errors import ClusterNotFound, DataLost, InvalidConfiguration, RoqError, Unavailable
+from roq.runtime.installation import SOURCE, installed_version
+from roq.runtime.rpc import OnDisconnect, RpcClient
+from roq.wire import gcm, hcm, master, shuffle
+from roq.wire.assignment import ProcessKind, ProcessState
+from roq.wire.shuffle import ShuffleState
 from roq.wire.zookeeper import COORDINATOR_VERSION
 
 ZOOKEEPER_MIN = (3, 9, 4)
@@ -22,6 +34,15 @@ OVERVIEW_SECONDS = ANSWER_SECONDS + 3 * MONITOR_SECONDS  # the leader's answer, 
 COPIES_SECONDS = 60.0  # every master asks all stores
 ANSWER_BYTES_MAX = 64 * 1024
 FREE_SLOTS_MIN = 1
+ASKED_AT_ONCE = 32
+CLOCK_SKEW_SECONDS = 1.0  # latencies between hosts are wrong by this much
+CLOCK_WRONG_SECONDS = 30.0  # no NTP client is at work there: nobody's times mean anything any more
+DISK_BYTES_GOOD = 200 * 1024 * 1024
+DISK_BYTES_MIN = 16 * 1024 * 1024  # below, a store takes little or nothing
+NTP = "run an NTP client on every machine"
+MASTER_SECONDS = 10.0  # a master asks all stores before it answers
+SHOWN_MAX = 5  # shortages of one queue
+WAIT = "replace no further disk until this is gone; it is copied again by itself"
 
 
 async def check_cluster(address: str) -> list[Finding]:
@@ -174,7 +195,217 @@ def _queues(overview: Overview) -> list[Finding]:
             findings.append(warning(f"Queue {queue.queue}", f"{queue.lost} messages were lost", advice))
     skipped = sum(queue.problem == NOT_ASKED for queue in overview.queues)
     if skipped:
-        advice = "`roq host ls` tells on which hosts the Monitors above are; mend these, then ask again"
+        advice = "`roq host ls` tells on which hosts the Monitors above are; repair these, then ask again"
         findings.append(wrong("Queues", f"{skipped} were not looked at: too many other Monitors do not answer", advice))
     running = sum(queue.running for queue in overview.queues)
     return findings or [good("Queues", f"{len(overview.queues)}, {running} running, all ready")]
+
+
+class HostState(msgspec.Struct, frozen=True):
+    """What a live host's HCM told. skew_seconds: its clock minus ours, at least."""
+
+    host: str
+    address: str
+    capacity: hcm.Capacity | None
+    skew_seconds: float = 0.0
+    error: str = ""
+    shuffles: bool = True  # its store takes part in them; True while it has no store
+
+
+class HostsState(msgspec.Struct, frozen=True):
+    """All live hosts, and how many shuffles there are."""
+
+    hosts: Sequence[HostState]
+    shuffles: int
+
+
+def hosts_seconds(hosts: int) -> float:
+    """How long `read_hosts` may take if none of so many hosts answers."""
+    return ANSWER_SECONDS * (2 + math.ceil(hosts / ASKED_AT_ONCE))  # twice the leader is asked
+
+
+async def read_hosts(cluster: Cluster, zookeeper: str) -> HostsState:
+    """Ask every live host. Raises RoqError if no GCM answers."""
+    gate = asyncio.Semaphore(ASKED_AT_ONCE)
+    hosts = await asyncio.gather(*(_ask(info, gate) for info in await cluster.hosts() if info.alive))
+    leader = GcmClient(zookeeper)
+    try:
+        return HostsState(hosts, len((await leader.request(gcm.ListShuffles(), gcm.ShuffleList, ANSWER_SECONDS)).shuffles))
+    finally:
+        leader.close()
+
+
+async def _ask(info: gcm.HostInfo, gate: asyncio.Semaphore) -> HostState:
+    running = info.report.processes if info.report else ()
+    stores = [one for one in running if one.kind is ProcessKind.STORE and one.state is ProcessState.RUNNING]
+    shuffles = all("shuffle" in store.ports for store in stores)
+    async with gate:
+        client = RpcClient(f"tcp://{info.address}:{info.port}", hcm.Reply, on_disconnect=OnDisconnect.FAIL)
+        try:
+            begun = time.time()
+            capacity = await client.request(hcm.GetCapacity(), hcm.Capacity, ANSWER_SECONDS)
+            skew = clock_skew_seconds(capacity.time, begun, time.time()) if capacity.time else 0.0
+            return HostState(info.host, info.address, capacity, skew, "", shuffles)
+        except RoqError as error:
+            return HostState(info.host, info.address, None, 0.0, str(error), shuffles)
+        finally:
+            client.close()
+
+
+def check_hosts(found: HostsState, leader_skew_seconds: float) -> list[Finding]:
+    """What is wrong with single hosts. Pure. leader_skew_seconds: the leader's clock minus ours; hosts are compared with it."""
+    findings = []
+    for host in found.hosts:
+        subject = f"Host {host.host}"
+        if host.capacity is None:
+            advice = f"is its port reachable from here, at {host.address}? Read its roq-hcm's log"
+            findings.append(wrong(subject, f"its roq-hcm does not answer here: {host.error}", advice))
+            continue
+        findings += [*_clock(subject, host.skew_seconds - leader_skew_seconds), *_disk(subject, host.capacity.disk_free_bytes)]
+        findings += _version(subject, host.capacity.version)
+        if found.shuffles and not host.shuffles:
+            there = f"and there are shuffles: {found.shuffles}"
+            told = f"takes no part in shuffles, pyarrow or numpy is missing there, {there}"
+            advice = "pip install 'roq-messaging[shuffle]' there, then `roq host stop` it and start its roq-hcm again"
+            findings.append(wrong(subject, told, advice))
+    answered = sum(host.capacity is not None for host in found.hosts)
+    return findings or ([good("Clocks, disks, versions", f"of {answered} hosts")] if answered else [])
+
+
+def clock_skew_seconds(told: float, asked: float, answered: float) -> float:
+    """By how much a clock must be ahead of ours (behind: negative) to tell this between question and answer."""
+    return min(0.0, told - asked) + max(0.0, told - answered)
+
+
+def check_clock(skew_seconds: float) -> list[Finding]:
+    """This machine's, against the leader's, which is ahead by so much."""
+    found = f"{_apart(-skew_seconds)} the leader's"
+    if abs(skew_seconds) > CLOCK_WRONG_SECONDS:
+        return [wrong("Clock", found, NTP)]
+    return [warning("Clock", found, NTP)] if abs(skew_seconds) > CLOCK_SKEW_SECONDS else []
+
+
+def _clock(subject: str, skew_seconds: float) -> list[Finding]:
+    found = f"its clock {_apart(skew_seconds)} the leader's"
+    if abs(skew_seconds) > CLOCK_WRONG_SECONDS:
+        return [wrong(subject, found, NTP)]
+    return [warning(subject, found, NTP)] if abs(skew_seconds) > CLOCK_SKEW_SECONDS else []
+
+
+def _apart(seconds: float) -> str:
+    return f"is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'}"
+
+
+def _disk(subject: str, free_bytes: int) -> list[Finding]:
+    found = f"{free_bytes // (1024 * 1024)} MiB are free where it keeps its state"
+    if 0 <= free_bytes < DISK_BYTES_MIN:
+        return [wrong(subject, f"the disk is full: {found}", "make room there: until then its store refuses what is new")]
+    if 0 <= free_bytes < DISK_BYTES_GOOD:
+        return [warning(subject, found, "make room there before its store refuses what is new")]
+    return []
+
+
+def _version(subject: str, version: str) -> list[Finding]:
+    ours = installed_version()
+    if version == ours or SOURCE in (version, ours):
+        return []
+    found = f"runs RoQ {version or 'of a version that does not tell it'}, this is {ours}"
+    return [wrong(subject, found, "install one version everywhere, then restart the daemons, one host after the other")]
+
+
+class CopiesOf(msgspec.Struct, frozen=True):
+    """What was found out about one work queue or shuffle. error: why nothing was; lost: it says that data are gone."""
+
+    subject: str
+    shortages: Sequence[master.Shortage] = ()
+    error: str = ""
+    lost: bool = False
+
+
+async def read_copies(cluster: Cluster, zookeeper: str) -> list[CopiesOf]:
+    """Of all work queues and sealed shuffles. Raises RoqError if no GCM answers."""
+    gate = asyncio.Semaphore(ASKED_AT_ONCE)
+    queues = await asyncio.gather(*(_of_queue(info, gate) for info in await cluster.work_queues()))
+    leader = GcmClient(zookeeper)
+    try:
+        listed = (await leader.request(gcm.ListShuffles(), gcm.ShuffleList, MASTER_SECONDS)).shuffles
+        sealed = [one.name for one in listed if one.state is ShuffleState.SEALED]
+        infos = [await leader.request(gcm.DescribeShuffle(name), gcm.ShuffleInfo, MASTER_SECONDS) for name in sealed]
+    finally:
+        leader.close()
+    endpoints = {host: endpoint for info in infos for host, endpoint in info.followers.items()}
+    views = dict(zip(endpoints, await asyncio.gather(*(_view(one, gate) for one in endpoints.values())), strict=True))
+    return [*queues, *(shuffle_copies(info, views) for info in infos)]
+
+
+async def _view(endpoint: str, gate: asyncio.Semaphore) -> shuffle.FollowerView | None:
+    async with gate:
+        client = RpcClient(endpoint, shuffle.Reply)
+        try:
+            return await client.request(shuffle.DescribeFollower(), shuffle.FollowerView, MASTER_SECONDS)
+        except RoqError:
+            return None
+        finally:
+            client.close()
+
+
+def shuffle_copies(info: gcm.ShuffleInfo, views: Mapping[str, shuffle.FollowerView | None]) -> CopiesOf:
+    """Which ranges of a sealed shuffle have too few complete holders. Pure. views: by host; None: no answer."""
+    id, wanted = info.description.id, info.description.spec.replicas
+    bad = {
+        host
+        for one in info.description.ranges
+        for host in one.holders
+        if host not in info.followers or (view := views.get(host)) is None or not view.compared or id in view.lacking
+    }
+    short: dict[int, list[tuple[str, ...]]] = {}  # copies -> hosts without one, per range
+    for one in info.description.ranges:
+        missing = tuple(host for host in one.holders if host in bad)
+        if (copies := len(one.holders) - len(missing)) < wanted:
+            short.setdefault(copies, []).append(missing)
+    shortages = [
+        master.Shortage(f"{len(some)} ranges", copies, wanted, tuple(sorted({host for hosts in some for host in hosts})))
+        for copies, some in sorted(short.items())
+    ]
+    return CopiesOf(f"shuffle {info.description.name}", shortages)
+
+
+async def _of_queue(info: gcm.WorkQueueInfo, gate: asyncio.Semaphore) -> CopiesOf:
+    subject = f"work queue {info.record.name}"
+    if not info.ready or not info.masters:
+        return CopiesOf(subject, error="has no active master")
+    async with gate:
+        client = RpcClient(info.masters[0].endpoint(), master.Reply)
+        try:
+            return CopiesOf(subject, (await client.request(master.GetCopies(), master.Copies, MASTER_SECONDS)).shortages)
+        except RoqError as error:
+            return CopiesOf(subject, error=str(error), lost=isinstance(error, DataLost))
+        finally:
+            client.close()
+
+
+def check_copies(found: Sequence[CopiesOf]) -> list[Finding]:
+    """One finding if everything is complete, else one for each that is not. Pure."""
+    findings = []
+    for one in found:
+        subject = f"Copies of {one.subject}"
+        if one.lost:
+            findings.append(wrong(subject, one.error, "replace no disk, and bring back the one that was taken out last"))
+        elif one.error:
+            findings.append(warning(subject, f"are not known: {one.error}", "replace no disk until they are"))
+        elif one.shortages:
+            shown = [_shown(shortage) for shortage in one.shortages[:SHOWN_MAX]]
+            left = len(one.shortages) - len(shown)
+            told = "; ".join([*shown, f"and {left} more"] if left else shown)
+            few = any(not shortage.hosts for shortage in one.shortages)
+            findings.append(warning(subject, told, f"{WAIT}{', if there are enough hosts with room' if few else ''}"))
+    if not findings and found:
+        findings.append(
+            good("Copies", f"{len(found)} work queues and shuffles have all of theirs: one disk may be replaced now")
+        )
+    return findings
+
+
+def _shown(shortage: master.Shortage) -> str:
+    where = f", missing on {', '.join(shortage.hosts)}" if shortage.hosts else ", no further host has one"
+    return f"{shortage.what}: {shortage.copies} of {shortage.wanted} copies{where}"

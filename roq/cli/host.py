@@ -1,21 +1,42 @@
-"""`roq host …`: the machines of the cluster."""
+"""`roq host …`: the machines of the cluster; `install` writes a host's systemd units and the daemons' configuration files.
+
+Not covered: installing RoQ itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import platform
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
 import time
-from typing import Annotated
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import typer
 
-from roq.cli import host_install
-from roq.cli.address import ClusterOption, JsonOption, with_cluster
-from roq.cli.output import console, print_json, say, table
+from roq.cli.address import ClusterOption, JsonOption, cluster_address, with_cluster
+from roq.cli.output import console, print_found, print_json, say, table
 from roq.cli.status import host_table
 from roq.client.cluster import Cluster
 from roq.client.overview import host_rows
-from roq.errors import DeadlineExceeded, HostNotFound, TemporaryError, Unavailable
+from roq.coordination.address import parse_address
+from roq.errors import (
+    CallError,
+    DeadlineExceeded,
+    HostNotFound,
+    InvalidConfiguration,
+    ProcessFailed,
+    TemporaryError,
+    Unavailable,
+)
+from roq.ids import check_name
 from roq.runtime.backoff import delays
 from roq.runtime.rpc import RpcClient
 from roq.wire import hcm as wire
@@ -26,9 +47,13 @@ ASK_SECONDS = 5.0
 STOP_SECONDS = 40.0  # an HCM gives its processes 15 s, and ZooKeeper may be slow to hear of it
 AGAIN_SECONDS = 5.0  # an HCM that is started again is there within a second or two, on a busy machine in four
 AGAIN_PAUSE_SECONDS = 0.2
+UNITS, CONFIGURATION, USERS = Path("etc/systemd/system"), Path("etc/roq"), Path("etc/sysusers.d/roq.conf")
+STATE = Path("/var/lib/roq")  # StateDirectory=roq
+GCM_PORT, GCM_BROADCAST_PORT, HCM_PORT = 5500, 5501, 5510  # fixed, so that a firewall can let them pass
+SYSTEMCTL_SECONDS = 120.0  # the units become ready, or not
+PLAIN = re.compile(r"[A-Za-z0-9_./+:-]+")
 
 app = typer.Typer(help="Hosts: list, show, cordon, stop, install.", no_args_is_help=True)
-app.command("install")(host_install.install)
 HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="Name of the host.", show_default=False)]
 
 
@@ -39,11 +64,7 @@ def list_hosts(cluster: ClusterOption = None, json: JsonOption = False) -> None:
     async def work(connected: Cluster) -> tuple[HostInfo, ...]:
         return tuple(await connected.hosts())
 
-    rows = host_rows(with_cluster(cluster, work))
-    if json:
-        print_json(rows)
-    else:
-        console().print(host_table(rows))
+    print_found(host_rows(with_cluster(cluster, work)), json, host_table)
 
 
 @app.command("show")
@@ -187,3 +208,172 @@ def _next_life(before: HostInfo, now: HostInfo) -> bool:
     if not now.alive or now.report is None or before.report is None:
         return False
     return now.report.incarnation != before.report.incarnation
+
+
+class File(NamedTuple):
+    """One file to write. kept: if it is there already it stays as it is, unless forced."""
+
+    path: Path
+    text: str
+    kept: bool = False
+
+
+def files(
+    *, zookeeper: str, host: str, address: str, user: str, programs: Path, prefix: Path, gcm: bool, new_user: bool
+) -> list[File]:
+    """All files of a host, below `prefix`; gcm: with a GCM on it. Raises CallError for values the daemons would refuse."""
+    check_name(host, "host")
+    if re.fullmatch(r"[a-z_][a-z0-9_-]*", user) is None:
+        raise InvalidConfiguration(f"no user name: {user!r}")
+    common: dict[str, str | int] = {"zookeeper": str(parse_address(zookeeper)), "address": address}
+    hcm_values = common | {"host": host, "port": HCM_PORT, "state_dir": str(STATE)}
+    made = _daemon("hcm", hcm_values, user, programs, prefix)
+    if gcm:
+        gcm_values = common | {"port": GCM_PORT, "broadcast_port": GCM_BROADCAST_PORT}
+        made += _daemon("gcm", gcm_values, user, programs, prefix)
+    if new_user:
+        made.append(File(prefix / USERS, f'u {user} - "RoQ" {STATE}\n'))
+    return made
+
+
+def _daemon(name: str, values: dict[str, str | int], user: str, programs: Path, prefix: Path) -> list[File]:
+    unit = f"roq-{name}.service"
+    text = resources.files(name).joinpath("systemd", unit).read_text()
+    put_in = {
+        "program": _word(programs / f"roq-{name}"),
+        "config": _word(Path("/") / CONFIGURATION / f"{name}.toml"),
+        "user": user,
+    }
+    text = re.sub("@([a-z]+)@", lambda found: put_in[found[1]], text.partition("\n")[2])
+    head = f"# Written by `roq host install`, again each time it runs. Own changes: `systemctl edit roq-{name}`.\n"
+    lines = [f"{key} = {_toml(value)}\n" for key, value in values.items()]
+    heading = f"# Configuration of roq-{name}; `roq-{name} --help` tells all keys (with _ for -).\n"
+    return [
+        File(prefix / UNITS / unit, head + text),
+        File(prefix / CONFIGURATION / f"{name}.toml", heading + "".join(lines), kept=True),
+    ]
+
+
+def _toml(value: str | int) -> str:
+    if isinstance(value, int):
+        return str(value)
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _word(path: Path) -> str:
+    """One word of an ExecStart line."""
+    text = str(path)
+    if PLAIN.fullmatch(text):
+        return text
+    for special, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        text = text.replace(special, written)
+    return f'"{text}"'
+
+
+def program_directory() -> Path:
+    """Where this installation's console scripts are. Raises InvalidConfiguration if it has none, as a bare source tree."""
+    places = [Path(sysconfig.get_path("scripts")), Path(sys.argv[0]).absolute().parent, Path(sys.executable).parent]
+    for place in places:
+        if (place / "roq-hcm").exists() and (place / "roq-gcm").exists():
+            return place
+    told = ", ".join(str(place) for place in dict.fromkeys(places))
+    raise InvalidConfiguration(f"no roq-hcm and roq-gcm in {told}: install RoQ with pip first")
+
+
+def own_address(zookeeper: str) -> str:
+    """The address with which this host reaches ZooKeeper. Raises InvalidConfiguration if there is no way to it."""
+    server = parse_address(zookeeper).hosts.split(",")[0]
+    name, _, port = server.rpartition(":")
+    try:
+        kind, _, _, _, target = socket.getaddrinfo(name, int(port), socket.AF_INET, socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise InvalidConfiguration(f"which address does this host have? {server}: {error}; give --address") from None
+
+
+def _exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
+
+
+def _write(file: File, *, force: bool) -> None:
+    if file.kept and not force and file.path.exists():
+        say(f"kept {file.path} as it is; --force writes it anew")
+        return
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    file.path.write_text(file.text)
+    file.path.chmod(0o644)
+    say(f"wrote {file.path}")
+
+
+def _enable(units: list[str], users: list[File]) -> None:
+    """Start the units now and at every boot; running ones are started anew with what was written."""
+    if users:
+        _run("systemd-sysusers", str(users[0].path))
+    _run("systemctl", "daemon-reload")
+    _run("systemctl", "enable", "--quiet", *units)
+    _run("systemctl", "restart", *units)
+    say(f"{' and '.join(units)}: running")
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise ProcessFailed(f"`{' '.join(command)}` did not end within {SYSTEMCTL_SECONDS:g} s") from None
+    except FileNotFoundError:
+        raise ProcessFailed(f"no program {command[0]} here") from None
+    if done.returncode:
+        raise ProcessFailed(f"`{' '.join(command)}`: {(done.stderr or done.stdout).strip()}")
+
+
+@app.command("install")
+def install(
+    gcm: Annotated[bool, typer.Option("--gcm", help="A GCM on this host too; two or three hosts have one.")] = False,
+    zookeeper: Annotated[
+        str | None, typer.Option(help="ZooKeeper addresses; else as for --cluster of other commands.", show_default=False)
+    ] = None,
+    host: Annotated[str, typer.Option(help="Name of this host in the cluster.", show_default="its own")] = platform.node(),
+    address: Annotated[
+        str | None,
+        typer.Option(help="To bind and to be reached at; else the one that ZooKeeper is reached with.", show_default=False),
+    ] = None,
+    user: Annotated[str, typer.Option(help="Who the daemons run as; made if it is missing.")] = "roq",
+    prefix: Annotated[Path, typer.Option(metavar="DIR", help="Write below this directory, for packages.")] = Path("/"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite configuration files that are there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files, write nothing.")] = False,
+    enable: Annotated[bool, typer.Option("--enable", help="Start the units, now and at every boot.")] = False,
+) -> None:
+    """Write this host's systemd units and configuration files."""
+    if enable and (dry_run or prefix != Path("/")):
+        raise CallError("--enable starts what is written on this very host: not with --prefix or --dry-run")
+    if enable and not shutil.which("systemctl"):
+        raise ProcessFailed("this host has no systemd (no `systemctl`); nothing was written")
+    cluster = cluster_address(zookeeper)
+    made = files(
+        zookeeper=cluster,
+        host=host,
+        address=address or own_address(cluster),
+        user=user,
+        programs=program_directory(),
+        prefix=prefix,
+        gcm=gcm,
+        new_user=prefix != Path("/") or not _exists(user),
+    )
+    if dry_run:
+        for file in made:
+            print(f"# ----- {file.path}\n{file.text}")
+        return
+    for file in made:
+        _write(file, force=force)
+    units = [file.path.name for file in made if file.path.suffix == ".service"]
+    if enable:
+        _enable(units, [file for file in made if file.path == prefix / USERS])
+    elif prefix == Path("/"):
+        say(f"now: systemctl daemon-reload && systemctl enable --now {' '.join(units)}")

@@ -1,9 +1,10 @@
-"""The command tree, and the one place where errors become exit codes: 0 done, 1 refused, 2 usage, 130 interrupted."""
+"""The command tree, `roq version`, and where errors become exit codes: 0 done, 1 refused, 2 usage, 130 interrupted."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import platform
 import signal
 import sys
 from typing import Annotated, Any
@@ -11,15 +12,28 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from roq.cli import version
-from roq.cli.output import print_error
+from roq.cli.address import JsonOption
+from roq.cli.output import print_error, print_json
 from roq.errors import RoqError
+from roq.runtime.installation import installed_version
 from roq.runtime.observe import set_up_logging
+from roq.runtime.sockets import zeromq_versions
 
 INTERRUPTED = 128 + signal.SIGINT
-# In the order of `roq --help`. Each is a module here, with a function of its name or, for a group, its `app`.
-COMMANDS = ("up", "down", "demo", "status", "top", "pub", "sub", "chaos", "doctor", "version")
-GROUPS = ("queue", "host", "policy", "task", "shuffle", "pipeline", "bench")
+# In the order of `roq --help`: a command, and the module here that has a function of its name.
+COMMANDS = {
+    "up": "local",
+    "down": "local",
+    "demo": "demo",
+    "status": "status",
+    "top": "status",
+    "pub": "pub_sub",
+    "sub": "pub_sub",
+    "chaos": "chaos",
+    "doctor": "doctor",
+    "version": "main",
+}
+GROUPS = ("queue", "host", "policy", "task", "shuffle", "pipeline", "bench")  # modules here, each with its `app`
 
 
 class RoqGroup(TyperGroup):
@@ -58,12 +72,32 @@ class RoqGroup(TyperGroup):
 
 def command(name: str) -> Any:
     """The command or group of this name, imported."""
-    module, one = importlib.import_module(f"roq.cli.{name}"), typer.Typer()
+    module, one = importlib.import_module(f"roq.cli.{COMMANDS.get(name, name)}"), typer.Typer()
     if name in GROUPS:
         one.add_typer(module.app, name=name)
     else:
         one.command(name)(getattr(module, name))
     return typer.main.get_group(one).commands[name]
+
+
+def print_version(asked: bool) -> None:
+    """`roq --version`: the number alone."""
+    if asked:
+        print(installed_version())
+        raise typer.Exit
+
+
+def version(json: JsonOption = False) -> None:
+    """Print the versions of RoQ and of what it stands on."""
+    found = {
+        "roq": installed_version(),
+        "python": platform.python_version(),
+        **zeromq_versions(),
+    }
+    if json:
+        print_json(found)
+    else:
+        print(", ".join(f"{name} {number}" for name, number in found.items()))
 
 
 def _silence_stdout() -> None:
@@ -85,7 +119,7 @@ app = typer.Typer(
 @app.callback()
 def roq(
     version_asked: Annotated[
-        bool, typer.Option("--version", callback=version.print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
     """RoQ: an elastic message system. Start with `roq up`, or see it work: `roq demo`."""

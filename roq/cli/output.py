@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -16,6 +16,7 @@ from rich.text import Text
 from roq import errors
 from roq.errors import RoqError
 
+T = TypeVar("T")
 PLAIN_WIDTH = 100_000  # columns when a stream is not a terminal: a line for every row, whatever its length
 NEXT_STEP: tuple[tuple[type[RoqError], str], ...] = (
     (errors.QueueNotFound, "`roq queue ls` tells the queues there are"),
@@ -50,6 +51,14 @@ def print_json(value: Any) -> None:
     """Any struct, list or dict as one line of JSON on stdout."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     sys.stdout.flush()
+
+
+def print_found(found: T, json: bool, view: Callable[[T], RenderableType]) -> None:
+    """The same as JSON for programs, or as `view` shows it to people; both on stdout."""
+    if json:
+        print_json(found)
+    else:
+        console().print(view(found))
 
 
 def say(text: str) -> None:
@@ -122,6 +131,18 @@ def seconds(value: float) -> str:
     if value < 0.001:
         return f"{value * 1e6:.0f} µs"
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def age(seconds: float | None) -> str:
+    """75.0 → 1 min 15 s."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 48 * 3600 else f"{whole // 86400} d"
 
 
 def moment(at: float) -> str:

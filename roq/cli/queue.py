@@ -1,4 +1,4 @@
-"""`roq queue create|ls|show|rm|start|stop|kpis`. What concerns single Exchanges is in queue_exchanges.py."""
+"""`roq queue …`: create, list, show, remove, start and stop queues, record their KPIs; planned changes of their Exchanges."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.console import Group, RenderableType
 
-from roq.cli import queue_exchanges
-from roq.cli.address import ClusterOption, JsonOption, with_cluster
-from roq.cli.output import console, print_json, say, working
-from roq.cli.policy_file import read_policy
-from roq.cli.queue_show import print_detail
-from roq.cli.status import queue_table
+from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
+from roq.cli.output import moment, percent, print_found, print_json, rate, say, seconds, size, table, working, yes
+from roq.cli.policy import read_policy
+from roq.cli.status import exchange_table, queue_state, queue_table
 from roq.client.cluster import Cluster
-from roq.client.overview import read_overview, read_queue
+from roq.client.overview import MemberRow, QueueDetail, read_overview, read_queue
+from roq.errors import CallError, ExchangeNotFound, PublisherNotFound, RoqError
 from roq.wire.assignment import Overflow
 from roq.wire.gcm import QueueInfo
+from roq.wire.kpi import Decision
 from roq.wire.limits import FRAME_BYTES_MAX
+from roq.wire.monitor import Moved, QueueView
 from roq.wire.policy import Policy
 
 app = typer.Typer(
     help="Queues: create, list, show, remove, start, stop; move publishers between Exchanges.", no_args_is_help=True
 )
-queue_exchanges.register(app)
 
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)]
 NamesArgument = Annotated[list[str], typer.Argument(metavar="QUEUE...", help="Names of queues.", show_default=False)]
+ExchangeArgument = Annotated[
+    str, typer.Argument(metavar="EXCHANGE", help="Id of the Exchange, or how it begins.", show_default=False)
+]
 
 
 @app.command("create")
@@ -80,21 +83,13 @@ def _tell_created(info: QueueInfo, existed: bool, rules: Policy | None) -> None:
 @app.command("ls")
 def list_queues(cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """List queues with their rates."""
-    found = with_cluster(cluster, read_overview)
-    if json:
-        print_json(found.queues)
-    else:
-        console().print(queue_table(found.queues))
+    print_found(with_cluster(cluster, read_overview).queues, json, queue_table)
 
 
 @app.command("show")
 def show(name: QueueArgument, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Show a queue: settings, Exchanges, members, rates, and the last scaling decisions and why."""
-    detail = with_cluster(cluster, lambda connected: read_queue(connected, name))
-    if json:
-        print_json(detail)
-    else:
-        print_detail(detail)
+    print_found(with_cluster(cluster, lambda connected: read_queue(connected, name)), json, _detail)
 
 
 @app.command("rm")
@@ -145,3 +140,152 @@ def kpis(
                 return
 
     with_cluster(cluster, work)
+
+
+@app.command("move")
+def move(
+    queue: QueueArgument,
+    exchange: ExchangeArgument,
+    publishers: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PUBLISHER]...", help="Ids, or how they begin; without any: all of the queue.", show_default=False
+        ),
+    ] = None,
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Move publishers to an Exchange, without loss, duplicates or reordering; ends when the move is complete."""
+
+    async def work(connected: Cluster) -> Moved:
+        view = await connected.inspect(queue)
+        target = find_exchange(view, exchange)
+        moves = [(publisher, target) for publisher in find_publishers(view, publishers or [], target)]
+        with working(f"moving {len(moves)} publishers to {target}"):
+            return await connected.move(queue, moves) if moves else Moved(0)
+
+    moved = with_cluster(cluster, work)
+    if json:
+        print_json({"moved": moved.moved, "refused": moved.refused})
+    else:
+        say(f"moved {moved.moved}")
+    if moved.refused:
+        raise RoqError("refused: " + "; ".join(moved.refused))
+
+
+@app.command("add-exchange")
+def add_exchange(
+    queue: QueueArgument,
+    cluster: ClusterOption = None,
+    host: Annotated[
+        str | None, typer.Option(help="Host to run it; else the one with most free slots.", show_default=False)
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Add one Exchange to a queue; ends when every subscriber is attached to it."""
+
+    async def work(connected: Cluster) -> None:
+        with working(f"adding an Exchange to {queue}"):
+            created = await connected.create_exchange(queue, host=host)
+            await connected.exchange_active(queue, created.exchange)
+        if json:
+            print_json({"exchange": created.exchange, "host": created.host})
+        else:
+            say(f"added Exchange {created.exchange} on {created.host}")
+
+    with_cluster(cluster, work)
+
+
+@app.command("drain-exchange")
+def drain_exchange(queue: QueueArgument, exchange: ExchangeArgument, cluster: ClusterOption = None) -> None:
+    """Move everybody away from an Exchange, then stop it."""
+
+    async def work(connected: Cluster) -> None:
+        target = find_exchange(await connected.inspect(queue), exchange)
+        with working(f"draining Exchange {target}"):
+            await connected.remove_exchange(queue, target)
+        say(f"drained and stopped Exchange {target}")
+
+    with_cluster(cluster, work)
+
+
+def find_exchange(view: QueueView, wanted: str) -> str:
+    """The one Exchange whose id begins with `wanted`; raises ExchangeNotFound or CallError."""
+    found = [one.exchange.id for one in view.exchanges if one.exchange.id.startswith(wanted)]
+    if wanted in found or len(found) == 1:
+        return wanted if wanted in found else found[0]
+    if not found:
+        raise ExchangeNotFound(f"queue {view.queue!r} has no Exchange {wanted!r}")
+    raise CallError(f"{wanted!r} could be any of {', '.join(found)}")
+
+
+def find_publishers(view: QueueView, wanted: list[str], target: str) -> list[int]:
+    """The publishers named by hexadecimal id or its beginning; all that are not at `target` yet if none is named."""
+    present = {f"{member.id:016x}": member for member in view.members if member.role == "publisher"}
+    if not wanted:
+        return [member.id for member in present.values() if target not in member.exchanges]
+    chosen = []
+    for name in wanted:
+        found = [member.id for text, member in present.items() if text.startswith(name.lower())]
+        if not found:
+            raise PublisherNotFound(f"queue {view.queue!r} has no publisher {name!r}")
+        if len(found) > 1:
+            raise CallError(f"{name!r} could be any of {', '.join(f'{one:016x}' for one in found)}")
+        chosen += found
+    return chosen
+
+
+def _detail(detail: QueueDetail) -> RenderableType:
+    """Everything about one queue."""
+    row = detail.summary
+    lines = [
+        f"{row.queue}: {queue_state(row)}, overflow {row.overflow}, replication {row.replication}, "
+        f"frames up to {size(detail.max_frame_bytes)}, created {moment(detail.created)}",
+        f"Monitors (term {detail.term}): {', '.join(detail.monitors) or 'none'}",
+        f"now: {rate(row.messages_per_second)} msg/s in ({size(row.bytes_per_second)}/s), "
+        f"{rate(row.delivered_per_second)} msg/s delivered, lag {seconds(row.lag_seconds)}, lost {row.lost}",
+    ]
+    rules = [
+        f"{name}.{field} = {value}"
+        for name, fields in detail.policy.items()
+        for field, value in fields.items()
+        if value is not None
+    ]
+    scales = any(not rule.startswith("bounds.") for rule in rules)
+    lines.append(f"policy: {', '.join(rules) if scales else 'never scales by itself'}")
+    tables = exchange_table(detail.exchanges), _member_table(detail.members), _decision_table(detail.decisions)
+    return Group(*lines, *(part for one in tables for part in ("", one)))
+
+
+def _member_table(members: tuple[MemberRow, ...]) -> RenderableType:
+    rows = [
+        (
+            row.id,
+            row.role,
+            ", ".join(row.exchanges),
+            yes(row.ready),
+            rate(row.messages_per_second),
+            size(row.bytes_per_second),
+            percent(row.blocked_fraction) if row.role == "publisher" else seconds(row.lag_seconds),
+            str(row.dropped if row.role == "publisher" else row.lost),
+        )
+        for row in members
+    ]
+    columns = ("MEMBER", "ROLE", "EXCHANGES", "READY", ">MSG/s", ">BYTES/s", ">BLOCKED OR LAG", ">LOST")
+    return table("Members", columns, rows)
+
+
+def _decision_table(decisions: tuple[Decision, ...]) -> RenderableType:
+    rows = [
+        (
+            moment(one.time),
+            one.action,
+            one.cause,
+            one.exchange,
+            one.host,
+            ", ".join(f"{publisher:016x} → {exchange}" for publisher, exchange in one.moves),
+            one.outcome or "under way",
+        )
+        for one in decisions
+    ]
+    return table("Scaling decisions", ("WHEN", "ACTION", "CAUSE", "EXCHANGE", "HOST", "MOVES", "OUTCOME"), rows)

@@ -12,8 +12,7 @@ import msgspec
 import typer
 
 from roq.cli.address import JsonOption, OldPlaceArgument, cluster_address, either
-from roq.cli.output import console, print_json, say, size, table, working
-from roq.cli.task_address import age
+from roq.cli.output import age, console, print_json, say, size, table, working
 from roq.errors import InvalidConfiguration
 from roq.runtime.installation import brought_by
 from roq.shuffle.ranges import imbalance

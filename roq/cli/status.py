@@ -1,20 +1,27 @@
-"""`roq status`: the cluster at one moment, or with --watch what changes. Also the tables that `roq top` keeps fresh."""
+"""`roq status`: the cluster at one moment, or with --watch what changes. `roq top`: the same tables, live; with --json, or
+without a terminal, a JSON line per refresh."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 import time
 from typing import Annotated
 
 import typer
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from roq.cli.address import ClusterOption, JsonOption, with_cluster
-from roq.cli.output import console, percent, print_json, rate, seconds, size, table, visible
+from roq.cli.output import console, percent, print_found, print_json, rate, seconds, size, table, visible
 from roq.client.cluster import Cluster
 from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow, read_overview
 from roq.client.topology import TopologyChange, TopologyEvent
+from roq.errors import TemporaryError
 
+FOR_EVER = 0
 ID_SHOWN = 8  # characters of an Exchange's id: enough to name it in a command; --json has all
 
 
@@ -37,11 +44,7 @@ def status(
     if watch:
         with_cluster(cluster, print_json_events if json else print_events)
         return
-    found = with_cluster(cluster, read_overview)
-    if json:
-        print_json(found)
-    else:
-        console().print(overview_tables(found))
+    print_found(with_cluster(cluster, read_overview), json, overview_tables)
 
 
 async def print_json_events(connected: Cluster) -> None:
@@ -84,16 +87,16 @@ def overview_tables(found: Overview) -> Group:
     """The whole overview for people."""
     alive = sum(host.alive for host in found.hosts)
     head = Text(f"leader {found.leader}  epoch {found.epoch}  hosts {alive}/{len(found.hosts)}  queues {len(found.queues)}")
-    parts: list[object] = [head, "", host_table(found.hosts), "", queue_table(found.queues)]
+    parts: list[RenderableType] = [head, "", host_table(found.hosts), "", queue_table(found.queues)]
     if found.exchanges:
         parts += ["", exchange_table(found.exchanges)]
     if found.failed:
         rows = [(one.host, one.process, str(one.restarts), one.error) for one in found.failed]
         parts += ["", table("Failed processes", ("HOST", "PROCESS", ">RESTARTS", "ERROR"), rows)]
-    return Group(*parts)  # type: ignore[arg-type]
+    return Group(*parts)
 
 
-def host_table(hosts: tuple[HostRow, ...]) -> object:
+def host_table(hosts: tuple[HostRow, ...]) -> RenderableType:
     """Hosts."""
     rows = [
         (
@@ -114,7 +117,7 @@ def host_table(hosts: tuple[HostRow, ...]) -> object:
     return table("Hosts", columns, rows)
 
 
-def queue_table(queues: tuple[QueueRow, ...]) -> object:
+def queue_table(queues: tuple[QueueRow, ...]) -> RenderableType:
     """Queues."""
     rows = [
         (
@@ -145,7 +148,7 @@ def queue_state(row: QueueRow) -> str:
     return "ready" if row.ready else "not ready"
 
 
-def exchange_table(exchanges: tuple[ExchangeRow, ...]) -> object:
+def exchange_table(exchanges: tuple[ExchangeRow, ...]) -> RenderableType:
     """Exchanges."""
     rows = [
         (
@@ -165,3 +168,36 @@ def exchange_table(exchanges: tuple[ExchangeRow, ...]) -> object:
     ]
     columns = ("QUEUE", "EXCHANGE", "HOST", "STATE", ">PUB", ">SUB", ">IN/s", ">IN B/s", ">OUT B/s", ">CPU", ">MEMORY")
     return table("Exchanges", columns, rows, gap=1)  # fits into 80 characters
+
+
+def top(
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+    every: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between refreshes.")] = 1.0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after so many refreshes; 0: never.")] = FOR_EVER,
+) -> None:
+    """Watch queues, Exchanges, rates, lag, losses and hosts. Ctrl-C ends it."""
+
+    async def work(connected: Cluster) -> None:
+        out = console()
+        plain = json or not out.is_terminal
+        start = Text("asking the cluster…")
+        with contextlib.nullcontext() if plain else Live(start, console=out, screen=True, auto_refresh=False) as live:
+            for shown in itertools.count(1):
+                if isinstance(live, Live):
+                    live.update(await _tables(connected), refresh=True)
+                else:
+                    print_json(await read_overview(connected))
+                if shown == count:
+                    return
+                await asyncio.sleep(every)
+
+    with_cluster(cluster, work)
+
+
+async def _tables(cluster: Cluster) -> RenderableType:
+    """The tables, or what is wrong: a GCM that changes must not end the display."""
+    try:
+        return overview_tables(await read_overview(cluster))
+    except TemporaryError as error:
+        return Text(f"{type(error).__name__}: {error}", style="red")

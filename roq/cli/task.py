@@ -1,7 +1,6 @@
 """`roq task …`: work queues from the shell, whatever their address. Tasks of one command are leased by it and settled by token.
 
-Not covered: dead letters (task_dead.py), the live picture (task_watch.py), carrying tasks elsewhere (task_move.py), the work
-queues a cluster has (task_queues.py).
+Not covered: the live view (task_watch.py), carrying tasks elsewhere (task_move.py).
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ import msgspec
 import typer
 
 from roq.blocking import WorkQueue, open_queue
-from roq.cli import task_dead, task_move, task_queues, task_watch
-from roq.cli.address import JsonOption
-from roq.cli.output import console, counted, print_json, say, table
+from roq.cli import task_move, task_watch
+from roq.cli.address import ClusterOption, JsonOption, OldPlaceArgument, cluster_address, either, with_cluster
+from roq.cli.output import age, console, counted, print_json, say, table, working, yes
 from roq.cli.task_address import (
     AddressArgument,
     CountOption,
     PayloadRow,
-    age,
     exists,
     full_address,
     opened,
@@ -31,22 +29,29 @@ from roq.cli.task_address import (
     settings_text,
     shown,
 )
-from roq.errors import CallError, LeaseLost, PayloadTooLarge
+from roq.client.cluster import Cluster
+from roq.errors import CallError, InvalidAddress, LeaseLost, PayloadTooLarge, TaskNotFound
+from roq.wire.gcm import WorkQueueInfo
 from roq.wire.work_queue import TaskSettings
+from roq.workqueue.address import QueueAddress, parse, queue_address
 from roq.workqueue.contract import NewTask, Status, TaskState, TaskView
 
 app = typer.Typer(help="Work queues: put, lease, ack, watch, move; list and remove those of a cluster.", no_args_is_help=True)
-app.add_typer(task_dead.app, name="dead")
+dead_app = typer.Typer(help="Dead letters: list, requeue, remove.", no_args_is_help=True)
+app.add_typer(dead_app, name="dead")
 app.command("watch")(task_watch.watch)
 app.command("move")(task_move.move)
-app.command("ls")(task_queues.list_queues)
-app.command("rm")(task_queues.remove)
 
 BLOCK_BYTES = 1024 * 1024  # read from standard input at once
 STANDARD_INPUT = 0
 TokensArgument = Annotated[list[str], typer.Argument(metavar="TOKEN…", help="As `roq task lease` told.", show_default=False)]
 SecondsOption = Annotated[float, typer.Option("--seconds", help="How long the lease lasts.")]
 OldSecondsOption = Annotated[float | None, typer.Option("-s", hidden=True)]  # elsewhere this letter means --subscribers
+IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID…]", help="Which ones.", show_default=False)]
+AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
+AddressesArgument = Annotated[
+    list[str], typer.Argument(metavar="ADDRESS…", help="roq://zk1:2181,zk2:2181/name.", show_default=False)
+]
 
 
 class LeasedRow(msgspec.Struct):
@@ -311,3 +316,137 @@ def purge(
             found = queue.status()
             typer.confirm(f"Remove {counted(found.ready + found.delayed + found.leased, 'task')}?", abort=True, err=True)
         say(f"roq task purge: {counted(queue.purge(), 'task')}")
+
+
+# --- dead letters
+
+
+class DeadRow(msgspec.Struct):
+    """A dead letter for JSON."""
+
+    id: str
+    attempts: int
+    priority: int
+    inserted: float
+    error: str
+    payload: PayloadRow
+
+
+@dead_app.command("ls")
+def list_dead(address: AddressArgument, count: CountOption = 100, json: JsonOption = False) -> None:
+    """List dead letters with their last error."""
+    with opened(address) as queue:
+        letters = queue.dead(count)
+    if json:
+        print_json(
+            [DeadRow(one.id, one.attempts, one.priority, one.inserted, one.error, payload_row(one.payload)) for one in letters]
+        )
+        return
+    now = time.time()
+    rows = [(one.id, str(one.attempts), age(now - one.inserted), shown(one.error), shown(one.payload)) for one in letters]
+    console().print(table("", ("ID", ">ATTEMPTS", ">AGE", "ERROR", "PAYLOAD"), rows))
+
+
+def _chosen(ids: list[str] | None, everything: bool) -> list[str] | None:
+    if bool(ids) == everything:
+        raise CallError("name dead letters, or --all")
+    return None if everything else ids
+
+
+def _report_dead(done: int, chosen: list[str] | None, what: str, queue: WorkQueue) -> None:
+    if chosen is not None and done < len(set(chosen)):
+        raise TaskNotFound(f"{what} {done}; {len(set(chosen)) - done} of those named are no dead letters of {queue.address}")
+    say(f"roq task dead: {what} {done}")
+
+
+@dead_app.command("requeue")
+def requeue(address: AddressArgument, ids: IdsArgument = None, everything: AllOption = False) -> None:
+    """Make dead letters ready again, as if never tried."""
+    chosen = _chosen(ids, everything)
+    with opened(address) as queue:
+        _report_dead(queue.requeue_dead(chosen), chosen, "requeued", queue)
+
+
+@dead_app.command("rm")
+def remove_dead(address: AddressArgument, ids: IdsArgument = None, everything: AllOption = False) -> None:
+    """Forget dead letters."""
+    chosen = _chosen(ids, everything)
+    with opened(address) as queue:
+        _report_dead(queue.remove_dead(chosen), chosen, "removed", queue)
+
+
+# --- the work queues of a cluster as a whole; a queue in a folder is its folder
+
+
+class WorkQueueRow(msgspec.Struct):
+    """A work queue for JSON. ready: its master serves; standbys: their hosts, standbys_wanted of them; copies: stores that keep
+    each task; needed: that must have it before a put returns; inline_bytes: payloads from this size on go straight
+    to a store."""
+
+    name: str
+    address: str
+    ready: bool
+    master: str
+    term: int
+    standbys: tuple[str, ...]
+    copies: int
+    needed: int
+    settings: TaskSettings
+    created: float
+    standbys_wanted: int
+    inline_bytes: int
+
+
+def _row(info: WorkQueueInfo, zookeeper: str) -> WorkQueueRow:
+    record, spec = info.record, info.record.spec
+    return WorkQueueRow(
+        record.name,
+        queue_address(zookeeper, record.name),
+        info.ready,
+        record.master_host,
+        record.term,
+        record.standby_hosts,
+        spec.write_quorum,
+        spec.ack_quorum,
+        spec.settings,
+        record.created,
+        record.standbys,
+        spec.inline_bytes,
+    )
+
+
+@app.command("ls")
+def list_queues(cluster: ClusterOption = None, old_cluster: OldPlaceArgument = None, json: JsonOption = False) -> None:
+    """List the work queues of a cluster. What is in one: `roq task status`."""
+    cluster = either(cluster, old_cluster)
+
+    async def work(connected: Cluster) -> list[WorkQueueRow]:
+        return [_row(info, cluster_address(cluster)) for info in await connected.work_queues()]
+
+    rows = with_cluster(cluster, work)
+    if json:
+        print_json(rows)
+        return
+    cells = [
+        (row.name, yes(row.ready), row.master, str(row.term), ", ".join(row.standbys) or "-", str(row.copies), row.address)
+        for row in rows
+    ]
+    columns = ("WORK QUEUE", "SERVES", "MASTER", ">TERM", "STANDBYS", ">COPIES", "ADDRESS")
+    console().print(table("", columns, cells))
+
+
+@app.command("rm")
+def remove(addresses: AddressesArgument) -> None:
+    """Remove work queues of a cluster with all their tasks: stop their masters, delete what the stores keep."""
+    places = [_in_cluster(address) for address in addresses]
+    for place in places:
+        with working(f"removing {place.path}"):
+            with_cluster(place.zookeeper, lambda connected, name=place.path: connected.remove_work_queue(name))  # type: ignore[misc]
+        say(f"removed {place.path}")
+
+
+def _in_cluster(address: str) -> QueueAddress:
+    place = parse(full_address(address))
+    if place.scheme != "roq":
+        raise InvalidAddress(f"{address!r} is not in a cluster: that queue goes with its folder, {place.path}")
+    return place

@@ -12,7 +12,7 @@ import typer
 
 from roq.blocking import WorkQueue, open_queue
 from roq.cli.address import CONNECT_SECONDS
-from roq.cli.output import visible
+from roq.cli.output import age, visible
 from roq.client.cluster import connect
 from roq.errors import InvalidAddress, WorkQueueNotFound
 from roq.wire.work_queue import TaskSettings
@@ -94,18 +94,6 @@ def shown(value: bytes | str) -> str:
     text = value[: SHOWN_CHARACTERS * 4].decode(errors="replace") if isinstance(value, bytes) else value
     line = visible(text.split("\n", 1)[0])
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
-
-
-def age(seconds: float | None) -> str:
-    """75.0 → 1 min 15 s."""
-    if seconds is None:
-        return "-"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 48 * 3600 else f"{whole // 86400} d"
 
 
 def settings_text(settings: TaskSettings) -> str:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pytest
 
 import roq.shuffle
-from roq.cli.doctor_hosts import ASKED_AT_ONCE
+from roq.cli.doctor_cluster import ASKED_AT_ONCE
 from roq.client.cluster import connect
 from roq.coordination import paths
 from roq.coordination.registration import Registration, ServiceInstance

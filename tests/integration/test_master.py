@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import roq
-from roq.cli.doctor_copies import CopiesOf, read_copies
+from roq.cli.doctor_cluster import CopiesOf, read_copies
 from roq.errors import (
     Closed,
     InvalidConfiguration,

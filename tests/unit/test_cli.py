@@ -27,10 +27,10 @@ from roq.cli import output
 from roq.cli.address import cluster_address, given_address
 from roq.cli.main import app
 from roq.cli.output import counted, print_error, rate, seconds, size
-from roq.cli.policy_file import FIELDS, policy_toml, read_policy, sample_toml
-from roq.cli.queue_exchanges import find_exchange, find_publishers
+from roq.cli.policy import FIELDS, policy_toml, read_policy, sample_toml
+from roq.cli.pub_sub import Output, read_lines
+from roq.cli.queue import find_exchange, find_publishers
 from roq.cli.status import exchange_table, host_table
-from roq.cli.streams import Output, read_lines
 from roq.client.overview import ExchangeRow, HostRow, policy_tables
 from roq.errors import CallError, ExchangeNotFound, InvalidConfiguration, PayloadTooLarge, PublisherNotFound, QueueNotFound
 from roq.wire.assignment import Overflow
@@ -124,7 +124,7 @@ def imported_by(*arguments: str) -> set[str]:
 
 
 def test_a_command_imports_only_what_it_needs() -> None:
-    shared = {f"roq.cli.{name}" for name in ("main", "address", "output", "version")}
+    shared = {f"roq.cli.{name}" for name in ("main", "address", "output")}
     assert {name for name in imported_by("--version") if name.startswith("roq.cli.")} == shared
     assert not {"docker", "pyarrow", "pytest"} & imported_by("--help")  # which imports all commands
 
@@ -150,7 +150,7 @@ def test_how_a_command_ends(error: BaseException, code: int, monkeypatch: pytest
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("roq.cli.version.installed_version", fail)
+    monkeypatch.setattr("roq.cli.main.installed_version", fail)
     monkeypatch.setattr(cli_main, "_silence_stdout", lambda: None)
     assert roq("version").exit_code == code
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roq.cli.down import chosen, told
+from roq.cli.local import chosen, told
 from roq.errors import CallError
 from roq.tools.local import starter
 from roq.tools.local.leftovers import Leftover, Origin

@@ -15,11 +15,19 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from roq.cli.address import DEFAULT_ADDRESS
-from roq.cli.doctor_cluster import check_overview, judge_srvr
-from roq.cli.doctor_copies import CopiesOf, check_copies, shuffle_copies
-from roq.cli.doctor_hosts import HostsState, HostState, check_clock, check_hosts, clock_skew_seconds
-from roq.cli.doctor_local import check_local
-from roq.cli.doctor_machine import check_machine
+from roq.cli.doctor import check_local, check_machine
+from roq.cli.doctor_cluster import (
+    CopiesOf,
+    HostsState,
+    HostState,
+    check_clock,
+    check_copies,
+    check_hosts,
+    check_overview,
+    clock_skew_seconds,
+    judge_srvr,
+    shuffle_copies,
+)
 from roq.cli.finding import Finding, Severity
 from roq.cli.main import app
 from roq.client import overview as overview_module

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from roq.cli import host_install
-from roq.cli.host_install import files, own_address, program_directory
+from roq.cli import host as host_commands
+from roq.cli.host import files, own_address, program_directory
 from roq.cli.main import app
 from roq.config import GcmConfig, HcmConfig, load
 from roq.errors import CallError, InvalidConfiguration, InvalidName
@@ -169,7 +169,7 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path, programs: Path) -> None:
 
 def test_without_systemd_nothing_is_written(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
-    monkeypatch.setattr(host_install, "_write", lambda file, *, force: written.append(file.path))
+    monkeypatch.setattr(host_commands, "_write", lambda file, *, force: written.append(file.path))
     monkeypatch.setenv("PATH", str(programs))
     result = install("--enable", "--host", "h7", "--address", "192.0.2.7")
     assert (result.exit_code, written) == (1, [])

@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from roq.cli.task_chart import POINTS_MAX, Progress, Sample, pace, rates, sparkline, svg
-from roq.cli.task_watch import progress
+from roq.cli.task_watch import POINTS_MAX, Progress, Sample, pace, progress, rates, sparkline, svg
 from roq.tools.charts import WIDTH
 from roq.workqueue.contract import Status
 

@@ -21,8 +21,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from roq.errors import Closed, ManifestGone, RoqError, StorageFailed, StorageFull, TemporaryError
 from roq.runtime.backoff import delays
 from roq.spark.queue_crash import crash_point
+from roq.spark.queue_files import ManifestPartition, parts
 from roq.spark.queue_ledger import FAIL_SECONDS, Ledger
-from roq.spark.queue_manifest import ManifestPartition, parts
 from roq.spark.queue_options import QueueOptions
 from roq.workqueue.address import open_backend
 from roq.workqueue.contract import LEASE_COUNT_MAX, Ack, Leased

@@ -3,12 +3,15 @@
     lock                       held by the one process that runs the stream
     stream.json                the stream's id, so that a checkpoint is not used with another folder, and its queue
     committed.json             the highest number that was acked
-    {number}.….arrow           manifests (queue_manifest.py)
-    done-{number}.json         tasks that Spark has committed, but whose lease was over before the ack (queue_done.py)
+    {number}.….arrow           manifests (queue_files.py)
+    done-{number}.json         tasks that Spark has committed, but whose lease was over before the ack
 
 A task whose lease was over may be leased again. If it is one of an open manifest, the new lease takes the place of the old one;
 if it is done, it is acked at once. So as long as the stream is the queue's only reader, a row comes once however often the
 driver dies; with other readers, at least once.
+
+Done are tasks that Spark has committed and the queue does not know: their leases were over before the ack. Whoever leases one
+again acks it. As long as nobody has, its id is noted.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,11 +30,8 @@ import msgspec
 from roq.errors import CallError, Closed, ManifestGone, ManifestsTaken, RoqError, StorageFailed, TemporaryError
 from roq.ids import new_token
 from roq.runtime.backoff import delays
-from roq.spark import queue_manifest
 from roq.spark.queue_crash import crash_point
-from roq.spark.queue_done import DoneTasks
-from roq.spark.queue_files import create_note, write_note
-from roq.spark.queue_manifest import Manifest
+from roq.spark.queue_files import Manifest, create_note, manifests, write_manifest, write_note
 from roq.spark.queue_options import lies_within
 from roq.workqueue.address import same_queue
 from roq.workqueue.contract import Ack, Backend, Extend, Leased, Release, Settlement
@@ -40,7 +40,58 @@ SETTLE_COUNT = 4000  # settlements in one trip, and one sync
 RENEW_SHARE = 3  # a lease is renewed when a third of it is over
 LOCK_SECONDS = 30.0  # a driver that was killed leaves its Python processes to find out by themselves
 FAIL_SECONDS = 120.0  # a queue that is away, or takes no ack, for longer ends the stream
+KEEP_SECONDS = 7 * 86_400.0  # a task that nobody leased again for so long is another reader's
 log = logging.getLogger(__name__)
+
+
+class DoneTasks:
+    """Of one folder of manifests. One thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._notes: dict[str, Path] = {}  # id → where it is noted
+        self._left: dict[Path, set[str]] = {}
+        self._noted: dict[Path, float] = {}  # Unix seconds
+        for path in folder.glob("done-*.json"):
+            self._remember(path, msgspec.json.decode(path.read_bytes(), type=list[str]), path.stat().st_mtime)
+        self._prune()
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._notes
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def add(self, number: int, ids: Sequence[str]) -> None:
+        """These tasks of a manifest are done. Durable on return; what has been here for too long goes."""
+        path = self._folder / f"done-{number}.json"
+        write_note(path, ids)
+        self._remember(path, ids, time.time())
+        self._prune()
+
+    def acked(self, ids: Iterable[str]) -> None:
+        """The queue knows now: it will not lease these again."""
+        for id in ids:
+            if (path := self._notes.pop(id, None)) is not None:
+                self._left[path].discard(id)
+                if not self._left[path]:
+                    self._forget(path)
+
+    def _remember(self, path: Path, ids: Iterable[str], noted: float) -> None:
+        self._left[path], self._noted[path] = set(ids), noted
+        self._notes.update(dict.fromkeys(self._left[path], path))
+
+    def _prune(self) -> None:
+        oldest = time.time() - KEEP_SECONDS
+        for path in [path for path, noted in self._noted.items() if noted < oldest]:
+            self._forget(path)
+
+    def _forget(self, path: Path) -> None:
+        del self._noted[path]
+        for id in self._left.pop(path):
+            if self._notes.get(id) == path:
+                del self._notes[id]
+        path.unlink(missing_ok=True)
 
 
 class _Stream(msgspec.Struct, frozen=True):
@@ -93,7 +144,7 @@ class Ledger:
         try:
             self.stream = _stream(folder, queue)
             self.committed = _committed(folder)
-            former = queue_manifest.manifests(folder)
+            former = manifests(folder)
             self._done = DoneTasks(folder)
         except BaseException:
             os.close(self._lock_file)
@@ -110,7 +161,7 @@ class Ledger:
 
     def add(self, tasks: Sequence[Leased], leased_at: float) -> Manifest:
         """A manifest of these, durable on return. leased_at: monotonic."""
-        manifest = queue_manifest.write(self.folder, self.highest + 1, tasks)
+        manifest = write_manifest(self.folder, self.highest + 1, tasks)
         with self._news:
             self.highest = manifest.number
             self._open[manifest.number] = _Open(manifest, leased_at)

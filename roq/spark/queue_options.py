@@ -17,8 +17,7 @@ from urllib.parse import quote
 
 import roq.blocking
 from roq.errors import InvalidAddress, InvalidConfiguration, WorkQueueNotFound
-from roq.spark.errors import option_error, spark_errors
-from roq.spark.options import address_of, name_of, refuse_unknown, whole_number
+from roq.spark.errors import address_of, name_of, option_error, refuse_unknown, spark_errors, whole_number
 from roq.workqueue.address import QueueAddress, open_backend, parse, zookeepers
 from roq.workqueue.contract import TaskState
 

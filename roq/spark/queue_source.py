@@ -3,20 +3,136 @@
     spark.readStream.format("roq").option("address", "log:///data/tasks").load()
     df.write.format("roq").option("cluster", "zk1:2181,zk2:2181").mode("append").save("orders")
 
-Spark builds a RoqDataSource anew wherever it needs one; nothing is opened here. What it promises: docs/spark.md.
+Spark builds a RoqDataSource anew wherever it needs one; it opens nothing. Its readers are here: the stream, which takes
+tasks, and the batch read, which only looks. Writers: queue_write.py. What is promised: docs/spark.md.
 """
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from roq.errors import SchemaMismatch
 from roq.spark.errors import option_error, spark_errors
-from roq.spark.queue_manifest import SCHEMA, VIEW_SCHEMA
+from roq.spark.queue_feed import Feed, LeaseFeed, Offset
+from roq.spark.queue_files import SCHEMA, VIEW_SCHEMA, ManifestPartition, views
 from roq.spark.queue_options import QueueOptions, TargetKind, queue_options
-from roq.spark.queue_read import QueueBatchReader, QueueStreamReader
 from roq.spark.queue_write import QueueBatchWriter, QueueStreamWriter, writer_of
+from roq.workqueue.address import open_backend
+from roq.workqueue.contract import Backend, TaskView
+
+PEEK_MAX_CLUSTER = 10_000  # tasks a master shows
+GC_THRESHOLDS = (100_000, 50, 50)  # of the process that runs a stream: it makes many objects and no cycles
+PEEK_CHUNK = 10_000  # rows of one record batch
+
+
+class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream over a Feed, which is opened at the first question, in the one process on the driver that is asked. What is
+    pickled and sent to tasks is the options alone."""
+
+    def __init__(self, options: QueueOptions) -> None:
+        self._options = options
+        self._feed: Feed | None = None
+
+    def __getstate__(self) -> Mapping[str, object]:
+        return {"_options": self._options, "_feed": None}
+
+    def _opened(self) -> Feed:
+        if self._feed is None:
+            self._options.check_exists()
+            gc.freeze()
+            gc.set_threshold(*GC_THRESHOLDS)
+            self._feed = LeaseFeed(self._options)
+        return self._feed
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """See DataSourceStreamReader."""
+        with spark_errors(address=self._options.address):
+            return self._opened().first()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Admission control: maxRowsPerBatch."""
+        return ReadMaxRows(self._options.batch_rows)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """See DataSourceStreamReader."""
+        with spark_errors(address=self._options.address):
+            return self._opened().plan(start, limit)
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """See DataSourceStreamReader."""
+        if start == end:
+            return []
+        with spark_errors(address=self._options.address):
+            return self._opened().parts(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: from the manifest's file only."""
+        assert isinstance(partition, ManifestPartition)
+        with spark_errors(address=self._options.address):
+            yield from partition.rows()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """See SupportsTriggerAvailableNow."""
+        with spark_errors(address=self._options.address):
+            self._opened().freeze()
+
+    def commit(self, end: Offset) -> None:
+        """See DataSourceStreamReader."""
+        with spark_errors(address=self._options.address):
+            self._opened().done(end)
+
+    def stop(self) -> None:
+        """See DataSourceStreamReader. Spark may not call it."""
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+
+class QueueBatchReader(DataSourceReader):
+    """A look at the tasks of one state. One Spark task, which holds all that it shows: the order is the queue's."""
+
+    def __init__(self, options: QueueOptions, columns: list[str]) -> None:
+        self._options, self._columns = options, columns
+
+    def partitions(self) -> list[InputPartition]:
+        """Also the moment to find out that there is no such queue, or too much in it: on the driver, before a task runs."""
+        self._options.check_exists()
+        if self._options.place.scheme == "roq":
+            with spark_errors(address=self._options.address), closing(open_backend(self._options.address, None)) as backend:
+                self._count(backend)
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task."""
+        with spark_errors(address=self._options.address):
+            seen = self._seen()
+        for start in range(0, len(seen), PEEK_CHUNK):
+            yield views(seen[start : start + PEEK_CHUNK]).select(self._columns)
+
+    def _seen(self) -> list[TaskView]:
+        with closing(open_backend(self._options.address, None)) as backend:
+            count = self._count(backend)
+            return backend.peek(self._options.state, count) if count else []
+
+    def _count(self, backend: Backend) -> int:
+        """How many to show. Raises Spark's error if they are too many."""
+        options = self._options
+        there = int(getattr(backend.status(), options.state))
+        count = there if options.rows is None else min(options.rows, there)
+        if options.place.scheme == "roq" and count > PEEK_MAX_CLUSTER:
+            raise option_error(
+                "rows",
+                f"{there} tasks are {options.state}, and a batch read of a cluster shows {PEEK_MAX_CLUSTER} at most: name "
+                "fewer rows, or read a stream with trigger(availableNow=True)",
+            )
+        return count
 
 
 class RoqDataSource(DataSource):

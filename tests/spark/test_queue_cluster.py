@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 import roq.blocking
-from roq.spark.queue_read import PEEK_MAX_CLUSTER
+from roq.spark.queue_source import PEEK_MAX_CLUSTER
 from tests.integration.running import RunningCluster
 
 ROWS = 3000

@@ -16,8 +16,7 @@ import roq.shuffle
 import roq.spark
 from roq.errors import DataLost, SchemaMismatch, ShuffleNotFound, ShuffleSealed
 from roq.spark.errors import in_spark_style, spark_errors
-from roq.spark.shuffle_source import RoqShuffleDataSource
-from roq.spark.shuffle_write import PartitionWritten, ShuffleWriter
+from roq.spark.shuffle_source import PartitionWritten, RoqShuffleDataSource, ShuffleWriter
 from roq.wire.shuffle import ShuffleState
 from tests.spark.comparing import load, rows_of, save
 

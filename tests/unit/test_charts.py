@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from roq.spark.pipeline.capacity_numbers import CapacityFindings
-from roq.spark.pipeline.capacity_picture import apart, picture
+from roq.spark.pipeline.capacity import CapacityFindings, apart, chart
 from roq.tools.charts import (
     DAY,
     LEFT,
@@ -174,7 +173,7 @@ def many_policies(count: int, seconds: float = 10.0) -> str:
     report = SimpleNamespace(queue="orders", begin="2026-09-21T14:13:20Z", end="2026-09-21T14:13:29Z")
     found = SimpleNamespace(report=report, begin=BEGIN, end=BEGIN + 9, seconds=seconds, points=rows)
     found.steps = [(f"p{number}", rows) for number in range(count)]
-    return picture(cast(CapacityFindings, cast(Any, found)))
+    return chart(cast(CapacityFindings, cast(Any, found)))
 
 
 def test_lines_alike_can_be_told_apart() -> None:

@@ -11,6 +11,7 @@ large payloads fewer: the report tells how many there are and how many it is abo
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -24,11 +25,26 @@ from pyspark.sql.types import StructType
 
 from roq.blocking import open_queue
 from roq.errors import CallError
-from roq.spark.pipeline.error_text import error_class, error_pattern
-from roq.spark.pipeline.job import arguments, moment, run_job, say, whole, write_whole
-from roq.spark.pipeline.places import local_path
+from roq.spark.pipeline.job import arguments, local_path, moment, run_job, say, whole, write_atomically
 from roq.workqueue.address import parse
 
+NO_ERROR = "(no error told)"
+NO_CLASS = "(other)"
+PATTERN_CHARACTERS_MAX = 200
+_CLASS = re.compile(r"\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\s*(?::|$)")  # pkg.Class: message
+_VARIABLE = (  # in this order: what is longer comes first
+    (re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE), "<address>"),
+    (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"), "<time>"),
+    (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"), "<address>"),
+    (re.compile(r"(?<![\w.])(?:/[\w.@%+~-]+)+/?"), "<path>"),
+    (re.compile(r"b?'(?:[^'\\\n]|\\.)*'(?!\w)"), "<text>"),
+    (re.compile(r'"(?:[^"\\\n]|\\.)*"'), "<text>"),
+    (re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"(?<![A-Za-z_])[+-]?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", re.IGNORECASE), "#"),
+    (re.compile(r"\s+"), " "),
+)
 CLUSTER_MAX = 10_000  # dead letters that a master shows
 PAYLOAD_SHOWN = 200  # characters of an example's
 ERROR_SHOWN = 500
@@ -135,7 +151,7 @@ def work(spark: SparkSession, given: argparse.Namespace) -> DeadLettersResult:
     with open_queue(given.address) as queue:  # the reader has made sure that there is such a queue
         dead = queue.status().dead
     report = analyse(spark.read.parquet(kept), given.address, now, dead, given.top, given.examples)
-    write_whole(folder / "dead_letters.json", msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
+    write_atomically(folder / "dead_letters.json", msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
     _tell(report)
     return DeadLettersResult(report.dead, report.analysed, report.patterns, str(folder / "dead_letters.json"), kept)
 
@@ -243,6 +259,30 @@ def _tell(report: Report) -> None:
     say(f"{report.address}: {report.dead:,} dead letters, {report.patterns:,} kinds of errors{part}")
     for group in report.groups:
         say(f"  {group.count:8,}  {group.share:4.0%}  {group.error_class}  {group.pattern[:PATTERN_SHOWN]}")
+
+
+# --- what kind of error a text tells of: its class, and its pattern without what differs from case to case. Pure.
+
+
+def error_class(text: str) -> str:
+    """`ValueError: no such thing` → ValueError. Without an error NO_ERROR, without a class NO_CLASS."""
+    if not text.strip():
+        return NO_ERROR
+    found = _CLASS.match(_first_line(text))
+    return found[1] if found else NO_CLASS
+
+
+def error_pattern(text: str) -> str:
+    """The first line with ids, numbers, times, paths, addresses and quoted texts replaced by what they are."""
+    line = _first_line(text)
+    for variable, name in _VARIABLE:
+        line = variable.sub(name, line)
+    line = line.strip()
+    return line[:PATTERN_CHARACTERS_MAX] or NO_ERROR
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def main() -> None:

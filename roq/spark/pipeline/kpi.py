@@ -6,34 +6,38 @@
 
 Records are collected from a running cluster or come from files that `roq queue kpis` wrote. A record that is in the history
 already is not added twice, so that a job that was killed can be run again. One job at a time may add to a history.
-The report is capacity.json and one picture per queue: load, Exchanges, latency over time, and for each --policy what it
+The report is capacity.json and one chart per queue: load, Exchanges, latency over time, and for each --policy what it
 would have done (assumptions: roq/pubsub/scaling/what_if.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import tomllib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 from pyspark import StorageLevel
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from roq.errors import CallError, InvalidPolicy
-from roq.spark.pipeline.capacity_numbers import Course, queue_reports
-from roq.spark.pipeline.capacity_picture import write_pictures
-from roq.spark.pipeline.job import arguments, read_kept, run_job, say, whole, write_whole
-from roq.spark.pipeline.kpi_collect import collect
+from roq.client.cluster import Cluster, connect
+from roq.errors import CallError, DeadlineExceeded, InvalidPolicy, QueueStopped, TemporaryError
+from roq.runtime.backoff import delays
+from roq.spark.pipeline.capacity import Course, queue_reports, write_charts
+from roq.spark.pipeline.job import arguments, is_local, local_path, read_kept, run_job, say, whole, write_atomically
 from roq.spark.pipeline.kpi_records import COURSE, HISTORY, READ, read_lines, run_courses
-from roq.spark.pipeline.places import is_local, local_path
 from roq.wire.policy import Policy, policy_from_toml
 
 KEY = ["queue", "term", "time"]
 COLLECTED = "_collected"  # folder in the history for what is being recorded; Spark does not read names that begin so
 UNREADABLE_SHOWN = 3
+CONNECT_SECONDS = 10.0
+SILENT_SECONDS = 5.0  # without a record, the stream's address is asked for again
 
 
 class KpiResult(msgspec.Struct):
@@ -82,6 +86,46 @@ def work(spark: SparkSession, given: argparse.Namespace) -> KpiResult:
     return result
 
 
+def collect(zookeeper: str, queues: Sequence[str], seconds: float, into: Path) -> int:
+    """Append the records of these queues (none named: of all there are) to a file; how many. A queue whose Monitor is away
+    is asked again. Raises RoqError: no cluster, no such queue, not one record within the time."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with into.open("a") as lines:
+        return asyncio.run(_collect(zookeeper, queues, seconds, lines))
+
+
+async def _collect(zookeeper: str, queues: Sequence[str], seconds: float, lines: TextIO) -> int:
+    async with connect(zookeeper, connect_seconds=CONNECT_SECONDS) as cluster:
+        chosen = list(queues) or [queue.record.name for queue in await cluster.queues()]
+        if not chosen:
+            raise CallError("the cluster has no queues")
+        for name in chosen:
+            await cluster.queue(name)  # raises QueueNotFound
+        counts = await asyncio.gather(*(_record(cluster, name, seconds, lines) for name in chosen))
+    if not sum(counts):
+        raise DeadlineExceeded(f"no KPI record of {', '.join(chosen)} within {seconds:g} s")
+    return sum(counts)
+
+
+async def _record(cluster: Cluster, queue: str, seconds: float, lines: TextIO) -> int:
+    loop, count, waits = asyncio.get_running_loop(), 0, delays()
+    end = loop.time() + seconds
+    while (left := end - loop.time()) > 0:
+        stream = cluster.kpis(queue)
+        try:
+            while True:
+                left = max(0.0, end - loop.time())
+                kpi = await asyncio.wait_for(anext(stream), min(left, SILENT_SECONDS))
+                lines.write(msgspec.json.encode(kpi).decode() + "\n")
+                lines.flush()
+                count, waits = count + 1, delays()
+        except TimeoutError:
+            continue  # its Monitor may have moved
+        except (TemporaryError, QueueStopped):
+            await asyncio.sleep(min(left, next(waits)))
+    return count
+
+
 def add(spark: SparkSession, history: str, files: list[str]) -> KpiResult:
     """Add what is in these files and not in the history."""
     lines = spark.read.text(files).mapInArrow(read_lines, READ).persist(StorageLevel.MEMORY_AND_DISK)
@@ -124,9 +168,9 @@ def report(spark: SparkSession, result: KpiResult, history: str, folder: Path, p
         for course in courses:
             course.steps.unpersist()
     reports = [each.report for each in found]
-    result.pictures = write_pictures(found, folder)
+    result.pictures = write_charts(found, folder)
     result.report = str(folder / "capacity.json")
-    write_whole(Path(result.report), msgspec.json.format(msgspec.json.encode(reports), indent=2).decode() + "\n")
+    write_atomically(Path(result.report), msgspec.json.format(msgspec.json.encode(reports), indent=2).decode() + "\n")
     for each in reports:
         say(each.in_words())
 

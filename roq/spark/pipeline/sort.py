@@ -39,9 +39,20 @@ from pyspark.sql.types import (
 
 import roq.shuffle
 from roq.errors import CallError, ShuffleNotFound
-from roq.spark.pipeline.job import arguments, names, run_job, say, whole
+from roq.spark.pipeline.job import (
+    arguments,
+    file_names,
+    is_local,
+    is_there,
+    local_path,
+    names,
+    overlapping,
+    run_job,
+    say,
+    whole,
+    written_atomically,
+)
 from roq.spark.pipeline.last_of_each import last_of_each
-from roq.spark.pipeline.places import file_names, is_local, is_there, local_path, overlapping, written_whole
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 ORDER, HASHES = "_roq_order", ("_roq_hash_1", "_roq_hash_2")
@@ -111,7 +122,7 @@ def work(spark: SparkSession, given: argparse.Namespace) -> SortResult:
         if alike:
             once = partial(last_of_each, address=address, name=name, keys=alike, columns=columns)
             rows = rows.mapInArrow(once, data.schema).observe(written, sf.count("*").alias("rows"))
-        with written_whole(spark, given.out) as folder:
+        with written_atomically(spark, given.out) as folder:
             rows.write.parquet(folder)
     finally:
         with roq.shuffle.open(address) as shuffles, suppress(ShuffleNotFound):

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import roq.blocking
 from roq.spark.queue_feed import LeaseFeed, Offset
-from roq.spark.queue_manifest import ManifestPartition
+from roq.spark.queue_files import ManifestPartition
 from roq.spark.queue_options import queue_options
 from roq.workqueue.contract import Backend, TaskState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roq.spark.pipeline.error_text import NO_CLASS, NO_ERROR, PATTERN_CHARACTERS_MAX, error_class, error_pattern
+from roq.spark.pipeline.dead_letters import NO_CLASS, NO_ERROR, PATTERN_CHARACTERS_MAX, error_class, error_pattern
 
 
 @pytest.mark.parametrize(

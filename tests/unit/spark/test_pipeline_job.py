@@ -9,8 +9,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkValueError
 
 from roq.errors import CallError
-from roq.spark.pipeline.job import told
-from roq.spark.pipeline.places import is_local, local_path, overlapping
+from roq.spark.pipeline.job import is_local, local_path, overlapping, told
 
 JAVA = """An error occurred while calling o74.parquet.
 : org.apache.spark.SparkException: Job aborted due to stage failure

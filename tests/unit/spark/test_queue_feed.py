@@ -18,9 +18,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import roq.blocking
 from roq.errors import ManifestGone, RoqError, StorageFull
-from roq.spark import queue_done, queue_feed, queue_ledger
-from roq.spark.queue_done import DoneTasks
+from roq.spark import queue_feed, queue_ledger
 from roq.spark.queue_feed import LeaseFeed
+from roq.spark.queue_ledger import DoneTasks
 from roq.spark.queue_options import queue_options
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import open_backend, same_queue
@@ -286,10 +286,10 @@ def test_ids_that_nobody_leases_again_go_after_a_while(tmp_path: Path, monkeypat
     done.add(2, ["c"])
     done.acked(["a", "x"])
     assert ("a" in done, "b" in done, "c" in done) == (False, True, True)
-    old = time.time() - queue_done.KEEP_SECONDS - 60
+    old = time.time() - queue_ledger.KEEP_SECONDS - 60
     os.utime(tmp_path / "done-1.json", (old, old))
     read = DoneTasks(tmp_path)
     assert ("b" in read, "c" in read) == (False, True)
-    monkeypatch.setattr(queue_done, "KEEP_SECONDS", -60.0)  # what was noted just now is old
+    monkeypatch.setattr(queue_ledger, "KEEP_SECONDS", -60.0)  # what was noted just now is old
     read.add(3, ["d"])
     assert (len(read), list(tmp_path.iterdir())) == (0, []), "a stream that runs for long forgets too"

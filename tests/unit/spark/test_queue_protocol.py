@@ -15,12 +15,11 @@ import pytest
 import roq.blocking
 from roq.errors import DataLost, ManifestGone, ManifestsTaken
 from roq.spark import queue_ledger
-from roq.spark.queue_columns import staged_schema
 from roq.spark.queue_feed import LeaseFeed
 from roq.spark.queue_files import ArrowFile
 from roq.spark.queue_options import queue_options
-from roq.spark.queue_outlets import opened
-from roq.spark.queue_staging import BatchPlan, Publication, stage
+from roq.spark.queue_outlets import opened, staged_schema
+from roq.spark.queue_write import BatchPlan, Publication, stage
 from roq.workqueue.address import open_backend
 from tests.unit.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, renewed, status
 

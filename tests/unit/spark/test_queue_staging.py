@@ -15,12 +15,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StructType
 
 import roq.blocking
-from roq.spark.queue_columns import staged_schema
 from roq.spark.queue_files import ArrowFile
 from roq.spark.queue_options import QueueOptions, queue_options
-from roq.spark.queue_outlets import SAVE, opened
-from roq.spark.queue_staging import DONE_KEEP_SECONDS, LITTER_SECONDS, Publication, stage
-from roq.spark.queue_write import QueueBatchWriter, QueueStreamWriter, Staged, writer_of
+from roq.spark.queue_outlets import SAVE, opened, staged_schema
+from roq.spark.queue_write import (
+    DONE_KEEP_SECONDS,
+    LITTER_SECONDS,
+    Publication,
+    QueueBatchWriter,
+    QueueStreamWriter,
+    Staged,
+    stage,
+    writer_of,
+)
 
 SCHEMA = StructType().add("payload", BinaryType())
 

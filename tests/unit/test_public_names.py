@@ -6,6 +6,8 @@ Whatever a public method takes or gives is importable from `roq`, and `roq.block
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import importlib.util
 import inspect
 import subprocess
 import sys
@@ -129,3 +131,49 @@ def test_a_program_loads_what_it_uses() -> None:
     program = "import sys, roq; roq.RoqError; print(sorted({'asyncio', 'zmq', 'kazoo', 'msgspec'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
+
+
+# What README and docs of 0.1 name: it stays where it is, or says where it is now.
+OF_0_1 = {
+    "roq": (
+        *("Bounds", "Cluster", "ExchangeRule", "HostRule", "LeaseLost", "Message", "MessagesLost", "NewTask", "Policy"),
+        *("Publisher", "QueueRule", "RoqError", "SlowSubscriber", "Status", "Subscriber", "Task", "TaskState", "TaskView"),
+        *("Work", "WorkQueue", "blocking", "connect", "log_lost", "open_queue", "policy_from_toml", "raise_lost"),
+    ),
+    "roq.blocking": ("Cluster", "Publisher", "Subscriber", "Task", "WorkQueue", "connect", "open_queue"),
+    "roq.errors": tuple(
+        """
+        AttemptConflict AttemptLost AttemptNotFound CallError Closed ClusterNotFound DataLost DeadlineExceeded
+        ExchangeNotFound FrameError HostConflict HostFull HostNotFound InvalidAddress InvalidConfiguration InvalidName
+        InvalidPolicy InvalidTopic LastExchange LeaseLost LogFenced LogTrimmed LogUnavailable ManifestGone
+        ManifestsTaken MessagesLost NoHosts NotConfirmed NotLeader NotReady Overloaded PayloadTooLarge PortTaken
+        ProcessFailed PublisherNotFound QueueConflict QueueNotFound QueueStopped RoqError SchemaMismatch
+        ShuffleConflict ShuffleNotFound ShuffleNotSealed ShuffleSealed SlowSubscriber StaleEpoch StorageDenied
+        StorageFailed StorageFull TaskNotFound TemporaryError Unavailable UnknownFormat WinnersUnknown
+        WorkQueueConflict WorkQueueNotFound ZooKeeperUnavailable
+        """.split()
+    ),
+    "roq.testing": ("Cut", "DockerCluster", "HostProcess", "LoopbackCluster", "NotPossible", "TestedCluster"),
+    "roq.testing.plugin": ("roq_cluster", "roq_cluster_options"),
+    "roq.shuffle": ("Shuffles", "Writer", "open"),
+    "roq.spark": ("register",),
+}
+# `python -m NAME`, as units, containers and spark-submit have them.
+PROGRAMS_OF_0_1 = (
+    *("gcm", "hcm", "roq.cli"),
+    *(f"roq.spark.pipeline.{job}" for job in ("archive", "dead_letters", "kpi", "sort")),
+)
+SCRIPTS_OF_0_1 = ("roq", "roq-gcm", "roq-hcm")
+
+
+@pytest.mark.parametrize("module", OF_0_1)
+def test_what_documents_of_0_1_name_is_where_it_was(module: str) -> None:
+    home = importlib.import_module(module)
+    assert [name for name in OF_0_1[module] if not hasattr(home, name)] == []
+
+
+def test_programs_of_0_1_are_started_as_they_were() -> None:
+    for name in PROGRAMS_OF_0_1:
+        assert importlib.util.find_spec(name if "pipeline" in name else f"{name}.__main__") is not None, name
+    scripts = {each.name: each for each in importlib.metadata.entry_points(group="console_scripts")}
+    assert all(callable(scripts[name].load()) for name in SCRIPTS_OF_0_1)

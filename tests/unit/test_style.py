@@ -66,6 +66,19 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "cloudpickle": (),
 }
 PRINTERS = ("roq/cli",)
+# Files that import by a name in a string, and why: what is not seen by a linter, mypy or import-linter is listed here.
+DYNAMIC_IMPORTS = {
+    "roq/__init__.py": "public names load what they need only when they are asked for; __init__.pyi has the types",
+    "roq/shuffle/__init__.py": "the same; the leader in gcm plans shuffles without pyarrow",
+    "roq/cli/main.py": "a command's module is imported when it is asked for: all of them cost every command 0.3 s",
+    "roq/cli/chaos.py": "the Docker client would cost every command 60 ms",
+    "roq/cli/shuffle.py": "pyarrow, of the extra `shuffle`, is needed when a command runs, not for its help",
+    "roq/workqueue/address.py": "a backend by its address: a folder's worker needs no ZooKeeper client",
+    "roq/shuffle/address.py": "a folder needs none of a cluster's network code",
+    "roq/shuffle/node/cutter.py": "a store without pyarrow serves logs all the same; who cuts needs it",
+    "roq/tools/simulation/run.py": "clusters and work queues are simulated without pyarrow",
+    "hcm/template.py": "which programs it can become is told by its HCM: a test's are others",
+}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -180,6 +193,12 @@ def test_lines_with_fields_show_them_in_their_text() -> None:
 def test_only_the_command_line_prints() -> None:
     printing = {path: lines for path in PRODUCT if (lines := calls(tree(path), "print")) and not lives_in(path, PRINTERS)}
     assert not printing, "a process logs; only roq/cli talks to people"
+
+
+def test_imports_by_name_are_listed_with_their_reason() -> None:
+    by_name = re.compile(r"\b(import_module|__import__)\(")
+    dynamic = [path for path in PRODUCT if by_name.search((ROOT / path).read_text())]
+    assert sorted(dynamic) == sorted(DYNAMIC_IMPORTS)
 
 
 def test_no_import_hides_inside_a_function() -> None:

@@ -133,6 +133,17 @@ def test_a_program_loads_what_it_uses() -> None:
     assert done.stdout == "[]\n"
 
 
+ERRORS_OF_0_1 = (
+    *("AttemptConflict", "AttemptLost", "AttemptNotFound", "CallError", "Closed", "ClusterNotFound", "DataLost"),
+    *("DeadlineExceeded", "ExchangeNotFound", "FrameError", "HostConflict", "HostFull", "HostNotFound", "InvalidAddress"),
+    *("InvalidConfiguration", "InvalidName", "InvalidPolicy", "InvalidTopic", "LastExchange", "LeaseLost", "LogFenced"),
+    *("LogTrimmed", "LogUnavailable", "ManifestGone", "ManifestsTaken", "MessagesLost", "NoHosts", "NotConfirmed"),
+    *("NotLeader", "NotReady", "Overloaded", "PayloadTooLarge", "PortTaken", "ProcessFailed", "PublisherNotFound"),
+    *("QueueConflict", "QueueNotFound", "QueueStopped", "RoqError", "SchemaMismatch", "ShuffleConflict", "ShuffleNotFound"),
+    *("ShuffleNotSealed", "ShuffleSealed", "SlowSubscriber", "StaleEpoch", "StorageDenied", "StorageFailed", "StorageFull"),
+    *("TaskNotFound", "TemporaryError", "Unavailable", "UnknownFormat", "WinnersUnknown", "WorkQueueConflict"),
+    *("WorkQueueNotFound", "ZooKeeperUnavailable"),
+)
 # What README and docs of 0.1 name: it stays where it is, or says where it is now.
 OF_0_1 = {
     "roq": (
@@ -141,18 +152,7 @@ OF_0_1 = {
         *("Work", "WorkQueue", "blocking", "connect", "log_lost", "open_queue", "policy_from_toml", "raise_lost"),
     ),
     "roq.blocking": ("Cluster", "Publisher", "Subscriber", "Task", "WorkQueue", "connect", "open_queue"),
-    "roq.errors": tuple(
-        """
-        AttemptConflict AttemptLost AttemptNotFound CallError Closed ClusterNotFound DataLost DeadlineExceeded
-        ExchangeNotFound FrameError HostConflict HostFull HostNotFound InvalidAddress InvalidConfiguration InvalidName
-        InvalidPolicy InvalidTopic LastExchange LeaseLost LogFenced LogTrimmed LogUnavailable ManifestGone
-        ManifestsTaken MessagesLost NoHosts NotConfirmed NotLeader NotReady Overloaded PayloadTooLarge PortTaken
-        ProcessFailed PublisherNotFound QueueConflict QueueNotFound QueueStopped RoqError SchemaMismatch
-        ShuffleConflict ShuffleNotFound ShuffleNotSealed ShuffleSealed SlowSubscriber StaleEpoch StorageDenied
-        StorageFailed StorageFull TaskNotFound TemporaryError Unavailable UnknownFormat WinnersUnknown
-        WorkQueueConflict WorkQueueNotFound ZooKeeperUnavailable
-        """.split()
-    ),
+    "roq.errors": ERRORS_OF_0_1,
     "roq.testing": ("Cut", "DockerCluster", "HostProcess", "LoopbackCluster", "NotPossible", "TestedCluster"),
     "roq.testing.plugin": ("roq_cluster", "roq_cluster_options"),
     "roq.shuffle": ("Shuffles", "Writer", "open"),

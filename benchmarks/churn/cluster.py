@@ -145,7 +145,7 @@ class SimulatedLog:
         self._seconds, self._position, self._last = speeds.log, 0, 0.0
 
     def write(self, entry: bytes, done: Callable[[int | RoqError], None]) -> None:
-        """See roq.workqueue.master.reign.Writer."""
+        """See roq.workqueue.master.term.Writer."""
         loop = asyncio.get_running_loop()
         self._position += 1
         self._last = max(loop.time() + self._seconds, self._last + INSTANT)  # entries are durable in their order

@@ -19,9 +19,8 @@ from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.blobs import BlobRegistry, RegistryPace
-from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.reign import MasterReign, SteadyClock
-from roq.workqueue.master.service import MasterService
+from roq.workqueue.master.service import MasterService, Recent
+from roq.workqueue.master.term import MasterTerm, SteadyClock
 from roq.workqueue.records import Configure
 
 T = TypeVar("T")
@@ -85,12 +84,12 @@ class Master:
         service = MasterService(Fold(), Recent(), 1, BLOB_BYTES, self._places, 0)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count(1)
-        self.reign = MasterReign(service, SimulatedLog(cluster.speeds), self._answered, self._drop, clock, counters)
-        turn, barrier = self.reign.turn, self.reign.barrier
-        self.blobs = BlobRegistry(spec, stores, service, turn, barrier, clock.now, counters, RegistryPace(), reign="reign")
+        self.term = MasterTerm(service, SimulatedLog(cluster.speeds), self._answered, self._drop, clock, counters)
+        turn, barrier = self.term.turn, self.term.barrier
+        self.blobs = BlobRegistry(spec, stores, service, turn, barrier, clock.now, counters, RegistryPace(), token="reign")
         self.service = service
         service.apply(Configure(clock.now(), service.fold.settings, 0))
-        self.reign.turn()
+        self.term.turn()
 
     def _places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
         return self.blobs.places(hosts)
@@ -119,8 +118,8 @@ class Master:
             case wire.PayloadStored():
                 self.blobs.stored(b"client", id, request)
             case _:
-                self.reign.take(b"client", id, request)
-        self.reign.turn()
+                self.term.take(b"client", id, request)
+        self.term.turn()
         async with asyncio.timeout(ANSWER_SECONDS):
             answer = await waiting
         await asyncio.sleep(self._cluster.speeds.network)
@@ -191,7 +190,7 @@ async def _running(scene: Scene) -> AsyncIterator[tuple[Cluster, Master, Fate]]:
     finally:
         falling.cancel()
         await master.blobs.close()
-        master.reign.close()
+        master.term.close()
 
 
 async def _churn(scene: Scene) -> Churned:

@@ -24,8 +24,7 @@ from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.big_payloads import BigPayloads
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.blobs import BlobRegistry, RegistryPace
-from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.service import MasterService
+from roq.workqueue.master.service import MasterService, Recent
 from roq.workqueue.records import BlobRef
 
 PACE = RegistryPace(heartbeat_seconds=0.1, pending_seconds=10.0, inventory_seconds=0.15, orphan_seconds=0.4)

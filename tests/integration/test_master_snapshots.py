@@ -15,11 +15,10 @@ from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.fold import Fold
-from roq.workqueue.master import snapshots
+from roq.workqueue.master import term as terms
 from roq.workqueue.master.follower import LogFollower
-from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.reign import MasterReign, SteadyClock
-from roq.workqueue.master.service import MasterService
+from roq.workqueue.master.service import MasterService, Recent
+from roq.workqueue.master.term import MasterTerm, SteadyClock
 from roq.workqueue.records import Configure
 from roq.workqueue.state import State
 from tests.integration.store_rig import StoreRig
@@ -38,19 +37,19 @@ async def rig(chroot: str, tmp_path: Path, sessions: Callable[..., Awaitable[Ses
 @pytest.mark.parametrize("tasks", [10, 5_000])
 async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: pytest.MonkeyPatch, tasks: int) -> None:
     """Of a small state, which is dumped at once, and of a larger one, which a fork dumps."""
-    monkeypatch.setattr(snapshots, "SNAPSHOT_SEGMENTS", SEGMENTS)
-    monkeypatch.setattr(snapshots, "SNAPSHOT_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(terms, "SNAPSHOT_SEGMENTS", SEGMENTS)
+    monkeypatch.setattr(terms, "SNAPSHOT_LOOK_SECONDS", 0.1)
     await rig.start("abc")
     writer, counters, clock = await rig.writer(), Counters(), SteadyClock()
     service = MasterService(Fold(), Recent(), 1, 65536, lambda hosts: ())
-    reign = MasterReign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
+    term = MasterTerm(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
     service.apply(Configure(clock.now(), TaskSettings(), 0))
-    beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters, asyncio.Event()))
+    beside = asyncio.ensure_future(terms.snapshots(term, writer, counters, asyncio.Event()))
     try:
         for segment in range(SEGMENTS + 1):
             each = [wire.TaskToPut(b"x")] * (tasks // (SEGMENTS + 1))
-            reign.take(b"peer", segment, wire.Put(7, 1 + segment * len(each), each))
-            await reign.barrier()
+            term.take(b"peer", segment, wire.Put(7, 1 + segment * len(each), each))
+            await term.barrier()
             assert not counters["snapshots"]
             await writer.roll()
         async with asyncio.timeout(10):
@@ -62,14 +61,14 @@ async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: 
         assert meta.trimmed > 0
         await asyncio.sleep(0.5)
         assert counters["snapshots"] == 1, "once is enough"
-        reign.take(b"peer", 99, wire.Put(8, 1, [wire.TaskToPut(b"after it")]))
-        await reign.barrier()
+        term.take(b"peer", 99, wire.Put(8, 1, [wire.TaskToPut(b"after it")]))
+        await term.barrier()
         follower = LogFollower(rig.reader())
         await follower.catch_up(writer.confirmed)
         assert State(follower.fold).digest() == State(service.fold).digest()
     finally:
         beside.cancel()
-        reign.close()
+        term.close()
         await asyncio.gather(beside, return_exceptions=True)
 
 
@@ -77,14 +76,14 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
     rig: StoreRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the state; whoever comes next would have nothing to begin with."""
-    monkeypatch.setattr(snapshots, "SNAPSHOT_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(terms, "SNAPSHOT_LOOK_SECONDS", 0.1)
     await rig.start("abc")
     writer, counters, clock, lost = await rig.writer(), Counters(), SteadyClock(), asyncio.Event()
     service = MasterService(Fold(), Recent(), 1, 65536, lambda hosts: ())
-    reign = MasterReign(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
+    term = MasterTerm(service, writer, lambda peer, message: True, lambda blobs: None, clock, counters)
     service.apply(Configure(clock.now(), TaskSettings(), 0))
     repairer = LogRepairer(writer, RepairSettings(), lost.set)
-    beside = asyncio.ensure_future(snapshots.snapshots(reign, writer, counters, lost))
+    beside = asyncio.ensure_future(terms.snapshots(term, writer, counters, lost))
 
     async def made(count: int) -> None:
         async with asyncio.timeout(20):
@@ -92,8 +91,8 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
                 await asyncio.sleep(0.02)
 
     try:
-        reign.take(b"peer", 1, wire.Put(7, 1, [wire.TaskToPut(b"x")] * 100))
-        await reign.barrier()
+        term.take(b"peer", 1, wire.Put(7, 1, [wire.TaskToPut(b"x")] * 100))
+        await term.barrier()
         lost.set()
         await made(1)
         await repairer.round()
@@ -112,5 +111,5 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
         assert State(follower.fold).digest() == State(service.fold).digest()
     finally:
         beside.cancel()
-        reign.close()
+        term.close()
         await asyncio.gather(beside, return_exceptions=True)

@@ -14,7 +14,7 @@ from roq.tools.simulation import disks
 from roq.tools.simulation.run import What
 from roq.wire import master as wire
 from roq.workqueue import senders
-from roq.workqueue.master import reign
+from roq.workqueue.master import term
 from roq.workqueue.master.dump import Dump
 from tests.simulation.known_bugs import Known, put
 
@@ -56,10 +56,10 @@ def _one_is_enough(one: Appending, segment: str, epoch: int, nodes: Any, ack_quo
     _init(one, segment, epoch, nodes, 1, first)
 
 
-_append = reign.MasterReign._append
+_append = term.MasterTerm._append
 
 
-def _answered_early(one: reign.MasterReign, batch: Any) -> None:
+def _answered_early(one: term.MasterTerm, batch: Any) -> None:
     answers, batch.answers = batch.answers, []
     for peer, id, body in answers:
         one._send(peer, wire.seal_answer(id, body))
@@ -74,7 +74,7 @@ async def _of_now(one: LogWriter, position: int, data: Any) -> None:
     await _snapshot(one, one.confirmed, data)
 
 
-def _without_what_is_under_way(one: reign.MasterReign) -> None:
+def _without_what_is_under_way(one: term.MasterTerm) -> None:
     """A snapshot claims less than it has: what was applied and not durable yet."""
     wanted, one._wanted = one._wanted, None
     if wanted is not None and not wanted.done():
@@ -103,11 +103,11 @@ BUGS: dict[str, Known] = {
     ),
     "a snapshot claims what came after it": Known(partial(put, (LogWriter, "snapshot", _of_now)), 11, What.TASKS),
     "a snapshot claims less than it has": Known(
-        partial(put, (reign.MasterReign, "_begin_dump", _without_what_is_under_way)), 3, What.TASKS
+        partial(put, (term.MasterTerm, "_begin_dump", _without_what_is_under_way)), 3, What.TASKS
     ),
     "one store is enough": Known(partial(put, (Appending, "__init__", _one_is_enough)), 2, What.TASKS),
     "a master answers before the log is durable": Known(
-        partial(put, (reign.MasterReign, "_append", _answered_early)), 2, What.TASKS
+        partial(put, (term.MasterTerm, "_append", _answered_early)), 2, What.TASKS
     ),
     "a store takes entries of a master that was replaced": Known(
         partial(put, (storage.SegmentStorage, "add", _unfenced_add)), 16, What.TASKS

@@ -12,9 +12,15 @@ from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.fold import Fold
-from roq.workqueue.master.batch import WAITING_BYTES_MAX, EntryBatch
-from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.service import ENTRY_BYTES, PROOF_MS, REPLY_BYTES, MasterService
+from roq.workqueue.master.service import (
+    ENTRY_BYTES,
+    PROOF_MS,
+    REPLY_BYTES,
+    WAITING_BYTES_MAX,
+    EntryBatch,
+    MasterService,
+    Recent,
+)
 from roq.workqueue.records import BlobRef, Configure, Push, decode, encode
 from roq.workqueue.state import State
 
@@ -417,7 +423,7 @@ def test_a_payload_over_the_limit_is_refused(rig: Rig) -> None:
     rig.service.check_big(1024 * 1024)
 
 
-def test_what_waits_is_told_when_the_reign_ends(rig: Rig) -> None:
+def test_what_waits_is_told_when_the_term_ends(rig: Rig) -> None:
     parked = rig.ask(wire.Lease(9, 1, 0, 1000, 1, 5000, []))
     open_ = rig.ask(wire.GetStatus())
     rig.commit()

@@ -19,7 +19,7 @@ from typing import Any
 
 import roq
 import roq.workqueue.master.dump
-import roq.workqueue.master.snapshots
+import roq.workqueue.master.term
 from roq.errors import RoqError
 from roq.runtime.installation import brought_by
 from roq.tools.simulation.clocks import Wall
@@ -131,7 +131,7 @@ def _snapshots(seed: int) -> list[tuple[Any, str, Any]]:
     """How often a master makes them, and whether in a fork of it."""
     often, direct = Random(f"{seed} snapshots").choice(SNAPSHOT_BYTES), Random(f"{seed} forks").choice(DIRECT_MAX)
     return [
-        (roq.workqueue.master.snapshots, "SNAPSHOT_BYTES_MIN", often),
+        (roq.workqueue.master.term, "SNAPSHOT_BYTES_MIN", often),
         (roq.workqueue.master.dump.Dump.__init__, "__defaults__", (direct,)),
     ]
 

@@ -29,8 +29,7 @@ from roq.runtime.run import Tasks
 from roq.wire import master as wire
 from roq.wire import store as store_wire
 from roq.wire.work_queue import WorkQueueSpec
-from roq.workqueue.master.requests import check_stored
-from roq.workqueue.master.service import MasterService
+from roq.workqueue.master.service import MasterService, check_stored
 from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import BlobRef, Push, TaskKey
 
@@ -67,7 +66,7 @@ class _Pending:
 
 
 class BlobRegistry:
-    """All blobs of one reign. turn(): look at the service; barrier(): until all that was applied is durable; now(): ms."""
+    """All blobs of one term. turn(): look at the service; barrier(): until all that was applied is durable; now(): ms."""
 
     def __init__(
         self,
@@ -79,13 +78,13 @@ class BlobRegistry:
         now: Callable[[], int],
         counters: Counters,
         pace: RegistryPace = RegistryPace(),
-        reign: str | None = None,  # a name that no other reign ever has; drawn if none is given
+        token: str | None = None,  # a name that no other term ever has; drawn if none is given
     ) -> None:
         self.spec, self._stores, self._service, self._pace = spec, stores, service, pace
         self._turn, self._barrier, self._now, self._counters = turn, barrier, now, counters
         self._loop = asyncio.get_running_loop()
         self._prefix = f"{spec.log}/"
-        self._reign = reign or new_token()
+        self._token = token or new_token()
         self._count = 0
         self._pending: dict[str, _Pending] = {}
         self._health = StoreHealth(stores.directory, self._loop.time, pace.missed_beats)
@@ -119,7 +118,7 @@ class BlobRegistry:
             self._loop.call_later(self._pace.heartbeat_seconds, self._keep_on, watch, name)
 
     async def close(self) -> None:
-        """Leave the rest to the next reign."""
+        """Leave the rest to the next term."""
         self._closed = True
         await self._tasks.stop()
 
@@ -141,7 +140,7 @@ class BlobRegistry:
         if len(self._pending) >= PENDING_MAX:
             raise TemporaryError("too many payloads are on their way: try again")
         self._count += 1
-        blob = f"{self._prefix}{self._reign}.{self._count}"
+        blob = f"{self._prefix}{self._token}.{self._count}"
         roomy = self._health.roomy() or self._health.live()
         for host in rank(blob, [host for host in roomy if host not in request.avoid] or roomy):
             endpoint = self._stores.directory.endpoint(host)

@@ -2,7 +2,7 @@
 
 The fork has the state of that moment, whatever is applied here meanwhile, and costs the time to copy page tables: 12 ms for a
 million tasks, whose dump takes 200 ms. It touches nothing but that state and a file in memory, and ends. Not covered: when a
-dump is made, and of which position (reign.py).
+dump is made, and of which position (term.py).
 """
 
 from __future__ import annotations

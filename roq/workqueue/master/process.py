@@ -1,11 +1,12 @@
 """Master process: the active one of a work queue answers its clients, a standby follows the log and waits.
 
-    standby ──activated──► take the log over ──► catch up with it ──► serve ──append failed──► begin again
-       ▲                       │ a later term has it                                               │
-       └───────────────────────┴───────────────────────────────────────────────────────────────────┘
+    standby ──activated──► take the log over ──► catch up with it ──► serve ──append failed──► retry
+       ▲                       │ a later term has it                                              │
+       └───────────────────────┴──────────────────────────────────────────────────────────────────┘
 
 Which one is active is the GCM's word (role and term in the ProcessSpec); that there is only one is the log's: taking it over
-fences every other. Sockets: `clients` (door.py), `control` (Shutdown Monitor). Nothing is decided here.
+fences every other. Sockets: `clients`, whose requests are handed over one by one, without a task for each, and `control`
+(Shutdown Monitor). Nothing is decided here: what is answered is service.py's, when it is appended and sent term.py's.
 """
 
 from __future__ import annotations
@@ -13,40 +14,65 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 
 from roq.coordination import paths
 from roq.coordination.operations import Check
 from roq.coordination.session import Session
-from roq.errors import DataLost, InvalidConfiguration, LogFenced, NotLeader, NotReady, RoqError, TemporaryError, UnknownFormat
+from roq.errors import (
+    DataLost,
+    FrameError,
+    InvalidConfiguration,
+    LogFenced,
+    NotLeader,
+    NotReady,
+    Overloaded,
+    RoqError,
+    TemporaryError,
+    UnknownFormat,
+)
 from roq.log.replicated.reader import LogReader
 from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import LogSettings, RepairSettings
 from roq.log.replicated.stores import StoreDirectory
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.backoff import delays
+from roq.runtime.connections import Router
 from roq.runtime.liveness import announce_ready, beat, open_board
-from roq.runtime.observe import Counters, logger
+from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import master as wire
 from roq.wire.assignment import MonitorRole, ProcessSpec, from_json
 from roq.wire.child import ChildSpec
-from roq.wire.envelope import seal_error
+from roq.wire.decoding import UNDECODABLE
+from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
 from roq.wire.work_queue import TaskSettings, WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.master.blobs import BlobRegistry
-from roq.workqueue.master.copies import CopiesDesk
-from roq.workqueue.master.door import Door
 from roq.workqueue.master.follower import LogFollower
-from roq.workqueue.master.reign import MasterReign, SteadyClock
 from roq.workqueue.master.service import MasterService
-from roq.workqueue.master.snapshots import snapshots
+from roq.workqueue.master.term import MasterTerm, SteadyClock, snapshots
 from roq.workqueue.records import BlobRef, Configure
 
 LOST_RETRY_SECONDS = 5.0  # between two looks for what no store has any more
 GRACE_MS = 2_000  # after a take-over no lease ends: those who hold one must find the new master first
 
+COPIES_ASKED_MAX = 100  # people who ask at the same time whether all copies are there
+
 log = logger(__name__)
+
+
+@dataclass(frozen=True)
+class ServedTerm:
+    """All of a term in which this master serves. asked: (peer, id) of those who wait for an answer about copies."""
+
+    term: MasterTerm
+    writer: LogWriter
+    blobs: BlobRegistry
+    repairer: LogRepairer
+    beside: Tasks
+    asked: list[tuple[bytes, int]] = field(default_factory=list)
 
 
 class Master:
@@ -59,17 +85,15 @@ class Master:
         self._process, self._work = spec.process, spec.process.work
         self.counters = Counters()
         self._clock = SteadyClock()
-        self._reign: MasterReign | None = None
-        self._writer: LogWriter | None = None
-        self._blobs: BlobRegistry | None = None
-        self._copies: CopiesDesk | None = None
+        self._serving: ServedTerm | None = None
         self._changed = asyncio.Event()
         self._trouble: RoqError | None = None  # why we can't serve although it is our turn
         self._fenced_term = 0  # a later one has the log: we are not active whatever our assignment says
         self._tasks = Tasks(lambda error: stop.set())
         control = spec.ports["control"]
         self._control = ShutdownMonitor(spec.process.name, spec.address, control, stop, self.counters, self._configure)
-        self._door = Door(spec.address, spec.ports["clients"], self._take, self._taken, self.counters)
+        self._refusals = Refusals(log, self.counters)
+        self._router = Router(spec.address, spec.ports["clients"], self._message, self._taken)
 
     @property
     def _active(self) -> bool:
@@ -80,36 +104,82 @@ class Master:
         if (process.role, process.term) != (self._process.role, self._process.term):
             log.info("role changed", extra={"fields": {"role": str(process.role), "term": process.term}})
         self._process, self._work = process, process.work or self._work
-        if self._writer is not None and self._blobs is not None:
-            self._writer.quorums, self._blobs.spec = (self._work.write_quorum, self._work.ack_quorum), self._work
-            self._blobs.repair_due.set()
+        if (serving := self._serving) is not None:
+            serving.writer.quorums, serving.blobs.spec = (self._work.write_quorum, self._work.ack_quorum), self._work
+            serving.blobs.repair_due.set()
         self._changed.set()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
+    def _message(self, parts: list[bytes]) -> None:
+        try:
+            call = wire.open_call(parts[-1])
+        except UNDECODABLE as error:
+            self._refuse(parts, error)
+            return
+        if len(parts) != 2:
+            self._refusals.note("undecodable", FrameError(f"{len(parts)} parts instead of 2"))
+            return
+        self.counters["requests"] += 1
+        self._take(parts[0], call.id, call.body)
+
+    def _refuse(self, parts: list[bytes], error: Exception) -> None:
+        """Whoever can be answered is."""
+        self._refusals.note("undecodable", error)
+        try:
+            envelope = open_envelope(parts[-1])
+        except FrameError:
+            return
+        if envelope.kind == EnvelopeKind.REQUEST and len(parts) == 2:
+            self._router.send(parts[0], seal_error(envelope.id, FrameError(f"undecodable request: {error}")))
+
     def _take(self, peer: bytes, id: int, request: wire.Request) -> None:
-        reign, blobs = self._reign, self._blobs
-        if reign is None or reign.failed.done() or blobs is None:
-            leads = self._active and (reign is None or not isinstance(reign.failed.result(), LogFenced))
+        """Must not block, nor raise."""
+        serving = self._serving
+        if serving is None or serving.term.failed.done():
+            leads = self._active and (serving is None or not isinstance(serving.term.failed.result(), LogFenced))
             trouble = self._trouble or NotReady("the master is just taking over")
             error = trouble if leads else NotLeader("this is not the active master")
-            self._door.send(peer, seal_error(id, error))
-        elif type(request) is wire.GetCopies and self._copies is not None:
-            self._copies.ask(peer, id)
-        elif reign.turned_away(peer, id, request):
+            self._router.send(peer, seal_error(id, error))
+        elif type(request) is wire.GetCopies:
+            self._get_copies(serving, peer, id)
+        elif serving.term.turned_away(peer, id, request):
             return
         elif type(request) is wire.Reserve:
-            blobs.reserve(peer, id, request)
+            serving.blobs.reserve(peer, id, request)
         elif type(request) is wire.PayloadStored:
-            blobs.stored(peer, id, request)
+            serving.blobs.stored(peer, id, request)
         else:
-            reign.take(peer, id, request)
+            serving.term.take(peer, id, request)
 
     def _taken(self) -> None:
-        if self._reign is not None:
-            self._reign.look()
+        """All that came together."""
+        if self._serving is not None:
+            self._serving.term.look()
 
-    # --- reigns -------------------------------------------------------------------------------------------------------
+    def _get_copies(self, serving: ServedTerm, peer: bytes, id: int) -> None:
+        """Whether all that stores keep for this queue has all of its copies: asked by people who are about to replace a disk.
+        All who ask while the stores are being asked get one answer."""
+        if len(serving.asked) >= COPIES_ASKED_MAX:
+            error = Overloaded("too many ask for the copies of this work queue: try again")
+            self._router.send(peer, seal_error(id, error))
+            return
+        serving.asked.append((peer, id))
+        if len(serving.asked) == 1:
+            serving.beside.start(self._look_for_copies(serving), "copies")
+
+    async def _look_for_copies(self, serving: ServedTerm) -> None:
+        found: list[wire.Shortage] | RoqError
+        try:
+            found = await serving.repairer.copies() + await serving.blobs.copies()
+        except RoqError as error:
+            found = error
+        for peer, id in serving.asked:
+            sealed = seal_error(id, found) if isinstance(found, RoqError) else _copies(id, found)
+            self._router.send(peer, sealed)
+        serving.asked.clear()
+
+    # --- terms --------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         session = await self._session()
@@ -148,7 +218,7 @@ class Master:
         raise AssertionError("delays() never ends")
 
     async def _live(self, session: Session, directory: StoreDirectory) -> None:
-        """Follow, and when it is our turn, reign until something ends it."""
+        """Follow, and when it is our turn, serve until something ends it."""
         reader = LogReader(session, self._work.log, directory)
         try:
             follower = LogFollower(reader)
@@ -192,60 +262,63 @@ class Master:
             await asyncio.gather(following, return_exceptions=True)
 
     async def _serve_from(self, follower: LogFollower, writer: LogWriter) -> None:
-        quiet_until = self._clock.now() + GRACE_MS if follower.position else 0
-        term = self._process.term
-        inline, here = self._work.inline_bytes, self._door.connected
-        service = MasterService(follower.fold, follower.recent, term, inline, self._places, quiet_until, here)
-        reign = MasterReign(service, writer, self._door.send, self._drop, self._clock, self.counters)
-        reign.position = follower.position
-        blobs = BlobRegistry(self._work, writer.stores, service, reign.turn, reign.barrier, self._clock.now, self.counters)
-        if not service.fold.version:
-            service.apply(Configure(self._clock.now(), _contract_settings(self._work), 0))
-        beside = Tasks(reign.end)
-        lost = asyncio.Event()
-        repairer = LogRepairer(writer, RepairSettings(), lost.set)
-        beside.start(snapshots(reign, writer, self.counters, lost), "snapshots")
-        beside.start(repairer.run(), "repairs of the log")
-        self._copies = CopiesDesk((repairer.copies, blobs.copies), self._answer_copies, beside)
-        self._reign, self._writer, self._blobs, self._trouble = reign, writer, blobs, None
-        self.counters["reigns"] += 1
-        log.info("master serves", extra={"fields": {"term": term, "position": follower.position}})
-        reign.turn()
-        blobs.start()
+        serving = self._begin(follower, writer)
+        term = serving.term
+        self._serving, self._trouble = serving, None
+        self.counters["terms"] += 1
+        log.info("master serves", extra={"fields": {"term": self._process.term, "position": follower.position}})
+        term.turn()
+        serving.blobs.start()
         try:
-            error = await reign.failed
+            error = await term.failed
             if isinstance(error, LogFenced):
-                self._fenced_term = term
+                self._fenced_term = self._process.term
         finally:
-            self._reign = self._writer = self._blobs = self._copies = None
-            reign.close()
-            await beside.stop()
-            await blobs.close()
+            self._serving = None
+            term.close()
+            await serving.beside.stop()
+            await serving.blobs.close()
         raise error if isinstance(error, RoqError) else AssertionError(error)
 
-    def _answer_copies(self, peer: bytes, id: int, answer: wire.Copies | RoqError) -> None:
-        self._door.send(peer, seal_error(id, answer) if isinstance(answer, RoqError) else wire.seal_answer(id, answer))
+    def _begin(self, follower: LogFollower, writer: LogWriter) -> ServedTerm:
+        quiet_until = self._clock.now() + GRACE_MS if follower.position else 0
+        inline, here = self._work.inline_bytes, self._router.peers.__contains__
+        service = MasterService(follower.fold, follower.recent, self._process.term, inline, self._places, quiet_until, here)
+        term = MasterTerm(service, writer, self._router.send, self._drop, self._clock, self.counters)
+        term.position = follower.position
+        blobs = BlobRegistry(self._work, writer.stores, service, term.turn, term.barrier, self._clock.now, self.counters)
+        if not service.fold.version:
+            service.apply(Configure(self._clock.now(), _contract_settings(self._work), 0))
+        beside, lost = Tasks(term.end), asyncio.Event()
+        repairer = LogRepairer(writer, RepairSettings(), lost.set)
+        beside.start(snapshots(term, writer, self.counters, lost), "snapshots")
+        beside.start(repairer.run(), "repairs of the log")
+        return ServedTerm(term, writer, blobs, repairer, beside)
 
     def _places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
-        return self._blobs.places(hosts) if self._blobs is not None else ()
+        return self._serving.blobs.places(hosts) if self._serving is not None else ()
 
     def _drop(self, blobs: Iterable[BlobRef]) -> None:
-        if self._blobs is not None:
-            self._blobs.drop(blobs)
+        if self._serving is not None:
+            self._serving.blobs.drop(blobs)
 
     async def serve(self) -> None:
         """Until stopped."""
         board = open_board(self._spec)
         self._tasks.start(beat(board, self._spec.slot), "heartbeat")
-        self._tasks.start(self._run(), "reigns")
+        self._tasks.start(self._run(), "terms")
         announce_ready(self._spec)
         try:
             await self._stop.wait()
         finally:
             await self._tasks.stop()
-            self._door.close()
+            self._router.close()
             self._control.close()
             board.close()
+
+
+def _copies(id: int, found: list[wire.Shortage]) -> bytes:
+    return wire.seal_answer(id, wire.Copies(found[: wire.SHORTAGES_MAX]))
 
 
 def _settings(work: WorkQueueSpec) -> LogSettings:

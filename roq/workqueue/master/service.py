@@ -8,29 +8,38 @@ from the log again.
     request ──► records ──► fold.apply ───► answer ──┐
                    └──────► batch ──► log ── durable ┴──► sent
 
-A lease request that finds nothing waits here (waiters.py), not in the log: a Pop is written when there is a task for it. Not
-covered: sockets and the log (process.py), payloads kept by stores (blobs.py).
+A client sends a request again when the log is slow, or when its answer was lost. While what it did the first time is on its way
+to the log, a second one is not logged: it joins the first and gets the same answer. So what waits for a log that stands still
+grows with new requests only, and those are refused from WAITING_BYTES_MAX on. Later, numbers of Pushes and Pops tell the fold,
+and deliveries that were ended lately tell the master (`Recent`), that it was done before.
+
+A lease request that finds nothing waits here (waiters.py), not in the log: a Pop is written when there is a task for it. What
+no client of ours would send is refused before anything is applied: others may ask too. Not covered: sockets (process.py), when
+a batch goes to the log (term.py), payloads kept by stores (blobs.py).
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqError, TemporaryError
 from roq.wire import master as wire
 from roq.workqueue import desk
-from roq.workqueue.contract import TaskState
+from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, LEASE_COUNT_MAX, PRIORITIES, PUT_COUNT_MAX, TaskState
 from roq.workqueue.fold import APPLIED, Dropped, Effect, Fold, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
-from roq.workqueue.master.batch import RECORD_BYTES, RECORD_COST, EntryBatch, PendingBatches, name_of
-from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.requests import check_lease, check_put, check_task, letters, settlement
 from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import (
     BlobRef,
+    Complete,
+    DeadLetter,
+    ExtendLease,
     HoldersReplaced,
     Pop,
     Purge,
@@ -40,6 +49,7 @@ from roq.workqueue.records import (
     RemoveDead,
     Requeue,
     RequeueDead,
+    TaskKey,
     Tick,
 )
 from roq.workqueue.waiters import Waiters
@@ -52,7 +62,213 @@ WAITERS_MAX = 100_000  # lease requests that wait; more are answered at once, wi
 WAIT_MS_MAX = 10_000  # a client asks again
 PEEK_MAX = 10_000
 PROOF_MS = 5_000
+RECORD_BYTES = 64  # of a record without what users gave
+RECORD_COST = 256  # of memory, beyond that: as an object, and as the task that it made
+ANSWER_BYTES = 64  # of an answer; payloads in it are the queue's own
+WAITING_BYTES_MAX = 64 * 1024 * 1024  # seconds of a busy queue; the log takes no more either (LogSettings.window_bytes)
+IDS_MAX = 20_000  # dead letters named at once
+MILLISECONDS_MAX = round(desk.SECONDS_MAX * 1000)
+ID_MAX, NUMBER_MAX = (1 << 64) - 1, (1 << 62) - 1
+KEPT_BYTES = 4 * 1024 * 1024  # of memory; a queue that is idle holds no more than a busy one
+DELIVERY_BYTES = 8
+KEPT = KEPT_BYTES // DELIVERY_BYTES
+RUN = 4096  # deliveries that are sorted and packed together; the newest ones, fewer than that, are in a set
 Locate = Callable[[tuple[str, ...]], tuple[wire.Place, ...]]
+Body = wire.Reply | RoqError
+Name = tuple[int, int | str]
+
+
+# --- batches: what becomes one entry of the log -----------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class EntryBatch:
+    """What becomes one entry of the log, and what is due when it is durable. No records: only something to wait for.
+
+    asked: by the request's name, what was asked for in detail and its answer.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    answers: list[tuple[bytes, int, Body]] = field(default_factory=list)  # peer, id of the request
+    asked: dict[Name, tuple[Any, wire.Reply]] = field(default_factory=dict)
+    dropped: list[BlobRef] = field(default_factory=list)
+    then: list[Callable[[], None]] = field(default_factory=list)
+    size: int = 0
+
+
+def name_of(request: wire.Request) -> tuple[Name, Any] | None:
+    """What a request that is sent again has in common with the first one, and with nobody else's; None: it may as well be done
+    again. Tasks are part of it: the records hold the same objects, so that costs nothing."""
+    if isinstance(request, wire.Put):
+        return (request.producer, request.sequence), request.tasks
+    if isinstance(request, wire.Lease):
+        return (request.instance, -request.nonce), 0
+    if isinstance(request, wire.SettleAll):
+        return ((request.instance, request.settle[0].token), request.settle) if request.settle else None
+    if isinstance(request, wire.PayloadStored):
+        return (request.producer, request.sequence), request.blob
+    return None
+
+
+class PendingBatches:
+    """The batches that are not durable yet, the open one included. bytes: of all of them, nearly."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.open = EntryBatch()
+        self._all: dict[EntryBatch, None] = {self.open: None}  # in their order
+
+    @property
+    def full(self) -> bool:
+        """So much waits for the log that nothing new should."""
+        return self.bytes > WAITING_BYTES_MAX
+
+    def answer(self, peer: bytes, id: int, body: Body) -> None:
+        """Due when all is durable that there is now."""
+        self.open.answers.append((peer, id, body))
+        self.bytes += ANSWER_BYTES
+
+    def tell(self, peer: bytes, id: int, name: Name, detail: Any, body: wire.Reply) -> None:
+        """As `answer`; also for those who send the request again. name, detail: as `name_of` gives them."""
+        batch = self.open
+        batch.asked[name] = (detail, body)
+        batch.answers.append((peer, id, body))
+        self.bytes += ANSWER_BYTES
+
+    def join(self, peer: bytes, id: int, request: wire.Request) -> bool:
+        """Give it the answer of the one that it repeats, if that is on its way."""
+        if (named := name_of(request)) is None:
+            return False
+        name, detail = named
+        for batch in self._all:
+            found = batch.asked.get(name)
+            if found is not None and found[0] == detail:
+                batch.answers.append((peer, id, found[1]))
+                self.bytes += ANSWER_BYTES
+                return True
+        return False
+
+    def close(self) -> EntryBatch | None:
+        """The open batch, if there is anything in it; the next one is open then."""
+        batch = self.open
+        if not (batch.records or batch.answers):
+            return None
+        self.open = EntryBatch()
+        self._all[self.open] = None
+        return batch
+
+    def follow(self, batch: EntryBatch, before: EntryBatch) -> None:
+        """This one without records is as durable as the one before."""
+        before.answers += batch.answers
+        before.asked |= batch.asked
+        batch.answers = []
+        self.durable(batch)
+
+    def durable(self, batch: EntryBatch) -> None:
+        """It waits no longer."""
+        if batch in self._all:
+            del self._all[batch]
+            self.bytes -= batch.size + RECORD_COST * len(batch.records) + ANSWER_BYTES * len(batch.answers)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def check_put(request: wire.Put) -> None:
+    """Raises InvalidConfiguration."""
+    if not 0 < request.producer <= ID_MAX or not 0 < request.sequence <= NUMBER_MAX or len(request.tasks) > PUT_COUNT_MAX:
+        raise InvalidConfiguration(f"not a put of 1 to {PUT_COUNT_MAX} tasks")
+
+
+def check_task(task: wire.TaskToPut, length: int, limit: int, blob_bytes: int) -> None:
+    """Raises InvalidConfiguration. length: of its payload, from `blob_bytes` on it belongs to the stores."""
+    if length > limit or length >= blob_bytes or (task.priority and task.priority not in PRIORITIES):
+        raise InvalidConfiguration(f"not a task: {length} bytes, priority {task.priority}")
+    if not 0 <= task.delay_ms <= MILLISECONDS_MAX or len(task.dedup_key) > DEDUP_KEY_BYTES_MAX:
+        raise InvalidConfiguration("not a task: its delay or its dedup_key is out of range")
+
+
+def check_stored(request: wire.PayloadStored) -> None:
+    """Raises InvalidConfiguration. The payload is elsewhere."""
+    check_put(wire.Put(request.producer, request.sequence, [request.task]))
+    check_task(request.task, len(request.task.payload), 0, 1)
+
+
+def check_lease(request: wire.Lease) -> None:
+    """Raises InvalidConfiguration."""
+    if not 1 <= request.count <= LEASE_COUNT_MAX or not 1 <= request.lease_ms <= MILLISECONDS_MAX or request.wait_ms < 0:
+        raise InvalidConfiguration(f"can't lease {request.count} tasks for {request.lease_ms} ms")
+    if not 0 < request.nonce <= NUMBER_MAX or not 0 < request.instance <= ID_MAX:
+        raise InvalidConfiguration("not a lease request")
+
+
+def letters(ids: list[str] | None) -> tuple[TaskKey, ...] | None:
+    """The dead letters of these ids; None: all. Raises CallError."""
+    if ids is not None and len(ids) > IDS_MAX:
+        raise InvalidConfiguration(f"at most {IDS_MAX} dead letters can be named at once, got {len(ids)}")
+    return desk.chosen(ids)
+
+
+def settlement(one: wire.Settle, now: int) -> Complete | ExtendLease | Requeue | DeadLetter:
+    """The record of a settlement. Raises CallError."""
+    delivery, instance = desk.parse_token(one.token)
+    if not 0 <= one.milliseconds <= MILLISECONDS_MAX:
+        raise InvalidConfiguration(f"{one.milliseconds} ms is out of range")
+    if one.kind == wire.ACK:
+        return Complete(now, delivery, instance)
+    if one.kind == wire.EXTEND:
+        if not one.milliseconds:
+            raise InvalidConfiguration("a lease is extended by more than 0 ms")
+        return ExtendLease(now, delivery, instance, one.milliseconds)
+    if one.kind == wire.RELEASE:
+        return Requeue(now, delivery, instance, 0, one.milliseconds, desk.cut_error(one.error))
+    if one.kind == wire.REJECT:
+        return DeadLetter(now, delivery, instance, desk.cut_error(one.error))
+    raise InvalidConfiguration(f"no settlement is of kind {one.kind}")
+
+
+# --- repeated settlements ---------------------------------------------------------------------------------------------
+
+
+class Recent:
+    """Deliveries that their holders ended lately: the newest KEPT of them, at least.
+
+    A settlement whose answer was lost is sent again, and finds its delivery gone. Whoever has read the same log knows from here
+    that it took effect then, and says so once more. What this needs of a request is one number: a delivery is ended once, and
+    the fold itself refuses to end it twice.
+
+    A client repeats a request for 30 s (PATIENCE_SECONDS of its MasterLink), in which a master would have to take 17,000
+    settlements a second to forget one. One that comes later, or after a take-over to a master that began with a snapshot,
+    changes nothing and is answered as a lost lease: the delivery is no longer leased, whatever has become of its task. So this
+    is not part of the state, and no snapshot has it.
+    """
+
+    def __init__(self) -> None:
+        self._new: set[int] = set()
+        self._runs: deque[array[int]] = deque(maxlen=KEPT // RUN)  # each ascending
+
+    def note(self, record: Record, effects: Iterable[Effect]) -> None:
+        """A record was applied, with these effects."""
+        kind = type(record)
+        ends = kind is Complete or kind is DeadLetter or (kind is Requeue and not record.due)  # type: ignore[union-attr]
+        if ends and (effects is APPLIED or any(type(effect) is Settled and effect.applied for effect in effects)):
+            self._new.add(record.delivery)  # type: ignore[union-attr]
+            if len(self._new) >= RUN:
+                self._runs.append(array("Q", sorted(self._new)))
+                self._new.clear()
+
+    def __contains__(self, delivery: int) -> bool:
+        return delivery in self._new or any(_has(run, delivery) for run in reversed(self._runs))
+
+
+def _has(run: array[int], delivery: int) -> bool:
+    """Deliveries end about in their order, so nearly all runs are passed over by their ends."""
+    if not run[0] <= delivery <= run[-1]:
+        return False
+    return run[bisect_left(run, delivery)] == delivery
+
+
+# --- the service ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -70,7 +286,7 @@ def _everybody(peer: bytes) -> bool:
 
 
 class MasterService:
-    """One reign over one state. locate: hosts of a blob's holders to the places a client can fetch from. quiet_until (ms): no
+    """One term over one state. locate: hosts of a blob's holders to the places a client can fetch from. quiet_until (ms): no
     lease ends before; after a take-over those who hold one must find the new master first. here(peer): is it still connected?
     Whoever takes batches tells `waiting` when they are durable."""
 
@@ -146,7 +362,7 @@ class MasterService:
         self.waiting.answer(peer, id, wire.Leases([], []))
 
     def apply(self, record: Record, size: int = 0) -> Sequence[Effect]:
-        """One more record of this reign, for the log and at once for the state. size: bytes of what users gave."""
+        """One more record of this term, for the log and at once for the state. size: bytes of what users gave."""
         waiting = self.waiting
         if waiting.open.size >= ENTRY_BYTES or len(waiting.open.records) >= ENTRY_RECORDS:
             self.cut()

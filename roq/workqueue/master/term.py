@@ -1,7 +1,7 @@
-"""One reign of a master: requests that come together become one entry of the log, and are answered when it is durable.
+"""One term of a master: requests that come together become one entry of the log, and are answered when it is durable.
 
 At most APPENDS_AT_ONCE entries are on their way; what comes meanwhile waits for the next one, so a busy log grows by few large
-entries and an idle one answers at once. The first append that fails ends the reign: which of the last records took effect is
+entries and an idle one answers at once. The first append that fails ends the term: which of the last records took effect is
 for the next one to find out. What is answered is decided in service.py.
 """
 
@@ -14,17 +14,22 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from roq.errors import LogFenced, NotLeader, Overloaded, RoqError
+from roq.errors import LogFenced, NotLeader, Overloaded, RoqError, TemporaryError
+from roq.log.replicated.writer import LogWriter
+from roq.runtime.backoff import delays
 from roq.runtime.observe import Counters, logger
 from roq.wire import master as wire
 from roq.wire.envelope import seal_error
-from roq.workqueue.master.batch import Body, EntryBatch
 from roq.workqueue.master.dump import Dump
-from roq.workqueue.master.service import MasterService
+from roq.workqueue.master.service import Body, EntryBatch, MasterService
 from roq.workqueue.records import BlobRef, encode
 
 APPENDS_AT_ONCE = 2
 TIMER_SECONDS_MAX = 5.0
+SNAPSHOT_BYTES_MIN = 32 * 1024 * 1024  # of the log since the last snapshot
+SNAPSHOT_RATIO = 3  # … and this many times the last snapshot's size, so that making them stays a small part of the work
+SNAPSHOT_SEGMENTS = 100  # of the log are too many, however small: one without a snapshot ends at SEGMENTS_MAX
+SNAPSHOT_LOOK_SECONDS = 2.0
 SKEW_MS = 5_000  # between a master's clock and ZooKeeper's: more is logged
 
 log = logger(__name__)
@@ -49,7 +54,7 @@ class SteadyClock:
         return int((self._offset + time.monotonic()) * 1000)
 
     def take_over(self, logged: int, witness: int) -> None:
-        """Begin a reign. logged: the highest time in the log; witness: what another machine's clock says now.
+        """Begin a term. logged: the highest time in the log; witness: what another machine's clock says now.
 
         Never before `logged`: one whose clock is behind its predecessor's would end no lease until it is not. Beyond that, the
         slower of the two clocks says how long nobody led: one that is far ahead alone would end every lease at once, and tasks
@@ -64,7 +69,7 @@ class SteadyClock:
         self._offset = max(logged, min(own, witness)) / 1000 - time.monotonic()
 
 
-class MasterReign:
+class MasterTerm:
     """send(peer, message); drop(blobs): nobody needs them any more; `failed` has why it ended."""
 
     def __init__(
@@ -245,7 +250,7 @@ class MasterReign:
         """Do nothing more. Whoever waits for an answer is told that it will not come from here."""
         if self._timer is not None:
             self._timer.cancel()
-        self.end(LogFenced("the reign has ended"))
+        self.end(LogFenced("the term has ended"))
         if self._wanted is not None:
             self._wanted.cancel()
         if self._dumped is not None:
@@ -256,3 +261,30 @@ class MasterReign:
         left = [(peer, id) for batch in self._under_way for peer, id, _ in batch.answers]
         for peer, id in (*left, *self.service.unanswered()):
             self._send(peer, seal_error(id, error))
+
+
+async def snapshots(term: MasterTerm, writer: LogWriter, counters: Counters, lost: asyncio.Event) -> None:
+    """Every so often, until the term ends; and when stores have lost what only the state in memory can replace."""
+    written = size = 0
+    pauses = delays(SNAPSHOT_LOOK_SECONDS, 60.0)
+    while True:
+        await asyncio.sleep(SNAPSHOT_LOOK_SECONDS)
+        small = term.bytes_written - written < max(SNAPSHOT_BYTES_MIN, SNAPSHOT_RATIO * size)
+        if small and len(writer.meta.segments) <= SNAPSHOT_SEGMENTS and not lost.is_set():
+            continue
+        lost.clear()  # what is lost still is found again in the next round of repairs
+        position, dump = await term.snapshot()
+        try:
+            data = await dump.data()
+            await writer.snapshot(position, data)
+        except LogFenced:
+            return  # the term ends by itself
+        except TemporaryError as error:
+            log.warning("snapshot could not be written", extra={"fields": {"reason": str(error)}})
+            await asyncio.sleep(next(pauses))
+            continue
+        written, size = term.bytes_written, len(data)
+        del data  # it is as large as the queue
+        counters["snapshots"] += 1
+        lost.clear()  # what was missed while this one was made
+        pauses = delays(SNAPSHOT_LOOK_SECONDS, 60.0)

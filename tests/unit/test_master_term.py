@@ -1,4 +1,4 @@
-"""A reign whose log stands still, and whose clients go: what is answered when, and what is taken at all. The log is a twin."""
+"""A term whose log stands still, and whose clients go: what is answered when, and what is taken at all. The log is a twin."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.fold import Fold
-from roq.workqueue.master.batch import WAITING_BYTES_MAX
-from roq.workqueue.master.recent import Recent
-from roq.workqueue.master.reign import APPENDS_AT_ONCE, MasterReign, SteadyClock
-from roq.workqueue.master.service import MasterService
+from roq.workqueue.master.service import WAITING_BYTES_MAX, MasterService, Recent
+from roq.workqueue.master.term import APPENDS_AT_ONCE, MasterTerm, SteadyClock
 from roq.workqueue.records import Configure
 
 PEER = b"peer"
@@ -41,7 +39,7 @@ class Log:
 
 
 class Rig:
-    """A reign, and what its clients were sent."""
+    """A term, and what its clients were sent."""
 
     def __init__(self) -> None:
         self.log, self.counters = Log(), Counters()
@@ -49,9 +47,9 @@ class Rig:
         self.answers: dict[tuple[bytes, int], wire.Reply | RoqError] = {}
         self.service = MasterService(Fold(), Recent(), 1, 65536, lambda hosts: (), here=lambda peer: peer not in self.gone)
         clock = SteadyClock()
-        self.reign = MasterReign(self.service, self.log, self._sent, lambda blobs: None, clock, self.counters)
+        self.term = MasterTerm(self.service, self.log, self._sent, lambda blobs: None, clock, self.counters)
         self.service.apply(Configure(clock.now(), TaskSettings(), 0))
-        self.reign.look()
+        self.term.look()
         self._ids = 0
 
     def _sent(self, peer: bytes, message: bytes) -> bool:
@@ -65,9 +63,9 @@ class Rig:
     def ask(self, request: wire.Request, peer: bytes = PEER) -> tuple[bytes, int]:
         """As the process does with what comes."""
         self._ids += 1
-        if not self.reign.turned_away(peer, self._ids, request):
-            self.reign.take(peer, self._ids, request)
-        self.reign.look()
+        if not self.term.turned_away(peer, self._ids, request):
+            self.term.take(peer, self._ids, request)
+        self.term.look()
         return peer, self._ids
 
     async def answer(self, request: wire.Request, peer: bytes = PEER) -> wire.Reply | RoqError:
@@ -81,7 +79,7 @@ async def rig() -> AsyncIterator[Rig]:
     made = Rig()
     await made.log.go_on()
     yield made
-    made.reign.close()
+    made.term.close()
 
 
 def put(sequence: int, size: int = 60_000) -> wire.Put:

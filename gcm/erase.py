@@ -40,15 +40,13 @@ def _endpoints(cluster: ClusterState) -> dict[str, str]:
 async def _erase_on(stores: Stores, host: str, log_id: str) -> int:
     count = 0
     try:
-        for segment in (await stores.request(host, wire.ListSegments(f"{log_id}~"), wire.SegmentList)).segments:
-            await stores.request(host, wire.DeleteSegment(segment.segment, LAST_EPOCH), wire.StoreDone)
+        for segment in await stores.segments(host, f"{log_id}~"):
+            await stores.request(host, wire.DeleteSegment(segment, LAST_EPOCH), wire.StoreDone)
             count += 1
         for prefix in (f"{log_id}~", f"{log_id}/"):
             for blob in await stores.inventory(host, prefix):
                 await stores.request(host, wire.DeleteBlob(blob.blob), wire.StoreDone)
                 count += 1
     except RoqError as error:
-        log.warning(
-            "removed log could not be deleted on a host", extra={"fields": {"host": host, "log": log_id, "reason": str(error)}}
-        )
+        log.warning("host %s keeps part of removed log %s, %d items were deleted: %s", host, log_id, count, error)
     return count

@@ -1,14 +1,21 @@
-"""What stores are asked to hold, what follows from what they lack, and who is missing where. Pure."""
+"""What stores are asked to hold, what follows from what they lack, who is missing where, and how copies are performed."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
+import pytest
+
+from roq.errors import StorageFailed, StorageFull, Unavailable
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
+from roq.log.replicated.health import choose
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState, SnapshotMetadata
 from roq.log.replicated.repair import Comparison, Copy, Holding, OpenPart, garbage, holdings, open_parts, plan, under_replicated
+from roq.log.replicated.repairer import Copier, from_sources
 from roq.log.store.blobs import BlobFolder
 from roq.log.store.shelf import BAD, Shelf
 from roq.log.store.shelf import StoredSegment as Shelved
@@ -21,20 +28,20 @@ EVERYWHERE = [(SEGMENT, node) for node in ABC]
 
 
 def test_a_blob_that_a_living_host_has_lost_is_copied_to_it_again() -> None:
-    assert plan([BLOB], 3, set(ABC), set(), [(BLOB, "a")]) == [Copy(BLOB, ("b", "c"), "a", ABC)]
+    assert plan([BLOB], 3, set(ABC), set(), [(BLOB, "a")]) == [Copy(BLOB, ("b", "c"), ("a",))]
     assert plan([BLOB], 3, set(ABC), set(), [(BLOB, node) for node in ABC]) == []
 
 
 def test_entries_that_no_node_has_in_full_are_gathered_from_several() -> None:
-    assert plan([SEGMENT], 3, set(ABC), set(), EVERYWHERE) == [Copy(SEGMENT, ("b", "c"), "a", ABC)]
+    assert plan([SEGMENT], 3, set(ABC), set(), EVERYWHERE) == [Copy(SEGMENT, ("b", "c"), ("a",))]
 
 
 def test_a_node_that_can_not_be_filled_keeps_no_other_from_it() -> None:
     lacking, refusing = [(SEGMENT, "a"), (SEGMENT, "b")], [(SEGMENT, "a")]
-    assert plan([SEGMENT], 3, set(ABC), set(), lacking, refusing) == [Copy(SEGMENT, ("c", "a"), "b", ABC)]
+    assert plan([SEGMENT], 3, set(ABC), set(), lacking, refusing) == [Copy(SEGMENT, ("c", "a"), ("b",))]
     refusing = lacking
-    assert plan([SEGMENT], 3, set("abcd"), set(), lacking, refusing) == [Copy(SEGMENT, ("c",), "d", ("b", "c", "d"))]
-    assert plan([SEGMENT], 3, set(ABC), set(), lacking, refusing) == [Copy(SEGMENT, ("c", "b"), "a", ABC)], "nobody else"
+    assert plan([SEGMENT], 3, set("abcd"), set(), lacking, refusing) == [Copy(SEGMENT, ("c",), ("d",), ("a",))]
+    assert plan([SEGMENT], 3, set(ABC), set(), lacking, refusing) == [Copy(SEGMENT, ("c", "b"), ("a",))], "nobody else"
 
 
 def test_the_nodes_of_the_open_segment_must_have_what_they_confirmed() -> None:
@@ -115,3 +122,72 @@ def test_a_store_tells_which_blobs_it_lacks_or_has_with_another_length(tmp_path:
     next(tmp_path.glob("blobs/*/gone")).unlink()
     assert not blobs.check("gone")
     assert blobs.lacking([("one", 4), ("gone", 4)]) == [1]
+
+
+def test_several_targets_at_a_time_and_nobody_is_left_out_in_whose_place_nobody_came() -> None:
+    one = Holding("log/1", ("a",), size=5)
+    [copy] = plan([one], 3, set("abcd"), targets_max=3)
+    assert copy == Copy(one, ("a",), choose("log/1", "bcd", 2))
+    assert copy.nodes(copy.targets[1:]) == ("a", copy.targets[1])
+    [copy] = plan([SEGMENT], 3, set("cde"), set("ab"), targets_max=3)
+    assert (set(copy.targets), copy.replaced) == (set("de"), ("a", "b"))
+    assert copy.nodes(("d",)) == ("b", "c", "d")
+    assert copy.nodes(()) == ABC
+    [copy] = plan([BLOB], 3, set(ABC), (), [(BLOB, "a")])
+    assert copy.nodes(("a",)) == ABC
+
+
+def test_a_host_that_refused_a_copy_is_asked_after_the_others() -> None:
+    first, second = choose(SEGMENT.key, "def", 2)
+    live = {"b", "c", first, second}
+    assert plan([SEGMENT], 3, live, {"a"})[0].targets == (first,)
+    assert plan([SEGMENT], 3, live, {"a"}, refusing=[(SEGMENT, first)])[0].targets == (second,)
+    assert plan([SEGMENT], 3, {"b", "c", first}, {"a"}, refusing=[(SEGMENT, first)])[0].targets == (first,), "nobody else"
+
+
+async def test_a_copy_comes_from_the_first_source_that_gives_it() -> None:
+    asked: list[tuple[str, str]] = []
+    under_way = most = 0
+
+    async def fetch(copy: Copy, source: str, target: str) -> None:
+        nonlocal under_way, most
+        asked.append((source, target))
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        if source == "a" or target == "f":
+            raise StorageFailed("lacks it")
+
+    copier = Copier(fetch, at_once=1)
+    assert await copier.perform(Copy(BLOB, ("a", "b", "c"), ("d", "f"))) == ("d",)
+    assert asked == [("a", "d"), ("b", "d"), ("a", "f"), ("b", "f"), ("c", "f")]
+    assert most == 1
+    assert await Copier(fetch, at_once=2).perform(Copy(BLOB, ("b",), ("d", "e"))) == ("d", "e")
+    assert most == 2
+
+
+async def test_sources_are_gone_through_again_unless_another_one_would_not_help() -> None:
+    asked: list[str] = []
+    waited: list[float] = []
+
+    def pauses() -> Iterator[float]:
+        for number in range(9):
+            waited.append(number)
+            yield 0.0
+
+    async def fetch(source: str) -> int:
+        asked.append(source)
+        if len(asked) == 5:
+            return 7
+        raise StorageFailed("lacks it") if len(asked) < 9 else StorageFull("here")
+
+    assert await from_sources("x", "ab", fetch, rounds=3, pauses=pauses()) == 7
+    assert (asked, len(waited)) == (list("ababa"), 2)
+    with pytest.raises(StorageFailed):
+        await from_sources("x", "ab", fetch)
+    with pytest.raises(StorageFull):
+        await from_sources("x", "abcd", fetch, retry_on=(StorageFailed,), rounds=3)
+    assert "".join(asked[5:]) == "ab" + "ab"
+    with pytest.raises(Unavailable, match="no source"):
+        await from_sources("x", "", fetch, rounds=3)

@@ -85,11 +85,11 @@ SEGMENT = Holding("s", ABC, 1, 9)
     [
         ("abcd", "", (), None),
         ("bcd", "", (), None),  # not given up yet
-        ("bcd", "a", (), Copy(SEGMENT, ("b", "c"), "d", ("b", "c", "d"))),
+        ("bcd", "a", (), Copy(SEGMENT, ("b", "c"), ("d",), ("a",))),
         ("bc", "a", (), None),  # nowhere to copy to
         ("d", "abc", (), None),  # no source
-        ("abcd", "", ((SEGMENT, "b"),), Copy(SEGMENT, ("a", "c"), "b", ABC)),
-        ("bcd", "a", ((SEGMENT, "b"),), Copy(SEGMENT, ("c",), "b", ABC)),  # first what is quick
+        ("abcd", "", ((SEGMENT, "b"),), Copy(SEGMENT, ("a", "c"), ("b",))),
+        ("bcd", "a", ((SEGMENT, "b"),), Copy(SEGMENT, ("c",), ("b",))),  # first what is quick
         ("d", "ab", ((SEGMENT, "c"),), None),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_is_copied(live: str, gone: str, lacking: tuple[tuple[Holding, str]
 
 
 def test_too_few_copies_grow_when_a_host_comes() -> None:
-    assert plan([Holding("b", ("a",))], 2, {"a", "d"}, set()) == [Copy(Holding("b", ("a",)), ("a",), "d", ("a", "d"))]
+    assert plan([Holding("b", ("a",))], 2, {"a", "d"}, set()) == [Copy(Holding("b", ("a",)), ("a",), ("d",))]
 
 
 def test_garbage_is_only_what_nobody_names_and_nobody_is_about_to_use() -> None:

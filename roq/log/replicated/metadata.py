@@ -159,8 +159,11 @@ def change_ensemble(meta: LogMeta, id: str, first: int, nodes: tuple[str, ...]) 
     return msgspec.structs.replace(meta, segments=(*meta.segments[:-1], changed))
 
 
-def replace_nodes(meta: LogMeta, id: str, first: int, before: tuple[str, ...], after: tuple[str, ...]) -> LogMeta:
-    """Copies of the closed fragment at `first` are on `after` now. Unchanged if it isn't on `before` any more."""
+def replace_copies(meta: LogMeta, id: str, first: int, before: tuple[str, ...], after: tuple[str, ...]) -> LogMeta:
+    """Copies of the closed fragment at `first` of segment `id`, or of the snapshot of that name, are on `after` now. Unchanged
+    if it isn't on `before` any more."""
+    if meta.snapshot is not None and (meta.snapshot.blob, meta.snapshot.nodes) == (id, before):
+        return msgspec.structs.replace(meta, snapshot=msgspec.structs.replace(meta.snapshot, nodes=after))
     segments = []
     for segment in meta.segments:
         if segment.id == id and segment.state is SegmentState.CLOSED:
@@ -184,10 +187,3 @@ def set_snapshot(meta: LogMeta, snapshot: SnapshotMetadata) -> LogMeta:
         trimmed=max(meta.trimmed, *(one.last for one in gone)) if gone else meta.trimmed,
         segments=tuple(one for one in meta.segments if one not in gone),
     )
-
-
-def move_snapshot(meta: LogMeta, blob: str, nodes: tuple[str, ...]) -> LogMeta:
-    """Copies of the snapshot are on `nodes` now."""
-    if meta.snapshot is None or meta.snapshot.blob != blob:
-        return meta
-    return msgspec.structs.replace(meta, snapshot=msgspec.structs.replace(meta.snapshot, nodes=nodes))

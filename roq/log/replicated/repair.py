@@ -1,8 +1,8 @@
-"""What must be copied where so that everything immutable is whole on enough hosts again. Pure; one mechanism for the closed
-fragments of logs, snapshots and task payloads.
+"""What must be copied where so that everything immutable is complete on enough hosts again. Pure; one plan for the closed
+fragments of logs, snapshots, task payloads and what a follower keeps of shuffles (decision 0053).
 
 Order of a repair: copy from a verified source, then change who is named by compare-and-set, then, much later and only after
-reading the metadata again, delete what nobody names.
+reading the metadata again, delete what nobody names. repairer.py performs it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,15 @@ class Holding:
         """A blob, or a fragment of a segment?"""
         return self.last < self.first
 
+    @property
+    def key(self) -> str:
+        """By which hosts are ranked for it: a blob's are those that it was stored on first."""
+        return self.name if self.is_blob else f"{self.name}.{self.first}"
+
     def __str__(self) -> str:
-        return f"snapshot {self.name}" if self.is_blob else f"entries {self.first} to {self.last} of segment {self.name}"
+        if self.is_blob:
+            return f"snapshot {self.name}" if "~snapshot-" in self.name else f"payload {self.name}"
+        return f"entries {self.first} to {self.last} of segment {self.name}"
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,19 @@ class OpenPart:
 
 @dataclass(frozen=True)
 class Copy:
-    """Have `target` fetch what it lacks of `holding` from one of `sources`; then the nodes are `after`."""
+    """Have each of `targets` fetch what it lacks of `holding` from one of `sources`. A target that is not named yet takes the
+    place of one of `replaced`, or is named besides."""
 
     holding: Holding
     sources: tuple[str, ...]
-    target: str
-    after: tuple[str, ...]
+    targets: tuple[str, ...]
+    replaced: tuple[str, ...] = ()
+
+    def nodes(self, done: Collection[str]) -> tuple[str, ...]:
+        """Who is to be named when these targets have it: nobody is left out in whose place nobody has come."""
+        fresh = tuple(target for target in self.targets if target in done and target not in self.holding.nodes)
+        left = self.replaced[: len(fresh)]
+        return (*(node for node in self.holding.nodes if node not in left), *fresh)
 
 
 @dataclass
@@ -97,32 +111,35 @@ def plan(
     what: Iterable[Holding],
     wanted: int,
     live: Collection[str],
-    gone: Collection[str],
+    gone: Collection[str] = (),
     lacking: Collection[tuple[Holding, str]] = (),
     refusing: Collection[tuple[Holding, str]] = (),
+    targets_max: int = 1,
 ) -> list[Copy]:
     """At most one Copy per holding. wanted: copies; live: hosts that may get some; gone: given up (a host that is neither is
-    waited for); lacking: (holding, node) known to be incomplete; refusing: those of them that could not be filled lately.
+    waited for); lacking: (holding, node) known to be incomplete; refusing: those that could not be filled lately; targets_max:
+    of one holding at a time.
 
-    A node is never taken off the list unless another one takes its place, and nothing happens without a live source. Where no
-    node is complete, entries are gathered from several; a blob is there or not.
+    Nothing happens without a live source. Named nodes are filled before others are taken. Where no node is complete, entries
+    are gathered from several; a blob is there or not.
     """
     copies = []
     for holding in what:
         incomplete = [node for node in holding.nodes if (holding, node) in lacking]
         complete = tuple(node for node in holding.nodes if node in live and node not in incomplete)
         fill = sorted((node for node in incomplete if node in live), key=lambda node: (holding, node) in refusing)
-        stuck = [node for node in fill if (holding, node) in refusing]
-        lost = [node for node in holding.nodes if node in gone and node not in live]
-        spares = choose(f"{holding.name}.{holding.first}", set(live) - set(holding.nodes), 1) if complete else ()
+        stuck = tuple(node for node in fill if (holding, node) in refusing)
+        replaced = stuck or tuple(node for node in holding.nodes if node in gone and node not in live)
+        count = min(len(replaced) + max(wanted - len(holding.nodes), 0), targets_max)
+        candidates = {host for host in live if host not in holding.nodes}
+        fit = {host for host in candidates if (holding, host) not in refusing} or candidates
+        spares = choose(holding.key, fit, count) if complete and count else ()
         if fill and (fill[0] not in stuck or not spares):
             sources = complete if holding.is_blob else complete + tuple(fill[1:])
             if sources:
-                copies.append(Copy(holding, sources, fill[0], holding.nodes))
-        elif spares and (stuck or lost or len(holding.nodes) < wanted):
-            replaced = (stuck or lost)[:1]
-            kept = tuple(node for node in holding.nodes if node not in replaced)
-            copies.append(Copy(holding, complete, spares[0], (*kept, spares[0])))
+                copies.append(Copy(holding, sources, (fill[0],)))
+        elif spares:
+            copies.append(Copy(holding, complete, spares, replaced[: len(spares)]))
     return copies
 
 

@@ -1,12 +1,19 @@
-"""The shell around repair.py, run by a log's owner (its master): copies what a lost host held, deletes what nobody names."""
+"""Performing repairs (repair.py): copies from the first source that can give them, then who is named, then what nobody names.
+
+Copier        for everything that stores keep: segments, snapshots, task payloads. The target fetches, and answers when the copy
+              is checked and durable there
+from_sources  how sources are gone through; also by a follower of shuffles, which fetches rows and not files
+LogRepairer   of one log, run by its owner (its master)
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
 
-from roq.errors import LogFenced, RoqError, StorageFailed
+from roq.errors import LogFenced, RoqError, Unavailable
 from roq.log.replicated import metadata
 from roq.log.replicated.health import StoreHealth
 from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan, under_replicated
@@ -17,8 +24,56 @@ from roq.wire import store as wire
 from roq.wire.master import Shortage
 
 log = logger(__name__)
+T = TypeVar("T")
 CHECK_SECONDS = 120.0  # a store reads a whole fragment
 REFUSING_SECONDS = 60.0  # a node that could not be filled is not the first choice for so long
+Fetch = Callable[[Copy, str, str], Awaitable[None]]  # have `target` fetch the copy from `source`: (copy, source, target)
+
+
+async def from_sources(
+    what: object,
+    sources: Sequence[str],
+    fetch: Callable[[str], Awaitable[T]],
+    retry_on: tuple[type[RoqError], ...] = (RoqError,),
+    rounds: int = 1,
+    pauses: Iterator[float] | None = None,
+) -> T:
+    """What the first source gives that can: one after the other, `rounds` times, after each round a pause.
+
+    Raises the last error, and at once an error that no other source would help with (none of `retry_on`)."""
+    failure: RoqError = Unavailable(f"there is no source to fetch {what} from")
+    for number in range(rounds * len(sources)):
+        source = sources[number % len(sources)]
+        try:
+            return await fetch(source)
+        except retry_on as error:
+            failure = error
+            log.info("%s could not be fetched from %s: %s: %s", what, source, type(error).__name__, error)
+        if pauses is not None and (number + 1) % len(sources) == 0:
+            await asyncio.sleep(next(pauses))
+    raise failure
+
+
+class Copier:
+    """Copies of one kind. at_once: of them under way at a time."""
+
+    def __init__(self, fetch: Fetch, at_once: int) -> None:
+        self._fetch, self._slots = fetch, asyncio.Semaphore(at_once)
+
+    async def perform(self, copy: Copy) -> tuple[str, ...]:
+        """The targets that have it now."""
+        done = await asyncio.gather(*(self._copy(copy, target) for target in copy.targets))
+        return tuple(target for target, good in zip(copy.targets, done, strict=True) if good)
+
+    async def _copy(self, copy: Copy, target: str) -> bool:
+        async with self._slots:
+            try:
+                await from_sources(copy.holding, copy.sources, lambda source: self._fetch(copy, source, target))
+            except RoqError as error:
+                hosts, reason = ", ".join(copy.sources), f"{type(error).__name__}: {error}"
+                log.warning("%s could not be copied to host %s from any of %s: %s", copy.holding, target, hosts, reason)
+                return False
+        return True
 
 
 class LogRepairer:
@@ -33,6 +88,7 @@ class LogRepairer:
         self._verified: dict[tuple[Holding, str], float] = {}
         self._lacking: set[tuple[Holding, str]] = set()
         self._refusing: dict[tuple[Holding, str], float] = {}  # could not be filled -> when
+        self._copier = Copier(self._fetch, settings.copies_at_once)
         self._unnamed: dict[tuple[str, str], float] = {}  # (host, name) -> since when nobody names it
         self._swept = time.monotonic()
 
@@ -55,14 +111,8 @@ class LogRepairer:
         gone = self._health.away({node for one in what for node in one.nodes}, settings.gone_seconds)
         await self._compare(what, live)
         await self._verify(what, live)
-        slots = asyncio.Semaphore(settings.copies_at_once)
-
-        async def one(copy: Copy) -> bool:
-            async with slots:
-                return await self._copy(copy)
-
         copies = plan(what, meta.write_quorum, live, gone, self._lacking, self._refusing)
-        done = await asyncio.gather(*map(one, copies))
+        done = await asyncio.gather(*map(self._copy, copies))
         self._check_lost(what, live)
         if time.monotonic() - self._swept >= settings.garbage_every_seconds:
             self._swept = time.monotonic()
@@ -74,7 +124,8 @@ class LogRepairer:
         known = {(one, node) for one in what for node in one.nodes}
         now = time.monotonic()
         self._verified = {key: when for key, when in self._verified.items() if key in known}
-        self._refusing = {key: at for key, at in self._refusing.items() if key in known and now - at < REFUSING_SECONDS}
+        held = set(what)
+        self._refusing = {key: at for key, at in self._refusing.items() if key[0] in held and now - at < REFUSING_SECONDS}
         self._lacking &= known
         found = await self._writer.stores.compare(what, self._writer.open_parts(), live)
         for host, disk in found.disks.items():
@@ -84,7 +135,10 @@ class LogRepairer:
             self._disks[host] = disk
         for holding, node in sorted(found.lacking - self._lacking, key=_order):
             self.counters["incomplete"] += 1
-            log.warning("host %s lacks %s: it is copied again", node, holding)
+            good, wanted = len(found.good(holding)), self._writer.meta.write_quorum
+            log.warning(
+                "%s is under-replicated, %d of %d copies: host %s lacks it, copying it again", holding, good, wanted, node
+            )
         self._lacking = found.lacking | {key for key in self._lacking if key[1] not in found.disks}
         for part in found.parts:
             self._writer.lost(part)
@@ -131,47 +185,31 @@ class LogRepairer:
                 self.counters["incomplete"] += 1
 
     async def _copy(self, copy: Copy) -> bool:
-        holding = copy.holding
-        for source in copy.sources:
-            try:
-                await self._fetch(copy, source)
-            except RoqError as error:
-                reason = f"{type(error).__name__}: {error}"
-                log.warning(
-                    "copy failed",
-                    extra={"fields": {"what": holding.name, "from": source, "to": copy.target, "reason": reason}},
-                )
-                continue
-            self._lacking.discard((holding, copy.target))
-            self._refusing.pop((holding, copy.target), None)
-            self.counters["copies"] += 1
-            if copy.after != holding.nodes:
-                await self._rename(holding, copy.after)
-            return True
-        self._refusing[holding, copy.target] = time.monotonic()
-        return False
-
-    async def _fetch(self, copy: Copy, source: str) -> None:
-        holding, stores = copy.holding, self._writer.stores
-        if holding.is_blob:
-            await stores.copy_blob(source, copy.target, holding.name, self._settings.copy_seconds)
-            return
-        endpoint = stores.directory.endpoint(source)
-        if endpoint is None:
-            raise StorageFailed(f"the store of host {source} is not known")
-        order = wire.CopySegment(holding.name, self._writer.epoch, holding.first, holding.last, endpoint)
-        await stores.request(copy.target, order, wire.StoreDone, self._settings.copy_seconds)
-
-    async def _rename(self, holding: Holding, after: tuple[str, ...]) -> None:
-        """The copy is durable: from now on these nodes are named."""
-        meta = self._writer.meta
-        log.info("copy completed", extra={"fields": {"what": holding.name, "first": holding.first, "nodes": after}})
-        if not holding.is_blob:
+        """Perform it and name who has it now."""
+        holding, done = copy.holding, await self._copier.perform(copy)
+        now = time.monotonic()
+        self._refusing.update({(holding, target): now for target in copy.targets if target not in done})
+        for target in done:
+            self._lacking.discard((holding, target))
+            self._refusing.pop((holding, target), None)
+        if not done:
+            return False
+        self.counters["copies"] += 1
+        nodes = copy.nodes(done)
+        log.info("%s copied to host %s: it is on %s now", holding, ", ".join(done), ", ".join(nodes))
+        if nodes != holding.nodes:
             await self._writer.change(
-                lambda meta: metadata.replace_nodes(meta, holding.name, holding.first, holding.nodes, after)
+                lambda meta: metadata.replace_copies(meta, holding.name, holding.first, holding.nodes, nodes)
             )
-        elif meta.snapshot is not None and meta.snapshot.blob == holding.name:
-            await self._writer.change(lambda meta: metadata.move_snapshot(meta, holding.name, after))
+        return True
+
+    async def _fetch(self, copy: Copy, source: str, target: str) -> None:
+        holding, stores, seconds = copy.holding, self._writer.stores, self._settings.copy_seconds
+        if holding.is_blob:
+            await stores.copy_blob(source, target, holding.name, seconds)
+            return
+        order = wire.CopySegment(holding.name, self._writer.epoch, holding.first, holding.last, stores.endpoint(source))
+        await stores.request(target, order, wire.StoreDone, seconds)
 
     # --- what nobody names --------------------------------------------------------------------------------------------
 
@@ -183,30 +221,20 @@ class LogRepairer:
         now, deleted = time.monotonic(), 0
         for host in sorted(writer.stores.directory.hosts()):
             try:
-                names = await self._inventory(host)
+                names = await writer.stores.segments(host, f"{writer.log_id}~")
+                names += [one.blob for one in await writer.stores.inventory(host, f"{writer.log_id}~snapshot-")]
                 for name in garbage(meta, writer.log_id, writer.epoch, names, host, uploads | writer.uploads):
                     seen.add((host, name))
                     if now - self._unnamed.setdefault((host, name), now) >= self._settings.garbage_seconds:
-                        await self._delete(host, name)
+                        is_blob = "~snapshot-" in name
+                        request = wire.DeleteBlob(name) if is_blob else wire.DeleteSegment(name, writer.epoch)
+                        await writer.stores.request(host, request, wire.StoreDone)
                         deleted += 1
             except RoqError as error:
                 log.info("store could not be swept", extra={"fields": {"host": host, "reason": str(error)}})
         self._unnamed = {key: since for key, since in self._unnamed.items() if key in seen}
         self.counters["deleted"] += deleted
         return deleted
-
-    async def _inventory(self, host: str) -> list[str]:
-        writer = self._writer
-        request = wire.ListSegments(f"{writer.log_id}~")
-        segments = (await writer.stores.request(host, request, wire.SegmentList)).segments
-        blobs = await writer.stores.inventory(host, f"{writer.log_id}~snapshot-")
-        return [one.segment for one in segments] + [one.blob for one in blobs]
-
-    async def _delete(self, host: str, name: str) -> None:
-        if "~snapshot-" in name:
-            await self._writer.stores.request(host, wire.DeleteBlob(name), wire.StoreDone)
-        else:
-            await self._writer.stores.request(host, wire.DeleteSegment(name, self._writer.epoch), wire.StoreDone)
 
 
 def _order(key: tuple[Holding, str]) -> tuple[str, int, str]:

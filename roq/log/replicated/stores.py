@@ -146,6 +146,13 @@ class Stores:
         self._clients[host] = client
         return client
 
+    def endpoint(self, host: str) -> str:
+        """Where the host's store serves. Raises LogUnavailable."""
+        endpoint = self.directory.endpoint(host)
+        if endpoint is None:
+            raise LogUnavailable(f"the store of host {host} is not known")
+        return endpoint
+
     def send(self, host: str, add: wire.Add) -> None:
         """Send entries; what is lost on the way is never answered."""
         try:
@@ -219,10 +226,7 @@ class Stores:
 
     async def copy_blob(self, source: str, target: str, blob: str, seconds: float = COPY_SECONDS) -> None:
         """Have `target` fetch the blob from `source`."""
-        endpoint = self.directory.endpoint(source)
-        if endpoint is None:
-            raise LogUnavailable(f"the store of host {source} is not known")
-        await self.request(target, wire.CopyBlob(blob, endpoint), wire.StoreDone, seconds)
+        await self.request(target, wire.CopyBlob(blob, self.endpoint(source)), wire.StoreDone, seconds)
 
     async def delete_blob(self, hosts: Iterable[str], blob: str) -> tuple[str, ...]:
         """Delete it where possible; the hosts where it is gone for sure."""
@@ -255,6 +259,16 @@ class Stores:
             part = await self.request(host, wire.ListBlobs(prefix, found[-1].blob if found else ""), wire.BlobList)
             found += part.blobs
             if len(part.blobs) < wire.LIST_COUNT_MAX:
+                return found
+
+    async def segments(self, host: str, prefix: str) -> list[str]:
+        """Names of all segments on the host that begin with `prefix`."""
+        found: list[str] = []
+        while True:
+            request = wire.ListSegments(prefix, found[-1] if found else "")
+            part = [one.segment for one in (await self.request(host, request, wire.SegmentList)).segments]
+            found += part
+            if len(part) < wire.LIST_COUNT_MAX:
                 return found
 
     async def compare(self, what: Iterable[Holding], parts: Iterable[OpenPart], live: Iterable[str]) -> Comparison:

@@ -28,9 +28,10 @@ from roq.errors import (
     StorageFailed,
     StorageFull,
     TemporaryError,
-    Unavailable,
     WinnersUnknown,
 )
+from roq.log.replicated.repair import Holding, plan
+from roq.log.replicated.repairer import from_sources
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.shuffle.committed import Winners, parts
@@ -50,7 +51,7 @@ OVERLOADED_MAX = 40  # times in a row that a source has no room to read for us: 
 SIZES_MAX = 10_000  # fetches whose size is remembered
 Order = tuple[int, int, tuple[str, ...]]  # epoch, table epoch, sources
 Fetch = tuple[str, Interval, str]  # shuffle, interval, digest of the winners: empty for every attempt
-MEND_SECONDS = 2.0  # between two looks
+REPAIR_SECONDS = 2.0  # between two looks
 Report = Callable[[ReportRuns], Awaitable[TableInfo]]
 List = Callable[[], Awaitable[ShuffleList]]
 
@@ -96,24 +97,16 @@ class Fetcher:
             task.exception()  # whoever waits is told; nobody may
 
     async def _fetch(self, what: Fetch, sources: Sequence[str], winners: Winners | None) -> int:
-        failure: RoqError = Unavailable("there is no source to fetch from")
-        pauses = delays(0.05, 1.0)
         self._sizes.setdefault(what, 0)
         while len(self._sizes) > SIZES_MAX:
             self._sizes.popitem(last=False)
-        for number in range(ROUNDS * len(sources)):
-            source = sources[number % len(sources)]
-            try:
-                await self._from(source, what, winners)
-                return self._sizes.pop(what, 0)
-            except _OwnDisk as own:
-                raise own.error from own
-            except (TemporaryError, DataLost) as error:
-                failure = error
-                log.info("fetch from a source was incomplete", extra={"fields": {"source": source, "reason": str(error)}})
-            if (number + 1) % len(sources) == 0:
-                await asyncio.sleep(next(pauses))
-        raise failure
+        name = f"an interval of shuffle {what[0]}"
+        retry_on, pauses = (TemporaryError, DataLost), delays(0.05, 1.0)
+        try:
+            await from_sources(name, sources, lambda source: self._from(source, what, winners), retry_on, ROUNDS, pauses)
+        except _OwnDisk as own:
+            raise own.error from own
+        return self._sizes.pop(what, 0)
 
     async def _from(self, source: str, what: Fetch, winners: Winners | None) -> None:
         question: wire.ListSlices | None = wire.ListSlices(*what[:2], {}, winners is None, what[2])
@@ -220,7 +213,7 @@ class RangeRepair:
     async def run(self) -> None:
         """For ever."""
         while True:
-            await asyncio.sleep(MEND_SECONDS)
+            await asyncio.sleep(REPAIR_SECONDS)
             if not self._compared:
                 await self._compare()
             for id, name in tuple(self._missing.items()):
@@ -240,7 +233,7 @@ class RangeRepair:
         try:
             shuffles = (await self._list()).shuffles
         except RoqError as error:
-            log.info("comparing postponed", extra={"fields": {"reason": str(error)}})
+            log.info("host %s can't ask which shuffles it should hold, asking again: %s", self._host, error)
             return
         known = self._storage.shuffles
         self._missing = {one.id: one.name for one in shuffles if one.state is ShuffleState.SEALED and one.id not in known}
@@ -249,23 +242,24 @@ class RangeRepair:
     async def _try(self, id: str, name: str) -> bool:
         """Is it complete now, or none of ours?"""
         try:
-            if await self._mend(id, name):
+            if await self._repair(id, name):
                 self._storage.counters["repaired"] += 1
-                log.info("shuffle repaired", extra={"fields": {"shuffle": name}})
+                log.info("shuffle %s is complete on host %s again", name, self._host)
         except (ShuffleNotFound, ShuffleSealed):  # it was removed, or nothing has won
             return True
         except RoqError as error:
-            log.info("shuffle repair postponed", extra={"fields": {"shuffle": name, "reason": str(error)}})
+            log.info("shuffle %s is incomplete on host %s, repairing it again: %s", name, self._host, error)
             return False
         return True
 
-    async def _mend(self, id: str, name: str) -> bool:
+    async def _repair(self, id: str, name: str) -> bool:
         """Fetch what is missing; False if nothing of it belongs here."""
         info = await self._report(ReportRuns(name, id, self._host, [], [], False))
         winners, ours = Winners(info.winners), [one for one in info.ranges if self._host in one.holders]
         for one in ours if info.winners else ():
-            sources = [info.followers[other] for other in one.holders if other != self._host and other in info.followers]
-            if sources:
+            what = Holding(id, one.holders)
+            for copy in plan([what], len(one.holders), {*info.followers, self._host}, lacking=[(what, self._host)]):
+                sources = [info.followers[source] for source in copy.sources]
                 order = FetchInterval(self._storage.epoch, id, one.interval, {}, sources, info.epoch)
                 await self._fetcher.fetch(order, winners)
         return bool(ours and info.winners)

@@ -22,7 +22,8 @@ from typing import Any
 from roq.errors import LogUnavailable, RoqError, StorageFull, TaskNotFound, TemporaryError
 from roq.ids import new_token
 from roq.log.replicated.health import StoreHealth, rank
-from roq.log.replicated.repair import Holding
+from roq.log.replicated.repair import Copy, Holding, plan
+from roq.log.replicated.repairer import Copier
 from roq.log.replicated.stores import Stores
 from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
@@ -93,8 +94,8 @@ class BlobRegistry:
         self._restoring: set[TaskKey] = set()
         self._counting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._lives: dict[str, tuple[str, str]] = {}  # host -> (disk, life) of the store that answered last
-        self._slots = asyncio.Semaphore(pace.copies_at_once)
-        self._first_slots = asyncio.Semaphore(pace.first_copies_at_once)
+        self._copier = Copier(self._fetch, pace.copies_at_once)
+        self._first_copier = Copier(self._fetch, pace.first_copies_at_once)
         self._repairs = asyncio.Semaphore(pace.copies_at_once)
         self._deletions = asyncio.Semaphore(pace.deletions_at_once)
         self.repair_due = asyncio.Event()  # copies may lack
@@ -195,52 +196,36 @@ class BlobRegistry:
         if (head.total, head.crc) != (pending.size, pending.crc):
             raise TaskNotFound("what was stored is not what was announced: begin again")
         wanted = self._wanted(len(self._health.roomy()))
-        holders = await self._spread(blob, pending.size, (pending.host,), wanted, self._first_slots)
+        holders = await self._spread(blob, pending.size, (pending.host,), wanted, self._first_copier)
         if len(holders) < (wanted := self._wanted(len({*holders, *self._health.roomy()}))):  # some turned out to be full
             raise LogUnavailable(f"{wanted} stores are needed for a payload, {len(holders)} have it")
         return holders
 
-    async def _spread(
-        self, blob: str, size: int, holders: tuple[str, ...], wanted: int, slots: asyncio.Semaphore
-    ) -> tuple[str, ...]:
+    async def _spread(self, blob: str, size: int, holders: tuple[str, ...], wanted: int, copier: Copier) -> tuple[str, ...]:
         """Have it copied until `wanted` hosts have it; those that have. One that can't take it keeps no other from it."""
         tried = set(holders)
         for _ in range(ROUNDS):
-            spare = [host for host in rank(blob, self._health.roomy()) if host not in tried | self._being_removed(blob)]
-            targets = spare[: wanted - len(holders)]
-            tried.update(targets)
-            new = await self._copy_to(blob, size, holders, targets, slots)
+            spare = set(self._health.roomy()) - tried - self._being_removed(blob)
+            new: tuple[str, ...] = ()
+            for copy in plan([Holding(blob, holders, size=size)], wanted, spare.union(holders), targets_max=wanted):
+                tried.update(copy.targets)
+                new = await copier.perform(copy)
             holders += new
             if len(holders) >= wanted or (not new and blob in self._pending):
                 break  # of a new one it is more likely that the first copy is gone than all the others
         return holders
 
-    async def _copy_to(
-        self, blob: str, size: int, holders: tuple[str, ...], targets: list[str], slots: asyncio.Semaphore
-    ) -> tuple[str, ...]:
-        """Copy it to these hosts; those where that worked."""
-        seconds = COPY_SECONDS + size / COPY_BYTES_PER_SECOND
-        done = await asyncio.gather(*(self._copy(blob, holders, target, slots, seconds) for target in targets))
-        return tuple(target for target, good in zip(targets, done, strict=True) if good)
-
-    async def _copy(self, blob: str, holders: tuple[str, ...], target: str, slots: asyncio.Semaphore, seconds: float) -> bool:
-        """From the first holder that can give it."""
+    async def _fetch(self, copy: Copy, source: str, target: str) -> None:
+        """Have `target` fetch a payload from `source`."""
+        blob, seconds = copy.holding.name, COPY_SECONDS + copy.holding.size / COPY_BYTES_PER_SECOND
         self._copying.add((blob, target))
         try:
-            async with slots:
-                for source in holders:
-                    if self._health.dead(source):
-                        continue
-                    try:
-                        await self._stores.copy_blob(source, target, blob, seconds)
-                    except RoqError as error:
-                        if isinstance(error, StorageFull):
-                            self._health.full(target)
-                        fields = {"blob": blob, "source": source, "target": target, "reason": str(error)}
-                        log.warning("payload copy failed", extra={"fields": fields})
-                    else:
-                        return True
-            return False
+            if self._health.dead(source):
+                raise LogUnavailable(f"the store of host {source} does not answer")
+            await self._stores.copy_blob(source, target, blob, seconds)
+        except StorageFull:
+            self._health.full(target)
+            raise
         finally:
             self._loop.call_later(self._pace.orphan_seconds, self._copying.discard, (blob, target))
 
@@ -337,7 +322,7 @@ class BlobRegistry:
                     return
                 alive = tuple(host for host in blob.holders if host in live)
                 wanted = self._possible(alive)
-                holders = await self._spread(blob.blob, blob.size, alive, wanted, self._slots)
+                holders = await self._spread(blob.blob, blob.size, alive, wanted, self._copier)
             if holders != alive and task.payload == blob and self._service.replace(key, blob, holders, self._now()):
                 self._counters["blobs_restored"] += 1
                 self._turn()

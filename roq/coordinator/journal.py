@@ -16,9 +16,9 @@ from pathlib import Path
 
 from roq.coordinator.changes import decode_image, decode_transaction
 from roq.coordinator.tree import Tree
-from roq.errors import CallError, StorageFailed, UnknownFormat
+from roq.errors import CallError, InvalidAddress, StorageFailed, UnknownFormat
 from roq.log.local import LocalLog
-from roq.log.local.disk import MODE, Disk, failure
+from roq.runtime.files import MODE, Disk, storage_error
 from roq.runtime.observe import logger
 
 log = logger(__name__)
@@ -101,7 +101,7 @@ def _refuse_foreign(folder: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise failure(error, f"can't open {folder}") from error
+        raise storage_error(error, f"can't open {folder}", InvalidAddress) from error
     ours = found == {LOG} if LOCK not in found else LOG in found  # the lock may be missing in a copy
     foreign = sorted(found - NOBODYS)
     if foreign and not ours:
@@ -115,7 +115,7 @@ def _lock(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
     except OSError as error:
-        raise failure(error, f"can't open {folder}") from error
+        raise storage_error(error, f"can't open {folder}", InvalidAddress) from error
     try:
         flock(descriptor, LOCK_EX | LOCK_NB)
     except OSError:

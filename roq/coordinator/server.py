@@ -28,8 +28,8 @@ from roq.coordinator.journal import TreeJournal
 from roq.coordinator.tree import Outcome
 from roq.coordinator.watches import Firing
 from roq.errors import FrameError, StorageFull
-from roq.log.local.disk import Disk
 from roq.runtime.connections import listen
+from roq.runtime.files import Disk
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire import jute
 from roq.wire.limits import LISTEN_BACKLOG

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from roq.errors import DataLost
-from roq.log.local.disk import Disk
+from roq.runtime.files import Disk
 from roq.shuffle.keys import Rows
 from roq.wire.shuffle import Block, Receipt, RunSample, RunSlice
 

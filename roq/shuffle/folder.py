@@ -32,6 +32,7 @@ from roq.errors import (
     CallError,
     Closed,
     DataLost,
+    InvalidAddress,
     InvalidName,
     RoqError,
     ShuffleConflict,
@@ -40,7 +41,7 @@ from roq.errors import (
     ShuffleSealed,
 )
 from roq.ids import check_name, new_token
-from roq.log.local.disk import MODE, Disk, failure
+from roq.runtime.files import MODE, Disk, storage_errors
 from roq.shuffle.attempt_file import AttemptFile, AttemptWriter, BlockPlace, Owner, read_block, same_file
 from roq.shuffle.blocks import load_schema
 from roq.shuffle.contract import Opened
@@ -70,15 +71,6 @@ def file_name(partition: int, attempt: str, suffix: str) -> str:
     return encoded(f"{partition}-{attempt}", suffix)
 
 
-@contextlib.contextmanager
-def failing(path: Path) -> Iterator[None]:
-    """Failures of the disk as RoQ's errors: StorageFull, StorageFailed, InvalidAddress."""
-    try:
-        yield
-    except OSError as error:
-        raise failure(error, str(path)) from error
-
-
 class FolderAttempt:
     """A contract.AttemptSink: one attempt, in a file of its own."""
 
@@ -88,7 +80,7 @@ class FolderAttempt:
         self._part = home / "attempts" / file_name(owner.partition, owner.attempt, PART)
         self._run = home / "attempts" / file_name(owner.partition, owner.attempt, RUN)
         _sweep_dead(home)
-        with failing(self._part):
+        with storage_errors(self._part, InvalidAddress):
             try:
                 file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
             except FileExistsError as error:
@@ -112,17 +104,17 @@ class FolderAttempt:
 
     def send(self, blocks: Sequence[Block]) -> None:
         """See the contract."""
-        with failing(self._part):
+        with storage_errors(self._part, InvalidAddress):
             self._file.send(blocks)
 
     def end(self, sample: RunSample) -> None:
         """See the contract."""
-        with failing(self._part):
+        with storage_errors(self._part, InvalidAddress):
             self._file.end(sample)
 
     def finish(self, receipt: Receipt) -> None:
         """See the contract."""
-        with failing(self._part):
+        with storage_errors(self._part, InvalidAddress):
             self._file.finish()
             self._name()
             if (self._home / "table").exists():  # committed without us, just now
@@ -185,7 +177,7 @@ class FolderRange:
         """See the contract."""
 
     def _block(self, path: Path, place: BlockPlace) -> Block:
-        with failing(path):
+        with storage_errors(path, InvalidAddress):
             try:
                 return read_block(self._disk, path, place)
             except FileNotFoundError as error:
@@ -231,7 +223,7 @@ class FolderService:
         self._files: OrderedDict[tuple[str, Path], AttemptFile] = OrderedDict()
         self._lock = threading.Lock()
         self._open = True
-        with failing(root):
+        with storage_errors(root, InvalidAddress):
             _make_folder(self._disk, root)
 
     def create(self, name: str, spec: Spec) -> Description:
@@ -239,7 +231,7 @@ class FolderService:
         home = self._home(name)
         KeyEncoder(load_schema(spec.schema), spec.keys)
         self._sweep_root()
-        with failing(home):
+        with storage_errors(home, InvalidAddress):
             if not home.exists():
                 self._make(home, name, spec)
         made = self._made(home)
@@ -255,7 +247,7 @@ class FolderService:
         """See the contract."""
         self._check_open()
         found = []
-        with failing(self.root):
+        with storage_errors(self.root, InvalidAddress):
             names = sorted(unquote(path.name.removesuffix(SUFFIX)) for path in self.root.glob(f"*{SUFFIX}"))
         for name in names:
             with contextlib.suppress(ShuffleNotFound):  # removed meanwhile
@@ -265,7 +257,7 @@ class FolderService:
     def remove(self, name: str) -> None:
         """See the contract."""
         self._sweep_root()
-        with self._locked(name) as home, failing(home):
+        with self._locked(name) as home, storage_errors(home, InvalidAddress):
             gone = self.root / (new_token() + REMOVED)
             self._disk.rename(home, gone)
         shutil.rmtree(gone, ignore_errors=True)
@@ -284,7 +276,7 @@ class FolderService:
         if len(winners) != len(receipts):
             twice = sorted({each.partition for each in receipts if winners[each.partition] != each.attempt})
             raise AttemptConflict(f"partitions with several receipts: {twice or 'the same attempt is reported twice'}")
-        with self._locked(name) as home, failing(home):
+        with self._locked(name) as home, storage_errors(home, InvalidAddress):
             table = self._table(home)
             if table is None:
                 files = [self._stored(home, receipt) for receipt in sorted(receipts, key=lambda each: each.partition)]
@@ -297,7 +289,7 @@ class FolderService:
 
     def rebalance(self, name: str, ranges: int = 0) -> Description:
         """See the contract."""
-        with self._locked(name) as home, failing(home):
+        with self._locked(name) as home, storage_errors(home, InvalidAddress):
             former = self._sealed(home)
             made = self._made(home)
             files = [self._winner(home, made.id, *winner) for winner in sorted(former.winners.items())]
@@ -311,7 +303,7 @@ class FolderService:
     def open_range(self, name: str, number: int) -> FolderRange:
         """See the contract."""
         home = self._home(name)
-        with failing(home):
+        with storage_errors(home, InvalidAddress):
             table = self._sealed(home)
             if not 0 <= number < len(table.ranges):
                 raise CallError(f"shuffle {name!r} has the ranges 0 to {len(table.ranges) - 1}, not {number}")
@@ -340,7 +332,7 @@ class FolderService:
         home = self._home(name)
         while True:
             self._made(home)
-            with failing(home):
+            with storage_errors(home, InvalidAddress):
                 try:
                     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
                 except FileNotFoundError:
@@ -369,7 +361,7 @@ class FolderService:
                 raise
 
     def _made(self, home: Path) -> _Made:
-        with failing(home):
+        with storage_errors(home, InvalidAddress):
             try:
                 data = (home / "shuffle").read_bytes()
             except FileNotFoundError as error:
@@ -399,7 +391,7 @@ class FolderService:
 
     def _description(self, home: Path) -> Description:
         made = self._made(home)
-        with failing(home):
+        with storage_errors(home, InvalidAddress):
             table = self._table(home)
             stored = sum(1 for _ in (home / "attempts").glob(f"*{RUN}")) if table is None else len(table.winners)
         state = ShuffleState.FILLING if table is None else ShuffleState.SEALED
@@ -475,7 +467,7 @@ class FolderService:
 
     def _sweep_root(self) -> None:
         """What was left by those who died while they created or removed."""
-        with failing(self.root):
+        with storage_errors(self.root, InvalidAddress):
             for path in [*self.root.glob(f"*{NEW}"), *self.root.glob(f"*{REMOVED}")]:
                 with contextlib.suppress(FileNotFoundError):
                     if path.suffix == REMOVED or time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:

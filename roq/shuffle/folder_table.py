@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from roq.errors import DataLost
-from roq.log.local.disk import Disk
+from roq.runtime.files import Disk
 from roq.shuffle.attempt_file import AttemptFile, RunBlocks, read_block
 from roq.shuffle.blocks import decode_block, rank, row_bytes
 from roq.shuffle.keys import KeyEncoder

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from roq.errors import DataLost
-from roq.log.local.disk import failure
+from roq.errors import DataLost, InvalidAddress
+from roq.runtime.files import storage_error
 from roq.shuffle.blocks import SortedRun, decode_block
 from roq.shuffle.contract import SliceSource
 from roq.shuffle.keys import WORD, KeyEncoder, is_sorted, order
@@ -286,4 +286,4 @@ class _Spill:
         try:
             yield
         except OSError as error:
-            raise failure(error, f"a temporary file in {tempfile.gettempdir()}") from error
+            raise storage_error(error, f"a temporary file in {tempfile.gettempdir()}", InvalidAddress) from error

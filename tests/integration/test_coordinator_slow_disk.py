@@ -16,7 +16,7 @@ from roq.config import CoordinatorConfig
 from roq.coordinator import connection as connection_module
 from roq.coordinator import server as server_module
 from roq.coordinator.server import Coordinator
-from roq.log.local.disk import Disk
+from roq.runtime.files import Disk
 from tests.harness.gate import Gate
 from tests.harness.raw_zookeeper import CLOSE, CREATE, GET_DATA, PING, SET_DATA, RawClient, buffer, create, text
 

@@ -18,7 +18,7 @@ import pytest
 
 from roq.errors import Closed, StorageFailed, StorageFull, UnknownFormat, WorkQueueConflict
 from roq.log.local import LocalLog
-from roq.log.local.disk import Disk
+from roq.runtime.files import Disk
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Release, TaskState
 from roq.workqueue.log_queue import LogQueue

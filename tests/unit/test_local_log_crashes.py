@@ -18,8 +18,8 @@ import pytest
 
 from roq.errors import StorageFailed, StorageFull
 from roq.log.local import LocalLog
-from roq.log.local.disk import Disk
 from roq.log.local.header import Word
+from roq.runtime.files import Disk, StrPath
 from roq.workqueue.contract import Ack, NewTask
 from roq.workqueue.log_queue import LogQueue
 
@@ -129,11 +129,11 @@ class ForgetfulDisk(Disk):
         self.folder = folder
         self.files: dict[int, bytes] = {}  # by inode
         self.loose: dict[int, list[tuple[int, bytes]]] = {}
-        self.names: dict[str, int] = {}
+        self.named: dict[str, int] = {}
         self.one_at_a_time = threading.Lock()  # a log allocates in a thread
         if folder.exists():
-            self.names = self._listed()
-            self.files = {inode: (folder / name).read_bytes() for name, inode in self.names.items()}
+            self.named = self._listed()
+            self.files = {inode: (folder / name).read_bytes() for name, inode in self.named.items()}
 
     def _listed(self) -> dict[str, int]:
         found = {}
@@ -149,7 +149,7 @@ class ForgetfulDisk(Disk):
             if not self.fuse:
                 raise PowerCut
 
-    def rename(self, old: Path, new: Path) -> None:
+    def rename(self, old: StrPath, new: StrPath) -> None:
         self._burn()
         super().rename(old, new)
 
@@ -164,15 +164,15 @@ class ForgetfulDisk(Disk):
         self.files[status.st_ino] = os.pread(descriptor, status.st_size, 0)
         self.loose.pop(status.st_ino, None)
 
-    def sync_folder(self, folder: Path) -> None:
+    def sync_folder(self, folder: StrPath) -> None:
         self._burn()
         with self.one_at_a_time:
-            self.names = self._listed()
+            self.named = self._listed()
 
     def crash(self, into: Path, dice: random.Random) -> None:
         """What the machine finds when it is up again: synced bytes, and any sectors of the others."""
         into.mkdir()
-        for name, inode in self.names.items():
+        for name, inode in self.named.items():
             data = bytearray(self.files.get(inode, b""))
             for offset, written in self.loose.get(inode, []):
                 for start in range(0, len(written), SECTOR):

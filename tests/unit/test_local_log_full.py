@@ -16,9 +16,9 @@ import pytest
 
 from roq.errors import StorageFull
 from roq.log.local import LocalLog
-from roq.log.local.disk import Disk
 from roq.log.local.room import DiskRoom
 from roq.log.local.segments import SEGMENT_BYTES, SEGMENT_BYTES_MIN, SMALLEST_DISK, fitting
+from roq.runtime.files import Disk, StrPath
 from roq.workqueue import log_replica
 from roq.workqueue.contract import Ack, NewTask
 from roq.workqueue.log_queue import LogQueue
@@ -47,7 +47,7 @@ class BudgetDisk(Disk):
                 continue
         return sizes
 
-    def free(self, folder: Path) -> int:
+    def free(self, folder: StrPath) -> int:
         return max(self.budget - self.used(), 0)
 
     def _burn(self) -> None:
@@ -81,16 +81,16 @@ class BudgetDisk(Disk):
     def sync(self, descriptor: int) -> None:
         self._burn()  # and nothing else: no machine goes down here
 
-    def sync_folder(self, folder: Path) -> None:
+    def sync_folder(self, folder: StrPath) -> None:
         self._burn()
 
-    def rename(self, old: Path, new: Path) -> None:
+    def rename(self, old: StrPath, new: StrPath) -> None:
         self._burn()
         super().rename(old, new)
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: StrPath) -> bool:
         self._burn()
-        super().remove(path)
+        return super().remove(path)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ import weakref
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 
-from roq.log.local.disk import MODE
+from roq.runtime.files import MODE
 
 ROUNDS = 4  # lock files that the rounds of group sync take in turn
 

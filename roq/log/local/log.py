@@ -26,16 +26,16 @@ from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 from zlib import crc32
 
-from roq.errors import CallError, Closed, LogTrimmed, StorageFailed, StorageFull
+from roq.errors import CallError, Closed, InvalidAddress, LogTrimmed, StorageFailed, StorageFull
 from roq.log.local import snapshots
 from roq.log.local.board import Board, open_board
-from roq.log.local.disk import FULL, MODE, Disk, failure
 from roq.log.local.header import Word
 from roq.log.local.layout import ENTRY_BYTES_MAX, ENTRY_HEAD, damaged, entry_length, pack, padded, unpack
 from roq.log.local.locks import ROUNDS, release, try_alone
 from roq.log.local.opening import open_folder
 from roq.log.local.room import DiskRoom
 from roq.log.local.segments import KEPT, SegmentFile
+from roq.runtime.files import FULL, MODE, Disk, storage_error
 
 READ_BYTES = 4 * 1024 * 1024
 UPKEEP_PAUSE_SECONDS = 0.01
@@ -187,7 +187,9 @@ class LocalLog:
         except OSError as error:
             if error.errno in FULL:  # the next appender wipes what got there
                 free = self._disk.free(self.folder)
-                raise failure(error, f"{self.folder}: append of {len(data)} bytes, {free} are free") from error
+                raise storage_error(
+                    error, f"{self.folder}: append of {len(data)} bytes, {free} are free", InvalidAddress
+                ) from error
             raise self._fail(error, "append") from error
 
     def _writable(self, total: int, keep_bytes: int) -> SegmentFile:
@@ -420,7 +422,7 @@ class LocalLog:
             except OSError as error:
                 if error.errno in FULL:
                     return False
-                raise failure(error, f"{self.folder}: room") from error
+                raise storage_error(error, f"{self.folder}: room", InvalidAddress) from error
             finally:
                 flock(lock, LOCK_UN)
         return True
@@ -468,4 +470,4 @@ class LocalLog:
         try:
             yield
         except OSError as error:
-            raise failure(error, what) from error
+            raise storage_error(error, what, InvalidAddress) from error

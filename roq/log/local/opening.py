@@ -22,13 +22,13 @@ from typing import NamedTuple
 from roq.errors import InvalidAddress, StorageFailed, StorageFull, UnknownFormat
 from roq.log.local import snapshots
 from roq.log.local.clock import Clock
-from roq.log.local.disk import MODE, Disk
 from roq.log.local.header import MappedHeader, Word
 from roq.log.local.layout import HEAD, cut_short, damaged, scan
 from roq.log.local.locks import Locks, share, try_alone
 from roq.log.local.mapped import MAGIC
 from roq.log.local.segments import KEPT, SMALLEST_DISK, SPARE, SegmentFiles, fitting
 from roq.log.local.snapshots import RESERVE
+from roq.runtime.files import MODE, Disk
 
 VERSION = 1
 FORMAT = "FORMAT"

@@ -17,8 +17,8 @@ import os
 from pathlib import Path
 
 from roq.log.local import snapshots
-from roq.log.local.disk import FULL, Disk
 from roq.log.local.segments import KEPT, SegmentFiles
+from roq.runtime.files import FULL, Disk
 
 AMPLE = 4
 BLOCK = 4096
@@ -61,7 +61,7 @@ class DiskRoom:
                 raise
 
     def _reserve(self, size: int) -> None:
-        descriptor = self._disk.open(self._folder / snapshots.RESERVE)
+        descriptor = self._disk.open(self._folder / snapshots.RESERVE, os.O_CREAT)
         try:
             self._disk.truncate(descriptor, min(size, os.fstat(descriptor).st_size))
             self._disk.reserve(self._folder, descriptor, size)

@@ -14,8 +14,8 @@ from bisect import bisect_right
 from pathlib import Path
 
 from roq.errors import StorageFailed
-from roq.log.local.disk import FULL, Disk
 from roq.log.local.layout import HEAD, check_segment_head, segment_head
+from roq.runtime.files import FULL, Disk
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 SEGMENT_BYTES_MIN = 256 * 1024  # of logs on small disks
@@ -99,7 +99,7 @@ class SegmentFiles:
             spare = self._folder / KEPT
         mine = self._folder / f"{base:016x}.tmp"  # nobody else makes this one; the spare may be replaced at any time
         os.replace(spare, mine)
-        descriptor = self._disk.open(mine)
+        descriptor = self._disk.open(mine, os.O_CREAT)
         try:
             self._disk.write_all(descriptor, segment_head(self._cookie, base), 0)
             self._disk.sync(descriptor)
@@ -120,7 +120,7 @@ class SegmentFiles:
 
     def _allocate_spare(self, size: int, name: str) -> None:
         temporary = self._folder / f"{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
-        descriptor = self._disk.open(temporary)
+        descriptor = self._disk.open(temporary, os.O_CREAT)
         try:
             self._disk.reserve(self._folder, descriptor, size)
             self._disk.sync(descriptor)

@@ -13,7 +13,7 @@ from pathlib import Path
 from zlib import crc32
 
 from roq.errors import StorageFailed, UnknownFormat
-from roq.log.local.disk import Disk
+from roq.runtime.files import Disk
 
 RESERVE = "reserve"  # what the next one is written over (room.py)
 MAGIC = b"ROQ-SNP\n"
@@ -42,7 +42,7 @@ def newest(folder: Path) -> tuple[int, int]:
 def save(folder: Path, disk: Disk, cookie: int, position: int, data: bytes) -> None:
     """Write a snapshot durably, then remove the older ones. One process at a time. Raises OSError."""
     head = _HEAD.pack(MAGIC, VERSION, crc32(data), cookie, position)
-    disk.replace(folder / RESERVE, _path(folder, position), head + data)
+    disk.write_over(folder / RESERVE, _path(folder, position), head + data)
     for older in positions(folder):
         if older < position:
             disk.remove(_path(folder, older))

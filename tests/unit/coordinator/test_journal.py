@@ -18,8 +18,8 @@ from roq.coordinator.journal import TreeJournal
 from roq.coordinator.tree import Tree
 from roq.errors import CallError, StorageFailed, StorageFull, UnknownFormat
 from roq.log.local import LocalLog
-from roq.log.local.disk import Disk
 from roq.log.local.layout import ENTRY_HEAD, HEAD
+from roq.runtime.files import Disk, StrPath
 from roq.wire.zookeeper import OPEN_ACL, CreateRequest, DataReply, GetData, Request, SetDataRequest
 from roq.workqueue.contract import NewTask
 from roq.workqueue.log_queue import LogQueue
@@ -145,10 +145,10 @@ class FullDisk(Disk):
 
     full = False
 
-    def replace(self, room: Path, path: Path, data: bytes) -> None:
-        if self.full and path.suffix == ".snapshot":
+    def write_over(self, room: StrPath, path: StrPath, data: bytes) -> None:
+        if self.full and Path(path).suffix == ".snapshot":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().replace(room, path, data)
+        super().write_over(room, path, data)
 
 
 def test_a_snapshot_without_room_is_not_tried_with_every_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,15 +180,15 @@ class Killed(BaseException):
 
 
 class DyingDisk(Disk):
-    """Ends the process within a write, when it is told so: `size` bytes of it were written."""
+    """Ends the process within a write, when it is told so: `cut` bytes of it were written."""
 
     def __init__(self) -> None:
-        self.size: int | None = None
+        self.cut: int | None = None
 
     def write(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        if self.size is None:
+        if self.cut is None:
             return super().write(descriptor, data, offset)
-        os.pwrite(descriptor, data[: self.size], offset)
+        os.pwrite(descriptor, data[: self.cut], offset)
         raise Killed
 
 
@@ -200,10 +200,10 @@ def test_a_process_that_is_killed_at_any_byte_of_a_write_leaves_what_was_answere
         filled(folder, 1)
         before = replayed(folder).image()
         kept = Kept(folder, disk)
-        disk.size = size
+        disk.cut = size
         with pytest.raises(Killed):
             kept.journal.write([entry])  # not all of it was said to be written, so none of it is
-        disk.size = None
+        disk.cut = None
         kept.close()
         assert replayed(folder).image() == before, size
         kept = Kept(folder)

@@ -14,7 +14,7 @@ import pytest
 
 import roq.shuffle
 from roq.errors import Closed, DataLost, RoqError, ShuffleNotFound, StorageFailed, StorageFull
-from roq.log.local.disk import Disk
+from roq.runtime.files import Disk, StrPath
 from roq.shuffle.folder import FolderService
 from roq.shuffle.writer import MEMORY_BYTES_MIN
 from roq.wire.shuffle import Receipt
@@ -112,15 +112,15 @@ class TracedDisk(Disk):
         super().sync(descriptor)
         self.unsynced.discard(inode)
 
-    def rename(self, old: Path, new: Path) -> None:
+    def rename(self, old: StrPath, new: StrPath) -> None:
         self._fail("rename")
-        self.named.append((new.name, self._inode(old) not in self.unsynced))
+        self.named.append((Path(new).name, self._inode(Path(old)) not in self.unsynced))
         super().rename(old, new)
 
-    def sync_folder(self, folder: Path) -> None:
+    def sync_folder(self, folder: StrPath) -> None:
         self._fail("sync_folder")
         super().sync_folder(folder)
-        self.folders.append(folder.name)
+        self.folders.append(Path(folder).name)
 
 
 def test_what_is_named_is_on_stable_storage(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from roq.errors import CallError, InvalidConfiguration
+from roq.runtime.files import DISK, FULL, TEMPORARY
 from roq.runtime.liveness import SLOTS
 from roq.runtime.observe import logger
 from roq.wire.assignment import ProcessSpec
@@ -166,7 +166,7 @@ class StateDirectory:
         try:
             self._replace(data)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             fields = {"path": str(self.path)}
             log.error("no room to remember what this host runs: nothing new is started", extra={"fields": fields})
@@ -174,11 +174,8 @@ class StateDirectory:
         return True
 
     def _replace(self, data: bytes) -> None:
-        temporary = self.path / "state.json.new"
-        with temporary.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
+        temporary = self.path / f"state.json{TEMPORARY}"
+        DISK.write_synced(temporary, data)
         temporary.replace(self.path / "state.json")
 
     def close(self) -> None:

@@ -27,8 +27,8 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from roq.errors import DataLost, ManifestGone
 from roq.ids import new_id
+from roq.runtime.files import DISK, storage_errors
 from roq.workqueue.contract import Leased, TaskView
-from roq.workqueue.file_queue.storage import create_durable, storage, sync_folder
 
 CHUNK_ROWS = 16_384  # of one record batch
 _NAME = re.compile(r"(?P<stem>[0-9A-Za-z_-]+)\.(?P<rows>\d+)\.(?P<size>\d+)\.(?P<crc>[0-9a-f]{8})\.arrow", re.ASCII)
@@ -111,24 +111,21 @@ def write_note(path: Path, note: object) -> None:
 def create_note(path: Path, note: object) -> bool:
     """The same, unless there is one: of all who try, one succeeds."""
     temporary = f"{path}.{new_id():016x}.tmp"
-    with storage(str(path)):
-        create_durable([(temporary, msgspec.json.encode(note))])
+    with storage_errors(path):
+        DISK.create_files([(temporary, msgspec.json.encode(note))])
         try:
             os.link(temporary, path)
         except FileExistsError:
             return False
         finally:
             os.unlink(temporary)
-        sync_folder(str(path.parent))
+        DISK.sync_folder(path.parent)
     return True
 
 
 def _write_durable(path: Path, data: bytes | memoryview) -> None:
-    temporary = f"{path}.{new_id():016x}.tmp"
-    with storage(str(path)):
-        create_durable([(temporary, data)])  # type: ignore[list-item]  # what os.write takes
-        os.replace(temporary, path)
-        sync_folder(str(path.parent))
+    with storage_errors(path):
+        DISK.write_file(path, data, f"{path}.{new_id():016x}.tmp")
 
 
 SCHEMA = StructType([

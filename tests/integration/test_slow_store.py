@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from roq.log.store.disk import OsDisk
 
 from roq.coordination.session import Session
 from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import RepairSettings
 from roq.log.store import storage
-from roq.log.store.disk import OsDisk
 from roq.log.store.server import StoreServer
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire

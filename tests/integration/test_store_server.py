@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from roq.log.store.disk import TEMPORARY
 
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import LogFenced, LogUnavailable, RoqError, StorageFailed
 from roq.log.replicated.stores import StoreDirectory
-from roq.log.store.disk import TEMPORARY
 from roq.log.store.server import StoreServer
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire

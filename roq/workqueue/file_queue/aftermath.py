@@ -17,8 +17,8 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 
+from roq.runtime.files import DISK
 from roq.workqueue.file_queue.counters import COMPLETED, CounterFiles
-from roq.workqueue.file_queue.storage import sync_folder
 
 logger = logging.getLogger(__name__)
 HELD_MAX = 256  # removed files kept open; beyond, the ack frees them itself
@@ -101,7 +101,7 @@ class Aftermath:
                 os.close(fd)
         try:
             for folder in dirty:
-                sync_folder(folder)
+                DISK.sync_folder(folder)
         except OSError as error:
             logger.error("acks could not be synced: a power loss may bring their tasks back: %s", error)
         if acked and self._counters.add(COMPLETED, acked):

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from roq.workqueue.file_queue.storage import read_open, sync_folder, try_lock, write_open
+from roq.runtime.files import DISK
+from roq.workqueue.file_queue.storage import read_open, try_lock, write_open
 
 logger = logging.getLogger(__name__)
 LOCK_SECONDS = 2.0
@@ -107,7 +108,7 @@ class CounterFiles:
                 finally:
                     os.close(fd)
             if created:
-                sync_folder(self._folder)
+                DISK.sync_folder(self._folder)
         except OSError as error:
             logger.warning("the counters of %s can't be synced, a loss of power would take them back: %s", self._folder, error)
 

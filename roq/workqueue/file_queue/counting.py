@@ -22,11 +22,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from urllib.parse import unquote
 
+from roq.runtime.files import DISK
 from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.counters import COMPLETED, INSERTED, CounterFiles
 from roq.workqueue.file_queue.folder import LITTER_SECONDS
 from roq.workqueue.file_queue.lane import Lane
-from roq.workqueue.file_queue.storage import Unreadable, read_open, remove, try_lock, write_open
+from roq.workqueue.file_queue.storage import Unreadable, read_open, try_lock, write_open
 
 logger = logging.getLogger(__name__)
 CALLS_KEPT = 8  # files kept for later calls; as many as threads of one queue call at once
@@ -71,7 +72,7 @@ class CountedCall:
     def close(self) -> None:
         """Remove the file."""
         with suppress(OSError):
-            remove(self.path)
+            DISK.remove(self.path)
         self.abandon()
 
 
@@ -136,7 +137,7 @@ class Calls:
                 continue
             try:
                 if try_lock(fd) and os.path.exists(path) and self._recover(fd, path):
-                    remove(path)
+                    DISK.remove(path)
             finally:
                 os.close(fd)
 

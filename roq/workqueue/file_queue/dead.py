@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from roq.errors import CallError
+from roq.runtime.files import DISK
 from roq.workqueue.file_queue.lane import Lane
 from roq.workqueue.file_queue.names import ID, Name
 from roq.workqueue.file_queue.notes import Note, Notes
-from roq.workqueue.file_queue.storage import remove, sync_folder
 
 
 class DeadLetters:
@@ -27,7 +27,7 @@ class DeadLetters:
             return False
         self._notes.write(name.id, note)
         buried = self._lanes[name.suffix].take_out(name, f"{self._folder}/{name.id}{name.suffix}")
-        sync_folder(self._folder)
+        DISK.sync_folder(self._folder)
         return buried
 
     def all(self) -> list[tuple[str, str]]:
@@ -47,15 +47,15 @@ class DeadLetters:
         """Put these back as new, None: all; (id, suffix) of those that were dead. Durable."""
         back = [(id, suffix) for id, suffix in self._chosen(ids) if self._lanes[suffix].put_back(self.path(id, suffix), id)]
         for suffix in {suffix for _, suffix in back}:
-            sync_folder(self._lanes[suffix].queue)
-        sync_folder(self._folder)
+            DISK.sync_folder(self._lanes[suffix].queue)
+        DISK.sync_folder(self._folder)
         self._notes.forget(id for id, _ in back)
         return back
 
     def remove(self, ids: Sequence[str] | None) -> int:
         """Forget these, None: all; how many there were. Durable."""
-        gone = [id for id, suffix in self._chosen(ids) if remove(self.path(id, suffix))]
-        sync_folder(self._folder)
+        gone = [id for id, suffix in self._chosen(ids) if DISK.remove(self.path(id, suffix))]
+        DISK.sync_folder(self._folder)
         self._notes.forget(gone)
         return len(gone)
 

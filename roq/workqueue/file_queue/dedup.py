@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from roq.errors import StorageFailed
-from roq.workqueue.file_queue.storage import read_open, remove, replace_durable, try_lock, write_open
+from roq.runtime.files import DISK
+from roq.workqueue.file_queue.storage import read_open, try_lock, write_open
 
 LOCK_SECONDS = 10.0  # to wait for other processes' puts with keys
 _RETRY_SECONDS = 0.002
@@ -102,7 +103,7 @@ class Dedup:
 
     def clear(self) -> None:
         """Forget every key. Inside `locked`."""
-        remove(self._path)
+        DISK.remove(self._path)
         self._forget(NO_LIST)
 
     def _forget(self, found: _List) -> None:
@@ -158,7 +159,7 @@ class Dedup:
         lines = [_head(), *(f"{key.expires:.3f} {text} {key.id}\n" for text, key in valid.items())]
         lines += [f"done {id}\n" for id in sorted(self._done)]
         data = "".join(lines).encode()
-        replace_durable(self._path, data, f"{self._temporary}/keys-{secrets.token_hex(4)}")
+        DISK.write_file(self._path, data, f"{self._temporary}/keys-{secrets.token_hex(4)}")
         self._list = _List(os.stat(self._path).st_ino, lines[0].encode())
         self._position = len(data)
 

@@ -21,9 +21,10 @@ from contextlib import suppress
 import msgspec
 
 from roq.errors import UnknownFormat, WorkQueueConflict
+from roq.runtime.files import DISK
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import Asked, conflict, of_new
-from roq.workqueue.file_queue.storage import create_durable, read, remove_quietly, replace_durable, sync_folder
+from roq.workqueue.file_queue.storage import read, remove_quietly
 
 VERSION = 3  # 1: 0.1, whose tasks have no checksum and which would take ours for a part of the payload; 2 never was
 OPENED = (1, VERSION)
@@ -66,12 +67,12 @@ class Folder:
         if not os.path.exists(path):
             temporary = f"{self.temporary}/settings-{secrets.token_hex(8)}"
             try:
-                create_durable([(temporary, msgspec.json.encode(_Kept(VERSION, of_new(asked))))])
+                DISK.create_files([(temporary, msgspec.json.encode(_Kept(VERSION, of_new(asked))))])
                 with suppress(FileExistsError):
                     os.link(temporary, path)
             finally:
                 remove_quietly([temporary])
-            sync_folder(self.path)
+            DISK.sync_folder(self.path)
         try:
             kept = msgspec.json.decode(read(path), type=_Kept)
         except msgspec.DecodeError as error:
@@ -87,7 +88,7 @@ class Folder:
         """Tasks with checksums are put from now on: programs that don't know them can't open the folder any more."""
         if self._version != VERSION:
             data = msgspec.json.encode(_Kept(VERSION, self.settings))
-            replace_durable(f"{self.path}/roq.json", data, f"{self.temporary}/settings-{secrets.token_hex(8)}")
+            DISK.write_file(f"{self.path}/roq.json", data, f"{self.temporary}/settings-{secrets.token_hex(8)}")
             self._version = VERSION
 
     def sweep(self) -> None:

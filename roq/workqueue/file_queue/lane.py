@@ -20,20 +20,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from roq.errors import StorageFailed
+from roq.runtime.files import DISK
 from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.names import Name, Why
-from roq.workqueue.file_queue.storage import (
-    Unreadable,
-    create,
-    create_durable,
-    read_open,
-    remove,
-    remove_quietly,
-    rename,
-    sync_folder,
-    try_lock,
-    write_open,
-)
+from roq.workqueue.file_queue.storage import Unreadable, create, read_open, remove_quietly, rename, try_lock, write_open
 
 logger = logging.getLogger(__name__)
 INSERT_GRACE_SECONDS = 5.0  # python-task-queue makes the task file first and the movement file right after
@@ -84,14 +74,14 @@ class Lane:
         movements = [f"{self.movement}/{file.name.id}" for file in files]
         targets = [f"{self.queue}/{file.name}" for file in files]
         try:
-            create_durable([(path, file.content) for path, file in zip(temporary, files, strict=True)])
+            DISK.create_files([(path, file.content) for path, file in zip(temporary, files, strict=True)])
             begun(temporary)
             for path, file in zip(movements, files, strict=True):
                 create(path, f"{file.name}\n".encode())
             for path, target in zip(temporary, targets, strict=True):
                 os.rename(path, target)
-            sync_folder(self.movement)
-            sync_folder(self.queue)
+            DISK.sync_folder(self.movement)
+            DISK.sync_folder(self.queue)
         except OSError:
             remove_quietly([*targets, *temporary, *movements])
             raise
@@ -176,9 +166,9 @@ class Lane:
         if hold is not None:
             hold(task)
             hold(movement)
-        if not remove(task):
+        if not DISK.remove(task):
             return self._acked_before(name)
-        remove(movement)
+        DISK.remove(movement)
         return True
 
     def _acked_before(self, name: Name) -> bool:
@@ -187,7 +177,7 @@ class Lane:
         history = self.history(name.id)
         if not history or history[-1] != name or os.path.exists(f"{self.queue}/{name}"):
             return False
-        remove(f"{self.movement}/{name.id}")
+        DISK.remove(f"{self.movement}/{name.id}")
         return True
 
     def history(self, id: str) -> list[Name]:
@@ -217,7 +207,7 @@ class Lane:
         """Move the task's file out of the queue. False: the lease was lost."""
         if not rename(f"{self.queue}/{name}", target):
             return False
-        remove(f"{self.movement}/{name.id}")
+        DISK.remove(f"{self.movement}/{name.id}")
         return True
 
     def put_back(self, source: str, id: str) -> bool:
@@ -230,7 +220,7 @@ class Lane:
                     return False
                 if not os.path.exists(source):
                     if os.fstat(fd).st_size == 0:
-                        remove(f"{self.movement}/{id}")
+                        DISK.remove(f"{self.movement}/{id}")
                     return False
                 os.ftruncate(fd, 0)
                 write_open(fd, f"{name}\n".encode())
@@ -243,9 +233,9 @@ class Lane:
         count = 0
         for text in os.listdir(self.queue):
             if names.parse(text) is not None:
-                count += remove(f"{self.queue}/{text}")
+                count += DISK.remove(f"{self.queue}/{text}")
         for text in os.listdir(self.movement):
             if names.ID.fullmatch(text):
-                remove(f"{self.movement}/{text}")
-        sync_folder(self.queue)
+                DISK.remove(f"{self.movement}/{text}")
+        DISK.sync_folder(self.queue)
         return count

@@ -19,8 +19,9 @@ from contextlib import suppress
 
 import msgspec
 
+from roq.runtime.files import DISK
 from roq.workqueue.file_queue.names import ID
-from roq.workqueue.file_queue.storage import Unreadable, read, remove, replace_durable, write_open
+from roq.workqueue.file_queue.storage import Unreadable, read, write_open
 
 logger = logging.getLogger(__name__)
 _WORKER = "worker--"
@@ -52,7 +53,7 @@ class Notes:
     def write(self, id: str, note: Note) -> None:
         """Durable on return."""
         temporary = f"{self._temporary}/{id}-{secrets.token_hex(4)}"
-        replace_durable(f"{self._folder}/{id}", msgspec.json.encode(note), temporary)
+        DISK.write_file(f"{self._folder}/{id}", msgspec.json.encode(note), temporary)
 
     def read(self, id: str) -> Note:
         """An empty one if there is none."""
@@ -64,7 +65,7 @@ class Notes:
     def forget(self, ids: Iterable[str]) -> None:
         """The tasks are gone."""
         for id in ids:
-            remove(f"{self._folder}/{id}")
+            DISK.remove(f"{self._folder}/{id}")
 
     def ids(self) -> list[str]:
         """Of every task with a note."""
@@ -97,7 +98,7 @@ class Notes:
             path = f"{self._folder}/{text}"
             with suppress(FileNotFoundError, Unreadable):
                 if time.time() - os.stat(path).st_mtime > WORKER_FILE_SECONDS:
-                    remove(path)
+                    DISK.remove(path)
                     continue
                 host, process = text.removeprefix(_WORKER).rsplit("--", 2)[:2]
                 found.update(dict.fromkeys(read(path).decode("ascii", "replace").split(), f"{host} {process}"))
@@ -110,7 +111,7 @@ class Notes:
                 os.close(self._fd)
                 self._fd = None
                 with suppress(OSError):
-                    remove(self._path)
+                    DISK.remove(self._path)
 
     def _begin(self) -> None:
         if self._fd is None:

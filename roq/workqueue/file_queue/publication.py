@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import quote
 
+from roq.runtime.files import DISK, storage_errors
 from roq.workqueue import desk
 from roq.workqueue.contract import NewTask
 from roq.workqueue.file_queue import content, names
@@ -28,7 +29,7 @@ from roq.workqueue.file_queue.dedup import Dedup
 from roq.workqueue.file_queue.folder import Folder
 from roq.workqueue.file_queue.lane import Lane
 from roq.workqueue.file_queue.names import DATA, JSON, Name, Why
-from roq.workqueue.file_queue.storage import create, create_durable, rename, storage, sync_folder
+from roq.workqueue.file_queue.storage import create, rename
 
 MARK_BYTES = 6
 
@@ -38,7 +39,7 @@ class FilePublication:
     always the same for the same numbers."""
 
     def __init__(self, folder: str, work: str, job: str, decided: int) -> None:
-        with storage(folder):
+        with storage_errors(folder):
             place = Folder(folder, {})
             self._work = f"{place.path}/{work}"
             os.makedirs(self._work, exist_ok=True)
@@ -57,15 +58,15 @@ class FilePublication:
         for task in tasks:
             desk.check_task(task, self._place.settings)
         done, prepared = f"{self._work}/{first}.done", f"{self._work}/{first}"
-        with storage(self._place.path):
+        with storage_errors(self._place.path):
             if not os.path.exists(done):
                 self._place.seal()
                 if not os.path.isdir(prepared):
                     self._prepare(prepared, first, tasks)
                 self._insert(prepared, first, tasks)
                 with suppress(FileExistsError):
-                    create_durable([(done, b"")])
-                sync_folder(self._work)
+                    DISK.create_files([(done, b"")])
+                DISK.sync_folder(self._work)
             shutil.rmtree(prepared, ignore_errors=True)
 
     def end(self) -> None:
@@ -93,13 +94,13 @@ class FilePublication:
             why, due = (Why.WAITING, math.ceil(now + task.delay_seconds)) if task.delay_seconds else (Why.LEASED, 0)
             data = content.encode(task.payload, suffix, id, self._place.path)
             files.append((f"{temporary}/{Name(why, due, id, suffix)}", data))
-        create_durable(files)
-        sync_folder(temporary)
+        DISK.create_files(files)
+        DISK.sync_folder(temporary)
         try:
             os.rename(temporary, prepared)
         except OSError:  # another prepared the same
             shutil.rmtree(temporary)
-        sync_folder(self._work)
+        DISK.sync_folder(self._work)
 
     def _insert(self, prepared: str, first: int, tasks: Sequence[NewTask]) -> None:
         ids = map(names.unsealed, self._names(first, tasks))  # 0.1 may have prepared them
@@ -132,8 +133,8 @@ class FilePublication:
         try:
             count = sum(self._move_one(path, name) for path, name in found)
             for lane in self._lanes.values():
-                sync_folder(lane.movement)
-                sync_folder(lane.queue)
+                DISK.sync_folder(lane.movement)
+                DISK.sync_folder(lane.queue)
             self._counters.add(INSERTED, count, call)
         except BaseException:
             if call is not None:

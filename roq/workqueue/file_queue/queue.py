@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from roq.errors import CallError, InvalidConfiguration
+from roq.runtime.files import DISK, FULL, storage_errors
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import desk
 from roq.workqueue.contract import (
@@ -50,7 +51,7 @@ from roq.workqueue.file_queue.lane import Busy, Lane, NewFile, Spent
 from roq.workqueue.file_queue.names import DATA, JSON, Name, Why
 from roq.workqueue.file_queue.notes import Note, Notes
 from roq.workqueue.file_queue.picture import Look, Picture, damaged
-from roq.workqueue.file_queue.storage import Unreadable, check_open, is_full, read, storage, sync_folder
+from roq.workqueue.file_queue.storage import Unreadable, check_open, read
 
 logger = logging.getLogger(__name__)
 LISTINGS = 2  # per lease that does not wait: what stays locked by others must not make it list for ever
@@ -75,7 +76,7 @@ class FileQueue:
         clock: Callable[[], float] = time.time,
     ) -> None:
         path = os.fspath(folder)
-        with storage(path):
+        with storage_errors(path):
             place = Folder(path, asked_for(settings))
             self._place, self.path, self.settings = place, place.path, place.settings
             mutexes = place.mutexes
@@ -115,7 +116,7 @@ class FileQueue:
         for task in tasks:
             desk.check_task(task, self.settings)
         ids = self._ids.make(int(self._clock() * 1000), [task.priority for task in tasks])
-        with storage(self.path):
+        with storage_errors(self.path):
             if any(task.dedup_key for task in tasks):
                 return self._put_with_keys(tasks, ids)
             self._insert(tasks, ids)
@@ -146,7 +147,7 @@ class FileQueue:
         try:
             self._insert_once(tasks, ids)
         except OSError as error:
-            if not is_full(error):
+            if error.errno not in FULL:
                 raise
             self._aftermath.flush()  # what was acked may lie on the disk still
             self._insert_once(tasks, ids)
@@ -199,7 +200,7 @@ class FileQueue:
         deadline = time.monotonic() + wait_seconds
         pause = POLL_SECONDS[0]
         while True:
-            with storage(self.path):
+            with storage_errors(self.path):
                 leases = self._lease(seconds, count)
             left = deadline - time.monotonic()
             if leases or left <= 0:
@@ -288,7 +289,7 @@ class FileQueue:
         answers: list[str | None] = []
         if call is not None:
             call.write("ack", acks)
-        with storage(self.path):
+        with storage_errors(self.path):
             for name, one in pairs:
                 answers.append(self._settle(name, one) if name.is_lease else None)
             done = [(name, one) for (name, one), answer in zip(pairs, answers, strict=True) if answer is not None]
@@ -297,7 +298,7 @@ class FileQueue:
             late = self._late_sync and len(acked) == len(done)
             if not late:
                 for folder in folders:
-                    sync_folder(folder)
+                    DISK.sync_folder(folder)
             self._notes.forget([name.id for name in acked if self._notes.drop(name.id)])
         if late:
             self._aftermath.add(len(acked), folders)
@@ -346,7 +347,7 @@ class FileQueue:
         """A task whose payload nobody gets any more. Put aside at once, so that it holds up no other."""
         where = self._dead.path(name.id, name.suffix)
         if self._bury(name, f"{damage}; what is left of it is in {where}", attempts):
-            sync_folder(self._lanes[name.suffix].queue)
+            DISK.sync_folder(self._lanes[name.suffix].queue)
             logger.error("task %s is %s; it is a dead letter now, its file is %s", name.id, damage, where)
 
     def _bury(self, name: Name, error: str, attempts: int) -> bool:
@@ -359,7 +360,7 @@ class FileQueue:
         """Make every leased and delayed task ready; how many."""
         check_open(closed=self._closed)
         count = 0
-        with storage(self.path):
+        with storage_errors(self.path):
             now = int(self._clock())
             for lane in self._lanes.values():
                 for text in names.split_due(os.listdir(lane.queue), now)[1]:
@@ -369,7 +370,7 @@ class FileQueue:
                     except Unreadable as error:
                         assert name is not None
                         self._bury_damaged(name, damaged(str(error.filename), error), 0)
-                sync_folder(lane.queue)
+                DISK.sync_folder(lane.queue)
         self._candidates.clear()
         self._tell(())
         return count
@@ -379,13 +380,13 @@ class FileQueue:
         check_open(closed=self._closed)
         if count < 0:
             raise InvalidConfiguration(f"count is at least 0, got {count}")
-        with storage(self.path):
+        with storage_errors(self.path):
             return self._picture.peek(self._look(), state, count)
 
     def status(self) -> Status:
         """Counts, as of now. Exact but for tasks python-task-queue put with a delay: beyond 1,000 they count as leased."""
         check_open(closed=self._closed)
-        with storage(self.path):
+        with storage_errors(self.path):
             self._aftermath.flush()
             self._counters.settle()
             self._calls.recover()
@@ -394,7 +395,7 @@ class FileQueue:
     def purge(self) -> int:
         """Remove every task that is not dead; how many."""
         check_open(closed=self._closed)
-        with storage(self.path):
+        with storage_errors(self.path):
             count = sum(lane.remove_all() for lane in self._lanes.values())
             self._notes.forget(id for id in self._notes.ids() if not self._dead.exists(id))
             with self._dedup.locked():
@@ -405,7 +406,7 @@ class FileQueue:
     def requeue_dead(self, ids: Sequence[str] | None) -> int:
         """Make dead letters ready again with attempts at 0; how many. Raises CallError for what is no id."""
         check_open(closed=self._closed)
-        with storage(self.path):
+        with storage_errors(self.path):
             back = self._dead.requeue(ids)
         self._tell(str(Name(Why.LEASED, 0, id, suffix)) for id, suffix in back)
         return len(back)
@@ -413,7 +414,7 @@ class FileQueue:
     def remove_dead(self, ids: Sequence[str] | None) -> int:
         """Forget dead letters; how many. Raises CallError for what is no id."""
         check_open(closed=self._closed)
-        with storage(self.path):
+        with storage_errors(self.path):
             return self._dead.remove(ids)
 
     def close(self) -> None:

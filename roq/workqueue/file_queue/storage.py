@@ -8,44 +8,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
-from roq.errors import Closed, RoqError, StorageDenied, StorageFailed, StorageFull
+from roq.errors import Closed
 
 READ_BYTES = 65_536
-SYNC_COUNT = 256  # files open at once while they are written and synced
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _BUSY = (errno.EACCES, errno.EAGAIN)
 _UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ)  # what file systems say of bad sectors
 
 
 class Unreadable(OSError):
     """The medium does not give back what was written to this file; other files may be well."""
-
-
-def is_full(error: OSError) -> bool:
-    """Whether there was no room."""
-    return error.errno in _FULL
-
-
-def storage_error(error: OSError, folder: str) -> RoqError:
-    """What an OSError means to the caller."""
-    if is_full(error):
-        return StorageFull(f"the disk under {folder} is full: {error}")
-    if error.errno in _DENIED:
-        return StorageDenied(f"{folder} can't be used by this user: {error}")
-    return StorageFailed(f"{folder}: {error}")
-
-
-@contextmanager
-def storage(folder: str) -> Iterator[None]:
-    """Raises StorageFull, StorageDenied or StorageFailed for an OSError inside."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error, folder) from error
 
 
 def read(path: str) -> bytes:
@@ -87,53 +61,6 @@ def create(path: str, data: bytes) -> None:
         write_open(fd, data)
     finally:
         os.close(fd)
-
-
-def create_durable(files: Sequence[tuple[str, bytes]]) -> None:
-    """New files whose content is on stable storage; their folder entries are not yet. On an error some may exist."""
-    for start in range(0, len(files), SYNC_COUNT):
-        opened: list[int] = []
-        try:
-            for path, data in files[start : start + SYNC_COUNT]:
-                opened.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-                write_open(opened[-1], data)
-            if len(opened) > 1:
-                for fd in opened:  # begins to write back all of them, so that the first sync's commit covers the others
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            for fd in opened:
-                os.fdatasync(fd)
-        finally:
-            for fd in opened:
-                os.close(fd)
-
-
-def sync_folder(path: str) -> None:
-    """Make the folder's entries durable: what was created, renamed and removed in it."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def replace_durable(path: str, data: bytes, temporary: str) -> None:
-    """A file that holds either the old or the new content after a crash, the new one on return."""
-    try:
-        create_durable([(temporary, data)])
-        os.rename(temporary, path)
-    except OSError:
-        remove(temporary)
-        raise
-    sync_folder(os.path.dirname(path))
-
-
-def remove(path: str) -> bool:
-    """Whether it was there."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def remove_quietly(paths: Sequence[str]) -> None:

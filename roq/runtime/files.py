@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from roq.errors import InvalidAddress, RoqError, StorageFailed, StorageFull
+from roq.errors import RoqError, StorageDenied, StorageFailed, StorageFull
 
 StrPath = str | os.PathLike[str]
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -116,7 +116,7 @@ class Disk:
 
     # --- whole files ------------------------------------------------------------------------------------------------------
 
-    def write_synced(self, path: StrPath, data: bytes, mode: int = MODE) -> None:
+    def write_synced(self, path: StrPath, data: bytes | memoryview, mode: int = MODE) -> None:
         """A file whose content is on stable storage; its name is not yet."""
         file = self.open(path, os.O_CREAT | os.O_TRUNC, mode)
         try:
@@ -125,7 +125,7 @@ class Disk:
         finally:
             self.close(file)
 
-    def write_file(self, path: StrPath, data: bytes, temporary: StrPath = "", mode: int = MODE) -> None:
+    def write_file(self, path: StrPath, data: bytes | memoryview, temporary: StrPath = "", mode: int = MODE) -> None:
         """Put a whole file in place by way of a temporary one: after a crash it has all of `data` or is what it was before."""
         temporary = temporary or f"{os.fspath(path)}.{os.getpid()}.tmp"
         try:
@@ -164,7 +164,7 @@ class Disk:
             self.close(file)
         self.rename(temporary, path)
 
-    def create_files(self, files: Sequence[tuple[str, bytes]]) -> None:
+    def create_files(self, files: Sequence[tuple[str, bytes | memoryview]]) -> None:
         """New files whose content is on stable storage; their names are not yet. On an error some may exist."""
         for start in range(0, len(files), SYNC_COUNT):
             opened: list[int] = []
@@ -194,7 +194,7 @@ def storage_error(error: OSError, what: object, refused: type[RoqError] = Storag
 
 
 @contextlib.contextmanager
-def storage_errors(what: object, refused: type[RoqError] = InvalidAddress) -> Iterator[None]:
+def storage_errors(what: object, refused: type[RoqError] = StorageDenied) -> Iterator[None]:
     """Raises StorageFull, StorageFailed or `refused` for an OSError inside."""
     try:
         yield

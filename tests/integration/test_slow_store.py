@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from roq.log.store.disk import OsDisk
 
 from roq.coordination.session import Session
 from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import RepairSettings
 from roq.log.store import storage
 from roq.log.store.server import StoreServer
+from roq.runtime.files import Disk
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
 from tests.integration.store_rig import Load, StoreRig
@@ -23,7 +23,7 @@ ENTRY = bytes(64 * 1024)
 BOUND = 4 * 1024 * 1024
 
 
-class HeldDisk(OsDisk):
+class HeldDisk(Disk):
     """A sync waits for `open`."""
 
     def __init__(self) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from roq.log.store.disk import TEMPORARY
 
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import LogFenced, LogUnavailable, RoqError, StorageFailed
 from roq.log.replicated.stores import StoreDirectory
 from roq.log.store.server import StoreServer
+from roq.runtime.files import TEMPORARY
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess, to_json

@@ -22,7 +22,7 @@ from tests.simulation.known_bugs import Known, put
 def _unsynced(one: journal.Journal, write: journal.JournalWrite) -> None:
     """Written, and answered."""
     try:
-        one._disk.write(one._files[write.number].descriptor, write.offset, write.data)
+        one._disk.write_all(one._files[write.number].descriptor, write.data, write.offset)
     except OSError as error:
         raise StorageFailed(str(error)) from error
 

@@ -239,7 +239,7 @@ def test_each_machine_has_a_wall_clock_of_its_own(ground: Ground, tmp_path: Path
 def _disk(ground: Ground, seed: int) -> tuple[SimulatedDisk, int]:
     disk = SimulatedDisk(ground.loop, Random(seed), Path("/nowhere"))
     path = Path("/nowhere/journal")
-    disk.create(path, 8 * SECTOR_BYTES)
+    disk.write_zeros(path, 8 * SECTOR_BYTES)
     return disk, disk.open(path)
 
 
@@ -247,12 +247,12 @@ def test_a_loss_of_power_keeps_what_was_synced_and_of_the_rest_any_sectors(groun
     outcomes = set()
     for seed in range(40):
         disk, file = _disk(ground, seed)
-        disk.write(file, 0, b"a" * SECTOR_BYTES)
+        disk.write(file, b"a" * SECTOR_BYTES, 0)
         disk.sync(file)
-        disk.write(file, SECTOR_BYTES, b"b" * 3 * SECTOR_BYTES)
-        assert disk.read(file, SECTOR_BYTES, 1) == b"b"
+        disk.write(file, b"b" * 3 * SECTOR_BYTES, SECTOR_BYTES)
+        assert disk.read(file, 1, SECTOR_BYTES) == b"b"
         disk.lose_power()
-        data = disk.read(disk.open(Path("/nowhere/journal")), 0, 4 * SECTOR_BYTES)
+        data = disk.read(disk.open(Path("/nowhere/journal")), 4 * SECTOR_BYTES, 0)
         assert data[:SECTOR_BYTES] == b"a" * SECTOR_BYTES
         sectors = [data[begin : begin + SECTOR_BYTES] for begin in range(SECTOR_BYTES, 4 * SECTOR_BYTES, SECTOR_BYTES)]
         assert all(sector in (b"b" * SECTOR_BYTES, bytes(SECTOR_BYTES)) for sector in sectors)
@@ -264,22 +264,22 @@ def test_after_a_sync_that_failed_the_pages_are_clean_and_no_later_sync_writes_t
     seen = set()
     for seed in range(20):
         disk, file = _disk(ground, seed)
-        disk.write(file, 0, b"a")
+        disk.write(file, b"a", 0)
         disk.failing = "sync"
         with pytest.raises(OSError, match="the sync failed"):
             disk.sync(file)
-        seen.add(disk.read(file, 0, 1))
-        disk.write(file, 1, b"b")
+        seen.add(disk.read(file, 1, 0))
+        disk.write(file, b"b", 1)
         disk.sync(file)
         assert disk.read(file, 1, 1) == b"b"
         disk.lose_power()
-        assert disk.read(disk.open(Path("/nowhere/journal")), 0, 2) == b"\0b"
+        assert disk.read(disk.open(Path("/nowhere/journal")), 2, 0) == b"\0b"
     assert seen == {b"a", b"\0"}
 
 
 def test_a_read_fails_once_and_what_is_there_stays(ground: Ground, tmp_path: Path) -> None:
     disk, file = _disk(ground, 1)
-    disk.write(file, 0, b"a")
+    disk.write(file, b"a", 0)
     payload = tmp_path / "payload"
     payload.write_bytes(b"b")
 
@@ -288,7 +288,7 @@ def test_a_read_fails_once_and_what_is_there_stays(ground: Ground, tmp_path: Pat
             return opened.read()
 
     def read_journal() -> bytes:
-        return disk.read(file, 0, 1)
+        return disk.read(file, 1, 0)
 
     for read in (read_journal, read_payload):
         disk.failing = "read"
@@ -328,13 +328,13 @@ def test_a_loss_of_power_undoes_any_renames_and_removals_whose_folder_was_not_sy
 def test_what_is_written_over_the_pages_of_a_failed_sync_is_what_is_seen(ground: Ground) -> None:
     disk, file = _disk(ground, 1)
     disk.evicted_part = 0.0
-    disk.write(file, 0, b"aa")
+    disk.write(file, b"aa", 0)
     disk.failing = "sync"
     with pytest.raises(OSError, match="the sync failed"):
         disk.sync(file)
-    disk.write(file, 0, b"b")
-    assert disk.read(file, 0, 2) == b"ba"
+    disk.write(file, b"b", 0)
+    assert disk.read(file, 2, 0) == b"ba"
     disk.sync(file)
-    assert disk.read(file, 0, 2) == b"ba"
+    assert disk.read(file, 2, 0) == b"ba"
     disk.drop_cache()
-    assert disk.read(file, 0, 2) == b"b\0"
+    assert disk.read(file, 2, 0) == b"b\0"

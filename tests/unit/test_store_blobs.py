@@ -11,6 +11,7 @@ import pytest
 
 from roq.errors import CallError, TemporaryError
 from roq.log.store.blobs import BlobFolder
+from roq.runtime.files import DISK
 
 DATA = b"0123456789" * 100
 CRC = crc32(DATA)
@@ -27,7 +28,7 @@ def test_an_upload_that_is_over_while_its_last_part_is_synced_closes_its_file_on
     """The descriptor must not be used or closed a second time: its number may be another file's by then."""
     blobs = BlobFolder(tmp_path, 0)
     syncing, go_on = threading.Event(), threading.Event()
-    sync, synced, closed = os.fsync, list[int](), list[int]()
+    sync, synced, closed = os.fdatasync, list[int](), list[int]()
 
     def slow_sync(file: int) -> None:
         synced.append(file)
@@ -41,7 +42,7 @@ def test_an_upload_that_is_over_while_its_last_part_is_synced_closes_its_file_on
         real_close(file)
 
     real_close = os.close
-    monkeypatch.setattr(os, "fsync", slow_sync)
+    monkeypatch.setattr(os, "fdatasync", slow_sync)
     errors: list[BaseException] = []
 
     def put() -> None:
@@ -77,7 +78,9 @@ def test_what_a_killed_process_renamed_and_did_not_sync_is_durable_before_it_is_
 ) -> None:
     """kill -9 between the rename and the sync of its directory: the next process says "it is here already"."""
     synced: list[Path] = []
-    monkeypatch.setattr("roq.log.store.blobs.sync_directory", synced.append)  # a power cut leaves the names that were synced
+    monkeypatch.setattr(
+        DISK, "sync_folder", lambda path: synced.append(Path(path))
+    )  # a power cut leaves the names that were synced
     blobs = BlobFolder(tmp_path, 0)
     synced.clear()
 
@@ -85,7 +88,7 @@ def test_what_a_killed_process_renamed_and_did_not_sync_is_durable_before_it_is_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("roq.log.store.blobs.sync_directory", killed)
+        patch.setattr(DISK, "sync_folder", killed)
         with pytest.raises(KeyboardInterrupt):
             blobs.put("b", 0, len(DATA), CRC, DATA)
     (here,) = [path.parent for path in tmp_path.glob("??/*")]
@@ -102,6 +105,6 @@ def test_a_blob_put_aside_stays_there(tmp_path: Path, monkeypatch: pytest.Monkey
     (path,) = tmp_path.glob("??/*")
     path.write_bytes(path.read_bytes()[:-1])
     synced: list[Path] = []
-    monkeypatch.setattr("roq.log.store.blobs.sync_directory", synced.append)
+    monkeypatch.setattr(DISK, "sync_folder", lambda path: synced.append(Path(path)))
     assert not blobs.check("b")
     assert set(synced) == {path.parent, tmp_path / "bad"}

@@ -27,8 +27,8 @@ class WatchedDisk(SimulatedDisk):
         self.go_on = threading.Event()
         self.go_on.set()
 
-    def read(self, file: int, offset: int, count: int) -> bytes:
-        data = super().read(file, offset, count)
+    def read(self, file: int, size: int, offset: int) -> bytes:
+        data = super().read(file, size, offset)
         if threading.current_thread() is threading.main_thread():
             self.on_loop += len(data)
         else:

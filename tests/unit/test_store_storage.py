@@ -166,7 +166,7 @@ def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_believed() -
     bench.storage.add(add("s", 1, entry(1)), lambda refusal: None)
     write = bench.storage.stage()
     assert write is not None
-    bench.disk.write(1, write.offset, write.data)  # kill -9: written, not synced, never answered
+    bench.disk.write(1, write.data, write.offset)  # kill -9: written, not synced, never answered
     after = bench.reopened()
     assert after.add(1, entry(1)) is None  # answered at once, since it is there
     for seed in range(20):
@@ -185,7 +185,7 @@ def test_a_torn_tail_is_cut_and_what_was_answered_stays(marked: bool) -> None:
         )
         write = bench.storage.stage()
         assert write is not None
-        bench.disk.write(1, write.offset, write.data)
+        bench.disk.write(1, write.data, write.offset)
         after = bench.reopened(power_cut(bench.disk, draw))
         assert after.found(1, 2, 3) == [ENTRY] * 3
         whole = after.found(4)[0]

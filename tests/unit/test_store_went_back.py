@@ -79,7 +79,7 @@ def test_a_write_that_was_never_synced_is_not_missed() -> None:
     write = bench.storage.stage()
     assert write is not None
     known = bench.storage.synced
-    bench.disk.write(1, write.offset, write.data)
+    bench.disk.write(1, write.data, write.offset)
     for seed in range(10):
         after = bench.reopened(power_cut(bench.disk, random.Random(seed)))
         after.storage.doubt(takes_entries=False)

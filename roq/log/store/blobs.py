@@ -8,7 +8,6 @@ Blocking code: the process runs it in threads. A blob is written beside its plac
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import threading
@@ -22,7 +21,7 @@ from urllib.parse import quote, unquote
 from zlib import crc32
 
 from roq.errors import CallError, StorageFailed, StorageFull, TaskNotFound, TemporaryError
-from roq.log.store.disk import TEMPORARY, sync_directory
+from roq.runtime.files import DISK, FULL, TEMPORARY
 from roq.wire.store import BLOB_PART_BYTES, BlobView
 
 MAGIC = b"RoQB"
@@ -63,7 +62,7 @@ class BlobFolder:
         self._bad: set[str] = set()
         for folder in ("bad", *(f"{number:02x}" for number in range(256))):
             (directory / folder).mkdir(parents=True, exist_ok=True)
-        sync_directory(directory)
+        DISK.sync_folder(directory)
         self._load()
 
     def _load(self) -> None:
@@ -71,7 +70,7 @@ class BlobFolder:
             folder = self._directory / f"{number:02x}"
             entries = list(os.scandir(folder))
             if entries:  # what a killed process renamed is told of as durable from now on
-                sync_directory(folder)
+                DISK.sync_folder(folder)
             for entry in entries:
                 if entry.name.endswith(TEMPORARY):
                     os.unlink(entry.path)
@@ -95,13 +94,13 @@ class BlobFolder:
         try:
             if (known := self._upload(blob, path, offset, total, crc)) is None:
                 return  # it is here already
-            os.pwrite(known.file, data, HEADER_BYTES + offset)
+            DISK.write_all(known.file, data, HEADER_BYTES + offset)
             known.running, known.received = crc32(data, known.running), offset + len(data)
             if known.received == total:
                 self._finish(blob, path, known)
         except OSError as error:
             self._drop(blob)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in FULL:
                 raise StorageFull(f"no space for blob {blob}") from error
             raise StorageFailed(f"blob {blob}: {error}") from error
         finally:
@@ -112,7 +111,7 @@ class BlobFolder:
         with self._lock:
             upload.users -= 1
             if upload.over and not upload.users:
-                os.close(upload.file)
+                DISK.close(upload.file)
 
     def _upload(self, blob: str, path: Path, offset: int, total: int, crc: int) -> _Upload | None:
         with self._lock:
@@ -136,25 +135,23 @@ class BlobFolder:
     def _begin(self, path: Path, total: int, crc: int) -> _Upload:
         if len(self._uploads) >= UPLOADS_MAX:
             raise TemporaryError("too many uploads: try again")
-        space = os.statvfs(self._directory)
-        if space.f_bavail * space.f_frsize < total + self._free_bytes_min:
+        if DISK.free(self._directory) < total + self._free_bytes_min:
             raise StorageFull("no space for blobs")
         temporary = path.with_name(f"{secrets.token_hex(8)}{TEMPORARY}")
-        file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        file = DISK.open(temporary, os.O_CREAT | os.O_EXCL, 0o600)
         head = _header.pack(MAGIC, VERSION, total, crc)
-        os.pwrite(file, head + _crc.pack(crc32(head)), 0)
+        DISK.write_all(file, head + _crc.pack(crc32(head)), 0)
         return _Upload(temporary, file, total, crc)
 
     def _finish(self, blob: str, path: Path, upload: _Upload) -> None:
         if upload.running != upload.crc:
             self._drop(blob)
             raise TemporaryError(f"blob {blob} was damaged on its way")
-        os.fsync(upload.file)
+        DISK.sync(upload.file)
         with self._lock:
             if self._uploads.get(blob) is not upload:
                 raise TemporaryError(f"blob {blob}: deleted or begun again meanwhile")
-            upload.path.rename(path)
-            sync_directory(path.parent)
+            DISK.rename(upload.path, path)
             del self._uploads[blob]
             upload.over = True
             self._blobs[blob] = (upload.total, time.time())
@@ -190,7 +187,7 @@ class BlobFolder:
         if upload is not None:
             upload.over = True
             if not upload.users:
-                os.close(upload.file)
+                DISK.close(upload.file)
             upload.path.unlink(missing_ok=True)
 
     def get(self, blob: str, offset: int, count: int) -> tuple[int, int, bytes]:
@@ -243,7 +240,7 @@ class BlobFolder:
         if path.exists():
             path.rename(self._directory / "bad" / path.name)
             for folder in (self._directory / "bad", path.parent):
-                sync_directory(folder)
+                DISK.sync_folder(folder)
 
     def delete(self, blob: str) -> None:
         """Forget it; refuse it for a while."""
@@ -255,7 +252,7 @@ class BlobFolder:
             self._bad.discard(blob)
         path.unlink(missing_ok=True)
         (self._directory / "bad" / path.name).unlink(missing_ok=True)
-        sync_directory(path.parent)
+        DISK.sync_folder(path.parent)
 
     def size(self, blob: str) -> int:
         """Bytes of a blob, 0 if it is not here."""

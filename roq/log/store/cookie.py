@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from roq.coordination import paths
 from roq.coordination.errors import NodeExists, NoNode
 from roq.coordination.session import Session
 from roq.errors import InvalidConfiguration
-from roq.log.store.disk import TEMPORARY, sync_directory
+from roq.runtime.files import DISK, TEMPORARY
 from roq.wire.assignment import from_json, to_json
 
 FILE = "cookie"
@@ -42,13 +41,7 @@ def read_cookie(directory: Path, host: str) -> Cookie | None:
 def make_cookie(directory: Path, host: str) -> Cookie:
     """Mark an empty disk."""
     cookie = Cookie(host, uuid.uuid4().hex)
-    temporary = directory / (FILE + TEMPORARY)
-    with temporary.open("wb") as file:
-        file.write(to_json(cookie))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(directory / FILE)
-    sync_directory(directory)
+    DISK.write_file(directory / FILE, to_json(cookie), directory / (FILE + TEMPORARY))
     return cookie
 
 

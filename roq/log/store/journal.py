@@ -29,7 +29,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from roq.errors import StorageFailed, UnknownFormat
-from roq.log.store.disk import TEMPORARY, JournalDisk
+from roq.runtime.files import TEMPORARY, Disk
 from roq.runtime.observe import logger
 
 log = logger(__name__)
@@ -132,7 +132,7 @@ class Journal:
     `stage` gives the place of the next batch; the caller performs the Write (any thread, one at a time, in order).
     """
 
-    def __init__(self, disk: JournalDisk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(self, disk: Disk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
         self._disk, self._directory, self.file_bytes = disk, directory, file_bytes
         self._files: dict[int, _JournalFile] = {}
         self._prepared: int | None = None
@@ -190,12 +190,12 @@ class Journal:
     def _secure_last(self, descriptor: int) -> None:
         """What the last write of the process before brought is answered as durable from now on. Raises OSError."""
         for begin, end in {(0, HEADER_BYTES), self._last}:
-            self._disk.write(descriptor, begin, self._disk.read(descriptor, begin, end - begin))
+            self._disk.write_all(descriptor, self._disk.read(descriptor, end - begin, begin), begin)
         self._disk.sync(descriptor)
 
     def _header(self, number: int) -> int | None:
         """As decode_header; -1 for a file that was prepared and not used yet."""
-        data = self._disk.read(self._files[number].descriptor, 0, HEADER_BYTES)
+        data = self._disk.read(self._files[number].descriptor, HEADER_BYTES, 0)
         return -1 if not any(data) and data else decode_header(data, number)
 
     def _scan_file(self, number: int, limit: int | None) -> Generator[JournalBatch | Damage, None, int]:
@@ -233,7 +233,7 @@ class Journal:
         return offset
 
     def _whole(self, number: int) -> bytes:
-        return self._disk.read(self._files[number].descriptor, 0, self._files[number].size)
+        return self._disk.read(self._files[number].descriptor, self._files[number].size, 0)
 
     def _next_batch(self, data: bytes, offset: int, end: int) -> int | None:
         """Where the next batch with a good header and a higher sequence begins."""
@@ -289,7 +289,7 @@ class Journal:
     def create(self) -> int:
         """Make the next file, so that `switch` needs neither time nor space; its number. In any thread. Raises OSError."""
         number = max(list(self._files), default=0) + 1
-        self._disk.create(path_of(self._directory, number), self.file_bytes)
+        self._disk.write_zeros(path_of(self._directory, number), self.file_bytes)
         return number
 
     def adopt(self, number: int) -> None:
@@ -325,14 +325,14 @@ class Journal:
         """Write and sync. Raises StorageFailed: what is on the disk is unknown then, and nothing may be written any more."""
         descriptor = self._files[write.number].descriptor
         try:
-            self._disk.write(descriptor, write.offset, write.data)
+            self._disk.write_all(descriptor, write.data, write.offset)
             self._disk.sync(descriptor)
         except OSError as error:
             raise StorageFailed(f"journal file {write.number}: {error}") from error
 
     def read(self, number: int, offset: int, count: int) -> bytes:
         """Bytes of a file; fewer at its end. Raises OSError, KeyError if the file is gone."""
-        return self._disk.read(self._files[number].descriptor, offset, count)
+        return self._disk.read(self._files[number].descriptor, count, offset)
 
     def remove(self, number: int) -> None:
         """Delete an old file."""

@@ -8,8 +8,6 @@ the disk is slow. A failed sync ends the store for good: what is on the disk is 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -23,11 +21,11 @@ from roq.errors import CallError, LogFenced, LogUnavailable, RoqError, StorageFa
 from roq.ids import new_token
 from roq.log.store.blobs import BlobFolder
 from roq.log.store.copying import copy_blob, copy_segment
-from roq.log.store.disk import JournalDisk, OsDisk, sync_directory
 from roq.log.store.journal import FILE_BYTES, JournalWrite
 from roq.log.store.scrub import scrub
 from roq.log.store.storage import COPY_EPOCH, SegmentStorage
 from roq.log.store.waiting import WaitingReaders
+from roq.runtime.files import DISK, FULL, Disk
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import OnDisconnect, RpcClient, RpcServer
 from roq.wire import store as wire
@@ -60,7 +58,7 @@ class StoreServer:
         port: int,
         failed: Callable[[RoqError], None],
         *,
-        disk: JournalDisk | None = None,
+        disk: Disk | None = None,
         file_bytes: int = FILE_BYTES,
         disk_name: str = "",
     ) -> None:
@@ -69,9 +67,9 @@ class StoreServer:
         self.counters = Counters()
         try:
             (directory / "journal").mkdir(parents=True, exist_ok=True)
-            self.storage = SegmentStorage(disk or OsDisk(), directory / "journal", file_bytes)
+            self.storage = SegmentStorage(disk or Disk(), directory / "journal", file_bytes)
             self.blobs = BlobFolder(directory / "blobs", free_bytes_min=2 * file_bytes)
-            sync_directory(directory)
+            DISK.sync_folder(directory)
         except OSError as error:
             raise StorageFailed(f"can't open the store in {directory}: {error}") from error
         self._loop = asyncio.get_running_loop()
@@ -235,7 +233,7 @@ class StoreServer:
             try:
                 number = await asyncio.to_thread(self.storage.journal.create)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in FULL:
                     self._broken(StorageFailed(f"can't make a journal file: {error}"))
                     return
                 self.storage.full = True
@@ -381,12 +379,11 @@ class StoreServer:
         return self._sources[endpoint]
 
     def _describe(self) -> wire.StoreView:
-        space = os.statvfs(self._directory)
         journal = self.storage.journal
         return wire.StoreView(
             self._host,
             self._disk_name,
-            space.f_bavail * space.f_frsize,
+            DISK.free(self._directory),
             len(journal.numbers) * journal.file_bytes,
             self.storage.shelf.live_bytes(),
             len(self.storage.shelf.segments),

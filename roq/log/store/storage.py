@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roq.log.store.compaction import Apply, Compaction
-from roq.log.store.disk import JournalDisk
 from roq.log.store.journal import FILE_BYTES, Journal, JournalWrite
 from roq.log.store.records import HEADER_BYTES, RecordKind, encode_entry, encode_mark
 from roq.log.store.shelf import BAD, Shelf, StoredSegment, place_entry, state_setter
+from roq.runtime.files import Disk
 from roq.runtime.observe import logger
 from roq.wire.store import FRAME_BYTES, Add, Found, Refusal, SegmentView, entry_crc
 
@@ -45,7 +45,7 @@ class _Item:
 class SegmentStorage:
     """One open store directory. Raises UnknownFormat, OSError when opened."""
 
-    def __init__(self, disk: JournalDisk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(self, disk: Disk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
         self.journal = Journal(disk, directory, file_bytes)
         self.shelf = Shelf()
         for item in self.journal.scan():

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from roq.errors import AttemptLost, CallError, RoqError
+from roq.runtime.files import DISK
 from roq.shuffle.sampling import is_sound
 from roq.wire.shuffle import SAMPLE_BYTES_MAX, SAMPLE_KEYS_MAX, Block, Piece, Position, Receipt, RunSample
 
@@ -34,12 +35,9 @@ class Spill:
         places = []
         with self._lock:
             for part in parts:
-                view = memoryview(part)
                 places.append(self._size)
-                while view:
-                    written = os.pwrite(self._file, view, self._size)
-                    self._size += written
-                    view = view[written:]
+                DISK.write_all(self._file, part, self._size)
+                self._size += len(part)
         return places
 
     def read(self, offset: int, size: int) -> bytes:

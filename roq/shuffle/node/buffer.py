@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from roq.errors import AttemptConflict, AttemptLost, Overloaded, StorageFull
+from roq.runtime.files import DISK
 from roq.runtime.observe import Counters, logger
 from roq.shuffle.node.attempt import Attempt, Held, Spill
 from roq.shuffle.node.committer import FREE_BYTES_MIN
@@ -253,8 +254,7 @@ class Buffer:
         spill = attempt.spill
         if spill is None:
             spill = attempt.spill = Spill(self._directory)
-        space = os.statvfs(self._directory)
-        if space.f_bavail * space.f_frsize < held.size + self._free_bytes_min:  # it stays in memory, and writers wait
+        if DISK.free(self._directory) < held.size + self._free_bytes_min:  # it stays in memory, and writers wait
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return spill, spill.write([held.data or b""])[0]
 

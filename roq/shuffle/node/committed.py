@@ -9,7 +9,6 @@ disk was full or the file is damaged) is told again by whoever asks. Not covered
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import OrderedDict
 from pathlib import Path
 from struct import Struct
@@ -18,6 +17,7 @@ from zlib import crc32
 import msgspec
 
 from roq.errors import FrameError, WinnersUnknown
+from roq.runtime.files import DISK
 from roq.runtime.observe import logger
 from roq.shuffle.committed import Winners, joined
 from roq.shuffle.node.stored import StoredShuffle, write_durably
@@ -118,8 +118,7 @@ def _write(directory: Path, winners: Winners, free_bytes_min: int) -> None:
     if path is None or path.exists():
         return
     data = msgspec.msgpack.encode(winners.by)
-    space = os.statvfs(directory)
-    if space.f_bavail * space.f_frsize < len(data) + free_bytes_min:
+    if DISK.free(directory) < len(data) + free_bytes_min:
         raise OSError("no space")
     write_durably(path, _crc.pack(crc32(data)) + data)
     for old in directory.glob("winners-*"):

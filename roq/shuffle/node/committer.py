@@ -9,7 +9,6 @@ wanted any more are compacted: what lives in them is written again elsewhere.
 from __future__ import annotations
 
 import asyncio
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +18,10 @@ from zlib import crc32
 
 from roq.errors import FrameError, RoqError, StorageFailed, StorageFull
 from roq.log.store.journal import FILE_BYTES as JOURNAL_FILE_BYTES
+from roq.runtime.files import DISK, storage_error
 from roq.runtime.observe import Counters, logger
 from roq.shuffle.node.cutter import Cutter
-from roq.shuffle.node.datafile import DataFile, encode, storage_error
+from roq.shuffle.node.datafile import DataFile, encode
 from roq.shuffle.node.stored import FILE_BYTES, BlockEntry, RunKey, StoredShuffle, mostly_dead
 from roq.wire.shuffle import Block
 
@@ -144,8 +144,7 @@ class Committer:
         if not blocks:
             return []
         size = sum(len(block.data) for _, block in blocks)
-        space = os.statvfs(self._directory)
-        if space.f_bavail * space.f_frsize < size + self._free_bytes_min:
+        if DISK.free(self._directory) < size + self._free_bytes_min:
             raise StorageFull(f"no space for shuffle {stored.id}")
         file = stored.current
         if file is None or file.broken is not None or (file.size and file.size + size > FILE_BYTES):

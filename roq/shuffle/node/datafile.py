@@ -26,7 +26,7 @@ from zlib import crc32
 
 import msgspec
 
-from roq.errors import RoqError, StorageFailed, StorageFull
+from roq.runtime.files import DISK
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.shuffle import Block
@@ -37,7 +37,6 @@ MAGIC = b"RoQs"
 SEARCH_BYTES = 1024 * 1024
 PAGE_BYTES = 4096  # what can't be read is as large, or a multiple of it
 _fixed = Struct("<4sIII")
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)  # what a disk or file system says of bytes it has lost
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -69,7 +68,7 @@ class Descriptors:
             self._close_dropped()
             if file.descriptor < 0:
                 self._make_room()
-                file.descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+                file.descriptor = DISK.open(file.path, flags, 0o600)
                 self.open += 1
             self._idle.pop(file, None)
             file.uses += 1
@@ -114,7 +113,7 @@ class Descriptors:
                 self._close(file)
 
     def _close(self, file: OpenFile) -> None:
-        os.close(file.descriptor)
+        DISK.close(file.descriptor)
         file.descriptor = -1
         self.open -= 1
 
@@ -152,13 +151,6 @@ class FoundRecord(NamedTuple):
 _decode = msgspec.msgpack.Decoder(Head).decode
 
 
-def storage_error(error: OSError, what: object) -> RoqError:
-    """StorageFull or StorageFailed."""
-    if error.errno in NO_SPACE:
-        return StorageFull(f"no space for {what}")
-    return StorageFailed(f"{what}: {error}")
-
-
 def encode(partition: int, attempt: str, run: int, block: Block) -> tuple[bytes, bytes]:
     """What stands before the data in the file, and the data."""
     head = _encode(Head(partition, attempt, run, block.first, block.rows, block.first_key, block.last_key, block.crc))
@@ -178,7 +170,7 @@ class DataFile:
         self.live = 0  # bytes of its blocks that are still wanted
         self.broken: OSError | None = None
         with self._file(os.O_CREAT) as file:
-            self.size = self._synced = os.fstat(file).st_size
+            self.size = self._synced = DISK.size(file)
 
     @contextlib.contextmanager
     def _file(self, flags: int = 0) -> Iterator[int]:
@@ -197,11 +189,8 @@ class DataFile:
             self._descriptors.keep(self._opened)
             try:
                 for part in parts:
-                    view = memoryview(part)
-                    while view:
-                        written = os.pwrite(file, view, at)
-                        at += written
-                        view = view[written:]
+                    DISK.write_all(file, part, at)
+                    at += len(part)
             except OSError:
                 self.cut(begin)
                 raise
@@ -211,7 +200,7 @@ class DataFile:
     def cut(self, size: int) -> None:
         """Forget what stands behind `size`."""
         with self._file() as file:
-            os.ftruncate(file, size)
+            DISK.truncate(file, size)
         self.size = size
         self._synced = min(self._synced, size)
 
@@ -221,7 +210,7 @@ class DataFile:
             raise OSError(self.broken.errno, f"{self.path}: a sync failed before: {self.broken.strerror}")
         with self._file() as file:
             try:
-                os.fdatasync(file)
+                DISK.sync(file)
             except OSError as error:
                 self.broken = error
                 with contextlib.suppress(OSError):  # else it would count after a new start
@@ -234,7 +223,7 @@ class DataFile:
     def read(self, offset: int, size: int) -> bytes:
         """That part of the file, shorter if the file is. Raises OSError."""
         with self._file() as file:
-            return os.pread(file, size, offset)
+            return DISK.read(file, size, offset)
 
     def whole(self, offset: int, size: int, crc: int) -> bytes | None:
         """That part of the file, None if it is damaged. Raises OSError (it may be whole)."""
@@ -252,9 +241,9 @@ class DataFile:
     def void(self, offset: int) -> None:
         """The record whose data begins there is damaged: `scan` shall not tell of it again. Raises OSError."""
         with self._file() as file:
-            (byte,) = os.pread(file, 1, offset - 1)  # the last one of its head
+            (byte,) = DISK.read(file, 1, offset - 1)  # the last one of its head
             self._descriptors.keep(self._opened)
-            os.pwrite(file, bytes([byte ^ 0xFF]), offset - 1)
+            DISK.write_all(file, bytes([byte ^ 0xFF]), offset - 1)
             self.sync()
 
     def scan(self) -> Iterator[FoundRecord]:

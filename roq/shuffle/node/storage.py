@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from roq.errors import DataLost, Overloaded, ShuffleNotFound, StaleEpoch, StorageFailed
+from roq.runtime.files import storage_error
 from roq.runtime.observe import Counters, logger
 from roq.shuffle.node.committer import FREE_BYTES_MIN, Committer, WantedBlock, give_back
 from roq.shuffle.node.cutter import Cutter
-from roq.shuffle.node.datafile import Descriptors, storage_error
+from roq.shuffle.node.datafile import Descriptors
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.stored import BlockEntry, EpochFile, RunKey, StoredShuffle, check_id, load_all, remove_folder
 from roq.wire import shuffle as wire

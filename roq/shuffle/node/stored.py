@@ -11,7 +11,6 @@ the block's keys have to be looked at. The index belongs to the follower's loop;
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from bisect import bisect_left, bisect_right, insort
@@ -23,7 +22,7 @@ from zlib import crc32
 import msgspec
 
 from roq.errors import CallError, StorageFailed
-from roq.log.store.disk import TEMPORARY, sync_directory
+from roq.runtime.files import DISK, TEMPORARY
 from roq.runtime.observe import logger
 from roq.shuffle.committed import Winners
 from roq.shuffle.node.datafile import UNREADABLE, DataFile, Descriptors
@@ -200,17 +199,7 @@ def check_id(shuffle: str) -> str:
 
 def write_durably(path: Path, data: bytes) -> None:
     """The file has these bytes or those it had before."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-    temporary.rename(path)
-    sync_directory(path.parent)
+    DISK.write_file(path, data, path.with_name(path.name + TEMPORARY), 0o600)
 
 
 class EpochFile:
@@ -235,12 +224,12 @@ class EpochFile:
 
     def write(self, epoch: int) -> None:
         """Durably."""
-        file = os.open(self._path, os.O_WRONLY)
+        file = DISK.open(self._path)
         try:
-            os.pwrite(file, self._encode(epoch), 0)
-            os.fdatasync(file)
+            DISK.write_all(file, self._encode(epoch), 0)
+            DISK.sync(file)
         finally:
-            os.close(file)
+            DISK.close(file)
 
 
 class StoredShuffle:
@@ -264,7 +253,7 @@ class StoredShuffle:
         directory.mkdir(exist_ok=True)
         data = msgspec.msgpack.encode((name, spec))
         write_durably(directory / "spec", _crc.pack(crc32(data)) + data)
-        sync_directory(directory.parent)
+        DISK.sync_folder(directory.parent)
         return cls(directory, name, spec, descriptors)
 
     @classmethod
@@ -308,7 +297,7 @@ class StoredShuffle:
         """The file that grows from now on. Blocking. Raises OSError."""
         self.last_number += 1
         file = DataFile(self.directory / f"data-{self.last_number:06d}", self.last_number, self._descriptors)
-        sync_directory(self.directory)
+        DISK.sync_folder(self.directory)
         self.files[file.number] = self.current = file
         return file
 
@@ -440,8 +429,8 @@ def remove_folder(directory: Path) -> None:
     """All of a shuffle, if there is anything; half of it is never seen, and it does not come back. Blocking. Raises OSError."""
     gone = directory.with_name(directory.name + GONE)
     if directory.exists():
-        os.rename(directory, gone)
+        directory.rename(gone)
     elif not gone.exists():  # the try before came so far
         return
-    sync_directory(directory.parent)
+    DISK.sync_folder(directory.parent)
     shutil.rmtree(gone)

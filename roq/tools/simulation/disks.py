@@ -1,8 +1,8 @@
 """A machine's disk: what was synced outlives a loss of power; what was only written may, in whole, in part or not at all.
 
-The journal's files are in memory (`Disk`, as roq/log/store/disk.py has it; the stores' own tests use it, too). Payloads, what
-followers keep of shuffles, and what says whose the disk is, are files in the machine's folder; of them `os` is replaced
-(`Files`), as far as stores use it, and it is known what of them was not synced (pages.py). A killed process takes nothing
+The journal's files are in memory (`SimulatedDisk`; the stores' own tests use it, too). Payloads, what followers keep of
+shuffles, and what says whose the disk is, are files in the machine's folder; below them `os` is replaced (`Files`), where
+roq/runtime/files.py uses it, and it is known what of them was not synced (pages.py). A killed process takes nothing
 with it: what it wrote is in the page cache, for the next one to read. After a sync that failed it is there and nowhere else,
 and no later sync writes it. Which names a folder durably has is known by links in a folder beside: a loss of power undoes any
 of the renames and removals of files since its last sync. Syncs take time, in which a thread can be killed.
@@ -20,12 +20,14 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+from roq.runtime.files import MODE, Disk, StrPath
 from roq.tools.simulation.loop import PROCESS, SimulatedLoop
 from roq.tools.simulation.pages import SECTOR_BYTES, TORN_PART, Pages
 from roq.tools.simulation.threads import current
 
 NEWEST_PART, NEWEST_BYTES = 0.5, 4096  # of what rots is among the last so many bytes
 UNDONE_PART = 0.5  # of renames and removals whose folder was not synced
+FIRST_DESCRIPTOR = 1 << 30  # of simulated ones: no real one is as high
 EVICTED_PART = 0.5  # of syncs that fail: the pages that no sync will write are dropped at once
 
 
@@ -48,7 +50,7 @@ class _DiskFile:
         return bytes(seen)
 
 
-class SimulatedDisk:
+class SimulatedDisk(Disk):
     """One machine's. loop: on whose clock it takes its time, None for none at all. failing: the next read, write or sync raises
     EIO. full: nothing new fits. files: the journal's."""
 
@@ -67,9 +69,9 @@ class SimulatedDisk:
         self._pages: dict[int, Pages] = {}  # of files that are not all synced, by inode
         self._made: dict[str, float] = {}  # when payloads were stored
 
-    # --- as roq.log.store.disk.Disk -----------------------------------------------------------------------------------------
+    # --- the journal's files, in memory -----------------------------------------------------------------------------------
 
-    def create(self, path: Path, size: int) -> None:
+    def write_zeros(self, path: Path, size: int) -> None:
         """See Disk."""
         self._take_time()
         if self.full:
@@ -77,25 +79,26 @@ class SimulatedDisk:
         self.files[path] = _DiskFile(bytes(size))
         self._removed.clear()
 
-    def open(self, path: Path) -> int:
+    def open(self, path: StrPath, flags: int = 0, mode: int = MODE) -> int:
         """See Disk."""
         descriptor = len(self._open) + 1
-        self._open[descriptor] = self.files[path]
+        self._open[descriptor] = self.files[Path(path)]
         return descriptor
 
     def size(self, file: int) -> int:
         """See Disk."""
         return len(self._open[file].data)
 
-    def read(self, file: int, offset: int, count: int) -> bytes:
+    def read(self, file: int, size: int, offset: int) -> bytes:
         """See Disk."""
         self._fail("read")
-        return self._open[file].read(offset, count)
+        return self._open[file].read(offset, size)
 
-    def write(self, file: int, offset: int, data: bytes) -> None:
+    def write(self, file: int, data: bytes | memoryview, offset: int) -> int:
         """See Disk."""
         self._fail("write")
         self._open[file].unsynced.append((offset, bytes(data)))
+        return len(data)
 
     def sync(self, file: int) -> None:
         """See Disk."""
@@ -116,13 +119,14 @@ class SimulatedDisk:
     def close(self, file: int) -> None:
         """See Disk."""
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: StrPath) -> bool:
         """See Disk. A loss of power may undo it."""
-        self._removed.append((path, self.files.pop(path)))
+        self._removed.append((Path(path), self.files.pop(Path(path))))
+        return True
 
-    def names(self, directory: Path) -> list[str]:
+    def names(self, folder: StrPath) -> list[str]:
         """See Disk."""
-        return sorted(path.name for path in self.files if path.parent == directory)
+        return sorted(path.name for path in self.files if path.parent == Path(folder))
 
     def _take_time(self) -> None:
         seconds = self.sync_seconds * (0.5 + self._random.random())
@@ -164,10 +168,11 @@ class SimulatedDisk:
         self._pages_of(file).cut(file, end)
 
     def fsync(self, file: int) -> None:
-        """os.fsync."""
+        """os.fsync of a file. The loop does it in no time, as there it is done to small files when a process starts."""
         pages = self._pages_of(file)
         waiting = pages.waiting()
-        self._take_time()
+        if current() is not None:
+            self._take_time()
         if self.failing == "sync":
             pages.not_synced(file, waiting, evicted=self._random.random() < EVICTED_PART)
             self._fail("sync")
@@ -180,8 +185,8 @@ class SimulatedDisk:
         self._fail("read")
         return path.open("rb")
 
-    def sync_folder(self, folder: Path) -> None:
-        """sync_directory. The loop does it in no time: there the folders of a whole disk are synced in a row."""
+    def sync_names(self, folder: Path) -> None:
+        """os.fsync of a folder. The loop does it in no time: there the folders of a whole disk are synced in a row."""
         if current() is not None:
             self._take_time()
         self._fail("sync")
@@ -323,10 +328,11 @@ class DiskOwner(Protocol):
 
 
 class _OpenFile(NamedTuple):
-    """A descriptor of a simulated process. real: the one beneath."""
+    """A descriptor of a simulated process. real: the one beneath. folder: what is open, if it is none of files."""
 
     disk: SimulatedDisk
     real: int
+    folder: Path | None = None
 
 
 class Files:
@@ -334,7 +340,7 @@ class Files:
 
     def __init__(self, machines: Callable[[], Mapping[str, DiskOwner]], now: Callable[[], float]) -> None:
         self._machines, self._now = machines, now
-        self._numbers = itertools.count(1 << 30)  # no real ones; none is used again: who is killed may give it back late
+        self._numbers = itertools.count(FIRST_DESCRIPTOR)  # none is used again: who is killed may give it back late
         self._open: dict[int, _OpenFile] = {}
 
     def disk(self) -> SimulatedDisk:
@@ -347,21 +353,17 @@ class Files:
         """In place of roq.log.store.blobs.opened."""
         return self.disk().read_payload(path)
 
-    def sync_directory(self, path: Path) -> None:
-        """In place of roq.log.store.disk.sync_directory."""
-        self.disk().sync_folder(path)
-
     def module(self) -> SimpleNamespace:
-        """As much of `os` as stores use."""
-        names = ("O_RDWR", "O_WRONLY", "O_CREAT", "O_EXCL", "O_TRUNC", "O_CLOEXEC", "unlink", "rename", "strerror")
+        """As much of `os` as roq/runtime/files.py and stores use. Files beside a disk's folder are real ones."""
+        flags = ("O_RDONLY", "O_RDWR", "O_CREAT", "O_EXCL", "O_TRUNC", "O_CLOEXEC", "O_DIRECTORY")
+        names = (*flags, "path", "unlink", "replace", "strerror")
         return SimpleNamespace(
             **{name: getattr(os, name) for name in names},
             open=self._opened,
             close=self._close,
-            fstat=lambda descriptor: os.fstat(self._open[descriptor].real),
-            pread=lambda descriptor, count, offset: os.pread(self._open[descriptor].real, count, offset),
+            fstat=lambda descriptor: os.fstat(self._real(descriptor)),
+            pread=lambda descriptor, count, offset: os.pread(self._real(descriptor), count, offset),
             pwrite=self._pwrite,
-            write=self._write,
             ftruncate=self._cut,
             fsync=self._fsync,
             fdatasync=self._fsync,
@@ -371,8 +373,14 @@ class Files:
         )
 
     def _opened(self, path: Any, flags: int, mode: int = 0o777) -> int:
-        disk, descriptor = self.disk(), next(self._numbers)
-        self._open[descriptor] = _OpenFile(disk, disk.opened(path, flags, mode))
+        disk = self.disk()
+        if not Path(path).is_relative_to(disk.folder):
+            return os.open(path, flags, mode)
+        descriptor = next(self._numbers)
+        if flags & os.O_DIRECTORY:
+            self._open[descriptor] = _OpenFile(disk, os.open(path, flags), Path(path))
+        else:
+            self._open[descriptor] = _OpenFile(disk, disk.opened(path, flags, mode))
         process = PROCESS.get()
         assert process is not None
         process.on_end.append(lambda: self._close(descriptor))
@@ -382,24 +390,31 @@ class Files:
         """Also by whoever forgets a file last, whichever process that was in."""
         if (found := self._open.pop(descriptor, None)) is not None:
             os.close(found.real)
+        elif descriptor < FIRST_DESCRIPTOR:
+            os.close(descriptor)
+
+    def _real(self, descriptor: int) -> int:
+        return self._open[descriptor].real if descriptor >= FIRST_DESCRIPTOR else descriptor
 
     def _pwrite(self, descriptor: int, data: Any, offset: int) -> int:
-        disk, real = self._open[descriptor]
+        if descriptor < FIRST_DESCRIPTOR:
+            return os.pwrite(descriptor, data, offset)
+        disk, real, _ = self._open[descriptor]
         return disk.pwrite(real, data, offset)
 
-    def _write(self, descriptor: int, data: Any) -> int:
-        disk, real = self._open[descriptor]
-        written = disk.pwrite(real, data, os.lseek(real, 0, os.SEEK_CUR))
-        os.lseek(real, written, os.SEEK_CUR)
-        return written
-
     def _cut(self, descriptor: int, end: int) -> None:
-        disk, real = self._open[descriptor]
+        disk, real, _ = self._open[descriptor]
         disk.cut(real, end)
 
     def _fsync(self, descriptor: int) -> None:
-        disk, real = self._open[descriptor]
-        disk.fsync(real)
+        if descriptor < FIRST_DESCRIPTOR:
+            os.fsync(descriptor)
+            return
+        disk, real, folder = self._open[descriptor]
+        if folder is not None:
+            disk.sync_names(folder)
+        else:
+            disk.fsync(real)
 
     def _entries(self, folder: Any) -> list[_FolderEntry]:
         return [

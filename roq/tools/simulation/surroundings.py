@@ -17,24 +17,22 @@ import hcm.ports
 import hcm.process
 import roq.coordination.session
 import roq.log.store.blobs
-import roq.log.store.cookie
 import roq.log.store.process
 import roq.log.store.proof
 import roq.log.store.server
 import roq.pubsub.exchange.process
 import roq.runtime.blocking_connection
 import roq.runtime.connections
+import roq.runtime.files
 import roq.runtime.liveness
 import roq.runtime.sockets
 import roq.shuffle.node.attempt
 import roq.shuffle.node.buffer
-import roq.shuffle.node.committed
 import roq.shuffle.node.committer
 import roq.shuffle.node.cutter
 import roq.shuffle.node.datafile
 import roq.shuffle.node.server
 import roq.shuffle.node.storage
-import roq.shuffle.node.stored
 import roq.workqueue.lease_keeper
 import roq.workqueue.master_link
 from roq.tools.simulation import machines, zeromq
@@ -141,15 +139,11 @@ def _below_work_queues(
     return [
         *((module, "threading", threading) for module in THREADED),
         (roq.log.store.server, "SimpleQueue", SimpleQueue),
-        (roq.log.store.server, "OsDisk", files.disk),
+        (roq.log.store.server, "Disk", files.disk),
         (roq.log.store.server.StoreServer.__init__, "__kwdefaults__", sizes),
-        *((module, "os", system) for module in (roq.log.store.server, roq.log.store.blobs)),
+        *((module, "os", system) for module in (roq.runtime.files, roq.log.store.blobs)),
         (roq.log.store.blobs, "opened", files.read),
-        *(
-            (module, "sync_directory", files.sync_directory)
-            for module in (roq.log.store.server, roq.log.store.blobs, roq.log.store.cookie)
-        ),
-        *_below_followers(loop, files),
+        *_below_followers(loop),
         (roq.log.store.proof, "BOOT_ID", files),
         *Forks(loop, seed, lambda: machines.SimulatedChildren.machines).replacements(),
         (hcm.ports, "ROLES", {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles
@@ -161,14 +155,11 @@ def _below_work_queues(
     ]
 
 
-def _below_followers(loop: SimulatedLoop, files: Files) -> list[tuple[Any, str, Any]]:
-    """Threads and files of followers. What is below writers and readers: shuffle_cluster.py."""
-    below, system = roq.shuffle.node, files.module()
-    written = (below.committer, below.datafile, below.committed, below.stored)
+def _below_followers(loop: SimulatedLoop) -> list[tuple[Any, str, Any]]:
+    """Threads of followers. What is below writers and readers: shuffle_cluster.py."""
+    below = roq.shuffle.node
     return [
-        *((module, "os", system) for module in (*written, below.buffer)),
         *((module, "ThreadPoolExecutor", Pool) for module in (below.buffer, below.committer, below.storage)),
-        (below.stored, "sync_directory", files.sync_directory),
         (below.committer, "FILE_BYTES", DATA_BYTES),
         (below.server, "raise_limit", lambda: None),
         (below.server, "LoopThread", lambda name: LoopBeside(loop, name)),

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from roq.errors import DataLost, RoqError, StorageFailed, StorageFull, TemporaryError
-from roq.log.store import disk
+from roq.runtime.files import DISK
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient
-from roq.shuffle.node import committer, datafile, server, stored
+from roq.shuffle.node import committer, datafile, server
 from roq.shuffle.node.committer import Committer
 from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.datafile import PAGE_BYTES, DataFile, Descriptors, encode
@@ -133,8 +133,8 @@ def test_a_file_whose_sync_failed_takes_no_more(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_file_that_is_replaced_has_all_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda file, data: write(file, bytes(data)[:7]))
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: write(file, bytes(data)[:7], offset))
     write_durably(tmp_path / "spec", bytes(range(100)))
     assert (tmp_path / "spec").read_bytes() == bytes(range(100))
 
@@ -143,11 +143,12 @@ def test_a_removed_shuffle_does_not_come_back(tmp_path: Path, monkeypatch: pytes
     """Its new name is on the disk before anything of it is deleted."""
     synced: list[set[str]] = []
 
-    def sync_directory(path: Path) -> None:
-        disk.sync_directory(path)
+    def sync_folder(path: Path) -> None:
+        sync(path)
         synced.append({entry.name for entry in path.iterdir()})
 
-    monkeypatch.setattr(stored, "sync_directory", sync_directory)
+    sync = DISK.sync_folder
+    monkeypatch.setattr(DISK, "sync_folder", sync_folder)
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "spec").write_bytes(b"x")
     remove_folder(tmp_path / "s")
@@ -159,7 +160,7 @@ def test_a_removal_whose_sync_failed_is_finished_by_the_next_try(tmp_path: Path,
     def fails(path: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(stored, "sync_directory", fails)
+    monkeypatch.setattr(DISK, "sync_folder", fails)
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "spec").write_bytes(b"x")
     for _ in range(2):
@@ -175,12 +176,12 @@ def test_a_removal_whose_sync_failed_is_finished_by_the_next_try(tmp_path: Path,
 
 
 async def test_what_a_full_disk_left_of_a_new_shuffle_is_removed_with_it(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: int, data: bytes) -> int:
+    def full(file: int, data: bytes, offset: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     storage = await opened()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
+        patch.setattr(os, "pwrite", full)
         with pytest.raises(StorageFull):
             await store(storage, 0, run_of(range(10), 10))
     (folder,) = storage._directory.glob("s")

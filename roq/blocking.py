@@ -211,7 +211,7 @@ class Subscriber:
 
     @property
     def lost(self) -> int:
-        """Messages told as lost so far."""
+        """Messages reported as lost so far."""
         return self._subscriber.lost
 
     def close(self, timeout_seconds: float = 1.0) -> None:

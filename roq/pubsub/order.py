@@ -1,10 +1,10 @@
-"""Subscriber's order machine: each publisher's messages in order, once, across moves; gaps are told. Pure: no IO, no clock.
+"""Subscriber's order machine: each publisher's messages in order, once, across moves; gaps are reported. Pure: no IO, no clock.
 
 Theory of operation. A publisher sends along numbered *paths*; path k runs through one Exchange and is FIFO. Within a path
 every frame names the number of the payload before it on its topic, so a gap is seen at the next frame of that topic (or at
-a beacon). A publisher numbers its payloads over all topics, and they are delivered in that order: once one was delivered, an
+a watermark). A publisher numbers its payloads over all topics, and they are delivered in that order: once one was delivered, an
 older one of another topic is not, though a replay brings it; it is reported as lost. Paths follow each other in two ways,
-told by the first frame of the new one (OPEN):
+named by the first frame of the new one (OPEN):
 
     finished   the old path was ended with FIN: hold the new path's frames until that FIN has come through the old Exchange
     broken     the old Exchange is gone and the publisher replays: go on at once, drop what was delivered already; held
@@ -20,9 +20,9 @@ A publisher first met in the middle of a path is taken from there: its earlier m
 That is not so after a time in which messages may have passed this subscriber by, though it was ready (it stood still while an
 Exchange died, or stopped reading from one that drops; `doubt`). Earlier messages of a publisher first met since then may be
 from before our time or from within that time: nobody knows, so they are reported as MessagesLost of 0 messages, topic by
-topic, when the topic or a beacon that names it comes. A beacon of a publisher never met says so, too. It ends when the last
-beacon that could tell of that time has come (`sweep`). The subscriber learns of such a time late, so `doubt` also covers what
-was met since it was last known to be well.
+topic, when the topic or a watermark that names it comes. A watermark of a publisher never met says so, too. It ends when the
+last watermark that could speak of that time has come (`sweep`). The subscriber learns of such a time late, so `doubt` also
+covers what was met since it was last known to be well.
 
 Memory is bounded: of publishers that have ended, and of those unheard for longest when there are too many, the topics are
 forgotten (`sweep`, `_make_room`), and beyond a number of publishers the oldest altogether. Of forgotten topics remains the
@@ -43,7 +43,7 @@ from roq.wire.frame import FrameKind, Header, PathOpening
 
 
 class FrameEvent(NamedTuple):
-    """One frame of `size` bytes on its way through. `extra`: PathOpening for OPEN, {topic: (last, sent)} for BEACON."""
+    """One frame of `size` bytes on its way through. `extra`: PathOpening for OPEN, {topic: (last, sent)} for WATERMARK."""
 
     topic: bytes
     header: Header
@@ -63,7 +63,7 @@ Output = Deliver | MessagesLost
 PUBLISHERS_KEPT = 50_000  # about 500 bytes each without their topics
 KNOWN_BYTES_MAX = 128 * 1024 * 1024  # of what is known of topics: more than 400,000 of them, over all publishers
 TOPIC_BYTES = 250  # what one topic of one publisher costs besides its name, about
-DOUBTS_KEPT = 100_000  # topics of which it was reported that messages may be missing; beyond, one may be told of twice
+DOUBTS_KEPT = 100_000  # topics of which it was reported that messages may be missing; beyond, one may be reported twice
 HELD_FRAME_BYTES = 512  # what a held frame costs besides its bytes: decoded header and payloads, about
 
 
@@ -99,7 +99,7 @@ class KnownPublisher:
 
     def __init__(self) -> None:
         self.path = 0  # until it is known where to begin
-        self.baseline: int | None = None  # numbers up to this were before our time; None until the first frame tells
+        self.baseline: int | None = None  # numbers up to this were before our time; None until the first frame says
         self.delivered = 0  # highest number delivered, over all topics
         self.finished = False  # FIN of `path` seen
         self.topics: dict[bytes, list[int]] = {}
@@ -125,7 +125,7 @@ class OrderMachine:
     """All publishers of one subscriber.
 
     attached: the tokens' ids of Exchanges this subscriber is attached to (asked when a path changes).
-    wants: whether the subscriber subscribed to a topic (asked for beacons).
+    wants: whether the subscriber subscribed to a topic (asked for watermarks).
     """
 
     def __init__(
@@ -161,12 +161,12 @@ class OrderMachine:
         return True
 
     def handle(self, event: FrameEvent, now: float) -> list[Output]:
-        """Any frame of a publisher. What to deliver and to tell, in order."""
+        """Any frame of a publisher. What to deliver and to report, in order."""
         header = event.header
         publisher = self.publishers.get(header.publisher)
         out: list[Output] = []
-        if header.kind == FrameKind.BEACON and (publisher is None or publisher.path == 0):
-            # the Monitor repeats old ones: it tells nothing of where to begin
+        if header.kind == FrameKind.WATERMARK and (publisher is None or publisher.path == 0):
+            # the Monitor repeats old ones: it says nothing of where to begin
             if self._doubts is not None and (publisher is None or publisher.doubtful):
                 for name, (last, _) in event.extra.items():
                     if self._wants(name.encode()):
@@ -187,15 +187,15 @@ class OrderMachine:
     def _take(self, publisher: KnownPublisher, event: FrameEvent, out: list[Output]) -> None:
         header = event.header
         if header.path < publisher.path or (
-            publisher.finished and header.path == publisher.path and header.kind != FrameKind.BEACON
+            publisher.finished and header.path == publisher.path and header.kind != FrameKind.WATERMARK
         ):
-            self.late += header.kind != FrameKind.BEACON
+            self.late += header.kind != FrameKind.WATERMARK
             if header.kind == FrameKind.DATA and publisher.baseline is not None and header.sequence <= publisher.baseline:
                 # not before our time after all, and too late to be given; what is above the baseline shows as a gap
                 lost = (event.topic.decode(), header.sequence, header.sequence + header.count - 1, header.count)
                 out.append(MessagesLost(header.publisher, *lost))
-            elif header.kind == FrameKind.BEACON:  # what a replay may still bring is not lost yet
-                self._beacon(publisher, event, publisher.delivered if publisher.replays else header.sequence, out)
+            elif header.kind == FrameKind.WATERMARK:  # what a replay may still bring is not lost yet
+                self._watermark(publisher, event, publisher.delivered if publisher.replays else header.sequence, out)
         elif header.path > publisher.path:
             if header.kind == FrameKind.OPEN:
                 publisher.openings[header.path] = event.extra
@@ -207,8 +207,8 @@ class OrderMachine:
             publisher.finished = True
             if publisher.baseline is None:
                 publisher.baseline = header.sequence
-        elif header.kind == FrameKind.BEACON:
-            self._beacon(publisher, event, header.sequence, out)
+        elif header.kind == FrameKind.WATERMARK:
+            self._watermark(publisher, event, header.sequence, out)
         elif header.kind == FrameKind.OPEN and publisher.baseline is None:
             publisher.baseline = header.sequence
 
@@ -261,7 +261,7 @@ class OrderMachine:
         publisher.topics[topic] = known
         return known
 
-    def _beacon(self, publisher: KnownPublisher, event: FrameEvent, up_to: int, out: list[Output]) -> None:
+    def _watermark(self, publisher: KnownPublisher, event: FrameEvent, up_to: int, out: list[Output]) -> None:
         """Topics of which messages up to the number `up_to` are missing."""
         id = event.header.publisher
         if publisher.baseline is None:
@@ -292,7 +292,7 @@ class OrderMachine:
 
     def doubt(self, well_at: float, now: float) -> list[Output]:
         """Messages may have passed this subscriber by, though it was ready; not so at `well_at`. Of those that it knew then
-        their numbers tell what is missing."""
+        their numbers show what is missing."""
         out: list[Output] = []
         if not self._safe.doubt_strangers:
             return out
@@ -308,12 +308,12 @@ class OrderMachine:
 
     def _may_be_missing(self, id: int, topic: str, last: int, out: list[Output]) -> None:
         """Messages of a doubtful publisher, or of one never met, on a topic first heard of now; unless it was said before."""
-        if self._doubts is None or last <= (told := self._doubts.get((id, topic), 0)):
+        if self._doubts is None or last <= (reported := self._doubts.get((id, topic), 0)):
             return
         if len(self._doubts) >= DOUBTS_KEPT:
             self._doubts.clear()
         self._doubts[id, topic] = last
-        out.append(MessagesLost(id, topic, told + 1, last, 0))
+        out.append(MessagesLost(id, topic, reported + 1, last, 0))
 
     def _settle(self, publisher: KnownPublisher, id: int, now: float, out: list[Output]) -> None:
         """Go on to the next path while nothing holds us back."""
@@ -410,7 +410,7 @@ class OrderMachine:
 
     def sweep(self, now: float, forget_seconds: float, unread_at: float) -> None:
         """Forget the topics of publishers that have ended and of which nothing was heard for `forget_seconds`, in which
-        every beacon of theirs has come; likewise a doubt. unread_at: when anything last lay unread though it had come."""
+        every watermark of theirs has come; likewise a doubt. unread_at: when anything last lay unread though it had come."""
         if self._doubts is not None and now - max(self._doubted, unread_at) >= forget_seconds:
             self._doubts = None
             for publisher in self.publishers.values():
@@ -441,7 +441,7 @@ class OrderMachine:
                 self.forgotten_topics += len(some)
 
     def _forget_publishers(self) -> None:
-        """Too many are known: forget an eighth of them; a later beacon of theirs tells nothing any more."""
+        """Too many are known: forget an eighth of them; a later watermark of theirs reports nothing any more."""
         ids = sorted(
             self.publishers.keys() - self.waiting, key=lambda id: (not self.publishers[id].finished, self.publishers[id].heard)
         )

@@ -5,9 +5,9 @@ Theory of operation. The publisher sends along path k on one Exchange.
     planned move   connect to the new Exchange and wait for its welcome; then FIN(k) is the last frame on the old link and
                    OPEN(k+1, finished) the first on the new one, with nothing sent in between. The old link stays open until
                    the Monitor has seen the FIN come out of the old Exchange, so that closing it can't cut anything off.
-    lost link      the Exchange died, or an old one before its FIN was confirmed. What is published waits in the ring until
-                   the Monitor names an Exchange that every subscriber has proved; OPEN(k+1, not finished) is followed by
-                   everything in the ring, and subscribers drop what they have.
+    lost link      the Exchange died, or an old one before its FIN was confirmed. What is published waits in the replay buffer
+                   until the Monitor names an Exchange that every subscriber has proved; OPEN(k+1, not finished) is followed
+                   by everything in the replay buffer, and subscribers drop what they have.
 
     joining ── assign ──► opening ── attached ──► flowing ◄── attached ── moving ◄── assign ── flowing
     flowing ── lost ──► broken ── assign, attached ──► flowing (replayed)
@@ -39,7 +39,7 @@ class SendOpen(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """Send everything in the ring on this path."""
+    """Send everything in the replay buffer on this path."""
 
     path: int
 
@@ -79,7 +79,7 @@ class PathSafeguards(NamedTuple):
 
 
 class PathMachine:
-    """One publisher's paths. `current`: where frames go now (None: nowhere yet, they wait in the ring)."""
+    """One publisher's paths. `current`: where frames go now (None: nowhere yet, they wait in the replay buffer)."""
 
     def __init__(self, safeguards: PathSafeguards = PathSafeguards()) -> None:
         self.path = 0
@@ -143,7 +143,7 @@ class PathMachine:
         old = self.leaving.pop(path, None)
         if old is None:
             return []
-        if self.current is not None:  # the new path flows: begin it again, with everything that may be missing
+        if self.current is not None:  # the new path flows: open it as the next path, with everything that may be missing
             self.path += 1
             out.append(Reuse(self.path - 1, self.path))
             if self.target_path == self.path:  # the number was meant for a move under way: that is asked for again
@@ -170,7 +170,7 @@ class PathMachine:
             return []
         self.closing = True
         if self.broken is not None:
-            return []  # what waits in the ring leaves on the next path, and then its FIN
+            return []  # what waits in the replay buffer leaves on the next path, and then its FIN
         out: list[Instruction] = []
         if self.target is not None:
             out.append(CloseLink(self.target_path))

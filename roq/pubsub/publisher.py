@@ -17,21 +17,21 @@ from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, InvalidTopic, PayloadTooLarge
 from roq.ids import new_id
 from roq.pubsub.health import PublisherHealth
-from roq.pubsub.lane import ASK_SECONDS, PathSender
 from roq.pubsub.link import BACKLOG_BYTES
 from roq.pubsub.membership import ClientMembership
-from roq.pubsub.ring import RING_SECONDS
+from roq.pubsub.path_sender import ASK_SECONDS, PathSender
+from roq.pubsub.replay_buffer import KEPT_SECONDS
 from roq.pubsub.topics import TopicRecord
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import FrameKind, encode_data
-from roq.wire.limits import BATCH_BYTES, BEACON_TOPICS_MAX, FRAME_OVERHEAD_BYTES
+from roq.wire.limits import BATCH_BYTES, FRAME_OVERHEAD_BYTES, WATERMARK_TOPICS_MAX
 
-BEACON_ITEM_BYTES = 24  # what one topic adds to a beacon besides its name, at most
+WATERMARK_ITEM_BYTES = 24  # what one topic adds to a watermark besides its name, at most
 CHUNK_MESSAGES = 512  # taken from publish_many's iterable at once
 ITEM_BYTES = 6  # what one payload adds to a batch besides itself, about
 DROP_PATIENCE_SECONDS = 0.005  # with overflow "drop": how long a full link is waited for before frames are dropped
-TOPICS_REMEMBERED = 100_000  # per publisher; gaps on topics unused for longer are not told
+TOPICS_REMEMBERED = 100_000  # per publisher; gaps on topics unused for longer are not reported
 OPEN_SECONDS = 15.0
 
 
@@ -48,7 +48,7 @@ class Publisher:
         self._asked = 0.0  # monotonic: when a confirmation was asked for because there was no room
         self._loop = asyncio.get_running_loop()
         self._membership = ClientMembership(gcm, queue, self)
-        self._lane = PathSender(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
+        self._sender = PathSender(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
         self._topics: dict[str, TopicRecord] = {}
         self._sequence = 0
         self._overflow = Overflow.DROP
@@ -63,8 +63,8 @@ class Publisher:
         self._room = 0
         self._batch_time = 0
         self._scheduled = False
-        self._touched: dict[str, TopicRecord] = {}  # used since their last beacon
-        self._revealed: dict[str, TopicRecord] = {}  # named in a beacon that may yet have to be repeated; oldest first
+        self._touched: dict[str, TopicRecord] = {}  # used since their last watermark
+        self._revealed: dict[str, TopicRecord] = {}  # named in a watermark that may yet have to be repeated; oldest first
         self._replays = 0
         self._closed = False
 
@@ -76,7 +76,7 @@ class Publisher:
         try:
             await self._membership.join(timeout_seconds)
             async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
-                await self._lane.opened.wait()
+                await self._sender.opened.wait()
         except TimeoutError:
             await self.close(0)
             raise DeadlineExceeded(f"no Exchange of {self.queue!r} took this publisher in {timeout_seconds:g} s") from None
@@ -99,16 +99,16 @@ class Publisher:
             return
         deadline = time.monotonic() + timeout_seconds
         self._flush()
-        self._send_beacons(list(self._touched.values()))
+        self._send_watermarks(list(self._touched.values()))
         self._closed, self._room, self._topic = True, 0, None
         try:
-            confirmed = await self._lane.finish(timeout_seconds) or not self.messages
+            confirmed = await self._sender.finish(timeout_seconds) or not self.messages
             await self._membership.close(self.id, min(1.0, max(0.0, deadline - time.monotonic())))
         finally:
             self._membership.stop()
-            self._lane.close()
+            self._sender.close()
         if timeout_seconds > 0:
-            self._lane.raise_unknown()
+            self._sender.raise_unknown()
         if not confirmed and timeout_seconds > 0:
             raise DeadlineExceeded(f"closed after {timeout_seconds:g} s without confirmation that all messages were forwarded")
 
@@ -129,7 +129,7 @@ class Publisher:
         """First of a batch, first of a topic, the one that fills the batch, or one that is refused."""
         self._check_open()
         payload = self._checked(payload)
-        if not self._scheduled and self._lane.backlog() > BACKLOG_BYTES:
+        if not self._scheduled and self._sender.backlog() > BACKLOG_BYTES:
             await self._find_room()  # batches that leave with the turn of the loop, however small, wait as full ones do
             if self._closed:
                 raise Closed("the publisher was closed meanwhile")
@@ -163,7 +163,7 @@ class Publisher:
         self._check_open()
         source = iter(payloads)
         while chunk := list(itertools.islice(source, CHUNK_MESSAGES)):
-            if not self._scheduled and self._lane.backlog() > BACKLOG_BYTES:
+            if not self._scheduled and self._sender.backlog() > BACKLOG_BYTES:
                 await self._find_room()
             if self._closed:
                 raise Closed("the publisher was closed meanwhile")
@@ -232,17 +232,17 @@ class Publisher:
     def _send_run(self, record: TopicRecord, run: list[bytes], timestamp: int) -> None:
         first = self._sequence + 1
         count = len(run)
-        frame = encode_data(record.encoded, self.id, self._lane.path, first, record.last, record.sent, run, timestamp)
+        frame = encode_data(record.encoded, self.id, self._sender.path, first, record.last, record.sent, run, timestamp)
         self._sequence = record.last = first + count - 1
         record.sent += count
         self.messages += count
         self.bytes += len(frame)
         self._touched[record.name] = record
-        self.dropped += self._lane.send(frame, self._sequence)
+        self.dropped += self._sender.send(frame, self._sequence)
 
     async def _take_breath(self) -> None:
         """After a full batch: let the loop turn, and wait or drop if the way is full."""
-        if self._lane.backlog() > BACKLOG_BYTES:
+        if self._sender.backlog() > BACKLOG_BYTES:
             await self._find_room()
         else:
             await asyncio.sleep(0)
@@ -252,19 +252,19 @@ class Publisher:
         started = time.monotonic()
         try:
             if self._overflow is Overflow.BLOCK:
-                while self._lane.backlog() > BACKLOG_BYTES and not self._closed:
-                    self._lane.has_room.clear()
-                    if self._lane.held_back():
+                while self._sender.backlog() > BACKLOG_BYTES and not self._closed:
+                    self._sender.has_room.clear()
+                    if self._sender.held_back():
                         await self._ask_for_room()
                     else:
-                        await self._lane.has_room.wait()
+                        await self._sender.has_room.wait()
             else:
-                self._lane.has_room.clear()
+                self._sender.has_room.clear()
                 try:
                     async with asyncio.timeout(DROP_PATIENCE_SECONDS):
-                        await self._lane.has_room.wait()
+                        await self._sender.has_room.wait()
                 except TimeoutError:
-                    self.dropped += self._lane.drop()
+                    self.dropped += self._sender.drop()
         finally:
             self.blocked_seconds += time.monotonic() - started
 
@@ -272,12 +272,12 @@ class Publisher:
         """The replay buffer is full of what is not confirmed: ask the Monitor until it confirms, or is found silent."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                await self._lane.has_room.wait()
+                await self._sender.has_room.wait()
         except TimeoutError:
             if time.monotonic() - self._asked < ASK_SECONDS:
                 return  # another of those who wait has
             self._asked = time.monotonic()
-            self._lane.ask(self._membership.monitor_silent_seconds())
+            self._sender.ask(self._membership.monitor_silent_seconds())
             self._membership.report_now()
 
     async def flush(self, timeout_seconds: float = 10.0) -> None:
@@ -289,64 +289,64 @@ class Publisher:
         """
         self._check_open()
         self._flush()
-        self._send_beacons(list(self._touched.values()))  # if this publisher dies, the Monitor can tell what there was
-        await self._lane.confirm(timeout_seconds)
+        self._send_watermarks(list(self._touched.values()))  # if this publisher dies, the Monitor knows what there was
+        await self._sender.confirm(timeout_seconds)
 
     @property
     def replays(self) -> int:
         """How often recent messages were sent again because an Exchange died."""
-        return self._lane.replays
+        return self._sender.replays
 
-    # --- what the membership asks and tells ---------------------------------------------------------------------------
+    # --- a Member, see membership.py ------------------------------------------------------------------------------------
 
-    def _send_beacons(self, topics: list[TopicRecord]) -> None:
-        """Reveal the last numbers of these topics: a lost tail would not show otherwise. They are remembered until a MARK
-        behind the beacons is confirmed, and then as long as the replay buffer keeps what is: a beacon may be lost as well."""
-        if not self._lane.follows or not topics:
+    def _send_watermarks(self, topics: list[TopicRecord]) -> None:
+        """Reveal the last numbers of these topics: a lost tail would not show otherwise. They are kept until a MARK behind
+        them is confirmed, and then as long as the replay buffer keeps what is: a watermark may be lost, too."""
+        if not self._sender.follows or not topics:
             return
         body: dict[str, tuple[int, int]] = {}
         size = 0
         for topic in topics:
-            size += len(topic.encoded) + BEACON_ITEM_BYTES
-            if body and (size > self._payload_max or len(body) >= BEACON_TOPICS_MAX):
-                self._lane.send_control(FrameKind.BEACON, body)
-                body, size = {}, len(topic.encoded) + BEACON_ITEM_BYTES
+            size += len(topic.encoded) + WATERMARK_ITEM_BYTES
+            if body and (size > self._payload_max or len(body) >= WATERMARK_TOPICS_MAX):
+                self._sender.send_control(FrameKind.WATERMARK, body)
+                body, size = {}, len(topic.encoded) + WATERMARK_ITEM_BYTES
             body[topic.name] = (topic.last, topic.sent)
-        self._lane.send_control(FrameKind.BEACON, body)
-        mark, now = self._lane.mark(), time.monotonic()
+        self._sender.send_control(FrameKind.WATERMARK, body)
+        mark, now = self._sender.mark(), time.monotonic()
         for topic in topics:
             self._touched.pop(topic.name, None)
             self._revealed.pop(topic.name, None)
             topic.mark, topic.revealed_at = mark, now
             self._revealed[topic.name] = topic
 
-    def _look_after_beacons(self) -> None:
+    def _look_after_watermarks(self) -> None:
         """Forget those that have arrived; send again what may not have, and those of topics that have fallen quiet."""
-        if self._replays != self._lane.replays:
-            self._replays = self._lane.replays
+        if self._replays != self._sender.replays:
+            self._replays = self._sender.replays
             self._touched = {**self._revealed, **self._touched}
             self._revealed.clear()
-        confirmed, old = self._lane.confirmed_mark, time.monotonic() - RING_SECONDS
+        confirmed, old = self._sender.confirmed_mark, time.monotonic() - KEPT_SECONDS
         while self._revealed:
             oldest = next(iter(self._revealed.values()))
             if len(self._revealed) <= TOPICS_REMEMBERED and (oldest.mark > confirmed or oldest.revealed_at > old):
                 break
             del self._revealed[oldest.name]
         every = self._closed or len(self._touched) >= TOPICS_REMEMBERED
-        self._send_beacons([topic for topic in self._touched.values() if every or topic.last == topic.reported])
+        self._send_watermarks([topic for topic in self._touched.values() if every or topic.last == topic.reported])
         for topic in self._touched.values():
             topic.reported = topic.last
 
     def join_request(self) -> wire.JoinPublisher:
         """See membership.Member."""
-        return wire.JoinPublisher(self.id, self._lane.path, self._lane.exchange, self._lane.token)
+        return wire.JoinPublisher(self.id, self._sender.path, self._sender.exchange, self._sender.token)
 
     def report(self) -> wire.PublisherReport:
-        """See membership.Member. Also the moment for beacons, and to ask for confirmation."""
-        self._look_after_beacons()
-        lane = self._lane
-        lane.keep_asking()
-        place = (lane.path, lane.exchange, lane.lost_token, lane.leaving)
+        """See membership.Member. Also the moment for watermarks, and to ask for confirmation."""
+        self._look_after_watermarks()
+        sender = self._sender
+        sender.keep_asking()
+        place = (sender.path, sender.exchange, sender.lost_token, sender.leaving)
         return wire.PublisherReport(self.id, *place, self.messages, self.bytes, self.dropped, self.blocked_seconds)
 
     def take(self, notice: Any) -> None:
@@ -355,15 +355,15 @@ class Publisher:
             case wire.PublisherWelcome():
                 self._overflow = notice.overflow
                 self._payload_max = notice.max_frame_bytes - FRAME_OVERHEAD_BYTES
-                self._batch_bytes = self._lane.bundle_bytes = min(BATCH_BYTES, self._payload_max)
-                self._lane.blocks = self._overflow is Overflow.BLOCK
-                self._lane.assign(notice.exchange, notice.path, notice.abandon)
+                self._batch_bytes = self._sender.bundle_bytes = min(BATCH_BYTES, self._payload_max)
+                self._sender.blocks = self._overflow is Overflow.BLOCK
+                self._sender.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Relocate():
-                self._lane.assign(notice.exchange, notice.path, notice.abandon)
+                self._sender.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Forwarded():
-                self._lane.forwarded(notice.path, notice.mark)
+                self._sender.forwarded(notice.path, notice.mark)
             case wire.Heard(gone=token) if token:
-                self._lane.abandoned(token, notice.gone_path)
+                self._sender.abandoned(token, notice.gone_path)
 
     def health(self) -> PublisherHealth:
         """What is well and what is not."""
@@ -371,14 +371,14 @@ class Publisher:
         problems = []
         if self._closed:
             problems.append("closed")
-        elif not self._lane.exchange:
+        elif not self._sender.exchange:
             problems.append("not attached to an Exchange")
         if not self._membership.joined or silent > 3:
             problems.append(f"the Monitor has been silent for {silent:.1f} s")
-        if (backlog := self._lane.backlog()) > BACKLOG_BYTES:
+        if (backlog := self._sender.backlog()) > BACKLOG_BYTES:
             problems.append(f"{backlog} bytes wait for the Exchange")
         if self.dropped:
             problems.append(f"{self.dropped} messages were dropped")
-        exchange = self._lane.exchange
+        exchange = self._sender.exchange
         ready = not self._closed and exchange != ""
-        return PublisherHealth(ready, exchange, self._lane.path, silent, backlog, self.dropped, tuple(problems))
+        return PublisherHealth(ready, exchange, self._sender.path, silent, backlog, self.dropped, tuple(problems))

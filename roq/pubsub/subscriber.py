@@ -1,4 +1,4 @@
-"""Subscriber: attached to every Exchange of the queue, each publisher's messages in order, gaps told.
+"""Subscriber: attached to every Exchange of the queue, each publisher's messages in order, gaps reported.
 
 Frames are read into a bounded buffer whether or not the application iterates, so that proofs and hand-overs go on; a full
 buffer stops reading, and ZeroMQ's back-pressure does the rest. What the order machine holds back has a bound of its own: beyond
@@ -47,7 +47,7 @@ HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its o
 HOLD_MAX_SECONDS = {Overflow.BLOCK: 600.0, Overflow.DROP: 60.0}
 SLOW_SECONDS = 10.0  # with overflow "block": no message taken for this long while the buffer is full
 SWEEP_SECONDS = 60.0  # between two looks at who has ended
-FORGET_SECONDS = 150.0  # after a publisher's end: the Monitor repeats its last beacon for 63 s, a busy one for longer
+FORGET_SECONDS = 150.0  # after a publisher's end: the Monitor repeats its last watermark for 63 s, a busy one for longer
 OPEN_SECONDS = 15.0
 LISTING_SECONDS = 3.5  # after a rejoin: until then a new Monitor may not have heard of every Exchange that lives
 LATENCIES_KEPT = 512
@@ -68,7 +68,7 @@ class Subscriber:
         self._attachments: dict[str, Attachment] = {}
         self._retired: set[str] = set()
         self._version = 0
-        self._listed: dict[str, wire.ExchangeAddress] = {}  # by token: what the Monitor told last
+        self._listed: dict[str, wire.ExchangeAddress] = {}  # by token: what the Monitor listed last
         self._listing_until = 0.0
         self._overflow = Overflow.DROP
         self._max_frame_bytes = 0  # not welcomed yet
@@ -249,8 +249,8 @@ class Subscriber:
                     self._retire(attachment)
             case FrameKind.OPEN:
                 self._handle(FrameEvent(b"", header, None, frames.opening_body(body), len(body)))
-            case FrameKind.BEACON:
-                self._handle(FrameEvent(b"", header, None, frames.beacon_body(body), len(body)))
+            case FrameKind.WATERMARK:
+                self._handle(FrameEvent(b"", header, None, frames.watermark_body(body), len(body)))
             case FrameKind.BUNDLE:
                 for part in frames.bundle_body(body):
                     self._take_frame(attachment, part)
@@ -398,7 +398,7 @@ class Subscriber:
         first, name = header.sequence, topic.decode()
         return list(map(Message, repeat(name), payloads, repeat(header.publisher), count(first), repeat(header.timestamp)))
 
-    # --- what the membership asks and tells ---------------------------------------------------------------------------
+    # --- a Member, see membership.py ------------------------------------------------------------------------------------
 
     def join_request(self) -> wire.JoinSubscriber:
         """See membership.Member."""
@@ -457,7 +457,7 @@ class Subscriber:
                 self._retired.clear()  # a Monitor that lists it again did not know of its end, and may use it again
                 self._listing_until = time.monotonic() + LISTING_SECONDS if self._attachments else 0.0
                 self._attach(notice.version, notice.exchanges)
-            # One that overtakes the first welcome comes again: before it no socket can be made, the limit of frames is unknown.
+            # One that overtakes the first welcome is repeated: before it no socket can be made, the limit of frames is unknown.
             case wire.Exchanges() if self._max_frame_bytes and notice.version >= self._version:
                 self._attach(notice.version, notice.exchanges)
             case wire.Heard(ready=ready):

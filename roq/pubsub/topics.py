@@ -83,5 +83,5 @@ class TopicRecord:
         self.name, self.encoded = name, topic_bytes(name)
         self.last = self.sent = 0
         self.reported = 0  # `last` at the last report
-        self.mark = 0  # the MARK behind its last beacon
+        self.mark = 0  # the MARK behind its last watermark
         self.revealed_at = 0.0  # monotonic seconds at which that was sent

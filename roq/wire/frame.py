@@ -51,7 +51,7 @@ class FrameKind(IntEnum):
     OPEN = 2  # first frame of a path; body = PathOpening
     FIN = 3  # last frame of a path
     MARK = 4  # asks the Monitor to confirm that everything before it was forwarded; body = mark number
-    BEACON = 5  # last numbers of recently used topics: reveals a lost tail; body = {topic: (last number, payloads sent)}
+    WATERMARK = 5  # last numbers of recently used topics: reveals a lost tail; body = {topic: (last number, payloads sent)}
     RETIRE = 6  # from the Monitor: this Exchange will not carry anything after this; body = Exchange token
     BUNDLE = 7  # part of a replay: data frames of one publisher, in order, of any topics; body = list of whole data frames
 
@@ -86,7 +86,7 @@ _decode_payloads = msgspec.msgpack.Decoder(list[bytes]).decode
 _decode_text = msgspec.msgpack.Decoder(str).decode
 _decode_int = msgspec.msgpack.Decoder(int).decode
 _decode_opening = msgspec.msgpack.Decoder(PathOpening).decode
-_decode_beacon = msgspec.msgpack.Decoder(dict[str, tuple[int, int]]).decode
+_decode_watermark = msgspec.msgpack.Decoder(dict[str, tuple[int, int]]).decode
 _pack = HEADER.pack
 _unpack_from = HEADER.unpack_from
 _make = Header._make
@@ -187,9 +187,9 @@ def opening_body(body: memoryview) -> PathOpening:
         raise FrameError(f"undecodable body: {error}") from None
 
 
-def beacon_body(body: memoryview) -> dict[str, tuple[int, int]]:
-    """Body of BEACON: {topic: (number of its last payload, payloads sent on it)}."""
+def watermark_body(body: memoryview) -> dict[str, tuple[int, int]]:
+    """Body of WATERMARK: {topic: (number of its last payload, payloads sent on it)}."""
     try:
-        return _decode_beacon(body)
+        return _decode_watermark(body)
     except UNDECODABLE as error:
         raise FrameError(f"undecodable body: {error}") from None

@@ -21,4 +21,4 @@ LISTEN_BACKLOG = 4096  # connections that come at once, as a large queue's membe
 # net.core.somaxconn): who was dropped tries again after 1, 3, 7, 15 and 31 s
 REQUESTS_IN_FLIGHT = 1_000  # per server: more are refused at once rather than queued without bound
 DECISIONS_KEPT = 50  # scaling decisions a Monitor remembers for `roq queue show`
-BEACON_TOPICS_MAX = 1_000  # topics named in one beacon frame
+WATERMARK_TOPICS_MAX = 1_000  # topics named in one watermark frame

@@ -1,4 +1,4 @@
-"""roq chaos for real: twenty seconds on loopback addresses, every fault shorter than the publishers' ring."""
+"""roq chaos for real: twenty seconds on loopback addresses, every fault shorter than the publishers' replay buffers keep."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ async def test_the_monitors_host_is_lost(three_hosts: RunningCluster, replicatio
             await subscriber.close()
             await reading
     flow.check()
-    assert flow.told == [], "the outage was shorter than the ring"
+    assert flow.told == [], "the outage was shorter than what the replay buffer keeps"
 
 
 @pytest.mark.quick

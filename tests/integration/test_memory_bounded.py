@@ -21,7 +21,7 @@ PAYLOAD = bytes(64 * 1024 - 200)
 MESSAGES = 8_000
 MIB = 1 << 20
 GROWTH_MAX = {"client": 192, "exchange": 64, "monitor": 16, "scaling": 8, "roq-hcm": 8, "roq-template": 8}  # MiB
-# the client holds the publisher's ring (64 MiB) and the buffers of two subscribers
+# the client holds the publisher's replay buffer (64 MiB) and the buffers of two subscribers
 
 
 def memory(pids: Mapping[str, int]) -> dict[str, int]:

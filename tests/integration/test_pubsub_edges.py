@@ -16,9 +16,9 @@ import pytest
 
 import roq
 from roq.errors import Closed, MessagesLost
-from roq.pubsub.lane import HELD_SECONDS
 from roq.pubsub.link import BACKLOG_BYTES
-from roq.pubsub.ring import RING_BYTES
+from roq.pubsub.path_sender import HELD_SECONDS
+from roq.pubsub.replay_buffer import KEPT_BYTES
 from roq.wire import monitor as wire
 from tests.integration.running import RunningCluster
 
@@ -230,7 +230,7 @@ async def test_messages_flow_while_the_monitor_stands_still(client: roq.Cluster)
             longest, payload = 0.0, bytes(64 * 1024)
             os.kill(monitor, signal.SIGSTOP)
             try:
-                for _ in range(3 * RING_BYTES // (2 * len(payload))):
+                for _ in range(3 * KEPT_BYTES // (2 * len(payload))):
                     began = time.monotonic()
                     await publisher.publish("t", payload)
                     longest = max(longest, time.monotonic() - began)

@@ -157,8 +157,8 @@ def hear(
     sent: int = 0,
     now: float = 0.0,
 ) -> Heard:
-    """One step of the real machine. what: a frame, "detached", "expire", "beacon" (of `sent` messages), or "doubt": since 0.0
-    messages may have passed it by."""
+    """One step of the real machine. what: a frame, "detached", "expire", "watermark" (of `sent` messages), or "doubt":
+    since 0.0 messages may have passed it by."""
     machine = thaw_order(order, doubts, proved, topics, safeguards)
     if isinstance(what, Frame):
         event = event_of(what)
@@ -174,7 +174,7 @@ def hear(
         outputs = machine.doubt(0.0, now)
     else:
         last = {topic_of(number).decode(): (number, (number + 1) // 2) for number in (sent - 1, sent) if number > 0}
-        header = Header(1, FrameKind.BEACON, PUBLISHER, order.path if order is not None else 1, sent, 0, 0, 0, 0)
+        header = Header(1, FrameKind.WATERMARK, PUBLISHER, order.path if order is not None else 1, sent, 0, 0, 0, 0)
         outputs = machine.handle(FrameEvent(b"", header, None, last), now)
     machine.check()
     delivered = tuple(one.event.body.number for one in outputs if isinstance(one, Deliver))

@@ -6,7 +6,7 @@ breach of a promise ends the search with the shortest way to it. Publishing, mov
 happen; all else must, so a state in which nothing must happen any more is an end, at which everything has to be accounted for.
 
 Not covered: batching, time (a hold may expire at any moment), and the publisher's fail-over, whose part `_fail_over` plays
-until that code exists: path k+1 on another Exchange, OPEN without the promise of a FIN, all earlier messages again. A beacon
+until that code exists: path k+1 on another Exchange, OPEN without the promise of a FIN, all earlier messages again. A watermark
 comes to everybody at the end, also to a frozen subscriber of a publisher that it has not met.
 """
 
@@ -260,7 +260,7 @@ class Model:
             SUBSCRIPTIONS[s],
             self.config.order,
             what,
-            sent if what == "beacon" else 0,
+            sent if what == "watermark" else 0,
             float(reader.thawed),
         )
         _, _, _, last, delivered, lost, doubted, *_ = reader
@@ -420,7 +420,7 @@ class Model:
             wanted = numbers(SUBSCRIPTIONS[s], reader.since + 1, state.sent)
             faults = self.config.drops + self.config.delays + (self.config.freezes if s == LATE else 0)
             if faults and (reader.order is not None or reader.doubts is not None):
-                reader = self._heard(reader, s, "beacon", state.sent)
+                reader = self._heard(reader, s, "watermark", state.sent)
             missing = wanted & ~(reader.delivered | (reader.lost | reader.doubted if faults else 0))
             if missing:
                 names = ", ".join(f"m{n}" for n in range(1, state.sent + 1) if missing & bit(n))

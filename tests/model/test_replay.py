@@ -1,11 +1,11 @@
 """The publisher's replay buffer between paths that break: nothing goes unreported, and nothing is confirmed that was lost.
 
-A breadth-first search over the real Ring: the shell's part (which frame leaves when) is played here as lane.py
+A breadth-first search over the real ReplayBuffer: the shell's part (which frame leaves when) is played here as path_sender.py
 does it. One publisher sends numbered messages over two topics; an Exchange is a FIFO inbox, a FIFO pipe to the one subscriber
 and one to the Monitor; it may vanish at any time with all three, without a word (its host lost power), and time may pass at any
-time. The subscriber is the real OrderMachine. Beacons are sent for every topic not yet known to have been revealed. At an end
-the last path has been read to its end: every message is delivered, or told to be lost, and no flush has confirmed a message
-that neither an Exchange handed out nor the flush spoke of.
+time. The subscriber is the real OrderMachine. Watermarks are sent for every topic not yet known to have been revealed. At an
+end the last path has been read to its end: every message is delivered, or reported as lost, and no flush has confirmed a
+message that neither an Exchange handed out nor the flush spoke of.
 
 Not covered: moves and more than one subscriber (test_moves.py), bundles, timing.
 """
@@ -21,7 +21,7 @@ import pytest
 
 from roq.errors import MessagesLost
 from roq.pubsub.order import Deliver, FrameEvent, OrderMachine
-from roq.pubsub.ring import ENTRY_BYTES, Ring, RingSafeguards
+from roq.pubsub.replay_buffer import ENTRY_BYTES, ReplayBuffer, ReplaySafeguards
 from roq.wire.frame import FrameKind, Header, PathOpening, encode_data, parse
 
 PUBLISHER = 7
@@ -37,8 +37,8 @@ class Config(NamedTuple):
     ageing: int = 1
     marks: int = 1  # besides the last one
     moves: int = 0
-    safeguards: RingSafeguards = RingSafeguards()
-    beacons_again: bool = True
+    safeguards: ReplaySafeguards = ReplaySafeguards()
+    watermarks_again: bool = True
 
 
 HEALTHY = {
@@ -50,11 +50,11 @@ HEALTHY = {
 }
 TOO_SMALL = Config(messages=2, deaths=1, kept=1, ageing=0)
 HARMFUL = {
-    "keep_unconfirmed": Config(messages=1, deaths=1, safeguards=RingSafeguards(keep_unconfirmed=False)),
-    "know_what_is_gone": TOO_SMALL._replace(safeguards=RingSafeguards(know_what_is_gone=False)),
-    "paths_in_order": Config(messages=1, deaths=1, moves=1, ageing=0, safeguards=RingSafeguards(paths_in_order=False)),
-    "open_before_unknown": TOO_SMALL._replace(safeguards=RingSafeguards(open_before_unknown=False)),
-    "beacons_again": TOO_SMALL._replace(beacons_again=False),
+    "keep_unconfirmed": Config(messages=1, deaths=1, safeguards=ReplaySafeguards(keep_unconfirmed=False)),
+    "know_what_is_gone": TOO_SMALL._replace(safeguards=ReplaySafeguards(know_what_is_gone=False)),
+    "paths_in_order": Config(messages=1, deaths=1, moves=1, ageing=0, safeguards=ReplaySafeguards(paths_in_order=False)),
+    "open_before_unknown": TOO_SMALL._replace(safeguards=ReplaySafeguards(open_before_unknown=False)),
+    "watermarks_again": TOO_SMALL._replace(watermarks_again=False),
 }
 
 
@@ -77,13 +77,13 @@ class World:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.ring = Ring(0.5, config.kept * (SIZE + ENTRY_BYTES), config.safeguards)
+        self.buffer = ReplayBuffer(0.5, config.kept * (SIZE + ENTRY_BYTES), config.safeguards)
         self.now, self.path, self.linked = 0.0, 0, False
         self.left: deque[Frame] = deque()  # inbox of the Exchange that was left, until its FIN is confirmed
         self.inbox: deque[Frame] = deque()
         self.alive = True
         self.sent, self.deaths, self.moves, self.marks = 0, config.deaths, config.moves, config.marks
-        self.revealed: dict[bytes, tuple[int, int]] = {}  # topic: (its last number, the MARK behind the beacon)
+        self.revealed: dict[bytes, tuple[int, int]] = {}  # topic: (its last number, the MARK behind the watermark)
         self.order = OrderMachine(lambda exchange: True, lambda topic: True)
         self.delivered: set[int] = set()
         self.told: set[int] = set()
@@ -95,35 +95,35 @@ class World:
         """The next path, as Lane._open and Lane._replay."""
         self.path, self.linked = self.path + 1, True
         if broken:
-            self.ring.broken()
-            if self.config.beacons_again:
+            self.buffer.broken()
+            if self.config.watermarks_again:
                 self.revealed.clear()
-        after = self.ring.opens_after() if broken else self.ring.sent_to
+        after = self.buffer.opens_after() if broken else self.buffer.sent_to
         self.inbox.append(
             (FrameKind.OPEN, self.path, after, PathOpening("A" if self.path > 1 else "", self.path > 1 and not broken))
         )
-        while self.ring.waiting:
-            for frame in self.ring.take(self.path, SIZE):
+        while self.buffer.waiting:
+            for frame in self.buffer.take(self.path, SIZE):
                 self.inbox.append((FrameKind.DATA, self.path, parse(frame)[1].sequence, None))
 
     def mark(self) -> None:
-        """Beacons of what has not been revealed, and a MARK behind them."""
+        """Watermarks of what has not been revealed, and a MARK behind them."""
         self.marks -= 1
-        number = self.ring.mark(self.path)
+        number = self.buffer.mark(self.path)
         last: dict[bytes, int] = {topic_of(n): n for n in range(1, self.sent + 1)}
         fresh = {topic: n for topic, n in last.items() if self.revealed.get(topic, (0, 0))[0] != n}
         if fresh:
             self.revealed |= {topic: (n, number) for topic, n in fresh.items()}
             body = {topic.decode(): (n, (n + 1) // 2) for topic, n in fresh.items()}
-            self.inbox.append((FrameKind.BEACON, self.path, self.ring.sent_to, body))
+            self.inbox.append((FrameKind.WATERMARK, self.path, self.buffer.sent_to, body))
         self.inbox.append((FrameKind.MARK, self.path, number, None))
 
     def flush(self) -> None:
         """Somebody waits in flush() all the time: it fails for what is unknown, once."""
-        self.ring.check()
-        if (unknown := self.ring.unknown) is not None:
+        self.buffer.check()
+        if (unknown := self.buffer.unknown) is not None:
             self.spoken |= set(range(unknown.first, unknown.last + 1))
-            self.ring.unknown = None
+            self.buffer.unknown = None
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -132,16 +132,16 @@ class World:
         self.sent += 1
         frame = data(self.sent, self.path)
         if self.linked:
-            self.ring.sent(frame, self.sent, self.now)
+            self.buffer.sent(frame, self.sent, self.now)
             self.inbox.append((FrameKind.DATA, self.path, self.sent, None))
         else:
-            self.ring.keep(frame, self.sent, self.now)
+            self.buffer.keep(frame, self.sent, self.now)
 
     def forward(self, inbox: deque[Frame]) -> None:
         """An Exchange hands out its next frame; subscriber and Monitor read it at once."""
         kind, path, number, extra = inbox.popleft()
         if kind == FrameKind.MARK:
-            self.ring.forwarded(path, number)
+            self.buffer.forwarded(path, number)
             return
         sequence = number
         if kind == FrameKind.DATA:
@@ -158,7 +158,7 @@ class World:
                 assert output.event.header.sequence not in self.delivered, "delivered twice"
                 self.delivered.add(output.event.header.sequence)
         if kind == FrameKind.FIN:
-            self.ring.forwarded(path, 0)
+            self.buffer.forwarded(path, 0)
 
     def die(self) -> None:
         """The Exchange vanishes with all it has; nobody says so."""
@@ -169,13 +169,13 @@ class World:
     def notice(self) -> None:
         """The publisher learns of it."""
         self.linked = False
-        self.ring.broken()
+        self.buffer.broken()
 
     def move(self) -> None:
         """A planned move: what was sent on the Exchange that is left may still be lost with it."""
         self.moves -= 1
-        self.ring.mark(self.path, fin=True)
-        self.inbox.append((FrameKind.FIN, self.path, self.ring.sent_to, None))
+        self.buffer.mark(self.path, fin=True)
+        self.inbox.append((FrameKind.FIN, self.path, self.buffer.sent_to, None))
         self.left, self.inbox = self.inbox, deque()
         self.open(broken=False)
 
@@ -213,7 +213,7 @@ class World:
         if self.now < self.config.ageing:
             after = copy.deepcopy(self)
             after.now += 1.0
-            after.ring.prune(after.now)
+            after.buffer.prune(after.now)
             yield "time passes", after
         if self.moves and self.linked and self.alive and not self.left and self.sent:
             yield from self._after("move")
@@ -232,16 +232,16 @@ class World:
         after = copy.deepcopy(self)
         mark = next(one for one in after.inbox if one[0] == FrameKind.MARK)
         after.inbox.remove(mark)
-        after.ring.forwarded(after.path, mark[2])
+        after.buffer.forwarded(after.path, mark[2])
         yield "an early MARK", after
 
     def flush_says(self) -> str:
         """What is wrong with a flush() that returned now, "" if nothing."""
-        missing = set(range(1, self.ring.confirmed + 1)) - self.forwarded - self.spoken
+        missing = set(range(1, self.buffer.confirmed + 1)) - self.forwarded - self.spoken
         return f"flush() confirms {sorted(missing)}, which no Exchange handed out" if missing else ""
 
     def end(self) -> str:
-        """The last path is read to its end, with its beacons: what is wrong then, "" if nothing."""
+        """The last path is read to its end, with its watermarks: what is wrong then, "" if nothing."""
         if not self.linked or not self.alive:
             return ""
         last = copy.deepcopy(self)
@@ -258,11 +258,11 @@ class World:
 
     def key(self) -> str:
         """Equal for states that differ in nothing that matters."""
-        ring = {name: str(value) for name, value in vars(self.ring).items() if name not in ("_marks", "_safe")}
-        marks = [(one.number, one.path, one.last, one.done) for one in self.ring._marks]
+        buffer = {name: str(value) for name, value in vars(self.buffer).items() if name not in ("_marks", "_safe")}
+        marks = [(one.number, one.path, one.last, one.done) for one in self.buffer._marks]
         order = [(one.path, one.finished, one.baseline, one.topics, one.held) for one in self.order.publishers.values()]
-        rest = {name: value for name, value in vars(self).items() if name not in ("ring", "order", "config")}
-        return repr((ring, marks, order, rest))
+        rest = {name: value for name, value in vars(self).items() if name not in ("buffer", "order", "config")}
+        return repr((buffer, marks, order, rest))
 
 
 def harm(config: Config) -> tuple[str, list[str], int]:
@@ -295,4 +295,4 @@ def test_without_this_safeguard_there_is_harm(name: str) -> None:
 
 
 def test_the_safeguards_are_all_tried() -> None:
-    assert {*RingSafeguards._fields, "beacons_again"} == set(HARMFUL)
+    assert {*ReplaySafeguards._fields, "watermarks_again"} == set(HARMFUL)

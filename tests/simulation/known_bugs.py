@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import roq.pubsub.link
 import roq.runtime.sockets
-from roq.pubsub import order, path, publisher, ring, subscriber
+from roq.pubsub import order, path, publisher, replay_buffer, subscriber
 from roq.tools.simulation import machines
 from roq.tools.simulation.run import What
 from roq.wire.assignment import Overflow
@@ -71,7 +71,7 @@ def _reconnecting_link() -> contextlib.AbstractContextManager[None]:
     )
 
 
-def _broken_for_good(kept: ring.Ring) -> None:
+def _broken_for_good(kept: replay_buffer.ReplayBuffer) -> None:
     """The path is lost, and what was sent on it counts as arrived."""
     kept._marks.clear()
 
@@ -87,9 +87,11 @@ BUGS: dict[str, Known] = {
     "a publisher begins before it is welcome": Known(rule(path.PathMachine, "await_welcome"), 1),
     "the hold runs out before the FIN comes": Known(_impatient_hold, 0),
     "a publisher's link connects again by itself": Known(_reconnecting_link, 3),
-    "what was sent on a lost path is not sent again": Known(lambda: put((ring.Ring, "broken", _broken_for_good)), 3),
+    "what was sent on a lost path is not sent again": Known(
+        lambda: put((replay_buffer.ReplayBuffer, "broken", _broken_for_good)), 3
+    ),
     "an HCM that comes back adopts nothing": Known(lambda: put((machines.SimulatedChildren, "adopt", _nothing_adopted)), 10),
     "a tail on a topic that falls quiet is lost unsaid": Known(
-        lambda: put((publisher.Publisher, "_send_beacons", lambda one, topics: None)), 87
+        lambda: put((publisher.Publisher, "_send_watermarks", lambda one, topics: None)), 87
     ),
 }

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from roq.pubsub.ring import Ring
+from roq.pubsub.replay_buffer import ReplayBuffer
 from roq.tools.simulation.blocking import SELECT, SimulatedStopEvent, Sockets
 from roq.tools.simulation.clocks import APART_SECONDS, EPOCH, Wall
 from roq.tools.simulation.cluster import COORDINATOR, SimulatedCluster
@@ -183,23 +183,23 @@ def test_a_machine_is_checked_after_each_step_that_it_takes(ground: Ground) -> N
     inspector = Inspector(ground.loop)
 
     async def program(stop: asyncio.Event) -> None:
-        ring = Ring()
-        ring.sent(b"frame", 1, 0.0)
+        buffer = ReplayBuffer()
+        buffer.sent(b"frame", 1, 0.0)
         await asyncio.sleep(0)
         looks = inspector.looks
         await asyncio.sleep(0)
         ground.tell(inspector.looks - looks)
-        ring.sent_to += 1
-        ring.keep(b"frame", 2, 0.0)
+        buffer.sent_to += 1
+        buffer.keep(b"frame", 2, 0.0)
         await asyncio.sleep(0)
-        ring.sent_to -= 1
-        ring.prune(0.0)
+        buffer.sent_to -= 1
+        buffer.prune(0.0)
 
     with put(*inspector.replacements()):
         ground.here.run("program", program)
         ground.run(1.0)
     assert ground.told == [(0, 0.0)], "who does nothing is not looked at"
-    assert [wrong.split(": ")[:2] for wrong in inspector.wrong] == [["program", "Ring"]]
+    assert [wrong.split(": ")[:2] for wrong in inspector.wrong] == [["program", "ReplayBuffer"]]
 
 
 def test_each_machine_has_a_wall_clock_of_its_own(ground: Ground, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from roq.wire.frame import (
     FrameKind,
     Header,
     PathOpening,
-    beacon_body,
     encode_control,
     encode_data,
     mark_body,
@@ -27,11 +26,12 @@ from roq.wire.frame import (
     parse,
     payloads,
     text_body,
+    watermark_body,
 )
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 topics = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=60).map(str.encode)
-bodies: list[Callable[[memoryview], Any]] = [text_body, mark_body, opening_body, beacon_body]
+bodies: list[Callable[[memoryview], Any]] = [text_body, mark_body, opening_body, watermark_body]
 FRAME = encode_data(b"eu.paris", 7, 3, 11, 9, 4, [b"one", b""], 5)
 
 
@@ -61,7 +61,7 @@ def test_a_data_frame_comes_back(
         (FrameKind.MARK, 12, mark_body),
         (FrameKind.OPEN, PathOpening("A", True), opening_body),
         (FrameKind.OPEN, PathOpening("", False), opening_body),
-        (FrameKind.BEACON, {"eu.paris": (7, 3), "ü": (9, 1)}, beacon_body),
+        (FrameKind.WATERMARK, {"eu.paris": (7, 3), "ü": (9, 1)}, watermark_body),
     ],
 )
 def test_a_control_frame_comes_back(kind: FrameKind, body: Any, decode: Callable[[memoryview], Any]) -> None:

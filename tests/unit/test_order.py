@@ -52,8 +52,8 @@ class Subscriber:
     def fin(self, path: int, sequence: int) -> list[str]:
         return self.frame(FrameKind.FIN, path, sequence)
 
-    def beacon(self, path: int, sequence: int, **topics: tuple[int, int]) -> list[str]:
-        return self.frame(FrameKind.BEACON, path, sequence, topics)
+    def watermark(self, path: int, sequence: int, **topics: tuple[int, int]) -> list[str]:
+        return self.frame(FrameKind.WATERMARK, path, sequence, topics)
 
     def data(self, path: int, topic: str, sequence: int, previous: int = 0, index: int = 0, count: int = 1) -> list[str]:
         event = FrameEvent(topic.encode(), Header(1, 0, PUBLISHER, path, sequence, previous, index, count, 0))
@@ -83,20 +83,20 @@ def test_a_gap_is_told_before_what_follows_it() -> None:
     assert one.data(1, "b", 10, previous=8, index=2) == ["lost 2 of b1..8", "b10"], "a ready subscriber knows it was there"
 
 
-def test_a_lost_tail_is_told_by_a_beacon_once() -> None:
+def test_a_lost_tail_is_told_by_a_watermark_once() -> None:
     one = Subscriber("A", wants="ab")
     one.opens(1, 0)
     one.data(1, "a", 1)
-    assert one.beacon(1, 5, a=(5, 3), b=(3, 1), c=(4, 1)) == ["lost 2 of a2..5", "lost 1 of b1..3"]
-    assert one.beacon(1, 5, a=(5, 3), b=(3, 1), c=(4, 1)) == []
+    assert one.watermark(1, 5, a=(5, 3), b=(3, 1), c=(4, 1)) == ["lost 2 of a2..5", "lost 1 of b1..3"]
+    assert one.watermark(1, 5, a=(5, 3), b=(3, 1), c=(4, 1)) == []
     assert one.data(1, "a", 6, previous=5, index=3) == ["a6"]
 
 
-def test_a_beacon_repeated_after_the_end_still_tells() -> None:
+def test_a_watermark_repeated_after_the_end_still_tells() -> None:
     one = Subscriber("A")
     one.opens(1, 0)
     one.fin(1, 2)
-    assert one.beacon(1, 2, a=(2, 2)) == ["lost 2 of a1..2"]
+    assert one.watermark(1, 2, a=(2, 2)) == ["lost 2 of a1..2"]
 
 
 def test_a_publisher_met_in_the_middle_is_taken_from_there() -> None:
@@ -110,13 +110,13 @@ def test_the_count_of_a_gap_never_exceeds_its_range() -> None:
     one = Subscriber("A")
     one.data(3, "a", 10, previous=9, index=6)
     assert one.data(3, "b", 12, previous=11, index=500) == ["lost 2 of b10..11", "b12"]
-    assert one.beacon(3, 14, c=(13, 900)) == ["lost 4 of c10..13"]
+    assert one.watermark(3, 14, c=(13, 900)) == ["lost 4 of c10..13"]
 
 
-def test_an_old_beacon_says_nothing_of_where_to_begin() -> None:
-    """The Monitor repeats beacons for half a minute; a subscriber that joins meanwhile must not start from one."""
+def test_an_old_watermark_says_nothing_of_where_to_begin() -> None:
+    """The Monitor repeats watermarks for half a minute; a subscriber that joins meanwhile must not start from one."""
     one = Subscriber("A", "B")
-    assert one.beacon(1, 5, a=(5, 5)) == []
+    assert one.watermark(1, 5, a=(5, 5)) == []
     assert one.data(3, "a", 9, previous=8, index=8) == ["a9"]
     assert one.machine.held_frames() == 0
 
@@ -317,7 +317,7 @@ def test_a_replay_never_brings_an_older_message_of_another_topic_after_a_newer_o
     assert one.data(2, "b", 1) == one.data(2, "a", 2) == one.data(2, "b", 3, 1, 1) == []
     assert one.data(2, "a", 4, previous=2, index=1) == ["lost 1 of a3..4"]
     assert one.data(2, "b", 5, previous=3, index=2) == []
-    assert one.beacon(2, 5, a=(4, 2), b=(5, 3)) == [], "reported already"
+    assert one.watermark(2, 5, a=(4, 2), b=(5, 3)) == [], "reported already"
     assert one.data(2, "a", 6, previous=4, index=2) == ["a6"]
 
 

@@ -72,16 +72,16 @@ def test_a_publisher_met_just_before_the_gap_became_known_is_doubted_as_well() -
     assert one.data(1, "b", 11, previous=3, index=1) == ["lost any of b1..3", "b11"]
 
 
-def test_a_beacon_tells_of_a_publisher_that_was_never_met_once() -> None:
+def test_a_watermark_tells_of_a_publisher_that_was_never_met_once() -> None:
     one = passed_by()
-    assert one.beacon(1, 5, a=(5, 3), b=(0, 0), c=(4, 1)) == ["lost any of a1..5"]
-    assert one.beacon(1, 5, a=(5, 3)) == [], "the Monitor repeats it"
-    assert one.beacon(1, 7, a=(7, 4)) == ["lost any of a6..7"]
+    assert one.watermark(1, 5, a=(5, 3), b=(0, 0), c=(4, 1)) == ["lost any of a1..5"]
+    assert one.watermark(1, 5, a=(5, 3)) == [], "the Monitor repeats it"
+    assert one.watermark(1, 7, a=(7, 4)) == ["lost any of a6..7"]
     assert one.data(3, "a", 10, previous=7, index=4) == ["a10"], "said already; and it begins with this path"
-    assert one.beacon(3, 10, b=(6, 1), a=(10, 5)) == ["lost any of b1..6"], "a known publisher's topic that is new to us"
+    assert one.watermark(3, 10, b=(6, 1), a=(10, 5)) == ["lost any of b1..6"], "a known publisher's topic that is new to us"
 
 
-def test_beacons_are_looked_through_for_topics_only_where_they_may_tell_something() -> None:
+def test_watermarks_are_looked_through_for_topics_only_where_they_may_tell_something() -> None:
     """The Monitor repeats those of all that have ended, to everybody: most tell nothing new."""
     asked: list[bytes] = []
 
@@ -91,13 +91,13 @@ def test_beacons_are_looked_through_for_topics_only_where_they_may_tell_somethin
 
     machine = OrderMachine(lambda exchange: True, wants)
     names = {"a": (5, 3), "b": (9, 1), "c": (12, 1)}
-    machine.handle(FrameEvent(b"", Header(1, FrameKind.BEACON, 99, 3, 12, 0, 0, 0, 0), None, names), 1.0)
+    machine.handle(FrameEvent(b"", Header(1, FrameKind.WATERMARK, 99, 3, 12, 0, 0, 0, 0), None, names), 1.0)
     assert asked == [], "one never met, and nothing passed us by"
     machine.handle(FrameEvent(b"", Header(1, FrameKind.OPEN, 99, 3, 5, 0, 0, 0, 0), None, PathOpening("", False)), 1.0)
-    machine.handle(FrameEvent(b"", Header(1, FrameKind.BEACON, 99, 3, 9, 0, 0, 0, 0), None, names), 1.0)
+    machine.handle(FrameEvent(b"", Header(1, FrameKind.WATERMARK, 99, 3, 9, 0, 0, 0, 0), None, names), 1.0)
     assert asked == [b"b"], "one was before our time, one is still to come"
     machine.doubt(0.0, 2.0)
-    machine.handle(FrameEvent(b"", Header(1, FrameKind.BEACON, 98, 3, 12, 0, 0, 0, 0), None, names), 2.0)
+    machine.handle(FrameEvent(b"", Header(1, FrameKind.WATERMARK, 98, 3, 12, 0, 0, 0, 0), None, names), 2.0)
     assert asked == [b"b", b"a", b"b", b"c"]
 
 
@@ -118,12 +118,12 @@ def test_a_replay_of_what_was_before_the_first_message_met_is_doubted() -> None:
     assert one.data(2, "b", 2, count=2) == ["lost any of b1..5"]
 
 
-def test_doubts_end_when_every_beacon_of_that_time_has_come() -> None:
+def test_doubts_end_when_every_watermark_of_that_time_has_come() -> None:
     one = passed_by()
     one.machine.sweep(10.0 + FORGET_SECONDS - 1.0, FORGET_SECONDS, 0.0)
     assert one.data(1, "a", 6, previous=5, index=3) == ["lost any of a1..5", "a6"]
     one.machine.sweep(10.0 + FORGET_SECONDS + 5.0, FORGET_SECONDS, 20.0)
-    assert one.beacon(1, 6, b=(4, 1)) == ["lost any of b1..4"], "one may have lain unread"
+    assert one.watermark(1, 6, b=(4, 1)) == ["lost any of b1..4"], "one may have lain unread"
     one.machine.sweep(20.0 + FORGET_SECONDS, FORGET_SECONDS, 20.0)
     header = Header(1, 0, 99, 1, 6, 5, 3, 1, 0)
     assert one.take(one.machine.handle(FrameEvent(b"a", header), 200.0)) == ["a6"]
@@ -133,7 +133,7 @@ def test_doubts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "DOUBTS_KEPT", 3)
     one = passed_by()
     for publisher in range(100, 110):
-        header = Header(1, FrameKind.BEACON, publisher, 1, 5, 0, 0, 0, 0)
+        header = Header(1, FrameKind.WATERMARK, publisher, 1, 5, 0, 0, 0, 0)
         assert one.take(one.machine.handle(FrameEvent(b"", header, None, {"a": (5, 3)}), 10.0)) == ["lost any of a1..5"]
         assert one.machine._doubts is not None
         assert len(one.machine._doubts) <= 3

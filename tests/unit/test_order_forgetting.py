@@ -6,7 +6,7 @@ import pytest
 
 from roq.errors import MessagesLost
 from roq.pubsub import order
-from roq.pubsub.monitor.beacons import REPEATS
+from roq.pubsub.monitor.watermarks import REPEATS
 from roq.pubsub.order import FrameEvent
 from roq.pubsub.subscriber import FORGET_SECONDS
 from roq.wire.frame import FrameKind, Header
@@ -29,27 +29,27 @@ def ended(sweep_at: float, unread_at: float = 0.0) -> Subscriber:
 
 
 @pytest.mark.parametrize(("sweep_at", "unread_at"), [(125.0, 0.0), (1000.0, 900.0)])
-def test_while_beacons_are_repeated_an_ended_publisher_is_known(sweep_at: float, unread_at: float) -> None:
+def test_while_watermarks_are_repeated_an_ended_publisher_is_known(sweep_at: float, unread_at: float) -> None:
     """The last repeat comes a minute after the first, or still lies unread in a full subscriber."""
     one = ended(sweep_at, unread_at)
-    assert one.beacon(1, 4, a=(4, 3), b=(3, 1)) == ["lost 2 of a2..4"]
-    assert one.beacon(1, 4, a=(4, 3), b=(3, 1)) == []
+    assert one.watermark(1, 4, a=(4, 3), b=(3, 1)) == ["lost 2 of a2..4"]
+    assert one.watermark(1, 4, a=(4, 3), b=(3, 1)) == []
 
 
 def test_what_an_ended_publisher_sent_is_forgotten_but_not_its_end() -> None:
     one = ended(1000.0)
     assert (one.machine.publishers[PUBLISHER].topics, one.machine.known_bytes) == ({}, 0)
     assert one.machine.forgotten_topics == 0, "not for want of room"
-    told = one.beacon(1, 4, a=(4, 3))
+    told = one.watermark(1, 4, a=(4, 3))
     assert told == ["lost any of a1..3", "lost 1 of a4..4"], "nothing above the last known number can have come"
-    assert one.beacon(1, 4, a=(4, 3)) == []
-    assert one.beacon(1, 4, b=(3, 1)) == ["lost any of b1..3"], "it may have come, or not"
-    assert one.beacon(1, 4, b=(3, 1)) == []
+    assert one.watermark(1, 4, a=(4, 3)) == []
+    assert one.watermark(1, 4, b=(3, 1)) == ["lost any of b1..3"], "it may have come, or not"
+    assert one.watermark(1, 4, b=(3, 1)) == []
 
 
-def test_of_a_publisher_never_known_an_old_beacon_still_tells_nothing() -> None:
+def test_of_a_publisher_never_known_an_old_watermark_still_tells_nothing() -> None:
     one = ended(1000.0)
-    header = Header(1, FrameKind.BEACON, 99, 1, 4, 0, 0, 0, 0)
+    header = Header(1, FrameKind.WATERMARK, 99, 1, 4, 0, 0, 0, 0)
     assert one.take(one.machine.handle(FrameEvent(b"", header, None, {"a": (4, 3)}), 1000.0)) == []
     assert 99 not in one.machine.publishers
 
@@ -69,7 +69,7 @@ def test_a_gap_above_what_was_forgotten_leaves_a_doubt_of_what_is_below() -> Non
         one = ended(1000.0)
         one.opens(2, 4, "Z")
         if tell:
-            seen = one.beacon(2, 6, a=(6, 3), c=(5, 1))
+            seen = one.watermark(2, 6, a=(6, 3), c=(5, 1))
             assert seen == ["lost any of a1..3", "lost 3 of a4..6", "lost 1 of c4..5"]
             assert one.data(2, "a", 7, previous=6, index=3) == ["a7"]
         else:
@@ -86,16 +86,16 @@ def test_a_replay_of_what_was_forgotten_delivers_nothing_twice() -> None:
     assert one.data(2, "a", 4, previous=2, index=2) == ["a4"]
 
 
-def test_an_old_paths_beacon_tells_what_can_not_come_any_more() -> None:
+def test_an_old_paths_watermark_tells_what_can_not_come_any_more() -> None:
     """The Monitor repeats it after a move; what a replay may still bring is not lost yet."""
     one = Subscriber("A", "B")
     one.opens(1, 0)
     one.data(1, "a", 1)
     one.opens(2, 3, "Z")
-    assert one.beacon(1, 3, a=(3, 3)) == ["lost 2 of a2..3"]
+    assert one.watermark(1, 3, a=(3, 3)) == ["lost 2 of a2..3"]
     one.data(2, "b", 4)
     one.opens(3, 0, "B", finished=False)
-    assert one.beacon(2, 6, a=(6, 4), b=(4, 1)) == []
+    assert one.watermark(2, 6, a=(6, 4), b=(4, 1)) == []
     assert one.data(3, "b", 5, previous=4, index=1) == ["b5"]
     assert one.data(3, "a", 6, previous=3, index=3) == ["a6"]
 
@@ -151,5 +151,5 @@ def test_too_many_publishers_are_forgotten_those_that_ended_first(monkeypatch: p
     assert one.machine.forgotten_publishers == 41 - len(one.machine.publishers)
 
 
-def test_an_ended_publisher_is_known_for_longer_than_its_beacons_are_repeated() -> None:
+def test_an_ended_publisher_is_known_for_longer_than_its_watermarks_are_repeated() -> None:
     assert 2 * sum(2**turn for turn in range(REPEATS)) < FORGET_SECONDS

@@ -17,12 +17,12 @@ import msgspec
 import zmq
 
 from roq.errors import CallError, FrameError, NotReady, ProcessFailed, RoqError
-from roq.pubsub.monitor.beacons import Beacons
 from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
 from roq.pubsub.monitor.records import CARRYING, AnswerDue, Instruction, Notify, Probe, Retire, Unwatch, WatchExchange
 from roq.pubsub.monitor.statistics import Statistics
 from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, FormerExchanges, HeardSubscribers
 from roq.pubsub.monitor.watch import ExchangeWatch
+from roq.pubsub.monitor.watermarks import Watermarks
 from roq.runtime import sockets
 from roq.runtime.backoff import delays
 from roq.runtime.liveness import BEAT_SECONDS, HostLease, announce_ready, open_board
@@ -62,7 +62,7 @@ class Monitor:
         self._restarted = spec.restarted  # in this term
         self._membership = self._fresh_membership(None, spec.restarted or process.term > 1)
         self._watches: dict[str, ExchangeWatch] = {}
-        self._beacons = Beacons()
+        self._watermarks = Watermarks()
         self._decisions: deque[kpi_wire.Decision] = deque(maxlen=DECISIONS_KEPT)
         self._kpi: kpi_wire.QueueKpi | None = None
         self._looked = time.monotonic()
@@ -142,7 +142,7 @@ class Monitor:
                 watch.close()
             self._watches.clear()
             self._statistics = Statistics()
-            self._beacons = Beacons()  # a publisher that has not rejoined yet is not gone
+            self._watermarks = Watermarks()  # a publisher that has not rejoined yet is not gone
             activated = (before.role, process.role) == (MonitorRole.BACKUP, MonitorRole.ACTIVE)
             self._membership = self._fresh_membership(self._heard_subscribers.expected(time.monotonic()) if activated else None)
             self._heard_subscribers = HeardSubscribers()
@@ -236,13 +236,13 @@ class Monitor:
                 self._refusals.note("undecodable_frame", error)
                 return
             self._perform(self._membership.mark_seen(header.publisher, header.path, mark))
-        elif header.kind == FrameKind.BEACON and (known := self._membership.exchanges.get(exchange)) is not None:
+        elif header.kind == FrameKind.WATERMARK and (known := self._membership.exchanges.get(exchange)) is not None:
             try:
-                topics = frames.beacon_body(body)
+                topics = frames.watermark_body(body)
             except FrameError as error:
                 self._refusals.note("undecodable_frame", error)
                 return
-            self._beacons.saw(known.address.token, header, topics, frame, now)
+            self._watermarks.saw(known.address.token, header, topics, frame, now)
 
     def _probe_heard(self, token: str) -> None:
         self._perform(self._membership.exchange_heard(token, self._now()))
@@ -335,17 +335,17 @@ class Monitor:
         except AssertionError:  # it goes on: a Monitor that ends would only make things worse
             self.counters["invariants_broken"] += 1
             log.exception("membership invariant violated")
-        self._repeat_beacons(now)
+        self._repeat_watermarks(now)
         states = {id: str(exchange.state) for id, exchange in self._membership.exchanges.items()}
         queue, term = self._process.queue, self._process.term
         self._kpi = self._statistics.snapshot(now, time.time(), queue, term, states)
         self._kpis.send((queue.encode(), kpi_wire.encode(self._kpi)))
 
-    def _repeat_beacons(self, now: float) -> None:
+    def _repeat_watermarks(self, now: float) -> None:
         exchanges = self._membership.exchanges.values()
         known = [one.address.token for one in exchanges]
         carrying = [one.address.token for one in exchanges if one.state in CARRYING]
-        for token, frame in self._beacons.due(now, known, carrying, self._membership.publishers.__contains__):
+        for token, frame in self._watermarks.due(now, known, carrying, self._membership.publishers.__contains__):
             if (watch := self._watches.get(token)) is not None:
                 watch.send_frame(frame)
 

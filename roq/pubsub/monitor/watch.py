@@ -22,7 +22,7 @@ HEARD = (
     FrameKind.OPEN,
     FrameKind.FIN,
     FrameKind.MARK,
-    FrameKind.BEACON,
+    FrameKind.WATERMARK,
 )  # not the bundles of a replay: their bytes are none of the Monitor's
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from roq.client.cluster import Cluster
 from roq.errors import RoqError
-from roq.pubsub.ring import RING_SECONDS
+from roq.pubsub.replay_buffer import KEPT_SECONDS
 from roq.testing import DockerCluster, LoopbackCluster, TestedCluster
 from roq.testing.docker_cluster import IMAGE
 from roq.tools.chaos import resources
@@ -29,7 +29,7 @@ SESSION_SECONDS = 4.0
 HOSTS, GCMS, EXCHANGES, REPLICATION = 3, 2, 2, 2
 HEALED_SECONDS = 60.0  # after the last fault everything serves again within this
 CALM_SECONDS = 2.0  # of load with everything healed, before the end
-IDLE_SECONDS = 12.0  # with nothing more coming, what is missing is lost; longer than a held path plus a beacon's period
+IDLE_SECONDS = 12.0  # with nothing more coming, what is missing is lost; longer than a held path plus a watermark's period
 DRAIN_SECONDS = 60.0
 FLUSH_LAST_SECONDS = 30.0
 
@@ -105,7 +105,7 @@ async def run(cluster: TestedCluster, options: ChaosOptions, tell: Callable[[str
                 await client.remove_queue(queue)
     failures = [failure for load in loads for failure in load.failures]
     heard = [one for load in loads for one in load.heard]
-    told, unexcused = gaps(heard, nemesis.log, ring_seconds=RING_SECONDS)
+    told, unexcused = gaps(heard, nemesis.log, ring_seconds=KEPT_SECONDS)
     problems = [*verdict.problems(), *unexcused, *failures, *([f"not healed: {missing}"] if missing else [])]
     kind = "docker" if isinstance(cluster, DockerCluster) else "local"
     taken = resources.judge(beside.watch.series, beside.watch.znodes, options.seconds)

@@ -16,12 +16,12 @@ from roq.log.replicated.writer import LogWriter
 from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.order import OrderMachine
 from roq.pubsub.path import PathMachine
-from roq.pubsub.ring import Ring
+from roq.pubsub.replay_buffer import ReplayBuffer
 from roq.tools.simulation.loop import PROCESS, Process, SimulatedLoop
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.follower import LogFollower
 
-MACHINES: tuple[type, ...] = (Appending, Child, Fold, Membership, OrderMachine, PathMachine, Ring, Tree)
+MACHINES: tuple[type, ...] = (Appending, Child, Fold, Membership, OrderMachine, PathMachine, ReplayBuffer, Tree)
 
 
 class Inspector:

@@ -29,10 +29,10 @@ class Machine:
         """Last frame of a path."""
         return self._take(FrameKind.FIN, path, after)
 
-    def beacon(self, path: int, after: int, **topics: str) -> list[str]:
+    def watermark(self, path: int, after: int, **topics: str) -> list[str]:
         """Last number of each topic and how many were sent on it: `a=5/3`."""
         pairs = {topic: tuple(map(int, pair.split("/"))) for topic, pair in topics.items()}
-        return self._take(FrameKind.BEACON, path, after, pairs)
+        return self._take(FrameKind.WATERMARK, path, after, pairs)
 
     def data(self, topic: str, first: int, last: int = 0, path: int = 1, previous: int = 0, index: int = 0) -> list[str]:
         """Messages first..last; previous: number of the last one before on the topic, the index-th of it."""

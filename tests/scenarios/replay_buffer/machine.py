@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from roq.pubsub.ring import ENTRY_BYTES, Ring
+from roq.pubsub.replay_buffer import ENTRY_BYTES, ReplayBuffer
 from roq.wire.frame import encode_data, parse
 
 FRAME_BYTES = 1000  # as the buffer counts them
 
 
-class Machine(Ring):
+class Machine(ReplayBuffer):
     """It holds ten frames, and confirmed ones for five seconds."""
 
     def __init__(self) -> None:

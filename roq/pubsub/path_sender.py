@@ -1,7 +1,7 @@
-"""A publisher's lane to its Exchanges: links, replay buffer and confirmations, as the path machine (path.py) orders.
+"""A publisher's paths to its Exchanges: links, replay buffer and confirmations, as the path machine (path.py) orders.
 
-The publisher gives it frames in order; the lane sees to it that they leave on one path at a time, are kept (ring.py) until they
-are known to have passed the Exchange, and are sent again if their path breaks. A replay leaves in portions: the next one when a
+The publisher gives it frames in order; they leave on one path at a time, are kept (replay_buffer.py) until they are known to
+have passed the Exchange, and are sent again if their path breaks. A replay leaves in portions: the next one when a
 MARK behind the last one has come out of the Exchange, so that it overruns no queue there; what is published then follows it.
 Not here: batches and topics (publisher.py).
 """
@@ -16,7 +16,7 @@ from typing import Any
 from roq.errors import Closed, DeadlineExceeded, NotConfirmed
 from roq.pubsub.link import BACKLOG_BYTES, ExchangeLink
 from roq.pubsub.path import CloseLink, Finished, Instruction, OpenLink, PathMachine, Replay, Reuse, SendFin, SendOpen
-from roq.pubsub.ring import HOLD_BYTES, Ring
+from roq.pubsub.replay_buffer import HOLD_BYTES, ReplayBuffer
 from roq.runtime.observe import logger
 from roq.wire.frame import FrameKind, PathOpening, encode_bundle, encode_control, parse
 from roq.wire.limits import BATCH_BYTES
@@ -54,7 +54,7 @@ class PathSender:
         self._machine = PathMachine()
         self._links: dict[int, ExchangeLink] = {}  # by path
         self._link: ExchangeLink | None = None  # where frames go now
-        self._ring = Ring()
+        self._buffer = ReplayBuffer()
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []  # (number of the last payload to be confirmed, who waits)
         self._portion = 0  # MARK behind the part of a replay that is under way, 0 if none is
         self._portion_timer: asyncio.TimerHandle | None = None
@@ -91,33 +91,33 @@ class PathSender:
     def send(self, frame: bytes, last: int) -> int:
         """Send a data frame of the current path, or keep it for when its turn comes. last: number of its last payload. How many
         payloads were given up for that."""
-        ring, now = self._ring, time.monotonic()
-        if self._link is None or ring.waiting:
-            given_up = ring.keep(frame, last, now)
+        buffer, now = self._buffer, time.monotonic()
+        if self._link is None or buffer.waiting:
+            given_up = buffer.keep(frame, last, now)
             self._fail_flushes()
             self._pump()
             return given_up
-        ring.sent(frame, last, now)
+        buffer.sent(frame, last, now)
         self._link.send(frame)
-        if ring.mark_due:
+        if buffer.mark_due:
             self.mark()
         return 0
 
     def send_control(self, kind: FrameKind, body: Any) -> None:
         """Send a control frame on the current path, if there is one and nothing waits for it that would be overtaken."""
-        if self._link is not None and not self._ring.waiting:
+        if self._link is not None and not self._buffer.waiting:
             self._control(self._link, kind, self._machine.path, body)
 
     @property
     def follows(self) -> bool:
         """Whether a control frame would follow everything published: there is a link, and no replay is under way."""
-        return self._link is not None and not self._ring.waiting
+        return self._link is not None and not self._buffer.waiting
 
     def backlog(self) -> int:
         """Bytes that wait for an Exchange, as far as they count: the replay buffer holds much while there is none."""
         held = 0
-        if (over := self._ring.unconfirmed_bytes - HOLD_BYTES) > 0:
-            waits = self._link is None or bool(self._ring.waiting)
+        if (over := self._buffer.unconfirmed_bytes - HOLD_BYTES) > 0:
+            waits = self._link is None or bool(self._buffer.waiting)
             held = over + BACKLOG_BYTES if waits or (self.blocks and not self._unheard) else 0
         return held + sum(link.backlog_bytes for link in self._links.values())
 
@@ -131,25 +131,25 @@ class PathSender:
     @property
     def mark_number(self) -> int:
         """Of the newest MARK."""
-        return self._ring.mark_number
+        return self._buffer.mark_number
 
     @property
     def confirmed_mark(self) -> int:
         """Everything before this MARK has passed the Exchange."""
-        return self._ring.confirmed_mark
+        return self._buffer.confirmed_mark
 
     def mark(self) -> int:
         """Ask for confirmation of everything sent; the number of the MARK. Only while `follows`, or at the end of a portion."""
         assert self._link is not None
-        number = self._ring.mark(self._machine.path)
+        number = self._buffer.mark(self._machine.path)
         self._control(self._link, FrameKind.MARK, self._machine.path, number)
         return number
 
     def keep_asking(self) -> None:
         """Once a second: a MARK if something sent is not confirmed, and forget what need not be kept."""
-        if self.follows and self._ring.open_question:
+        if self.follows and self._buffer.open_question:
             self.mark()
-        self._ring.prune(time.monotonic())
+        self._buffer.prune(time.monotonic())
 
     def held_back(self) -> bool:
         """Whether it is for want of confirmations alone that there is no room."""
@@ -166,14 +166,14 @@ class PathSender:
             )
             self._unheard, self._held_since = True, None
             self.has_room.set()
-        elif self._link is not None and not self._link.backlog_bytes and not self._ring.waiting:
+        elif self._link is not None and not self._link.backlog_bytes and not self._buffer.waiting:
             self.mark()
 
     async def confirm(self, timeout_seconds: float) -> None:
         """Return when everything sent so far has passed the Exchange. Raises DeadlineExceeded, NotConfirmed, Closed."""
         self.raise_unknown()
         target = self._last_sequence()
-        if self._ring.confirmed >= target:
+        if self._buffer.confirmed >= target:
             return
         future: asyncio.Future[None] = self._loop.create_future()
         waiting = (target, future)
@@ -190,18 +190,18 @@ class PathSender:
 
     def raise_unknown(self) -> None:
         """Raise NotConfirmed if it became unknown since this was last said whether some messages have passed."""
-        unknown, self._ring.unknown = self._ring.unknown, None
+        unknown, self._buffer.unknown = self._buffer.unknown, None
         if unknown is not None:
             raise NotConfirmed(
                 f"messages {unknown.first}..{unknown.last} had left the replay buffer unconfirmed when their path broke: "
-                "it is not known whether subscribers get them; those who don't are told",
+                "it is not known whether subscribers get them; those who don't are told of the loss",
                 *unknown,
             )
 
     def _fail_flushes(self) -> None:
         """Whoever waits in `flush` learns of what became unknown; if nobody does, the next one will."""
         waiting = [future for _, future in self._flushes if not future.done()]
-        if waiting and self._ring.unknown is not None:
+        if waiting and self._buffer.unknown is not None:
             try:
                 self.raise_unknown()
             except NotConfirmed as error:
@@ -211,9 +211,9 @@ class PathSender:
     def _break(self) -> None:
         """The path is broken: what is kept will be sent again."""
         self._held_since, self._unheard = None, False
-        self._ring.broken()
-        if self._ring.unknown is not None:
-            fields = self._ring.unknown._asdict()
+        self._buffer.broken()
+        if self._buffer.unknown is not None:
+            fields = self._buffer.unknown._asdict()
             log.warning("path broken after unconfirmed messages had left the replay buffer", extra={"fields": fields})
         self._fail_flushes()
 
@@ -227,10 +227,10 @@ class PathSender:
 
     def forwarded(self, path: int, mark: int) -> None:
         """The Monitor's word: everything on this path up to its FIN (mark 0) or the mark has passed the Exchange."""
-        if self._ring.forwarded(path, mark):
+        if self._buffer.forwarded(path, mark):
             self._held_since, self._unheard = None, False
             for target, future in self._flushes:
-                if target <= self._ring.confirmed and not future.done():
+                if target <= self._buffer.confirmed and not future.done():
                     future.set_result(None)
             self.has_room.set()
         if mark == 0:
@@ -271,8 +271,8 @@ class PathSender:
             timer.cancel()
         if self._portion_timer is not None:
             self._portion_timer.cancel()
-        unknown, self._ring = self._ring.unknown, Ring()
-        self._ring.unknown = unknown
+        unknown, self._buffer = self._buffer.unknown, ReplayBuffer()
+        self._buffer.unknown = unknown
         self.has_room.set()
         for _, future in self._flushes:
             if not future.done():
@@ -284,7 +284,7 @@ class PathSender:
                 case OpenLink(exchange, path):
                     self._links[path] = ExchangeLink(exchange, path, self._welcomed, self._lost, self._room)
                 case SendFin(path):
-                    if self._machine.closing and self._ring.waiting:
+                    if self._machine.closing and self._buffer.waiting:
                         self._fin_waits = path
                     else:
                         self._fin(path)
@@ -309,8 +309,8 @@ class PathSender:
         """The last frame of this path: behind what was sent on it. What waits goes on with the next one."""
         self._fin_waits = 0
         if self._machine.closing:
-            self._on_change()  # for the last beacons
-        self._ring.mark(path, fin=True)
+            self._on_change()  # for the last watermarks
+        self._buffer.mark(path, fin=True)
         self._control(self._links[path], FrameKind.FIN, path, None)
         self._timers = [timer for timer in self._timers if timer.when() > self._loop.time()]
         self._timers.append(self._loop.call_later(FIN_SECONDS, self._give_up, path))
@@ -319,10 +319,10 @@ class PathSender:
     def _open(self, path: int, opening: PathOpening) -> None:
         self._link = self._links[path]
         self._portion = 0
-        last = self._ring.sent_to
+        last = self._buffer.sent_to
         if not opening.finished:
             self._break()  # a replay follows: subscribers are told where it begins
-            last = self._ring.opens_after()
+            last = self._buffer.opens_after()
             unfinished, self._fin_waits = self._fin_waits, 0
             self._perform(self._machine.forwarded(unfinished))  # all of it is sent again: nobody is to wait for its FIN
         self._control(self._link, FrameKind.OPEN, path, opening, last)
@@ -337,25 +337,25 @@ class PathSender:
         """All that subscribers may be missing has begun to leave again."""
         self.replays += 1
         self._replay_until = time.monotonic() + REPLAY_SECONDS
-        if self._ring.waiting:
+        if self._buffer.waiting:
             self._pump()
         else:
             self._caught_up()
 
     def _pump(self) -> None:
         """Send the next portion of what waits, unless the one before is still on its way."""
-        link, ring = self._link, self._ring
-        if link is None or not ring.waiting or self._portion or link.backlog_bytes:
+        link, buffer = self._link, self._buffer
+        if link is None or not buffer.waiting or self._portion or link.backlog_bytes:
             return
         path = link.path
         for _ in range(PORTION_FRAMES):
-            found = ring.take(path, self.bundle_bytes)
-            first = encode_bundle(self._publisher, path, ring.sent_to, found, time.time_ns()) if len(found) > 1 else found[0]
+            found = buffer.take(path, self.bundle_bytes)
+            first = encode_bundle(self._publisher, path, buffer.sent_to, found, time.time_ns()) if len(found) > 1 else found[0]
             link.send(first)
-            if not ring.waiting:
+            if not buffer.waiting:
                 break
         number = self.mark()
-        if ring.waiting:
+        if buffer.waiting:
             self._portion = number
             patience = PORTION_SECONDS if time.monotonic() < self._replay_until else 0.0
             self._portion_timer = self._loop.call_later(patience, self._next_portion)
@@ -382,7 +382,7 @@ class PathSender:
     # --- links --------------------------------------------------------------------------------------------------------
 
     def _control(self, link: ExchangeLink, kind: FrameKind, path: int, body: Any, sequence: int | None = None) -> None:
-        number = self._ring.sent_to if sequence is None else sequence
+        number = self._buffer.sent_to if sequence is None else sequence
         link.send(encode_control(kind, self._publisher, path, number, body, time.time_ns()))
 
     def _welcomed(self, link: ExchangeLink) -> None:

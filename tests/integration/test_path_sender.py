@@ -1,6 +1,6 @@
-"""A publisher's lane at real fronts of Exchanges, with the Monitor's words played here: what leaves on which path.
+"""A PathSender at real fronts of Exchanges, with the Monitor's words played here: what leaves on which path.
 
-Not covered: the decisions about paths (tests/unit/test_path.py) and the replay buffer (tests/unit/test_ring.py) by themselves.
+Not covered: the decisions about paths (tests/unit/test_path.py) and the replay buffer (test_replay_buffer.py) by themselves.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import pytest
 import zmq
 
-from roq.pubsub import lane as module
-from roq.pubsub.lane import PathSender
+from roq.pubsub import path_sender as module
+from roq.pubsub.path_sender import PathSender
 from roq.runtime.sockets import bind, exchange_front
 from roq.wire.assignment import Overflow
 from roq.wire.frame import FrameKind, encode_data, mark_body, parse, welcome
@@ -55,34 +55,34 @@ async def test_a_closing_path_that_is_begun_again_ends_once(portion: int, monkey
     monkeypatch.setattr(module, "PORTION_SECONDS", 60.0)
     fronts = {id: Front(id) for id in "ABCD"}
     sent = 0
-    lane = PathSender(7, lambda: None, lambda: None, lambda: sent)
+    sender = PathSender(7, lambda: None, lambda: None, lambda: sent)
     try:
-        lane.assign(fronts["A"].address, 1)
+        sender.assign(fronts["A"].address, 1)
         await fronts["A"].until(FrameKind.OPEN, 1)
         for sent in range(1, 4):
-            lane.send(encode_data(b"t", 7, lane.path, sent, sent - 1, sent - 1, [bytes(1000)], 0), sent)
-        lane.bundle_bytes = 1000  # a portion is one frame
-        lane.assign(fronts["B"].address, 2)
+            sender.send(encode_data(b"t", 7, sender.path, sent, sent - 1, sent - 1, [bytes(1000)], 0), sent)
+        sender.bundle_bytes = 1000  # a portion is one frame
+        sender.assign(fronts["B"].address, 2)
         await fronts["B"].until(FrameKind.OPEN, 2)
-        lane.abandoned(fronts["B"].address.token, 2)
-        lane.assign(fronts["C"].address, 3)
+        sender.abandoned(fronts["B"].address.token, 2)
+        sender.assign(fronts["C"].address, 3)
         await fronts["C"].until(FrameKind.MARK, 3)
-        closing = asyncio.create_task(lane.finish(10))
+        closing = asyncio.create_task(sender.finish(10))
         await asyncio.sleep(0)
-        lane.abandoned(fronts["A"].address.token, 1)
+        sender.abandoned(fronts["A"].address.token, 1)
         monkeypatch.setattr(module, "PORTION_FRAMES", portion)
-        lane.assign(fronts["D"].address, 4)
+        sender.assign(fronts["D"].address, 4)
         await fronts["D"].until(FrameKind.MARK, 4)
         while (FrameKind.FIN, 4) not in fronts["D"].kinds:
-            lane.forwarded(4, fronts["D"].marks[-1])
+            sender.forwarded(4, fronts["D"].marks[-1])
             await asyncio.sleep(0.005)
             fronts["D"].read()
-        lane.forwarded(4, 0)
+        sender.forwarded(4, 0)
         async with asyncio.timeout(5):
             assert await closing
-        assert lane.mark_number == fronts["D"].marks[-1] + 1, "more than one FIN followed"
+        assert sender.mark_number == fronts["D"].marks[-1] + 1, "more than one FIN followed"
         assert fronts["D"].kinds.count((FrameKind.DATA, 4)) == 3
     finally:
-        lane.close()
+        sender.close()
         for front in fronts.values():
             front.socket.close(0)

@@ -8,7 +8,7 @@ follow. Positions within this one sequence say everything:
     confirmed   passed an Exchange up to here, as the MARKs and FINs that came out of it say, or is `unknown`
     sent_to     handed to the current path up to here; what follows waits
 
-    published ─► waiting ─ take ─► sent ─ confirmed, and older than RING_SECONDS ─► gone
+    published ─► waiting ─ take ─► sent ─ confirmed, and older than KEPT_SECONDS ─► gone
                     ▲                │
                     └──── broken ────┘   the path is lost: all that is kept is to be sent again, in order
 
@@ -29,19 +29,19 @@ from typing import NamedTuple
 
 from roq.wire.frame import HEADER, parse
 
-RING_SECONDS = 5.0  # confirmed frames are kept for so long: subscribers may not have read them when their Exchange dies
-RING_BYTES = 64 * 1024 * 1024
+KEPT_SECONDS = 5.0  # confirmed frames are kept for so long: subscribers may not have read them when their Exchange dies
+KEPT_BYTES = 64 * 1024 * 1024
 ENTRY_BYTES = (
     208  # what keeping a frame costs besides its bytes (tuple, numbers, heads), measured: most of it when frames are tiny
 )
-HOLD_BYTES = RING_BYTES * 3 // 4  # unconfirmed: from here on a publisher that may wait does; the rest takes its open batch
+HOLD_BYTES = KEPT_BYTES * 3 // 4  # unconfirmed: from here on a publisher that may wait does; the rest takes its open batch
 MARK_BYTES = 16 * 1024 * 1024  # a confirmation is asked for after so many, 60 times a second at 1 GB/s: far below HOLD_BYTES
 MARKS_KEPT = 64  # questions that nobody has answered; a later one covers the earlier ones of its path
 PATH_OFFSET = 10  # of the path number within the header
 _path = struct.Struct("<I")
 
 
-class RingSafeguards(NamedTuple):
+class ReplaySafeguards(NamedTuple):
     """The rules that make the buffer right. Only the model tests switch one off, to see it fail."""
 
     keep_unconfirmed: bool = True  # age alone forgets nothing
@@ -67,11 +67,11 @@ class _Mark:
         self.done = False
 
 
-class Ring:
+class ReplayBuffer:
     """`now` is monotonic, in seconds. `last` is the number of a frame's last payload."""
 
     def __init__(
-        self, seconds: float = RING_SECONDS, max_bytes: int = RING_BYTES, safeguards: RingSafeguards = RingSafeguards()
+        self, seconds: float = KEPT_SECONDS, max_bytes: int = KEPT_BYTES, safeguards: ReplaySafeguards = ReplaySafeguards()
     ) -> None:
         self._seconds, self._max_bytes, self._safe = seconds, max_bytes, safeguards
         # (when, last, total, frame); total: bytes of all frames ever appended, this one and ENTRY_BYTES each included

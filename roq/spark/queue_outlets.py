@@ -9,7 +9,7 @@ topic          string, 1 to 255 bytes; required, never null              publish
 
 A row's number says whether the queue has it already:
 
-log:, roq:    the queue's own memory of its producers (senders.py): a Spark job is a producer that lasts
+log:, roq:    the queue's own memory of its producers (records.py): a Spark job is a producer that lasts
 file:         task files are prepared, then renamed into the queue: what is not there any more is published
 queues        publish/subscribe queues keep nothing: rows published before a crash are published again
 """
@@ -41,10 +41,10 @@ import roq.blocking
 from roq.errors import InvalidConfiguration, InvalidTopic, PayloadTooLarge, SchemaMismatch
 from roq.spark.queue_options import SPARK_FOLDER, QueueOptions, TargetKind
 from roq.workqueue.address import open_backend
+from roq.workqueue.codec import SECONDS_MAX
 from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, PRIORITIES, PUT_COUNT_MAX, Backend, NewTask
-from roq.workqueue.desk import SECONDS_MAX
 from roq.workqueue.file_queue.publication import FilePublication
-from roq.workqueue.senders import lasting
+from roq.workqueue.records import lasting
 
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 _NUMBER = (*_WHOLE, FloatType, DoubleType, DecimalType)

@@ -16,20 +16,21 @@ The rules that keep this right whoever crashes when, each of them with its count
 
 The shell appends Tick and Requeue when `next_due` has come; this file only says what is due. What a record means: records.py.
 Not here: lease requests that wait for a task (waiters.py), and Pops that a log says wait (state.py, with dump and load). Limits
-here cut by the records alone: DEDUP_KEYS_MAX, senders.py.
+here cut by the records alone: DEDUP_KEYS_MAX, SENDERS_MAX.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush, merge, nsmallest
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+import msgspec
+
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import Status, TaskState
-from roq.workqueue.ready import ReadyTasks, StoredTask
 from roq.workqueue.records import (
     POP_SHIFT,
     BlobRef,
@@ -40,6 +41,7 @@ from roq.workqueue.records import (
     ExtendLease,
     HoldersReplaced,
     InstanceDead,
+    Payload,
     Pop,
     Purge,
     Push,
@@ -48,13 +50,129 @@ from roq.workqueue.records import (
     RemoveDead,
     Requeue,
     RequeueDead,
+    Senders,
     TaskKey,
     Tick,
+    Use,
 )
-from roq.workqueue.senders import Senders, Use
 
 ENDS_MIN = 4096  # ends of leases that are over are not looked for among fewer
 DEDUP_KEYS_MAX = 1_000_000  # remembered at once; above it the oldest are forgotten early
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+class StoredTask(msgspec.Struct, array_like=True, gc=False):
+    """A task. order: LSN of its Push. inserted: ms. due: ms when its delay or lease ends, 0 without. delivery, instance, nonce:
+    of the Pop that has it, 0 without."""
+
+    order: int
+    producer: int
+    sequence: int
+    payload: Payload
+    priority: int
+    inserted: int
+    attempts: int = 0
+    error: str = ""
+    due: int = 0
+    delivery: int = 0
+    instance: int = 0
+    nonce: int = 0
+
+
+class PriorityBucket:
+    """The ready tasks of one priority."""
+
+    __slots__ = ("back", "fresh", "of", "priority")
+
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+        self.fresh: deque[StoredTask] = deque()  # orders ascend
+        self.back: list[int] = []  # a heap of orders
+        self.of: dict[int, StoredTask] = {}  # by order, for those in `back`
+
+    def first(self) -> StoredTask | None:
+        """The next to be taken."""
+        if self.back and (not self.fresh or self.back[0] < self.fresh[0].order):
+            return self.of[self.back[0]]
+        return self.fresh[0] if self.fresh else None
+
+    def __iter__(self) -> Iterator[StoredTask]:
+        return merge(self.fresh, (self.of[order] for order in sorted(self.back)), key=lambda task: task.order)
+
+
+class ReadyTasks:
+    """All ready tasks in their order: higher priority first, then as they were pushed.
+
+    Pushed tasks of a priority stand in a deque, which is in order by itself; those that come back (requeued, or delayed before)
+    stand in a heap of their orders. Nothing is ever taken out of the middle, so a step costs O(log n) of what came back.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._buckets: list[PriorityBucket] = []  # highest priority first; an empty one stays
+        self._by_priority: dict[int, PriorityBucket] = {}
+
+    def _bucket(self, priority: int) -> PriorityBucket:
+        bucket = self._by_priority.get(priority)
+        if bucket is None:
+            bucket = self._by_priority[priority] = PriorityBucket(priority)
+            self._buckets.append(bucket)
+            self._buckets.sort(key=lambda one: -one.priority)
+        return bucket
+
+    def push(self, task: StoredTask) -> None:
+        """A task younger than all others."""
+        bucket = self._by_priority.get(task.priority) or self._bucket(task.priority)
+        bucket.fresh.append(task)
+        self.count += 1
+
+    def put_back(self, task: StoredTask) -> None:
+        """A task of any age."""
+        bucket = self._bucket(task.priority)
+        heappush(bucket.back, task.order)
+        bucket.of[task.order] = task
+        self.count += 1
+
+    def fill(self, tasks: list[StoredTask]) -> None:
+        """Many tasks at once, of any age."""
+        for task in tasks:
+            bucket = self._bucket(task.priority)
+            bucket.back.append(task.order)
+            bucket.of[task.order] = task
+        for bucket in self._buckets:
+            heapify(bucket.back)
+        self.count += len(tasks)
+
+    def take(self) -> StoredTask:
+        """The next task. There must be one."""
+        self.count -= 1
+        for bucket in self._buckets:
+            fresh = bucket.fresh
+            if bucket.back and (not fresh or bucket.back[0] < fresh[0].order):
+                return bucket.of.pop(heappop(bucket.back))
+            if fresh:
+                return fresh.popleft()
+        raise AssertionError("no task is ready")
+
+    def oldest(self) -> StoredTask | None:
+        """The one that was pushed first, whatever its priority."""
+        firsts = [task for bucket in self._buckets if (task := bucket.first()) is not None]
+        return min(firsts, key=lambda task: task.order, default=None)
+
+    def __iter__(self) -> Iterator[StoredTask]:
+        """In the order in which they will be taken."""
+        for bucket in self._buckets:
+            yield from bucket
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.count = 0
+        for bucket in self._buckets:
+            bucket.fresh.clear()
+            bucket.back.clear()
+            bucket.of.clear()
 
 
 # --- effects: what a record did, told to the shell that applied it ---------------------------------------------------------
@@ -114,6 +232,9 @@ Effects = Sequence[Effect]
 APPLIED: tuple[Effect, ...] = (Settled(True),)
 LOST: tuple[Effect, ...] = (Settled(False),)
 _new = tuple.__new__  # a named tuple's own constructor takes twice as long
+
+
+# --- the fold ---------------------------------------------------------------------------------------------------------
 
 
 class Fold:

@@ -27,7 +27,7 @@ from roq.errors import Closed, InvalidConfiguration, RoqError, StorageFailed, St
 from roq.ids import new_id
 from roq.log.local import LocalLog
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue import desk
+from roq.workqueue import codec
 from roq.workqueue.contract import (
     Asked,
     Extend,
@@ -83,9 +83,9 @@ class LogQueue:
     ) -> None:
         self._log = log or LocalLog(folder)
         self._lock = RLock()
-        self._desk = desk.Desk(new_id())
-        self._replica = Replica(self._log, self._desk.id, self._lock, replay_bytes)
-        self._clerk = Clerk(self._log, self._desk.id, self._lock, self._replica)
+        self._codec = codec.RequestCodec(new_id())
+        self._replica = Replica(self._log, self._codec.id, self._lock, replay_bytes)
+        self._clerk = Clerk(self._log, self._codec.id, self._lock, self._replica)
         self._closed = self._ended = False  # whether `close` has begun; has ended the waits
         _everywhere.add(self)
         try:
@@ -120,19 +120,19 @@ class LogQueue:
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
         """Store tasks, all or none; their ids."""
         self._check_open()
-        pushes = self._desk.put(tasks, self.settings, self._replica.now())
+        pushes = self._codec.put(tasks, self.settings, self._replica.now())
         if not pushes:
             return []
         if any(task.dedup_key for task in tasks):
             effects = self._with_room(lambda: self._write_durably(pushes, keep_bytes=KEEP_BYTES), pushes)
-            return [desk.put_id(push, effect) for push, effect in zip(pushes, effects, strict=True)]
+            return [codec.put_id(push, effect) for push, effect in zip(pushes, effects, strict=True)]
         self._append(pushes)
-        return [desk.put_id(push, ()) for push in pushes]
+        return [codec.put_id(push, ()) for push in pushes]
 
     def put_numbered(self, producer: int, first: int, tasks: Sequence[NewTask]) -> None:
         """Store tasks under the caller's numbers, first, first + 1, … of this producer; what it has put before, not again."""
         self._check_open()
-        if pushes := desk.numbered(producer, first, tasks, self.settings, self._replica.now()):
+        if pushes := codec.numbered(producer, first, tasks, self.settings, self._replica.now()):
             self._append(pushes)
 
     def _append(self, pushes: Sequence[Push]) -> None:
@@ -148,16 +148,16 @@ class LogQueue:
         self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
     ) -> tuple[list[str | None], list[Leased]]:
         """First `settle`, then up to `count` tasks, in one entry of the log."""
-        deadline = time.monotonic() + min(wait_seconds, desk.WAIT_SECONDS_MAX)
+        deadline = time.monotonic() + min(wait_seconds, codec.WAIT_SECONDS_MAX)
         now = self._replica.now()
-        records: list[Record] = [desk.settlement(one, now) for one in settle]
-        pop = self._desk.lease(seconds, count, wait_seconds, now)
+        records: list[Record] = [codec.settlement(one, now) for one in settle]
+        pop = self._codec.lease(seconds, count, wait_seconds, now)
         self._replica.asked.add(pop.nonce)
         answer: CommandAnswer | None = None
         try:
             answer = self._with_room(lambda: self._clerk.ask([*records, pop]))
             handed = self._wait(pop, deadline).handed if answer.handed is None else answer.handed
-            tasks = [desk.leased(one, self._desk.id, _payload(one.task.payload)) for one in handed]
+            tasks = [codec.leased(one, self._codec.id, _payload(one.task.payload)) for one in handed]
             tokens = _tokens(settle, answer)
             self._take(pop.nonce, tasks)
         except BaseException as error:  # nobody waits any more: leave nothing in line, and with a signal no task either
@@ -172,8 +172,8 @@ class LogQueue:
         if not settlements:
             return []
         now = self._replica.now()
-        records = [desk.settlement(one, now) for one in settlements]
-        nothing = msgspec.structs.replace(self._desk.lease(1, 1, 0, now), count=0)  # says whose request it is
+        records = [codec.settlement(one, now) for one in settlements]
+        nothing = msgspec.structs.replace(self._codec.lease(1, 1, 0, now), count=0)  # says whose request it is
         answer = self._with_room(lambda: self._clerk.ask([*records, nothing]))
         return _tokens(settlements, answer)
 
@@ -187,7 +187,7 @@ class LogQueue:
     def _peek(self, state: TaskState, count: int) -> list[TaskView]:
         with self._lock:
             replica = self._current_replica()
-            return [desk.view(task, state, _payload(task.payload)) for task in replica.state.fold.first(state, count)]
+            return [codec.view(task, state, _payload(task.payload)) for task in replica.state.fold.first(state, count)]
 
     def status(self) -> Status:
         """Counts, as of now."""
@@ -211,11 +211,11 @@ class LogQueue:
 
     def requeue_dead(self, ids: Sequence[str] | None) -> int:
         """Make dead letters ready again; how many."""
-        return self._count(RequeueDead(self._replica.now(), desk.chosen(ids)))
+        return self._count(RequeueDead(self._replica.now(), codec.chosen(ids)))
 
     def remove_dead(self, ids: Sequence[str] | None) -> int:
         """Forget dead letters; how many."""
-        return self._count(RemoveDead(self._replica.now(), desk.chosen(ids)))
+        return self._count(RemoveDead(self._replica.now(), codec.chosen(ids)))
 
     def _count(self, command: Record) -> int:
         self._check_open()
@@ -249,7 +249,7 @@ class LogQueue:
 
     def _end_waits(self, nonces: Set[int]) -> None:
         """These Pops get nothing any more; what they were given meanwhile goes back."""
-        replica, me = self._replica, self._desk.id
+        replica, me = self._replica, self._codec.id
         if not nonces:
             return
         now = replica.now()
@@ -275,7 +275,7 @@ class LogQueue:
                 left = deadline - time.monotonic()
                 now = replica.now()
                 if left <= 0:
-                    replica.write([self._desk.cancel(pop, now)])
+                    replica.write([self._codec.cancel(pop, now)])
                     return replica.answers[nonce]
                 if over := self._clerk.over(now):
                     replica.write(over)

@@ -19,7 +19,7 @@ from threading import Lock
 from roq.errors import Closed, InvalidConfiguration, StorageFailed
 from roq.ids import new_id
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue import desk
+from roq.workqueue import codec
 from roq.workqueue.contract import Asked, Leased, NewTask, Settlement, Status, TaskState, TaskView, asked_for, of_new
 from roq.workqueue.fold import Effects, Fold, Handed, TasksChanged, TasksDelivered
 from roq.workqueue.records import (
@@ -56,7 +56,7 @@ class MemoryQueue:
 
     def __init__(self, settings: TaskSettings | Asked | None = None) -> None:
         self.settings = of_new(asked_for(settings))
-        self._desk = desk.Desk(new_id())
+        self._codec = codec.RequestCodec(new_id())
         self._fold = Fold()
         self._lock = Lock()
         self._waiters: Waiters[_Waiter] = Waiters(WAITERS_MAX)
@@ -70,19 +70,19 @@ class MemoryQueue:
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
         """Store tasks, all or none; their ids."""
         with self._lock:
-            pushes = self._desk.put(tasks, self.settings, self._now_open())
-            return [desk.put_id(push, self._apply(push)) for push in pushes]
+            pushes = self._codec.put(tasks, self.settings, self._now_open())
+            return [codec.put_id(push, self._apply(push)) for push in pushes]
 
     def lease(
         self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
     ) -> tuple[list[str | None], list[Leased]]:
         """First `settle`, then up to `count` tasks."""
         pop: Pop | None = None
-        deadline = time.monotonic() + min(wait_seconds, desk.WAIT_SECONDS_MAX)
+        deadline = time.monotonic() + min(wait_seconds, codec.WAIT_SECONDS_MAX)
         try:
             with self._lock:
                 now = self._now_open()
-                pop = self._desk.lease(seconds, count, wait_seconds, now)
+                pop = self._codec.lease(seconds, count, wait_seconds, now)
                 settled = self._settle(settle, now)
                 self._end_what_is_over(now)
                 handed, waiter = _handed(self._apply(pop)) if self._fold.ready.count else (), None
@@ -91,7 +91,7 @@ class MemoryQueue:
                     self._waiters.add((pop.instance, pop.nonce), waiter)
             if waiter is not None:
                 handed = self._wait(pop, waiter, deadline)
-            return settled, [desk.leased(one, self._desk.id, _payload(one.task.payload)) for one in handed]
+            return settled, [codec.leased(one, self._codec.id, _payload(one.task.payload)) for one in handed]
         except BaseException:
             if pop is not None:
                 self._give_up(pop)
@@ -103,8 +103,8 @@ class MemoryQueue:
             return self._settle(settlements, self._now_open())
 
     def _settle(self, settlements: Sequence[Settlement], now: int) -> list[str | None]:
-        records = [desk.settlement(one, now) for one in settlements]
-        return [desk.settled(one, self._apply(record)) for one, record in zip(settlements, records, strict=True)]
+        records = [codec.settlement(one, now) for one in settlements]
+        return [codec.settled(one, self._apply(record)) for one, record in zip(settlements, records, strict=True)]
 
     def peek(self, state: TaskState, count: int) -> list[TaskView]:
         """The first tasks of a state."""
@@ -112,7 +112,7 @@ class MemoryQueue:
             raise InvalidConfiguration(f"count is at least 0, got {count}")
         with self._lock:
             self._end_what_is_over(self._now_open())
-            return [desk.view(task, state, _payload(task.payload)) for task in self._fold.first(state, count)]
+            return [codec.view(task, state, _payload(task.payload)) for task in self._fold.first(state, count)]
 
     def status(self) -> Status:
         """Counts, as of now."""
@@ -135,13 +135,13 @@ class MemoryQueue:
 
     def requeue_dead(self, ids: Sequence[str] | None) -> int:
         """Make dead letters ready again; how many."""
-        keys = desk.chosen(ids)
+        keys = codec.chosen(ids)
         with self._lock:
             return self._count(RequeueDead(self._now_open(), keys))
 
     def remove_dead(self, ids: Sequence[str] | None) -> int:
         """Forget dead letters; how many."""
-        keys = desk.chosen(ids)
+        keys = codec.chosen(ids)
         with self._lock:
             return self._count(RemoveDead(self._now_open(), keys))
 

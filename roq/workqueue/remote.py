@@ -22,6 +22,7 @@ from roq.runtime.observe import logger
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.big_payloads import BigPayloads
+from roq.workqueue.codec import check_delay, check_lease, check_task, cut_error, milliseconds
 from roq.workqueue.contract import (
     LEASE_COUNT_MAX,
     PUT_COUNT_MAX,
@@ -40,7 +41,6 @@ from roq.workqueue.contract import (
     asked_for,
     of_new,
 )
-from roq.workqueue.desk import check_delay, check_lease, check_task, cut_error, milliseconds
 from roq.workqueue.master_link import PATIENCE_SECONDS, MasterLink
 
 UNREAD_SECONDS = 1.0  # until a task whose payload could not be had is leased again

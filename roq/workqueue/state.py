@@ -21,10 +21,8 @@ import msgspec
 from roq.errors import UnknownFormat
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.fold import Effect, Effects, Fold, TasksDelivered
-from roq.workqueue.ready import StoredTask
-from roq.workqueue.records import BlobRef, Cancel, InstanceDead, Pop, Record, TaskKey, Tick
-from roq.workqueue.senders import Senders
+from roq.workqueue.fold import Effect, Effects, Fold, StoredTask, TasksDelivered
+from roq.workqueue.records import BlobRef, Cancel, InstanceDead, Pop, Record, Senders, TaskKey, Tick
 from roq.workqueue.waiters import Waiters
 
 VERSION = 1

@@ -18,7 +18,7 @@ import pytest
 
 from roq.errors import Closed
 from roq.log.local import LocalLog
-from roq.workqueue import desk
+from roq.workqueue import codec
 from roq.workqueue.contract import Ack, Leased, NewTask
 from roq.workqueue.log_queue import LogQueue
 from roq.workqueue.records import Pop, decode, encode
@@ -107,7 +107,7 @@ def test_a_call_broken_off_anywhere_leaves_no_lock_no_lease_and_the_right_state(
         assert agree(victim, other), point
         state = other._replica.state
         if verb == "lease and settle":
-            leased = {desk.token(task.delivery, task.instance) for task in state.fold.leased.values()}
+            leased = {codec.token(task.delivery, task.instance) for task in state.fold.leased.values()}
             got = {task.token for _, tasks in answers for task in tasks}
             assert leased - {held.token} == got | {others.token}, point
         assert not state.waiters, point
@@ -132,7 +132,7 @@ def test_a_request_on_the_board_broken_off_anywhere_leases_to_nobody(queues: lis
                 until = time.monotonic() + 0.005
                 while not board.count() and time.monotonic() < until:
                     time.sleep(0)
-                records = [Pop(clerk._replica.now(), clerk._desk.id, next(numbers), 0, 1000)]
+                records = [Pop(clerk._replica.now(), clerk._codec.id, next(numbers), 0, 1000)]
                 clerk._clerk._serve(board, (encode(records), records))
             finally:
                 board.end()
@@ -141,7 +141,7 @@ def test_a_request_on_the_board_broken_off_anywhere_leases_to_nobody(queues: lis
         held = lease_one(victim)
         tasks: list[Leased] = []
         broken = broken_off(lambda: tasks.extend(victim.lease(60, 1, 0, [Ack(held.token)])[1]), point)
-        leased = {desk.token(task.delivery, task.instance) for task in state_after(victim).fold.leased.values()}
+        leased = {codec.token(task.delivery, task.instance) for task in state_after(victim).fold.leased.values()}
         assert leased - {held.token} == {task.token for task in tasks}, point
         victim.release_all()
         return broken

@@ -13,9 +13,9 @@ from roq.log.store import journal, records, storage
 from roq.tools.simulation import disks
 from roq.tools.simulation.run import What
 from roq.wire import master as wire
-from roq.workqueue import senders
 from roq.workqueue.master import term
 from roq.workqueue.master.dump import Dump
+from roq.workqueue.records import Sender, Use
 from tests.simulation.known_bugs import Known, put
 
 
@@ -82,12 +82,12 @@ def _without_what_is_under_way(one: term.MasterTerm) -> None:
         wanted.set_result((one.position, one._dump))
 
 
-_use = senders.Sender.use
+_use = Sender.use
 
 
-def _always_new(one: senders.Sender, number: int) -> senders.Use:
+def _always_new(one: Sender, number: int) -> Use:
     use = _use(one, number)
-    return senders.Use.NEW if use is senders.Use.KNOWN else use
+    return Use.NEW if use is Use.KNOWN else use
 
 
 def believed(record: records.StoredRecord) -> records.StoredRecord:
@@ -97,7 +97,7 @@ def believed(record: records.StoredRecord) -> records.StoredRecord:
 
 BUGS: dict[str, Known] = {
     "an entry is acknowledged before it is synced": Known(partial(put, (journal.Journal, "perform", _unsynced)), 0, What.TASKS),
-    "a put that is sent again is a new one": Known(partial(put, (senders.Sender, "use", _always_new)), 0, What.TASKS),
+    "a put that is sent again is a new one": Known(partial(put, (Sender, "use", _always_new)), 0, What.TASKS),
     "a payload counts as stored before its folder is synced": Known(
         partial(put, (disks.SimulatedDisk, "sync_folder", _sync_all_but_payloads)), 0, What.TASKS
     ),

@@ -1,8 +1,8 @@
-"""Senders with a lasting id are remembered long after the others are forgotten (roq/workqueue/senders.py)."""
+"""Senders with a lasting id are remembered long after the others are forgotten (roq/workqueue/records.py)."""
 
 from __future__ import annotations
 
-from roq.workqueue.senders import LASTING_IDLE_MS, SENDER_IDLE_MS, Senders, Use, lasting
+from roq.workqueue.records import LASTING_IDLE_MS, SENDER_IDLE_MS, Senders, Use, lasting
 
 JOB, CLIENT, OTHER = lasting(0x1234_5678_9ABC_DEF0), 0x1234_5678_9ABC_DEF0, 7
 

@@ -10,7 +10,7 @@ import pytest
 from roq.errors import CallError, PayloadTooLarge, RoqError
 from roq.wire import master as wire
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue import desk
+from roq.workqueue import codec
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.service import (
     ENTRY_BYTES,
@@ -216,7 +216,7 @@ def test_a_settlement_that_is_repeated_too_late_changes_nothing(rig: Rig) -> Non
     (again,) = rig.lease(2, nonce=2).tasks
     rig.service.recent = Recent()  # forgotten, or never known to this master
     assert rig.answer(wire.SettleAll(9, 1, kinds)) == wire.Leases([None, None], [])
-    assert [task.delivery for task in rig.service.fold.leased.values()] == [desk.parse_token(again.token)[0]]
+    assert [task.delivery for task in rig.service.fold.leased.values()] == [codec.parse_token(again.token)[0]]
     assert (rig.service.fold.completed, rig.service.fold.ready.count) == (1, 0)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from roq.workqueue import senders as module
-from roq.workqueue.senders import GAPS_MAX, SENDER_IDLE_MS, Sender, Senders, Use
+from roq.workqueue import records as module
+from roq.workqueue.records import GAPS_MAX, SENDER_IDLE_MS, Sender, Senders, Use
 
 
 def test_numbers_may_come_in_any_order() -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from urllib.parse import quote
 
 from roq.runtime.files import DISK, storage_errors
-from roq.workqueue import desk
+from roq.workqueue import codec
 from roq.workqueue.contract import NewTask
 from roq.workqueue.file_queue import content, names
 from roq.workqueue.file_queue.counters import INSERTED, CounterFiles
@@ -56,7 +56,7 @@ class FilePublication:
     def put(self, first: int, tasks: Sequence[NewTask]) -> None:
         """Tasks first, first + 1, …: durable and in the queue on return, those put before not again."""
         for task in tasks:
-            desk.check_task(task, self._place.settings)
+            codec.check_task(task, self._place.settings)
         done, prepared = f"{self._work}/{first}.done", f"{self._work}/{first}"
         with storage_errors(self._place.path):
             if not os.path.exists(done):

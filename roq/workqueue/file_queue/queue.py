@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from roq.errors import CallError, InvalidConfiguration
 from roq.runtime.files import DISK, FULL, storage_errors
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue import desk
+from roq.workqueue import codec
 from roq.workqueue.contract import (
     LEASE_COUNT_MAX,
     PUT_COUNT_MAX,
@@ -114,7 +114,7 @@ class FileQueue:
         if len(tasks) > PUT_COUNT_MAX:
             raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
         for task in tasks:
-            desk.check_task(task, self.settings)
+            codec.check_task(task, self.settings)
         ids = self._ids.make(int(self._clock() * 1000), [task.priority for task in tasks])
         with storage_errors(self.path):
             if any(task.dedup_key for task in tasks):
@@ -191,7 +191,7 @@ class FileQueue:
     ) -> tuple[list[str | None], list[Leased]]:
         """First `settle`, then up to `count` tasks."""
         check_open(closed=self._closed)
-        desk.check_lease(seconds)
+        codec.check_lease(seconds)
         if not 1 <= count <= LEASE_COUNT_MAX:
             raise InvalidConfiguration(f"1 to {LEASE_COUNT_MAX} tasks can be leased at once, got {count}")
         if not wait_seconds >= 0:
@@ -321,10 +321,10 @@ class FileQueue:
                 self._notes.hold([(name.id, str(moved.name), moved.attempts)])
                 return str(moved.name)
             case Release(delay_seconds=delay, error=error):
-                return self._release(lane, name, now, delay, desk.cut_error(error))
+                return self._release(lane, name, now, delay, codec.cut_error(error))
             case Reject(error=error):
                 attempts = names.attempts(lane.history(name.id))
-                return "" if self._bury(name, desk.cut_error(error), attempts) else None
+                return "" if self._bury(name, codec.cut_error(error), attempts) else None
 
     def _release(self, lane: Lane, name: Name, now: float, delay: float, error: str) -> str | None:
         if error:
@@ -453,7 +453,7 @@ def _checked(one: Settlement) -> Name:
         raise CallError(f"{one.token!r} is not the token of a lease of this kind of work queue")
     match one:
         case Extend(seconds=seconds):
-            desk.check_lease(seconds)
+            codec.check_lease(seconds)
         case Release(delay_seconds=delay):
-            desk.check_delay(delay)
+            codec.check_delay(delay)
     return name

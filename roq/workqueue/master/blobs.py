@@ -30,8 +30,8 @@ from roq.runtime.run import Tasks
 from roq.wire import master as wire
 from roq.wire import store as store_wire
 from roq.wire.work_queue import WorkQueueSpec
+from roq.workqueue.fold import StoredTask
 from roq.workqueue.master.service import MasterService, check_stored
-from roq.workqueue.ready import StoredTask
 from roq.workqueue.records import BlobRef, Push, TaskKey
 
 PENDING_MAX = 1_000

@@ -31,10 +31,20 @@ import msgspec
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqError, TemporaryError
 from roq.wire import master as wire
-from roq.workqueue import desk
+from roq.workqueue import codec
 from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, LEASE_COUNT_MAX, PRIORITIES, PUT_COUNT_MAX, TaskState
-from roq.workqueue.fold import APPLIED, Dropped, Effect, Fold, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
-from roq.workqueue.ready import StoredTask
+from roq.workqueue.fold import (
+    APPLIED,
+    Dropped,
+    Effect,
+    Fold,
+    Known,
+    RecordRefused,
+    Settled,
+    StoredTask,
+    TasksChanged,
+    TasksDelivered,
+)
 from roq.workqueue.records import (
     BlobRef,
     Complete,
@@ -67,7 +77,7 @@ RECORD_COST = 256  # of memory, beyond that: as an object, and as the task that 
 ANSWER_BYTES = 64  # of an answer; payloads in it are the queue's own
 WAITING_BYTES_MAX = 64 * 1024 * 1024  # seconds of a busy queue; the log takes no more either (LogSettings.window_bytes)
 IDS_MAX = 20_000  # dead letters named at once
-MILLISECONDS_MAX = round(desk.SECONDS_MAX * 1000)
+MILLISECONDS_MAX = round(codec.SECONDS_MAX * 1000)
 ID_MAX, NUMBER_MAX = (1 << 64) - 1, (1 << 62) - 1
 KEPT_BYTES = 4 * 1024 * 1024  # of memory; a queue that is idle holds no more than a busy one
 DELIVERY_BYTES = 8
@@ -206,12 +216,12 @@ def letters(ids: list[str] | None) -> tuple[TaskKey, ...] | None:
     """The dead letters of these ids; None: all. Raises CallError."""
     if ids is not None and len(ids) > IDS_MAX:
         raise InvalidConfiguration(f"at most {IDS_MAX} dead letters can be named at once, got {len(ids)}")
-    return desk.chosen(ids)
+    return codec.chosen(ids)
 
 
 def settlement(one: wire.Settle, now: int) -> Complete | ExtendLease | Requeue | DeadLetter:
     """The record of a settlement. Raises CallError."""
-    delivery, instance = desk.parse_token(one.token)
+    delivery, instance = codec.parse_token(one.token)
     if not 0 <= one.milliseconds <= MILLISECONDS_MAX:
         raise InvalidConfiguration(f"{one.milliseconds} ms is out of range")
     if one.kind == wire.ACK:
@@ -221,9 +231,9 @@ def settlement(one: wire.Settle, now: int) -> Complete | ExtendLease | Requeue |
             raise InvalidConfiguration("a lease is extended by more than 0 ms")
         return ExtendLease(now, delivery, instance, one.milliseconds)
     if one.kind == wire.RELEASE:
-        return Requeue(now, delivery, instance, 0, one.milliseconds, desk.cut_error(one.error))
+        return Requeue(now, delivery, instance, 0, one.milliseconds, codec.cut_error(one.error))
     if one.kind == wire.REJECT:
-        return DeadLetter(now, delivery, instance, desk.cut_error(one.error))
+        return DeadLetter(now, delivery, instance, codec.cut_error(one.error))
     raise InvalidConfiguration(f"no settlement is of kind {one.kind}")
 
 
@@ -432,7 +442,7 @@ class MasterService:
         """The id of the task this Push stands for, if that is another one. TemporaryError: it is not known what it did."""
         for effect in effects:
             if type(effect) is Known and effect.task != (push.producer, push.sequence):
-                return desk.task_id(effect.task)
+                return codec.task_id(effect.task)
             if type(effect) is RecordRefused:
                 raise TemporaryError("this put was repeated too late: whether it took effect is unknown")
         return ""
@@ -494,8 +504,8 @@ class MasterService:
             if type(effect) is TasksDelivered:
                 for handed in effect.handed:
                     task = handed.task
-                    key = desk.task_id((task.producer, task.sequence))
-                    token = desk.token(handed.delivery, pop.instance)
+                    key = codec.task_id((task.producer, task.sequence))
+                    token = codec.token(handed.delivery, pop.instance)
                     payload = task.payload if type(task.payload) is bytes else self._elsewhere(task)
                     tasks.append(wire.Given(key, token, payload, handed.attempt, task.priority, task.inserted, handed.due))
         self.waiting.tell(peer, id, (pop.instance, -pop.nonce), 0, wire.Leases(settled, tasks, pop.now - asked))
@@ -503,7 +513,7 @@ class MasterService:
     def give_back(self, tasks: Iterable[wire.Given], now: int) -> None:
         """Nobody got to know of these leases."""
         for one in tasks:
-            delivery, instance = desk.parse_token(one.token)
+            delivery, instance = codec.parse_token(one.token)
             self.apply(Requeue(now, delivery, instance))
         self._serve_waiters(now)
 
@@ -598,7 +608,7 @@ class MasterService:
             if size > REPLY_BYTES and seen:
                 break
             holder = f"{task.instance:016x}" if task.instance else ""
-            key = desk.task_id((task.producer, task.sequence))
+            key = codec.task_id((task.producer, task.sequence))
             seen.append(
                 wire.Seen(key, payload, state, task.attempts, task.priority, task.inserted, task.due, task.error, holder)
             )

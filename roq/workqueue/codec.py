@@ -1,7 +1,7 @@
-"""Verbs of a work queue into records, and effects into answers; shared by all backends that fold a log. Pure.
+"""The request codec of a work queue: verbs into records, effects into answers; shared by all backends that fold a log. Pure.
 
-A desk numbers what one process (or client) writes and checks what it was given; it keeps no task. Whoever uses it appends the
-records, applies them, and hands back what `State.apply` returned for each. Not covered: when to append what (the shells).
+It numbers what one process (or client) writes and checks what it was given; it keeps no task. Whoever uses it appends the
+records, applies them, and hands back what `apply` returned for each. Not covered: when to append what (the shells).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from roq.workqueue.contract import (
     TaskState,
     TaskView,
 )
-from roq.workqueue.fold import Effects, Handed, Known, RecordRefused, Settled
-from roq.workqueue.ready import StoredTask
+from roq.workqueue.fold import Effects, Handed, Known, RecordRefused, Settled, StoredTask
 from roq.workqueue.records import (
     POP_SHIFT,
     Cancel,
@@ -132,7 +131,7 @@ def numbered(producer: int, first: int, tasks: Sequence[NewTask], settings: Task
     ]
 
 
-class Desk:
+class RequestCodec:
     """One producer and instance. id: random, 64 bits, for one life only. Any thread: numbers are drawn one by one."""
 
     def __init__(self, id: int) -> None:

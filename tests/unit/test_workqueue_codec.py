@@ -9,21 +9,21 @@ import pytest
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, TemporaryError
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue import desk
+from roq.workqueue import codec
 from roq.workqueue.contract import ERROR_BYTES_MAX, Ack, Extend, NewTask, Reject, Release
 from roq.workqueue.fold import Known, RecordRefused, Settled, TasksDelivered
 from roq.workqueue.records import DeadLetter, Requeue
 from roq.workqueue.state import State
 
-GOOD = desk.token(7 << 10 | 3, 0xABC)
+GOOD = codec.token(7 << 10 | 3, 0xABC)
 
 
 def put(**task: Any) -> object:
-    return desk.Desk(1).put([NewTask(**{"payload": b"", **task})], TaskSettings(payload_bytes_max=10), 0)
+    return codec.RequestCodec(1).put([NewTask(**{"payload": b"", **task})], TaskSettings(payload_bytes_max=10), 0)
 
 
 def lease(seconds: float = 1.0, count: int = 1, wait_seconds: float = 0.0) -> object:
-    return desk.Desk(1).lease(seconds, count, wait_seconds, 0)
+    return codec.RequestCodec(1).lease(seconds, count, wait_seconds, 0)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def lease(seconds: float = 1.0, count: int = 1, wait_seconds: float = 0.0) -> ob
         (InvalidConfiguration, lambda: put(priority=1.5)),
         (InvalidConfiguration, lambda: put(dedup_key="k" * 257)),
         (InvalidConfiguration, lambda: put(dedup_key="\udc80")),
-        (InvalidConfiguration, lambda: desk.Desk(1).put([NewTask(b"")] * 10_001, TaskSettings(), 0)),
+        (InvalidConfiguration, lambda: codec.RequestCodec(1).put([NewTask(b"")] * 10_001, TaskSettings(), 0)),
         (InvalidConfiguration, lambda: lease(seconds=0)),
         (InvalidConfiguration, lambda: lease(seconds=-1)),
         (InvalidConfiguration, lambda: lease(seconds=float("nan"))),
@@ -46,15 +46,15 @@ def lease(seconds: float = 1.0, count: int = 1, wait_seconds: float = 0.0) -> ob
         (InvalidConfiguration, lambda: lease(count=1001)),
         (InvalidConfiguration, lambda: lease(wait_seconds=-1)),
         (InvalidConfiguration, lambda: lease(wait_seconds=float("nan"))),
-        (InvalidConfiguration, lambda: desk.settlement(Extend(GOOD, 0), 0)),
-        (InvalidConfiguration, lambda: desk.settlement(Release(GOOD, -1), 0)),
-        (CallError, lambda: desk.settlement(Ack(""), 0)),
-        (CallError, lambda: desk.settlement(Ack("7.1024.0000000000000abc"), 0)),
-        (CallError, lambda: desk.settlement(Ack("99999999999999999999.0.0000000000000abc"), 0)),
-        (CallError, lambda: desk.settlement(Ack("9999999999999999999.0.0000000000000abc"), 0)),
-        (CallError, lambda: desk.settlement(Ack(GOOD + "\n"), 0)),
-        (CallError, lambda: desk.settlement(Ack("1526590800--4c8f-0.json"), 0)),
-        (CallError, lambda: desk.chosen(["no id"])),
+        (InvalidConfiguration, lambda: codec.settlement(Extend(GOOD, 0), 0)),
+        (InvalidConfiguration, lambda: codec.settlement(Release(GOOD, -1), 0)),
+        (CallError, lambda: codec.settlement(Ack(""), 0)),
+        (CallError, lambda: codec.settlement(Ack("7.1024.0000000000000abc"), 0)),
+        (CallError, lambda: codec.settlement(Ack("99999999999999999999.0.0000000000000abc"), 0)),
+        (CallError, lambda: codec.settlement(Ack("9999999999999999999.0.0000000000000abc"), 0)),
+        (CallError, lambda: codec.settlement(Ack(GOOD + "\n"), 0)),
+        (CallError, lambda: codec.settlement(Ack("1526590800--4c8f-0.json"), 0)),
+        (CallError, lambda: codec.chosen(["no id"])),
     ],
 )
 def test_wrong_calls_are_refused(kind: type[Exception], call: Callable[[], object]) -> None:
@@ -63,7 +63,7 @@ def test_wrong_calls_are_refused(kind: type[Exception], call: Callable[[], objec
 
 
 def test_a_refused_put_uses_no_number() -> None:
-    one = desk.Desk(5)
+    one = codec.RequestCodec(5)
     with pytest.raises(PayloadTooLarge):
         one.put([NewTask(b""), NewTask(b"xx")], TaskSettings(payload_bytes_max=1), 0)
     assert [push.sequence for push in one.put([NewTask(b""), NewTask(b"x")], TaskSettings(), 0)] == [1, 2]
@@ -71,22 +71,22 @@ def test_a_refused_put_uses_no_number() -> None:
 
 def test_ids_and_tokens_read_back() -> None:
     for key in ((0, 1), (2**64 - 1, 10**18)):
-        assert desk.parse_task_id(desk.task_id(key)) == key
+        assert codec.parse_task_id(codec.task_id(key)) == key
     for delivery, instance in ((1 << 10, 1), ((2**54 - 1) << 10 | 1023, 2**64 - 1)):
-        assert desk.parse_token(desk.token(delivery, instance)) == (delivery, instance)
+        assert codec.parse_token(codec.token(delivery, instance)) == (delivery, instance)
 
 
 def test_a_token_of_an_older_lease_is_answered_none() -> None:
-    one, state = desk.Desk(5), State()
+    one, state = codec.RequestCodec(5), State()
     (push,) = one.put([NewTask(b"a")], TaskSettings(), 0)
-    assert desk.put_id(push, state.apply(push)) == "0000000000000005-1"
+    assert codec.put_id(push, state.apply(push)) == "0000000000000005-1"
     (delivered,) = state.apply(one.lease(1.0, 1, 0.0, 0))
     assert isinstance(delivered, TasksDelivered)
-    leased = desk.leased(delivered.handed[0], one.id, b"a")
+    leased = codec.leased(delivered.handed[0], one.id, b"a")
     assert (leased.id, leased.token, leased.attempt, leased.expires) == ("0000000000000005-1", "2.0.0000000000000005", 1, 1.0)
 
     def answer(settlement: Ack | Extend | Release | Reject) -> str | None:
-        return desk.settled(settlement, state.apply(desk.settlement(settlement, 0)))
+        return codec.settled(settlement, state.apply(codec.settlement(settlement, 0)))
 
     assert answer(Extend(leased.token, 5)) == leased.token
     assert answer(Release(leased.token)) == ""
@@ -95,22 +95,22 @@ def test_a_token_of_an_older_lease_is_answered_none() -> None:
 
 
 def test_answers_to_a_put() -> None:
-    (push,) = desk.Desk(5).put([NewTask(b"a")], TaskSettings(), 0)
-    assert desk.put_id(push, [Known((6, 7))]) == "0000000000000006-7"
+    (push,) = codec.RequestCodec(5).put([NewTask(b"a")], TaskSettings(), 0)
+    assert codec.put_id(push, [Known((6, 7))]) == "0000000000000006-7"
     with pytest.raises(TemporaryError):
-        desk.put_id(push, [RecordRefused()])
-    assert desk.settled(Ack(GOOD), [Settled(False)]) is None
+        codec.put_id(push, [RecordRefused()])
+    assert codec.settled(Ack(GOOD), [Settled(False)]) is None
 
 
 def test_long_error_texts_are_cut_at_a_character() -> None:
-    record = desk.settlement(Reject(GOOD, "é" * ERROR_BYTES_MAX), 0)
+    record = codec.settlement(Reject(GOOD, "é" * ERROR_BYTES_MAX), 0)
     assert isinstance(record, DeadLetter)
     assert record.error == "é" * (ERROR_BYTES_MAX // 2)
-    odd = desk.settlement(Release(GOOD, 0.0, "a" + "é" * ERROR_BYTES_MAX), 0)
+    odd = codec.settlement(Release(GOOD, 0.0, "a" + "é" * ERROR_BYTES_MAX), 0)
     assert isinstance(odd, Requeue)
     assert len(odd.error.encode()) == ERROR_BYTES_MAX - 1
-    assert desk.cut_error("\udc80") == "?"
+    assert codec.cut_error("\udc80") == "?"
 
 
 def test_times_are_rounded_up() -> None:
-    assert [desk.milliseconds(s) for s in (0.0, 0.0001, 0.001, 1.5, 0.3, 1e9)] == [0, 1, 1, 1500, 300, 10**12]
+    assert [codec.milliseconds(s) for s in (0.0, 0.0001, 0.001, 1.5, 0.3, 1e9)] == [0, 1, 1, 1500, 300, 10**12]

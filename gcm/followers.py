@@ -13,7 +13,7 @@ from gcm.cluster import ClusterState, is_running
 from roq.errors import Unavailable
 from roq.runtime.liveness import FailureDetector
 from roq.runtime.rpc import OnDisconnect, RpcClient
-from roq.shuffle.events import FollowerHosts
+from roq.shuffle.record import FollowerHosts
 from roq.wire import shuffle as wire
 from roq.wire.assignment import ProcessKind
 

@@ -21,8 +21,8 @@ from roq.errors import DataLost, NotLeader, RoqError, ShuffleNotFound, StaleEpoc
 from roq.runtime.observe import logger
 from roq.shuffle import events
 from roq.shuffle.events import Event, Instruction
-from roq.shuffle.plan import ShufflePlan
-from roq.shuffle.record import ShuffleRecord, recut
+from roq.shuffle.plan import ShufflePlan, StageStep
+from roq.shuffle.record import ShuffleRecord, new_table
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import ShuffleState
 
@@ -196,15 +196,15 @@ class Driver:
                 return await self._write(record)
             case events.Ask():
                 self._asking[instruction.id] = self._start(lambda: self._ask(instruction), "ask")
-            case events.Recut():
-                self._start(lambda: self._recut(instruction), "cut")
+            case events.ComputeTable():
+                self._start(lambda: self._compute_table(instruction), "cut")
             case events.Refuse(error):
                 log.warning(
                     "committed attempts were refused", extra={"fields": {"shuffle": self.record.name, "reason": str(error)}}
                 )
                 self.refused = error
             case events.Wake(seconds):
-                if self.plan.step is events.StageStep.PAUSE:
+                if self.plan.step is StageStep.PAUSE:
                     fields = {"shuffle": self.record.name, "state": self.record.state, "stage": self.record.stage}
                     log.warning("shuffle data are not at their holders; counting again soon", extra={"fields": fields})
                 loop = asyncio.get_running_loop()
@@ -238,10 +238,10 @@ class Driver:
 
         return self._around.term.tasks.start(run(), f"shuffle {self.record.name}: {what}")
 
-    async def _recut(self, job: events.Recut) -> None:
+    async def _compute_table(self, job: events.ComputeTable) -> None:
         """In a thread: it may take seconds."""
-        table = await asyncio.to_thread(recut, job.record, job.samples, job.count, job.hosts)
-        self.feed(events.RunsCut(job.id, table))
+        table = await asyncio.to_thread(new_table, job.record, job.samples, job.count, job.hosts)
+        self.feed(events.TableComputed(job.id, table))
 
     async def _ask(self, ask: events.Ask) -> None:
         expect, seconds = ANSWERS[type(ask.request)]

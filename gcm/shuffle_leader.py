@@ -37,7 +37,7 @@ from roq.ids import check_name
 from roq.runtime.observe import logger
 from roq.shuffle import events
 from roq.shuffle.plan import ShufflePlan
-from roq.shuffle.record import ShuffleRecord, Stage
+from roq.shuffle.record import FollowerHosts, ShuffleRecord, Stage
 from roq.shuffle.sampling import is_sound
 from roq.wire import gcm as wire
 from roq.wire import shuffle
@@ -64,7 +64,7 @@ class ShuffleLeader:
         self._unreadable: frozenset[str] = frozenset()  # ids
         self._receipts = Receipts()
         self._membership = FollowerMembership(time.monotonic())
-        self._hosts = events.FollowerHosts(frozenset(), frozenset(), False)
+        self._hosts = FollowerHosts(frozenset(), frozenset(), False)
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._creating = asyncio.Lock()

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from roq.errors import RoqError
-from roq.shuffle.record import NewTable, ShuffleRecord
+from roq.shuffle.record import FollowerHosts, NewTable, ShuffleRecord
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Receipt, RunSample
 
 # --- events ---------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FollowerHosts:
-    """running: followers that can be asked. members: those that ranges may be placed on. settled: who is in neither is lost;
-    not so at the beginning of a term, when hosts may not have come back yet. joining: of those that run, who is about to be
-    a member; what they have may be theirs again then."""
-
-    running: frozenset[str]
-    members: frozenset[str]
-    settled: bool = True
-    joining: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -67,8 +54,8 @@ class RecordWritten:
 
 
 @dataclass(frozen=True)
-class RunsCut:
-    """Answer to Recut."""
+class TableComputed:
+    """Answer to ComputeTable."""
 
     id: int
     table: NewTable
@@ -103,7 +90,7 @@ Event = (
     | Remove
     | Touched
     | RecordWritten
-    | RunsCut
+    | TableComputed
     | Answered
     | FollowerFailed
     | TimePassed
@@ -130,8 +117,8 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Recut:
-    """Work out a new table (record.recut), then say Cut."""
+class ComputeTable:
+    """Work out a new table (record.new_table), then say Cut."""
 
     id: int
     record: ShuffleRecord
@@ -159,20 +146,4 @@ class DeleteShuffle:
     """Every follower that runs has forgotten it."""
 
 
-Instruction = WriteRecord | Ask | Recut | Refuse | Wake | DeleteShuffle
-
-
-class StageStep(StrEnum):
-    """What is under way within a stage; forgotten with the leader."""
-
-    IDLE = "idle"
-    TELL = "tell"  # buffers stop sending by the table before
-    FETCH = "fetch"
-    COUNT = "count"
-    REPAIR = "repair"  # who was counted to lack something fetches it
-    ACCOUNT = "account"  # which attempt lacks rows?
-    PAUSE = "pause"
-    SAMPLE = "sample"
-    COMPUTE = "compute"
-    KEEP = "keep"
-    FORGET = "forget"
+Instruction = WriteRecord | Ask | ComputeTable | Refuse | Wake | DeleteShuffle

@@ -45,7 +45,7 @@ from roq.runtime.files import MODE, Disk, storage_errors
 from roq.shuffle.attempt_file import AttemptFile, AttemptWriter, BlockPlace, Owner, read_block, same_file
 from roq.shuffle.blocks import load_schema
 from roq.shuffle.contract import Opened
-from roq.shuffle.folder_table import Table, cut_table, decode_table, encode_table, same_cut
+from roq.shuffle.folder_table import Table, decode_table, encode_table, make_table, same_borders
 from roq.shuffle.keys import KeyEncoder
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.shuffle import Block, Description, Receipt, RunSample, RunSlice, ShuffleState, Spec
@@ -281,7 +281,7 @@ class FolderService:
             if table is None:
                 files = [self._stored(home, receipt) for receipt in sorted(receipts, key=lambda each: each.partition)]
                 made = self._made(home)
-                self._write_table(home, cut_table(self._disk, files, self._encoder(made.spec), made.spec.ranges, None))
+                self._write_table(home, make_table(self._disk, files, self._encoder(made.spec), made.spec.ranges, None))
             elif table.winners != winners:
                 raise ShuffleSealed(f"shuffle {name!r} is sealed with other winners")
             self._sweep(home, winners)
@@ -294,8 +294,8 @@ class FolderService:
             made = self._made(home)
             files = [self._winner(home, made.id, *winner) for winner in sorted(former.winners.items())]
             wanted = ranges or len(former.ranges)
-            table = cut_table(self._disk, files, self._encoder(made.spec), wanted, former)
-            if not same_cut(table, former):
+            table = make_table(self._disk, files, self._encoder(made.spec), wanted, former)
+            if not same_borders(table, former):
                 self._write_table(home, table)
             self._sweep(home, former.winners)
             return self._description(home)

@@ -22,7 +22,7 @@ from roq.runtime.files import Disk
 from roq.shuffle.attempt_file import AttemptFile, RunBlocks, read_block
 from roq.shuffle.blocks import decode_block, rank, row_bytes
 from roq.shuffle.keys import KeyEncoder
-from roq.shuffle.ranges import borders_of, cut, identities, imbalance, overlaps, range_count, table_of
+from roq.shuffle.ranges import borders_of, even_borders, identities, imbalance, overlaps, range_count, table_of
 from roq.shuffle.sampling import Distribution, coarser
 from roq.wire.shuffle import Position, Range, RunSample, RunSlice
 
@@ -34,7 +34,7 @@ CUTTERS = min(4, os.cpu_count() or 1)
 _head = Struct("<8sI")
 
 
-class RunCuts(msgspec.Struct, frozen=True, array_like=True):
+class RunBorders(msgspec.Struct, frozen=True, array_like=True):
     """A winning run. at: its first row in each range, and the number of its rows at the end."""
 
     partition: int
@@ -49,7 +49,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     winners: dict[int, str]
     ranges: tuple[Range, ...]
-    cuts: list[RunCuts]
+    cuts: list[RunBorders]
     rows: int
     size: int
 
@@ -72,7 +72,7 @@ def decode_table(data: bytes) -> Table:
     return msgspec.msgpack.decode(memoryview(data)[_head.size :], type=Table)
 
 
-def cut_table(disk: Disk, files: Sequence[AttemptFile], encoder: KeyEncoder, wanted: int, former: Table | None) -> Table:
+def make_table(disk: Disk, files: Sequence[AttemptFile], encoder: KeyEncoder, wanted: int, former: Table | None) -> Table:
     """Cut the winners' files into ranges. wanted: how many, 0 for as many as fit. Raises DataLost, OSError."""
     samples = [run.sample for file in files for run in file.runs]
     coarse = _thinned(samples)
@@ -92,7 +92,7 @@ def _cut_by(
 ) -> Table:
     distribution = Distribution.of(samples)
     rows, size = sum(sample.rows for sample in samples), sum(sample.size for sample in samples)
-    borders = cut(distribution, range_count(size, 1, wanted))
+    borders = even_borders(distribution, range_count(size, 1, wanted))
     table = table_of(borders)
     if former is not None:
         old, new = [each.interval for each in former.ranges], [each.interval for each in table]
@@ -107,14 +107,14 @@ def _cut_by(
         weighed = sum(bytes_at[number + 1] - bytes_at[number] for _, bytes_at in places)
         ranges.append(msgspec.structs.replace(each, rows=counted, size=weighed))
     cuts = [
-        RunCuts(file.owner.partition, file.owner.attempt, number, rows_at)
+        RunBorders(file.owner.partition, file.owner.attempt, number, rows_at)
         for (file, number), (rows_at, _) in zip(runs, places, strict=True)
     ]
     winners = {file.owner.partition: file.owner.attempt for file in files}
     return Table(former.epoch + 1 if former else 1, winners, tuple(ranges), cuts, rows, size)
 
 
-def same_cut(one: Table, other: Table) -> bool:
+def same_borders(one: Table, other: Table) -> bool:
     """Whether both have the same borders."""
     return borders_of(one.ranges) == borders_of(other.ranges)
 

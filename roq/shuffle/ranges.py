@@ -33,7 +33,7 @@ def range_count(size: int, hosts: int, wanted: int) -> int:
     return min(RANGES_MAX, most, max(fewest, -(-size // RANGE_BYTES)))
 
 
-def cut(distribution: Distribution, count: int) -> list[Position]:
+def even_borders(distribution: Distribution, count: int) -> list[Position]:
     """Borders of `count` ranges of about the same bytes: at most count - 1, fewer when a sampled row (or gap) is larger than a
     range should be. Each border is the sampled position nearest to where it should be, so with exact samples no range has
     more than the mean and the largest row."""

@@ -20,7 +20,7 @@ from roq.runtime.loop_thread import LoopThread
 from roq.shuffle.cluster import ChosenBuffer, ClusterSink, ClusterSource, FollowerLink
 from roq.shuffle.merge import merged
 from roq.shuffle.node.server import Follower
-from roq.shuffle.ranges import cut, holders, table_of
+from roq.shuffle.ranges import even_borders, holders, table_of
 from roq.shuffle.sampling import Distribution
 from roq.shuffle.writer import MEMORY_BYTES_MIN, Writer
 from roq.wire import shuffle as wire
@@ -65,7 +65,7 @@ class Leader:
 
     def cut(self, ranges: int, hosts: Iterable[str] = ()) -> None:
         """A new table from the samples told so far, for these hosts (all)."""
-        table = table_of(cut(Distribution.of(self.samples.values()), ranges))
+        table = table_of(even_borders(Distribution.of(self.samples.values()), ranges))
         self.place(table, hosts)
 
     def place(self, table: tuple[Range, ...], hosts: Iterable[str] = ()) -> None:

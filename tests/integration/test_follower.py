@@ -10,7 +10,7 @@ import pytest
 from roq.errors import AttemptConflict, AttemptLost, CallError, Overloaded, StaleEpoch, StorageFull
 from roq.shuffle import cluster
 from roq.shuffle.node.committer import Committer
-from roq.shuffle.ranges import cut, table_of
+from roq.shuffle.ranges import even_borders, table_of
 from roq.shuffle.sampling import Distribution
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Receipt
@@ -211,7 +211,7 @@ def test_borders_that_change_while_data_is_written(make: Make) -> None:
         sent = sum(followers.follower(host).counters["blocks"] for host in "abc")
         old = leader.table
         assert sum(followers.follower(host).counters["blocks"] for host in "abc") == sent, "nothing is sent meanwhile"
-        leader.place(table_of(cut(samples, ranges)))
+        leader.place(table_of(even_borders(samples, ranges)))
         for one in leader.table:
             for host in one.holders:
                 for before in old:

@@ -19,9 +19,9 @@ from roq.coordination.multi import take_epoch
 from roq.coordination.session import Session
 from roq.errors import RoqError, ShuffleNotFound
 from roq.runtime.observe import Counters
-from roq.shuffle.events import AttemptReported, Commit, Event, FollowerHosts, Instruction, Remove, Touched
+from roq.shuffle.events import AttemptReported, Commit, Event, Instruction, Remove, Touched
 from roq.shuffle.plan import ShufflePlan
-from roq.shuffle.record import ShuffleRecord
+from roq.shuffle.record import FollowerHosts, ShuffleRecord
 from roq.wire.shuffle import ShuffleState, Spec
 
 RECORD = ShuffleRecord("s", "id", Spec(("k",), b"schema"), 0.0, "t")

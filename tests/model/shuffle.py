@@ -13,7 +13,6 @@ The machine is the real one (roq/shuffle/plan.py); followers keep sets of rows. 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -21,19 +20,19 @@ from roq.shuffle.events import (
     Answered,
     Ask,
     Commit,
+    ComputeTable,
     FollowerFailed,
     Instruction,
     Rebalance,
     RecordWritten,
-    Recut,
     Refuse,
-    RunsCut,
+    TableComputed,
     TimePassed,
     Wake,
     WriteRecord,
 )
 from roq.shuffle.ranges import table_of, within
-from roq.shuffle.record import ShuffleRecord, Stage, recut, with_holders
+from roq.shuffle.record import ShuffleRecord, Stage, new_table, with_holders
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Receipt, RunSample, ShuffleState, Spec
 from tests.model.moves import Breach
@@ -45,6 +44,7 @@ from tests.model.shuffle_world import (
     Row,
     World,
     changed,
+    copied,
     every_row,
     forget_numbers,
     number_of,
@@ -136,8 +136,8 @@ class Model:
         match instruction:
             case WriteRecord(record):
                 return self._feed(changed(state, durable=record), RecordWritten())
-            case Recut(id, record, samples, count, hosts):
-                return self._feed(state, RunsCut(id, recut(record, samples, count, hosts)))
+            case ComputeTable(id, record, samples, count, hosts):
+                return self._feed(state, TableComputed(id, new_table(record, samples, count, hosts)))
             case Wake(seconds):
                 return self._feed(changed(state, now=state.now + seconds - early), TimePassed())
             case Refuse(error):
@@ -179,14 +179,11 @@ class Model:
         return self._feed(after, after.hosts())
 
     def _feed(self, state: World, event: Any) -> World:
-        plan = copy.copy(state.plan)
-        for name, value in vars(plan).items():
-            if isinstance(value, dict | list | set):
-                setattr(plan, name, value.copy())
+        plan = copied(state.plan)
         out = plan.handle(event, state.now)
         plan.check()
-        asks = tuple(each for each in state.asks if each.id in plan._asks)
-        dropped = tuple(each for each in state.asks if each.id not in plan._asks)  # not waited for any more, but under way
+        asks = tuple(each for each in state.asks if plan.outstanding(each.id))
+        dropped = tuple(each for each in state.asks if not plan.outstanding(each.id))  # not waited for any more, but under way
         new = tuple(each for each in out if isinstance(each, Ask) and each not in asks)
         others = tuple(each for each in out if not isinstance(each, Ask))
         after = changed(

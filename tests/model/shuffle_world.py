@@ -3,6 +3,7 @@ they are made of: values that never change are numbered, and states compared by 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
@@ -10,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from roq.shuffle.events import Ask, FollowerHosts, Instruction
-from roq.shuffle.plan import ShufflePlan
-from roq.shuffle.record import ShuffleRecord
+from roq.shuffle.events import Ask, Instruction
+from roq.shuffle.plan import Alarm, Round, ShufflePlan
+from roq.shuffle.record import FollowerHosts, ShuffleRecord
 from roq.wire.shuffle import Position
 
 ROWS = 4  # of the winner, and of the loser
@@ -81,14 +82,14 @@ class World:
     @cached_property
     def _key(self) -> Hashable:
         plan = _plan_key(self.plan)
-        times = tuple(_ahead(getattr(self.plan, name), self.now) for name in TIMES)
-        last = self.plan._ids
+        times = tuple(_ahead(time, self.now) for time in _times(self.plan))
+        last = self.plan._round.last_id
         told = (
             number_of(self.durable),
             tuple((last - each.id, each.host, number_of(each.request)) for each in self.asks),
             tuple(map(number_of, self.others)),
             tuple((each.host, number_of(each.request)) for each in self.former_asks),
-            tuple(last - id for id in self.plan._asks),
+            tuple(last - id for id in self.plan._round.asked),
         )
         rest = (self.epoch, self.data, self.seen, self.away, self.joining, self.stale_hosts, self.budget)
         return plan, times, told, rest
@@ -119,11 +120,10 @@ def changed(state: World, **changes: Any) -> World:
 
 
 NAMES = [each.name for each in fields(World)]
-TIMES = ("_until", "_wakes", "_keep_at", "_missing_since", "_wanted_at")  # of the machine: what matters is how far off they are
+TIMES = ("_keep_at", "_missing_since", "_wanted_at")  # of the machine: what matters is how far off they are
 UNTOLD = (
     *TIMES,
-    "_ids",
-    "_asks",
+    "_alarm",
     "_out",
     "_now",
     "_samples",
@@ -139,6 +139,21 @@ def forget_numbers() -> None:
     """Before another search."""
     _numbers.clear()
     _known.clear()
+
+
+def _times(plan: ShufflePlan) -> tuple[float | list[float] | None, ...]:
+    return (plan._round.until, plan._alarm.due, *(getattr(plan, name) for name in TIMES))
+
+
+def copied(value: Any) -> Any:
+    """A plan that can go on without this one, and what it is made of that changes."""
+    found = copy.copy(value)
+    for name, each in vars(found).items():
+        if isinstance(each, dict | list | set):
+            setattr(found, name, each.copy())
+        elif isinstance(each, Round | Alarm):
+            setattr(found, name, copied(each))
+    return found
 
 
 def number_of(value: Any) -> int:
@@ -182,6 +197,8 @@ def _frozen(value: Any) -> Hashable:
         return tuple((_frozen(key), _frozen(each)) for key, each in value.items())
     if isinstance(value, set):
         return frozenset(value)
+    if isinstance(value, Round):  # what it asks is among the asks of the world
+        return value.step, _frozen(value.answers)
     if isinstance(value, tuple | list):
         return tuple(map(_frozen, value))
     return value if isinstance(value, frozenset) else number_of(value)

@@ -4,13 +4,14 @@ one is broken."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
-from roq.shuffle import inquiries, transitions
-from roq.shuffle.events import Event, Instruction, RecordWritten, StageStep
-from roq.shuffle.plan import ShufflePlan
+from roq.shuffle import queries, record
+from roq.shuffle.events import Event, Instruction, RecordWritten
+from roq.shuffle.plan import Alarm, ShufflePlan, StageStep
 from roq.wire.shuffle import ShuffleState
 from tests.model.search import explore
 from tests.model.shuffle import Model
@@ -52,9 +53,9 @@ class ForgetsEarly(ShufflePlan):
     """Former holders forget while new ones still fetch."""
 
     def _fetch(self) -> bool:
-        asks = inquiries.fetch(self.record, self._epoch, self._hosts.running) if self.record.former else []
+        asks = queries.fetch(self.record, self._epoch, self._hosts.running) if self.record.former else []
         if self.record.state is ShuffleState.SEALED and asks:
-            return self._ask(StageStep.FETCH, [*asks, *inquiries.keep(self.record, self._epoch, self._hosts.running)])
+            return self._ask(StageStep.FETCH, [*asks, *queries.keep(self.record, self._epoch, self._hosts.running)])
         return super()._fetch()
 
     def check(self) -> None:
@@ -84,7 +85,7 @@ class TrustsHolders(ShufflePlan):
         if self.record.state is ShuffleState.SEALING:
             counts = {each.number: (self.record.rows, 0) if each.number == 0 else (0, 0) for each in table}
             rows = (msgspec.structs.replace(each, rows=counts[each.number][0], size=0) for each in table)
-            self._write(transitions.whole(self.record, tuple(rows), self._hosts.members))
+            self._write(record.complete(self.record, tuple(rows), self._hosts.members))
             return True
         return super()._count()
 
@@ -94,7 +95,7 @@ class DoesNotWaitForForgetting(ShufflePlan):
 
     def _advance(self) -> bool:
         if self.step is StageStep.KEEP and self._rebalance_wanted is not None:
-            self._reset()
+            self._round.begin(StageStep.IDLE)
         return super()._advance()
 
 
@@ -112,7 +113,13 @@ class TellsThoseWhoJoin(ShufflePlan):
 class WakesOnce(ShufflePlan):
     """Takes it that ticks are never early."""
 
-    def _ticked(self) -> None:
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._alarm = _RingsOnce()
+
+
+class _RingsOnce(Alarm):
+    def rang(self) -> None:
         """Of course it is broken."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from roq.shuffle import inquiries, record
+from roq.shuffle import queries, record
 from roq.shuffle.node import datafile, server
 from roq.tools.simulation.run import What
 from tests.simulation.known_bugs import Known, put
@@ -27,10 +27,10 @@ def _by_the_last_table(one: record.ShuffleRecord, attempts: int, *, whole: bool 
     return replace(told, **tables)
 
 
-_counted = inquiries.counted
+_counted = queries.counted
 
 
-def _all_there(*asked: Any) -> inquiries.RowCount:
+def _all_there(*asked: Any) -> queries.RowCount:
     return _counted(*asked)._replace(missing=0, lacking=[])
 
 
@@ -41,7 +41,7 @@ BUGS: dict[str, Known] = {
     "a follower that its disk kept from beginning never begins": Known(
         partial(put, (server, "OPEN_AGAIN_SECONDS", 1e6)), 89, What.SHUFFLE
     ),
-    "winners are not counted before the seal": Known(partial(put, (inquiries, "counted", _all_there)), 7, What.SHUFFLE),
+    "winners are not counted before the seal": Known(partial(put, (queries, "counted", _all_there)), 7, What.SHUFFLE),
     "what is cut anew is read by a table that was not counted": Known(
         partial(put, (record.ShuffleRecord, "describe", _by_the_last_table)), 4, What.SHUFFLE
     ),

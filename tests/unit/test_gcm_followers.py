@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from gcm.cluster import ClusterState, Host, HostRegistration
 from gcm.followers import JOIN_SECONDS, RESTART_SECONDS, SETTLE_SECONDS, FollowerMembership, endpoints
-from roq.shuffle.events import FollowerHosts
 from roq.shuffle.node.server import REPORT_SECONDS
+from roq.shuffle.record import FollowerHosts
 from roq.wire.assignment import HostReport, ProcessKind, ProcessState, RunningProcess
 from roq.wire.hcm import HostPayload
 

@@ -22,7 +22,7 @@ from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.queries import Questions
 from roq.shuffle.node.storage import RangeStorage
-from roq.shuffle.ranges import cut, intervals
+from roq.shuffle.ranges import even_borders, intervals
 from roq.shuffle.sampling import Distribution
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.shuffle import (
@@ -100,7 +100,7 @@ async def test_samples_of_many_attempts_fit_a_message_and_say_the_same(storage: 
     for number in range(1, RANGES):
         border = PARTS[number].lower
         assert abs(whole.before(border) - total * number / RANGES) < total / RANGES / 16
-    borders = cut(whole, 4)
+    borders = even_borders(whole, 4)
     assert [border.key for border in borders] == [key_of(45), key_of(85), key_of(125)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roq.shuffle.ranges import cut, imbalance
+from roq.shuffle.ranges import even_borders, imbalance
 from roq.shuffle.sampling import SORTED_AT_ONCE, Distribution, Gathered, coarser, thinned
 from roq.wire.shuffle import Position, RunSample
 
@@ -25,7 +25,7 @@ def test_many_samples_become_coarser_and_none_is_left_out() -> None:
     assert len(taken) == 100
     assert sum(len(each.keys) for each in taken) <= 1000
     assert found.size == weight(taken) == 100 * 64 * 100
-    borders = cut(Distribution.of(taken), 4)
+    borders = even_borders(Distribution.of(taken), 4)
     rows = [0] * 4
     for partition in range(100):
         for key in sample(partition, 64).keys:

@@ -12,24 +12,22 @@ from roq.shuffle.events import (
     Ask,
     AttemptReported,
     Commit,
+    ComputeTable,
     DeleteShuffle,
     Event,
     FollowerFailed,
-    FollowerHosts,
     Instruction,
     Rebalance,
     RecordWritten,
-    Recut,
     Refuse,
     Remove,
-    RunsCut,
+    TableComputed,
     TimePassed,
     Wake,
     WriteRecord,
 )
-from roq.shuffle.machine import RETRY_SECONDS
-from roq.shuffle.plan import GATHER_SECONDS, KEEP_SECONDS, ShufflePlan
-from roq.shuffle.record import ShuffleRecord, Stage, recut
+from roq.shuffle.plan import GATHER_SECONDS, KEEP_SECONDS, RETRY_SECONDS, ShufflePlan
+from roq.shuffle.record import FollowerHosts, ShuffleRecord, Stage, new_table
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Interval, Receipt, RunSample, ShuffleState, Spec
 
@@ -75,8 +73,8 @@ class Leader:
                     waiting += self.plan.handle(RecordWritten(), self.now)
                 case Ask():
                     self.asked.append(instruction)
-                case Recut(id, record, samples, count, hosts):
-                    waiting += self.plan.handle(RunsCut(id, recut(record, samples, count, hosts)), self.now)
+                case ComputeTable(id, record, samples, count, hosts):
+                    waiting += self.plan.handle(TableComputed(id, new_table(record, samples, count, hosts)), self.now)
                 case _:
                     self.told.append(instruction)
         self.plan.check()
@@ -359,6 +357,6 @@ def test_late_and_repeated_answers_change_nothing() -> None:
     for id in range(100):
         one.feed(Answered(id, wire.FollowerDone()))
         one.feed(FollowerFailed(id))
-    one.feed(RunsCut(1, recut(before, [], 4, HOSTS)))
+    one.feed(TableComputed(1, new_table(before, [], 4, HOSTS)))
     assert one.record is before
     assert not one.asked

@@ -8,10 +8,9 @@ import math
 import pytest
 
 from roq.errors import AttemptNotFound, NotReady
-from roq.shuffle.events import Answered, Ask, AttemptReported, Commit, FollowerHosts, Rebalance, Refuse, Remove, Touched, Wake
-from roq.shuffle.machine import RETRY_SECONDS
-from roq.shuffle.plan import ABANDONED, GATHER_SECONDS, KEEP_SECONDS, PATIENCE_SECONDS, ShufflePlan
-from roq.shuffle.record import ShuffleRecord, Stage
+from roq.shuffle.events import Answered, Ask, AttemptReported, Commit, Rebalance, Refuse, Remove, Touched, Wake
+from roq.shuffle.plan import ABANDONED, GATHER_SECONDS, KEEP_SECONDS, PATIENCE_SECONDS, RETRY_SECONDS, ShufflePlan
+from roq.shuffle.record import FollowerHosts, ShuffleRecord, Stage
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import ShuffleState, Spec
 from tests.unit.shuffle.test_shuffle_plan import GOOD, HOSTS, Leader, sample

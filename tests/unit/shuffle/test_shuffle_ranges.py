@@ -16,7 +16,7 @@ from roq.shuffle.ranges import (
     RANGE_BYTES,
     borders_of,
     buffer_of,
-    cut,
+    even_borders,
     holders,
     imbalance,
     intersection,
@@ -85,7 +85,7 @@ def test_ranges_are_even_whatever_the_keys(keys: Callable[[random.Random, int], 
         drawn[partition] = sorted((keys(chance, number), 116) for number in range(begin, end))
     wanted = samples_wanted(64)
     distribution = Distribution.of(sample_of(each, partition, wanted=wanted) for partition, each in drawn.items())
-    borders = cut(distribution, 64)
+    borders = even_borders(distribution, 64)
     sizes = sizes_of(borders, drawn)
     assert len(sizes) == 64
     assert sum(sizes) == distribution.total == rows * 116
@@ -102,7 +102,7 @@ def test_the_bound_holds_for_any_runs(rows: list[Rows], wanted: int, count: int)
     runs = dict(enumerate(rows))
     samples = [sample_of(each, partition, wanted=wanted) for partition, each in runs.items()]
     distribution = Distribution.of(samples)
-    borders = cut(distribution, count)
+    borders = even_borders(distribution, count)
     assert borders == sorted(set(borders))
     assert len(borders) < count
     error = sum(max(sample.weights) for sample in samples)
@@ -118,7 +118,7 @@ def test_the_bound_holds_for_any_runs(rows: list[Rows], wanted: int, count: int)
 def test_if_every_row_is_sampled_no_range_exceeds_the_mean_by_more_than_the_largest_row(rows: list[Rows], count: int) -> None:
     runs = dict(enumerate(rows))
     distribution = Distribution.of(sample_of(each, partition, wanted=10**6) for partition, each in runs.items())
-    sizes = sizes_of(cut(distribution, count), runs)
+    sizes = sizes_of(even_borders(distribution, count), runs)
     assert max(sizes) <= distribution.total / count + max(size for each in rows for _, size in each)
 
 
@@ -142,14 +142,14 @@ def test_pieces_of_a_run_tell_as_much_as_the_run() -> None:
 def test_nothing_is_one_range() -> None:
     empty = Distribution.of([RunSample(0, "a", 0, 0, 0, (), (), ())])
     assert empty.total == len(empty) == 0
-    assert cut(empty, 64) == []
+    assert even_borders(empty, 64) == []
     assert table_of([])[0].interval == Interval(None, None)
     assert imbalance([0]) == imbalance([]) == 1.0
 
 
 def test_a_row_larger_than_a_range_is_a_range() -> None:
     rows = [(b"a", 10), (b"b", 1000), (b"c", 10), (b"d", 10)]
-    sizes = sizes_of(cut(Distribution.of([sample_of(rows, 0)]), 10), {0: rows})
+    sizes = sizes_of(even_borders(Distribution.of([sample_of(rows, 0)]), 10), {0: rows})
     assert 1000 in sizes
     assert sum(sizes) == 1030
 
@@ -213,5 +213,5 @@ def test_a_large_cluster_is_placed_and_cut_within_seconds() -> None:
     for partition in range(100):
         keys = tuple(sorted(chance.randbytes(8) for _ in range(4096)))
         samples.append(RunSample(partition, "a", 0, 4096, 4096, keys, tuple(range(4096)), (1,) * 4096))
-    assert len(cut(Distribution.of(samples), RANGES_MAX)) == RANGES_MAX - 1
+    assert len(even_borders(Distribution.of(samples), RANGES_MAX)) == RANGES_MAX - 1
     assert time.process_time() - begin < 10

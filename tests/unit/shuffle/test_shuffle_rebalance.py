@@ -7,7 +7,18 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roq.shuffle.ranges import Overlap, cut, holders, identities, intervals, most_kept, moves, overlaps, propagate, table_of
+from roq.shuffle.ranges import (
+    Overlap,
+    even_borders,
+    holders,
+    identities,
+    intervals,
+    most_kept,
+    moves,
+    overlaps,
+    propagate,
+    table_of,
+)
 from roq.shuffle.sampling import Distribution
 from roq.wire.shuffle import Interval, Position, Range, RunSample
 
@@ -121,7 +132,7 @@ def test_the_same_again_moves_nothing_and_the_dead_are_no_sources() -> None:
 def test_balanced_again_after_a_bad_first_guess() -> None:
     distribution = evenly(1000)
     old = placed([10, 20, 30])
-    borders = cut(distribution, 4)
+    borders = even_borders(distribution, 4)
     pairs = overlaps([each.interval for each in old], intervals(borders), distribution)
     names = identities(old, intervals(borders), pairs, 9)
     assert names[0] in {1, 2, 3, 4}

@@ -19,7 +19,7 @@ INTERVALS_AT_ONCE = 256  # counted by one request
 SAMPLED_AT_ONCE = 16  # intervals in one request
 KEYS_PER_RANGE = 256  # told of one range, unless that are more than one distribution has room for
 
-Asks = list[tuple[str, wire.Request]]  # host, request
+Asks = Sequence[tuple[str, wire.Request]]  # host, request
 Answers = Sequence[tuple[str, wire.Request, wire.Reply]]
 
 
@@ -33,7 +33,7 @@ class RowCount(NamedTuple):
     lacking: Asks
 
 
-def tell_changed(record: ShuffleRecord, epoch: int, running: frozenset[str]) -> Asks:
+def table_changed(record: ShuffleRecord, epoch: int, running: frozenset[str]) -> Asks:
     """Buffers are told of a new table, before its holders fetch what those of the former one have."""
     return [(host, wire.TableChanged(epoch, record.id, record.epoch)) for host in sorted(running)]
 
@@ -98,7 +98,7 @@ def sample(record: ShuffleRecord, running: frozenset[str]) -> Asks:
     return [(host, wire.TellSamples(record.id, part, winners, each * len(part))) for host, part in parts]
 
 
-def tell(record: ShuffleRecord, chosen: dict[int, str]) -> Asks:
+def account(record: ShuffleRecord, chosen: dict[int, str]) -> Asks:
     """How many rows of each winner these holders have of these ranges."""
     winners = record.winners
     return [(host, wire.TellSamples(record.id, part, winners, 0)) for host, part in _parts(record, chosen, INTERVALS_AT_ONCE)]
@@ -114,7 +114,7 @@ def _parts(record: ShuffleRecord, chosen: dict[int, str], most: int) -> list[tup
     ]
 
 
-def told(answers: Answers) -> list[RunSample]:
+def samples_of(answers: Answers) -> list[RunSample]:
     """All samples of the answers."""
     samples: list[RunSample] = []
     for _, _, reply in answers:

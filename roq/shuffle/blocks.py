@@ -1,14 +1,14 @@
 """Blocks: stretches of a sorted run as Arrow IPC messages, with their first and last key and a CRC. Pure functions: rows become
-blocks, blocks become rows, and a block is cut exactly at a position. Buffers, storage, files and readers all use these.
+blocks, blocks become rows, and a block is split exactly at positions. Buffers, storage, files and readers all use these.
 
 Not covered: sorting (keys.py), files (attempt_file.py), the wire (roq/wire/shuffle.py).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from zlib import crc32
 
 import numpy as np
@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from roq.errors import DataLost, PayloadTooLarge, SchemaMismatch
 from roq.shuffle.keys import BYTE_TYPES, WORD, KeyEncoder, Keys, Rows
+from roq.shuffle.ranges import rows_before
 from roq.shuffle.sampling import coarser
-from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, ROW_BYTES_MAX, SAMPLE_BYTES_MAX, Block, Position, RunSample
+from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, ROW_BYTES_MAX, SAMPLE_BYTES_MAX, Block, Position, RunSample, Spec
 
 OURS = b"roq."  # schema metadata of this name and on is kept
 
@@ -63,7 +64,7 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 def encode_block(batch: pa.RecordBatch, keys: Keys, first: int) -> Block:
     """All rows of a batch in key order as one block. first: number of its first row within the run."""
-    return _block(batch, first, keys.at(0), keys.at(len(keys) - 1))
+    return _block(batch, first, keys[0], keys[len(keys) - 1])
 
 
 def decode_block(schema: pa.Schema, block: Block) -> pa.RecordBatch:
@@ -118,33 +119,36 @@ def _bytes_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def rows_before(block: Block, position: Position, partition: int, run: int, encoder: KeyEncoder) -> int:
-    """How many rows of a block of this run lie before the position. Looks inside only if it must. Raises DataLost."""
-    if Position(block.last_key, partition, run, block.first + block.rows - 1) < position:
-        return block.rows
-    if Position(block.first_key, partition, run, block.first) >= position:
-        return 0
-    return rank(encoder.encode(decode_block(encoder.schema, block)), block.first, position, partition, run)
+def keys_of(spec: Spec, block: Block) -> Keys:
+    """The encoded keys of its rows, in order. Raises DataLost."""
+    encoder = _encoder(spec.schema, spec.keys)
+    return encoder.encode(decode_foreign(encoder.schema, block))
 
 
-def rank(keys: Keys, first: int, position: Position, partition: int, run: int) -> int:
-    """How many of these rows, in key order, lie before the position. first: number of the first one within the run."""
-    rows = range(len(keys))
-    ours, border = (partition, run), (position.partition, position.run)
-    if ours < border:
-        return bisect_right(rows, position.key, key=keys.at)
-    before = bisect_left(rows, position.key, key=keys.at)
-    if ours > border:
-        return before
-    return min(max(before, position.row - first), bisect_right(rows, position.key, key=keys.at))
+def part(spec: Spec, block: Block, first: int, end: int) -> Block:
+    """Its rows numbered first … end-1 as a block of their own. Raises DataLost."""
+    encoder = _encoder(spec.schema, spec.keys)
+    batch = decode_foreign(encoder.schema, block).slice(first - block.first, end - first)
+    first_key, last_key = (encoder.encode(batch.slice(row, 1))[0] for row in (0, end - first - 1))
+    return _block(batch, first, first_key, last_key)
 
 
-def split(block: Block, rows: int, encoder: KeyEncoder) -> tuple[Block, Block]:
-    """The first rows and the others, each as a block of its own. 0 < rows < block.rows. Raises DataLost."""
+def divide(spec: Spec, block: Block, place: tuple[int, int], borders: Sequence[Position]) -> list[tuple[int, Block]]:
+    """(number of borders before it, block): the block of this run, (partition, run), split at the borders. Raises DataLost."""
+    encoder = _encoder(spec.schema, spec.keys)
     batch = decode_foreign(encoder.schema, block)
-    border = encoder.encode(batch.slice(rows - 1, 2))
-    head = _block(batch.slice(0, rows), block.first, block.first_key, border.at(0))
-    return head, _block(batch.slice(rows), block.first + rows, border.at(1), block.last_key)
+    keys = encoder.encode(batch)
+    ends = [0, *(rows_before(keys, block.first, place, border) for border in borders), block.rows]
+    return [
+        (number, _block(batch.slice(begin, end - begin), block.first + begin, keys[begin], keys[end - 1]))
+        for number, (begin, end) in enumerate(pairwise(ends))
+        if begin < end
+    ]
+
+
+@lru_cache(SCHEMAS_MAX)
+def _encoder(schema: bytes, keys: tuple[str, ...]) -> KeyEncoder:
+    return KeyEncoder(load_schema(schema), keys)
 
 
 def _block(batch: pa.RecordBatch, first: int, first_key: bytes, last_key: bytes) -> Block:
@@ -233,7 +237,7 @@ class SortedRun:
         return self._batch.take(pa.array(self._order[begin:end]))
 
     def _key(self, row: int) -> bytes:
-        return self._keys.at(row if self._order is None else int(self._order[row]))
+        return self._keys[row if self._order is None else int(self._order[row])]
 
 
 def bounded(sample: RunSample) -> RunSample:

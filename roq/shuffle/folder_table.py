@@ -20,9 +20,9 @@ import pyarrow as pa
 from roq.errors import DataLost
 from roq.runtime.files import Disk
 from roq.shuffle.attempt_file import AttemptFile, RunBlocks, read_block
-from roq.shuffle.blocks import decode_block, rank, row_bytes
+from roq.shuffle.blocks import decode_block, row_bytes
 from roq.shuffle.keys import KeyEncoder
-from roq.shuffle.ranges import borders_of, even_borders, identities, imbalance, overlaps, range_count, table_of
+from roq.shuffle.ranges import borders_of, even_borders, identities, imbalance, overlaps, range_count, rows_before, table_of
 from roq.shuffle.sampling import Distribution, coarser
 from roq.wire.shuffle import Position, Range, RunSample, RunSlice
 
@@ -139,7 +139,7 @@ def _cut_run(
         if Position(place.first_key, partition, number, place.first) < border:
             if inside is None or inside.number != found:  # many borders may lie in one block
                 inside = _Inside(found, decode_block(encoder.schema, read_block(disk, file.path, place)), encoder)
-            within = rank(inside.keys, place.first, border, partition, number)
+            within = rows_before(inside.keys, place.first, (partition, number), border)
         rows_at.append(place.first + within)
         share = inside.share(within) if inside is not None and within else 0.0
         bytes_at.append(bytes_before[found] + int(place.length * share))

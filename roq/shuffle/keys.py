@@ -61,8 +61,10 @@ class Keys:
     def __len__(self) -> int:
         return self._rows
 
-    def at(self, row: int) -> bytes:
+    def __getitem__(self, row: int) -> bytes:
         """The key of one row."""
+        if not 0 <= row < self._rows:
+            raise IndexError(row)
         if self._offsets is None:
             return self.data[row * self.width : (row + 1) * self.width].tobytes()
         return self.data[self._offsets[row] : self._offsets[row + 1]].tobytes()

@@ -137,8 +137,7 @@ class _Cursor:
                 batches.append(part.batch)
                 continue
             keys = self._encoder.encode(part.batch)
-            bisect = bisect_right if inclusive else bisect_left
-            rows = bisect(range(len(keys)), key, key=keys.at)
+            rows = bisect_right(keys, key) if inclusive else bisect_left(keys, key)
             if rows:
                 batches.append(part.batch.slice(0, rows))
             if rows < len(keys):

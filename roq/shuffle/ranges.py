@@ -13,10 +13,10 @@ the others evenly). All hosts weigh the same. Not covered: where the bytes are (
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from roq.shuffle.sampling import Distribution
 from roq.wire.shuffle import RANGES_MAX, Interval, Position, Range
@@ -72,6 +72,25 @@ def imbalance(sizes: Sequence[int]) -> float:
     """Largest / mean; 1.0 when there is nothing."""
     total = sum(sizes)
     return max(sizes) * len(sizes) / total if total else 1.0
+
+
+class KeyList(Protocol):
+    """Encoded keys of rows in order, looked at one by one."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def __getitem__(self, row: int, /) -> bytes:
+        """The key of one row."""
+
+
+def rows_before(keys: KeyList, first: int, place: tuple[int, int], border: Position) -> int:
+    """How many of these rows lie before the border. first: number of the first one in its run. place: (partition, run)."""
+    before, other = bisect_left(keys, border.key), (border.partition, border.run)
+    if place > other:
+        return before
+    upper = bisect_right(keys, border.key, lo=before)
+    return upper if place < other else min(max(border.row - first, before), upper)
 
 
 def within(interval: Interval, position: Position) -> bool:

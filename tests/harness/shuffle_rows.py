@@ -23,7 +23,7 @@ def batch_of(keys: Sequence[int], ids: Sequence[int] | None = None, pad: int = 0
 
 def key_of(number: int) -> bytes:
     """The encoded key."""
-    return ENCODER.encode(batch_of([number])).at(0)
+    return ENCODER.encode(batch_of([number]))[0]
 
 
 def run_of(keys: Iterable[int], rows: int, ids: Sequence[int] | None = None, pad: int = 0) -> list[Block]:
@@ -50,7 +50,7 @@ def sample_of(partition: int, attempt: str, run: int, blocks: Sequence[Block]) -
 def positions(partition: int, run: int, blocks: Iterable[Block]) -> list[Position]:
     """Of every row."""
     return [
-        Position(keys.at(row), partition, run, block.first + row)
+        Position(keys[row], partition, run, block.first + row)
         for block in blocks
         for keys in [ENCODER.encode(decode_block(SCHEMA, block))]
         for row in range(block.rows)

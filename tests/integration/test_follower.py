@@ -89,7 +89,7 @@ def test_what_is_cut_again_fits_into_memory_too(make: Make) -> None:
     follower = followers.follower("a")
     writers = write_all(followers, 3, 60_000, "a", pad=600)
     until(lambda: follower.counters["bytes_spilled"] > 2 * budget, 60)
-    follower.buffer._free_bytes_min = 1 << 60
+    follower.buffer._memory._free_bytes_min = 1 << 60
     followers.leader.silent = False
     most = 0
 
@@ -226,7 +226,7 @@ def test_borders_that_change_while_data_is_written(make: Make) -> None:
 def test_a_leader_that_does_not_get_to_its_new_table_does_not_stop_a_buffer(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roq.shuffle.node.filling.PAUSE_SECONDS_MAX", 0.5)
+    monkeypatch.setattr("roq.shuffle.node.fill_plan.PAUSE_SECONDS_MAX", 0.5)
     followers = make()
     followers.write("a", 0, 1000)
     with followers.writer("a", 1) as writer:

@@ -15,9 +15,10 @@ import pytest
 
 from roq.errors import AttemptLost, CallError, Overloaded, PayloadTooLarge, RoqError
 from roq.runtime.read_budget import READ_BYTES_MIN
+from roq.shuffle import blocks
 from roq.shuffle.cluster import FollowerLink
-from roq.shuffle.node.attempt import Attempt
-from roq.shuffle.node.filling import Filling
+from roq.shuffle.node.attempt import Attempt, sample_bytes
+from roq.shuffle.node.collector import AttemptCollector
 from roq.shuffle.node.server import Follower
 from roq.wire import shuffle as wire
 from roq.wire import zmtp
@@ -41,12 +42,12 @@ def make(tmp_path: Path) -> Iterator[Make]:
     yield from made_in(tmp_path)
 
 
-def filling_of(follower: Follower) -> Filling:
-    return follower.buffer._fillings[SHUFFLE]
+def collector_of(follower: Follower) -> AttemptCollector:
+    return follower.buffer._collectors[SHUFFLE]
 
 
 def attempt_of(follower: Follower, attempt: str = "a", partition: int = 0) -> Attempt:
-    return filling_of(follower).attempts[partition, attempt]
+    return collector_of(follower).plan.attempts[partition, attempt]
 
 
 class DiskHeld:
@@ -88,9 +89,9 @@ def test_a_report_of_many_large_samples_is_several(make: Make) -> None:
         told.append(len(msgspec.msgpack.encode(runs)))
         return await report(runs)  # type: ignore[arg-type]
 
-    filling_report = followers.follower("a").buffer._around._replace(report=noted)  # type: ignore[arg-type]
     followers.open_attempt("a", 0)
-    filling_of(followers.follower("a"))._around = filling_report
+    collector = collector_of(followers.follower("a"))
+    collector._context = collector._context._replace(report=noted)  # type: ignore[arg-type]
     blocks = run_of(range(8), 8)
     for run in range(12):
         sample = RunSample(0, "a", run, 8, len(blocks[0].data), (bytes(60_000),) * 8, tuple(range(8)), (1,) * 8)
@@ -101,7 +102,7 @@ def test_a_report_of_many_large_samples_is_several(make: Make) -> None:
     assert max(told) < 4 * MIB
 
 
-def test_an_attempt_that_can_not_be_cut_fails_alone(make: Make) -> None:
+def test_an_attempt_that_can_not_be_split_fails_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     followers = make(count=1)
     followers.leader.replicas = 1
     followers.write("a", 0, 5000)
@@ -117,7 +118,6 @@ def test_an_attempt_that_can_not_be_cut_fails_alone(make: Make) -> None:
     for batch in batches(8, 5000, 10):
         innocent.write(batch)
 
-    divide = follower.buffer._around.cutter.divide
     until(lambda: attempt_of(follower, "bad", 1).failed)
     with pytest.raises(AttemptLost):
         followers.ask("a", wire.SendBlocks(SHUFFLE, 1, "bad", 1, 0, []))
@@ -127,10 +127,10 @@ def test_an_attempt_that_can_not_be_cut_fails_alone(make: Make) -> None:
             raise error
 
         followers.open_attempt("a", 2 + number, "poor")
-        follower.buffer._around.cutter.divide = broken  # type: ignore[method-assign, assignment]
-        followers.ask("a", wire.SendBlocks(SHUFFLE, 2 + number, "poor", 0, 0, run_of([0, 1 << 40], 2)))
-        until(lambda at=number: attempt_of(follower, "poor", 2 + at).failed)  # type: ignore[misc]
-        follower.buffer._around.cutter.divide = divide  # type: ignore[method-assign]
+        with monkeypatch.context() as patch:
+            patch.setattr(blocks, "divide", broken)
+            followers.ask("a", wire.SendBlocks(SHUFFLE, 2 + number, "poor", 0, 0, run_of([0, 1 << 40], 2)))
+            until(lambda at=number: attempt_of(follower, "poor", 2 + at).failed)  # type: ignore[misc]
         with pytest.raises(seen):
             followers.ask("a", wire.SendBlocks(SHUFFLE, 2 + number, "poor", 1, 0, []))
     innocent.finish()
@@ -177,13 +177,13 @@ def test_keys_stay_counted_when_rows_go_to_a_file_and_samples_until_there_is_a_t
         writer.write(batch)
     until(lambda: follower.counters["bytes_spilled"] > MIB and not follower.budget.spill)
     attempt = attempt_of(follower)
-    counted = sum(held.memory for held in attempt.holding()) + attempt.sampled
+    counted = sum(held.memory for held in attempt.holding()) + sum(map(sample_bytes, attempt.samples))
     assert follower.budget.held == counted
     assert any(held.data is None and held.counted == len(held.first_key) + len(held.last_key) for held in attempt.holding())
-    assert attempt.sampled > 0
+    assert attempt.samples
     leader.ranges = 4
     leader.cut(4)
-    until(lambda: not attempt.samples and not attempt.sampled)
+    until(lambda: not attempt.samples)
     writer.finish()
     until(lambda: follower.budget.used == 0)
     followers.judge({0: "a"}, {0: 40_000})
@@ -194,7 +194,7 @@ def test_what_is_sent_is_counted(make: Make) -> None:
     follower = followers.follower("a")
     held = [DiskHeld(followers.follower(host)) for host in "bc"]
     writing = InThread(lambda: followers.write("a", 0, 20_000))
-    until(lambda: filling_of(follower)._sending if SHUFFLE in follower.buffer._fillings else 0)
+    until(lambda: collector_of(follower)._sending if SHUFFLE in follower.buffer._collectors else 0)
     until(lambda: follower.budget.borrowed > 100_000)
     for one in held:
         one.let_go()
@@ -321,22 +321,22 @@ def test_a_fetch_that_meets_another_one_has_its_own_sources(make: Make) -> None:
 def test_nothing_is_sent_by_the_old_table_while_something_is_still_on_its_way(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roq.shuffle.node.filling.PAUSE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("roq.shuffle.node.fill_plan.PAUSE_SECONDS_MAX", 0.2)
     followers = make()
     followers.write("a", 0, 1000)
-    filling = filling_of(followers.follower("a"))
+    collector = collector_of(followers.follower("a"))
     held = DiskHeld(followers.follower("b"))
     writer = followers.writer("a", 1)
     for batch in batches(1, 10_000, 100):
         writer.write(batch)
     writing = InThread(writer.finish)
     until(lambda: any(worker for worker in followers.follower("a").buffer._outboxes["b"]._workers))
-    until(lambda: filling._sending)
+    until(lambda: collector._sending)
     changing = InThread(lambda: followers.ask("a", wire.TableChanged(1, SHUFFLE, 99)))
-    until(lambda: filling.paused)
+    until(lambda: collector.plan.paused(time.monotonic()))
     deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:
-        assert filling.paused, "as long as it is not answered"
+        assert collector.plan.paused(time.monotonic()), "as long as it is not answered"
         assert changing.running
     held.let_go()
     changing.join(5)

@@ -6,7 +6,6 @@ when the process ends.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 import threading
@@ -30,15 +29,13 @@ class Spill:
         self._lock = threading.Lock()
         self._size = 0
 
-    def write(self, parts: list[bytes]) -> list[int]:
-        """Where each begins."""
-        places = []
+    def write(self, data: bytes) -> int:
+        """Where it begins."""
         with self._lock:
-            for part in parts:
-                places.append(self._size)
-                DISK.write_all(self._file, part, self._size)
-                self._size += len(part)
-        return places
+            place = self._size
+            DISK.write_all(self._file, data, place)
+            self._size += len(data)
+        return place
 
     def read(self, offset: int, size: int) -> bytes:
         """Written bytes."""
@@ -51,7 +48,7 @@ class Spill:
         os.close(self._file)
 
 
-class Held:
+class BufferedBlock:
     """One block of a run. data: None when it is in the file `spill`. busy: somebody works on it, so it stays where it is.
     counted: bytes of memory it is counted with."""
 
@@ -86,22 +83,22 @@ class Held:
         return Block(self.first, self.rows, self.first_key, self.last_key, self.crc, data)
 
 
-class Portion:
-    """Consecutive blocks of a run in one range. missing: holders that don't have it yet. void: it was cut again."""
+class Part:
+    """Consecutive blocks of a run in one range. missing: holders that don't have it yet. void: it was split again."""
 
     __slots__ = ("acked", "attempt", "blocks", "missing", "number", "run", "size", "void")
 
-    def __init__(self, attempt: tuple[int, str], number: int, run: int, blocks: list[Held]) -> None:
+    def __init__(self, attempt: tuple[int, str], number: int, run: int, blocks: list[BufferedBlock]) -> None:
         """number: of the range."""
         self.attempt, self.number, self.run, self.blocks = attempt, number, run, blocks
-        self.size = sum(held.size for held in blocks)
+        self.size = sum(block.size for block in blocks)
         self.acked: set[str] = set()
         self.missing: set[str] = set()
         self.void = False
 
     def piece(self) -> Piece:
         """As it travels. Blocking. Raises AttemptLost."""
-        return Piece(*self.attempt, self.run, [held.block() for held in self.blocks])
+        return Piece(*self.attempt, self.run, [block.block() for block in self.blocks])
 
 
 def sample_bytes(sample: RunSample) -> int:
@@ -110,46 +107,48 @@ def sample_bytes(sample: RunSample) -> int:
 
 
 class Attempt:
-    """place: (partition, attempt). next_number: of its next message. sampled: bytes its samples are counted with. done: the
-    leader knows all is stored, or it failed."""
+    """place: (partition, attempt). next_number: of its next message. touched: when somebody last spoke of it."""
 
     def __init__(self, partition: int, id: str, writer: str, now: float) -> None:
         self.place, self.writer, self.touched = (partition, id), writer, now
         self.next_number = 0
-        self.uncut: deque[Held] = deque()
-        self.open: set[Portion] = set()
-        self.stored: set[Portion] = set()
-        self.samples: list[RunSample] = []
-        self.sampled = 0
-        self.receipt: Receipt | None = None
+        self.unsplit: deque[BufferedBlock] = deque()  # a block is here, or in a part that is open or stored, or let go of
+        self.open: set[Part] = set()
+        self.stored: set[Part] = set()
+        self.samples: list[RunSample] = []  # of whole runs, while there is no table
+        self.receipt: Receipt | None = None  # nothing more comes
         self.failed: RoqError | None = None
+        self.done = False  # the leader knows all is stored, or it failed
         self.spill: Spill | None = None
-        self.done = asyncio.Event()
-        self._run, self._run_rows = 0, 0  # the run that is being taken
-        self._rows = self._runs = 0
+        self._rows = self._runs = self._run_rows = 0  # of whole runs; of the one that is being taken
 
     @property
     def complete(self) -> bool:
         """All of it is with all holders."""
-        return self.receipt is not None and not (self.uncut or self.open or self.failed)
+        return self.receipt is not None and not (self.unsplit or self.open or self.failed)
 
-    def took(self, run: int, blocks: list[Block]) -> list[Held]:
+    def is_next(self, number: int) -> bool:
+        """A message came; False: it came before. Raises AttemptLost: one before it never came."""
+        if number > self.next_number:
+            raise AttemptLost(f"message {self.next_number} of attempt {self.place[1]} never came")
+        return number == self.next_number
+
+    def took(self, run: int, blocks: list[Block]) -> list[BufferedBlock]:
         """The next blocks of a run. Raises CallError: they aren't the next ones."""
         if self.receipt is not None or run != self._runs:
             raise CallError(f"run {run} of attempt {self.place}: the next one is {self._runs}")
-        self._run = run
         for block in blocks:
             if block.first != self._run_rows or block.rows < 1 or block.first_key > block.last_key:
                 raise CallError(
                     f"rows {block.first} … of run {run} of attempt {self.place}: row {self._run_rows} is the next one"
                 )
             self._run_rows += block.rows
-        made = [Held(run, block) for block in blocks]
-        self.uncut.extend(made)
+        made = [BufferedBlock(run, block) for block in blocks]
+        self.unsplit.extend(made)
         return made
 
     def ended(self, sample: RunSample) -> None:
-        """The run is whole. Raises CallError."""
+        """The run is complete. Raises CallError."""
         if (sample.run, sample.rows) != (self._runs, self._run_rows):
             raise CallError(f"run {sample.run} of attempt {self.place} has {self._run_rows} rows, not {sample.rows}")
         if len(sample.keys) > SAMPLE_KEYS_MAX or sample_bytes(sample) > SAMPLE_BYTES_MAX or not is_sound(sample):
@@ -164,17 +163,27 @@ class Attempt:
             raise CallError(f"attempt {self.place} has {self._rows} rows in {self._runs} runs: the receipt does not fit")
         self.receipt = receipt
 
-    def holding(self) -> Iterator[Held]:
+    def holding(self) -> Iterator[BufferedBlock]:
         """All blocks."""
-        yield from self.uncut
-        for portion in [*self.open, *self.stored]:
-            yield from portion.blocks
+        yield from self.unsplit
+        for part in [*self.open, *self.stored]:
+            yield from part.blocks
 
-    def begin_again(self) -> None:
-        """All that is held is to be cut anew."""
-        found = sorted(self.holding(), key=lambda held: (held.run, held.first))
-        for portion in [*self.open, *self.stored]:
-            portion.void = True
+    def holds(self, part: Part, *, stored: bool) -> None:
+        """The part is with all holders, or not."""
+        (self.open if stored else self.stored).discard(part)
+        (self.stored if stored else self.open).add(part)
+
+    def void(self) -> None:
+        """Nothing is held of it any more."""
+        self.unsplit.clear()
+        for part in [*self.open, *self.stored]:
+            part.void = True
         self.open.clear()
         self.stored.clear()
-        self.uncut = deque(found)
+
+    def split_again(self) -> None:
+        """All that is held is to be split anew."""
+        found = sorted(self.holding(), key=lambda block: (block.run, block.first))
+        self.void()
+        self.unsplit.extend(found)

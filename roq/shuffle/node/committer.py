@@ -20,8 +20,8 @@ from roq.errors import FrameError, RoqError, StorageFailed, StorageFull
 from roq.log.store.journal import FILE_BYTES as JOURNAL_FILE_BYTES
 from roq.runtime.files import DISK, storage_error
 from roq.runtime.observe import Counters, logger
-from roq.shuffle.node.cutter import Cutter
 from roq.shuffle.node.datafile import DataFile, encode
+from roq.shuffle.node.splitter import splitter
 from roq.shuffle.node.stored import FILE_BYTES, BlockEntry, RunKey, StoredShuffle, mostly_dead
 from roq.wire.shuffle import Block
 
@@ -53,8 +53,8 @@ class Job(NamedTuple):
 class Committer:
     """Needs the running loop. free_bytes_min: of the disk, below which it is full."""
 
-    def __init__(self, directory: Path, cutter: Cutter, counters: Counters, free_bytes_min: int = FREE_BYTES_MIN) -> None:
-        self._directory, self._cutter, self._counters = directory, cutter, counters
+    def __init__(self, directory: Path, counters: Counters, free_bytes_min: int = FREE_BYTES_MIN) -> None:
+        self._directory, self._counters = directory, counters
         self._free_bytes_min = free_bytes_min
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Job] = []
@@ -137,7 +137,7 @@ class Committer:
             raise FrameError(f"a block of shuffle {stored.id} was damaged on its way")
         if (wanted.begin, wanted.end) == (block.first, block.first + block.rows):
             return block
-        return self._cutter.part(stored.spec, block, wanted.begin, wanted.end)
+        return splitter().part(stored.spec, block, wanted.begin, wanted.end)
 
     def _append(self, stored: StoredShuffle, blocks: list[tuple[RunKey, Block]]) -> Written:
         """Raises OSError, StorageFull: nothing was written that counts."""

@@ -7,16 +7,32 @@
     reading    10 %   blocks for readers, until the network has taken them
 
 One request of a kind always fits. Above PAUSE of `held` nothing new is taken until it is below RESUME; the rest is for blocks
-that come back out of files to be cut.
+that come back out of files to be split.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
 
+from roq.runtime.files import DISK
+from roq.runtime.observe import Counters, logger
+from roq.shuffle.node.attempt import Attempt, BufferedBlock, Spill
+
+log = logger(__name__)
+T = TypeVar("T")
 PAUSE, RESUME = 0.85, 0.70
 SPILL, SPILLED = 0.50, 0.40
 SHARE = 0.10
+THREADS = 2  # that split blocks
+SPILL_BYTES = 8 * 1024 * 1024  # written at once
+SPILL_RETRY_SECONDS = 1.0  # on a full disk
 
 
 class Budget:
@@ -50,7 +66,7 @@ class Budget:
         """Whether so much of attempts may be taken."""
         return not self.paused and self.held + size <= self.held_max
 
-    def room_to_cut(self, size: int) -> bool:
+    def room_to_split(self, size: int) -> bool:
         """Whether so much may come out of a file."""
         return self.held + size <= self.held_max
 
@@ -74,3 +90,102 @@ class Budget:
         """It is not in memory any more."""
         self.borrowed -= size
         self._given_back.set()
+
+
+class BlockMemory:
+    """Blocks of attempts in memory, and those in temporary files: above a part of the budget the newest ones go there. On the
+    running loop. free_bytes_min: of the disk, below which no temporary file grows."""
+
+    def __init__(self, directory: Path, budget: Budget, counters: Counters, free_bytes_min: int) -> None:
+        self.budget = budget
+        self._directory, self._counters, self._free_bytes_min = directory, counters, free_bytes_min
+        self._threads = ThreadPoolExecutor(THREADS, "shuffle-cut")
+        self._loop = asyncio.get_running_loop()
+        self._resident: OrderedDict[BufferedBlock, Attempt] = OrderedDict()
+        self._spill_due = asyncio.Event()
+        self._task = self._loop.create_task(self._spill())
+
+    async def thread(self, function: Callable[[], T]) -> T:
+        """Blocking work on blocks."""
+        return await self._loop.run_in_executor(self._threads, function)
+
+    @property
+    def pressed(self) -> bool:
+        """It can't go on without sending."""
+        return self.budget.spill > 0
+
+    def room_to_split(self, size: int) -> bool:
+        """So much may come out of a file. One block always fits: keys, which stay, may take all the room there is."""
+        return not self._resident or self.budget.room_to_split(size)
+
+    def took(self, attempt: Attempt, block: BufferedBlock) -> None:
+        """A block is in memory."""
+        self._resident[block] = attempt
+        self._count(block, block.memory)
+        if self.budget.spill:
+            self._spill_due.set()
+
+    def dropped(self, block: BufferedBlock) -> None:
+        """It is not needed any more."""
+        self._resident.pop(block, None)
+        self._count(block, 0)
+
+    def _count(self, block: BufferedBlock, size: int) -> None:
+        self.budget.held += size - block.counted
+        block.counted = size
+
+    async def _spill(self) -> None:
+        while True:
+            await self._spill_due.wait()
+            self._spill_due.clear()
+            while (wanted := self.budget.spill) > 0:
+                batch = self._choose(min(wanted, SPILL_BYTES))
+                if not batch:
+                    break
+                try:
+                    await self._write(batch)
+                except OSError as error:
+                    self._counters["spills_failed"] += 1
+                    log.warning("temporary file could not be written", extra={"fields": {"reason": str(error)}})
+                    await asyncio.sleep(SPILL_RETRY_SECONDS)
+
+    def _choose(self, size: int) -> list[tuple[BufferedBlock, Attempt]]:
+        """The newest blocks nobody works on: the oldest are the next to be sent."""
+        chosen: list[tuple[BufferedBlock, Attempt]] = []
+        for block in reversed(self._resident):
+            if not block.busy:
+                chosen.append((block, self._resident[block]))
+                size -= block.size
+                if size <= 0:
+                    break
+        return chosen
+
+    async def _write(self, batch: list[tuple[BufferedBlock, Attempt]]) -> None:
+        for block, _ in batch:
+            block.busy += 1
+        try:
+            places = await self.thread(lambda: [self._write_one(block, attempt) for block, attempt in batch])
+        finally:
+            for block, _ in batch:
+                block.busy -= 1
+        for (block, _), (spill, place) in zip(batch, places, strict=True):
+            self._counters["bytes_spilled"] += block.size
+            if block in self._resident:
+                block.spill, block.offset, block.data = spill, place, None
+                del self._resident[block]
+                self._count(block, block.memory)
+
+    def _write_one(self, block: BufferedBlock, attempt: Attempt) -> tuple[Spill, int]:
+        """In a thread. Raises OSError, also when the space left is that of the logs of work queues."""
+        spill = attempt.spill
+        if spill is None:
+            spill = attempt.spill = Spill(self._directory)
+        if DISK.free(self._directory) < block.size + self._free_bytes_min:  # it stays in memory, and writers wait
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return spill, spill.write(block.data or b"")
+
+    async def close(self) -> None:
+        """Nothing is written any more."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._threads.shutdown(wait=False)

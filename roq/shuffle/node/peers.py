@@ -17,7 +17,7 @@ import msgspec
 from roq.errors import AttemptLost, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.rpc import OnDisconnect, RpcClient
-from roq.shuffle.node.attempt import Portion
+from roq.shuffle.node.attempt import Part
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import BLOCKS_BYTES_MAX, Piece, Spec, StorePieces
 
@@ -71,22 +71,22 @@ class Peers:
 
 
 class PartSource(Protocol):
-    """A shuffle whose portions are sent."""
+    """A shuffle whose parts are sent."""
 
     id: str
     name: str
     spec: Spec
 
-    def wants(self, portion: Portion, host: str) -> bool:
+    def wants(self, part: Part, host: str) -> bool:
         """It still has to go there, and may now."""
 
-    def leaving(self, portions: list[Portion]) -> None:
+    def leaving(self, parts: list[Part]) -> None:
         """They are being sent: what they hold stays where it is until `sent`."""
 
-    async def pieces(self, portions: list[Portion], host: str) -> list[Piece]:
+    async def pieces(self, parts: list[Part], host: str) -> list[Piece]:
         """As they travel. Raises AttemptLost."""
 
-    def sent(self, portions: list[Portion], host: str, error: RoqError | None) -> None:
+    def sent(self, parts: list[Part], host: str, error: RoqError | None) -> None:
         """They are on the host's stable storage, unless there is an error."""
 
 
@@ -95,37 +95,37 @@ class Outbox:
 
     def __init__(self, host: str, store: Store) -> None:
         self.host, self._store = host, store
-        self._queue: deque[tuple[PartSource, Portion]] = deque()
-        self._queued: set[Portion] = set()
+        self._queue: deque[tuple[PartSource, Part]] = deque()
+        self._queued: set[Part] = set()
         self._pauses = delays(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._workers: list[asyncio.Task[None]] = []
 
-    def put(self, source: PartSource, portion: Portion) -> None:
+    def put(self, source: PartSource, part: Part) -> None:
         """To be sent when its turn comes; twice is once."""
-        if portion in self._queued:
+        if part in self._queued:
             return
-        self._queued.add(portion)
-        self._queue.append((source, portion))
+        self._queued.add(part)
+        self._queue.append((source, part))
         if len(self._workers) < REQUESTS_AT_ONCE:
             worker = asyncio.get_running_loop().create_task(self._work(), name=f"to {self.host}")
             self._workers.append(worker)
 
-    def _take(self) -> tuple[PartSource, list[Portion]] | None:
-        """Portions of one shuffle for one request."""
-        taken: list[Portion] = []
+    def _take(self) -> tuple[PartSource, list[Part]] | None:
+        """Parts of one shuffle for one request."""
+        taken: list[Part] = []
         source: PartSource | None = None
         size = 0
         while self._queue:
-            owner, portion = self._queue[0]
-            wanted = owner.wants(portion, self.host)
-            if wanted and taken and (owner is not source or size + portion.size > BLOCKS_BYTES_MAX):
+            owner, part = self._queue[0]
+            wanted = owner.wants(part, self.host)
+            if wanted and taken and (owner is not source or size + part.size > BLOCKS_BYTES_MAX):
                 break
             self._queue.popleft()
-            self._queued.discard(portion)
+            self._queued.discard(part)
             if wanted:
                 source = owner
-                taken.append(portion)
-                size += portion.size
+                taken.append(part)
+                size += part.size
         return (source, taken) if source is not None else None
 
     async def _work(self) -> None:
@@ -136,24 +136,24 @@ class Outbox:
 
     async def _send_all(self) -> None:
         while (batch := self._take()) is not None:
-            source, portions = batch
+            source, parts = batch
             error: RoqError | None = None
-            source.leaving(portions)
+            source.leaving(parts)
             try:
-                pieces = await source.pieces(portions, self.host)
+                pieces = await source.pieces(parts, self.host)
                 await self._store(self.host, StorePieces(source.id, source.name, source.spec, pieces))
                 self._pauses = delays(RETRY_SECONDS, RETRY_SECONDS_MAX)
             except RoqError as failure:
                 error = failure
             except BaseException:
-                source.sent(portions, self.host, AttemptLost("the follower is stopping"))
+                source.sent(parts, self.host, AttemptLost("the follower is stopping"))
                 raise
-            source.sent(portions, self.host, error)
+            source.sent(parts, self.host, error)
             if error is not None:
                 await asyncio.sleep(next(self._pauses))
-                for portion in portions:
-                    if source.wants(portion, self.host):
-                        self.put(source, portion)
+                for part in parts:
+                    if source.wants(part, self.host):
+                        self.put(source, part)
 
     async def close(self) -> None:
         """Send nothing more."""

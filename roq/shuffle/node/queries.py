@@ -20,7 +20,8 @@ from typing import NamedTuple
 from roq.errors import StaleEpoch, TemporaryError
 from roq.shuffle.committed import Winners
 from roq.shuffle.node.storage import RangeStorage
-from roq.shuffle.node.stored import BlockEntry, RunIndex, RunKey, StoredShuffle, split_keys
+from roq.shuffle.node.stored import BlockEntry, RunIndex, RunKey, StoredShuffle
+from roq.shuffle.ranges import rows_before
 from roq.shuffle.sampling import key_count, message_bytes, reduced
 from roq.wire.shuffle import BEGIN, Counts, Cursor, Interval, Position, RunSample, RunSlice, Samples, Slices
 
@@ -98,7 +99,7 @@ class Questions:
         while isinstance(found := run.row_of(border), BlockEntry):
             entry = found
             keys = await self._storage.keys_of(stored, key, entry)
-            run.learn(border, entry, entry.first + split_keys(keys, entry.first, run.place, border))
+            run.learn(border, entry, entry.first + rows_before(keys, entry.first, run.place, border))
         return found
 
     async def rows(self, stored: StoredShuffle, key: RunKey, run: RunIndex, interval: Interval) -> tuple[int, int]:

@@ -20,9 +20,8 @@ from roq.shuffle.committed import Winners
 from roq.shuffle.node.buffer import Buffer
 from roq.shuffle.node.committed import Naming
 from roq.shuffle.node.committer import FREE_BYTES_MIN
-from roq.shuffle.node.cutter import Cutter, LazyCutter
 from roq.shuffle.node.datafile import raise_limit
-from roq.shuffle.node.memory import Budget
+from roq.shuffle.node.memory import BlockMemory, Budget
 from roq.shuffle.node.peers import Peers
 from roq.shuffle.node.queries import Orders, Questions
 from roq.shuffle.node.repair import Fetcher, List, RangeRepair
@@ -49,7 +48,6 @@ class Follower:
         directory: Path,
         storage: RangeStorage,
         budget: Budget,
-        cutter: Cutter,
         report: Report,
         list: List | None = None,
     ) -> None:
@@ -61,7 +59,8 @@ class Follower:
         self.fetcher = Fetcher(storage, self._peers, budget, self.orders)
         self.mending = RangeRepair(host, storage, self.fetcher, report, list)
         self._mending = asyncio.get_running_loop().create_task(self.mending.run(), name="mend")
-        self.buffer = Buffer(host, directory, cutter, budget, self.counters, report, self._store)
+        memory = BlockMemory(directory, budget, self.counters, FREE_BYTES_MIN)
+        self.buffer = Buffer(host, memory, self.counters, report, self._store)
         self._server: RpcServer | None = None
 
     @classmethod
@@ -76,9 +75,9 @@ class Follower:
         list: List | None = None,
     ) -> Follower:
         """Serve at address:port (0: any free one). Raises PortTaken, StorageFailed."""
-        cutter, budget = LazyCutter(), Budget(memory_bytes)
-        storage = await RangeStorage.open(directory / "shuffles", cutter, budget, Counters())
-        follower = cls(host, directory / "spill", storage, budget, cutter, report, list)
+        budget = Budget(memory_bytes)
+        storage = await RangeStorage.open(directory / "shuffles", budget, Counters())
+        follower = cls(host, directory / "spill", storage, budget, report, list)
         try:
             follower._server = RpcServer(
                 address,

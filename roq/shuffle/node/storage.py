@@ -18,10 +18,11 @@ from roq.errors import DataLost, Overloaded, ShuffleNotFound, StaleEpoch, Storag
 from roq.runtime.files import storage_error
 from roq.runtime.observe import Counters, logger
 from roq.shuffle.node.committer import FREE_BYTES_MIN, Committer, WantedBlock, give_back
-from roq.shuffle.node.cutter import Cutter
 from roq.shuffle.node.datafile import Descriptors
 from roq.shuffle.node.memory import Budget
+from roq.shuffle.node.splitter import splitter
 from roq.shuffle.node.stored import BlockEntry, EpochFile, RunKey, StoredShuffle, check_id, load_all, remove_folder
+from roq.shuffle.ranges import KeyList
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Block, Piece, RunSlice, Spec
 
@@ -37,10 +38,10 @@ GIVE_BACK_SECONDS = 20.0  # an order to forget waits so long for the space
 class RangeStorage:
     """Everything below `directory`. Make it with `open`."""
 
-    def __init__(self, directory: Path, cutter: Cutter, budget: Budget, counters: Counters, free_bytes_min: int) -> None:
-        self._directory, self._cutter, self._budget, self.counters = directory, cutter, budget, counters
+    def __init__(self, directory: Path, budget: Budget, counters: Counters, free_bytes_min: int) -> None:
+        self._directory, self._budget, self.counters = directory, budget, counters
         self._loop = asyncio.get_running_loop()
-        self._committer = Committer(directory, cutter, counters, free_bytes_min)
+        self._committer = Committer(directory, counters, free_bytes_min)
         self._threads = ThreadPoolExecutor(READ_THREADS, "shuffle-read")
         self._reading = 0
         self.shuffles: dict[str, StoredShuffle] = {}
@@ -54,12 +55,12 @@ class RangeStorage:
 
     @classmethod
     async def open(
-        cls, directory: Path, cutter: Cutter, budget: Budget, counters: Counters, free_bytes_min: int = FREE_BYTES_MIN
+        cls, directory: Path, budget: Budget, counters: Counters, free_bytes_min: int = FREE_BYTES_MIN
     ) -> RangeStorage:
         """Read what is there. Raises StorageFailed."""
         try:
             await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
-            storage = cls(directory, cutter, budget, counters, free_bytes_min)
+            storage = cls(directory, budget, counters, free_bytes_min)
             await storage._thread(storage._load)
         except OSError as error:
             raise StorageFailed(f"can't open {directory}: {error}") from error
@@ -139,7 +140,7 @@ class RangeStorage:
             if shuffle in self._forgotten:
                 raise ShuffleNotFound(f"shuffle {shuffle} was removed")
             if shuffle not in self.shuffles:
-                await self._thread(self._cutter.check)
+                await self._thread(splitter)
                 try:
                     path = self._directory / shuffle
                     made = await self._committer.call(lambda: StoredShuffle.create(path, name, spec, self._descriptors))
@@ -181,7 +182,7 @@ class RangeStorage:
                 block = blocks[at]
                 begin, end = max(block.first, request.first), min(block.first + block.rows, request.last + 1)
                 if (begin, end) != (block.first, block.first + block.rows):
-                    blocks[at] = await self._read(lambda: self._cutter.part(stored.spec, block, begin, end))  # noqa: B023
+                    blocks[at] = await self._read(lambda: splitter().part(stored.spec, block, begin, end))  # noqa: B023
             return blocks
         finally:
             self._budget.reading -= size
@@ -231,10 +232,10 @@ class RangeStorage:
                 "damaged block could not be marked", extra={"fields": {"file": str(entry.file.path), "reason": str(error)}}
             )
 
-    async def keys_of(self, stored: StoredShuffle, key: RunKey, entry: BlockEntry) -> Sequence[bytes]:
+    async def keys_of(self, stored: StoredShuffle, key: RunKey, entry: BlockEntry) -> KeyList:
         """The keys of a block. Raises DataLost, Overloaded, StorageFailed."""
         (block,) = await self._blocks(stored, key, [entry])
-        return await self._read(lambda: self._cutter.keys(stored.spec, block))
+        return await self._read(lambda: splitter().keys_of(stored.spec, block))
 
     # --- the leader's orders ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import shutil
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
 from zlib import crc32
@@ -57,16 +57,6 @@ class BlockEntry(msgspec.Struct, frozen=True, gc=False, eq=False):
     def end(self) -> int:
         """Number of the row behind its last one."""
         return self.first + self.rows
-
-
-def split_keys(keys: Sequence[bytes], first: int, place: tuple[int, int], border: Position) -> int:
-    """The same, with all keys of the block at hand. first: number of its first row."""
-    lower = bisect_left(keys, border.key)
-    other = (border.partition, border.run)
-    if place > other:
-        return lower
-    upper = bisect_right(keys, border.key, lo=lower)
-    return upper if place < other else min(max(border.row - first, lower), upper)
 
 
 class RunIndex:

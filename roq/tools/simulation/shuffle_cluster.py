@@ -9,9 +9,8 @@ from typing import Any
 
 import hcm.ports
 import roq
-import roq.shuffle.blocks
+import roq.shuffle.blocks  # followers import it when they need it
 import roq.shuffle.cluster
-import roq.shuffle.node.cutting  # followers import it when they need it
 import roq.shuffle.writer
 from roq.coordination.locate import GcmClient
 from roq.errors import DataLost, TemporaryError

@@ -27,10 +27,9 @@ import roq.runtime.files
 import roq.runtime.liveness
 import roq.runtime.sockets
 import roq.shuffle.node.attempt
-import roq.shuffle.node.buffer
 import roq.shuffle.node.committer
-import roq.shuffle.node.cutter
 import roq.shuffle.node.datafile
+import roq.shuffle.node.memory
 import roq.shuffle.node.server
 import roq.shuffle.node.storage
 import roq.workqueue.lease_keeper
@@ -54,7 +53,6 @@ DATA_BYTES = 8 * 1024  # of a follower's file
 THREADED = (
     roq.runtime.blocking_connection,
     roq.log.store.blobs,
-    roq.shuffle.node.cutter,
     roq.shuffle.node.datafile,
     roq.shuffle.node.attempt,
     roq.shuffle.node.server,
@@ -159,7 +157,7 @@ def _below_followers(loop: SimulatedLoop) -> list[tuple[Any, str, Any]]:
     """Threads of followers. What is below writers and readers: shuffle_cluster.py."""
     below = roq.shuffle.node
     return [
-        *((module, "ThreadPoolExecutor", Pool) for module in (below.buffer, below.committer, below.storage)),
+        *((module, "ThreadPoolExecutor", Pool) for module in (below.memory, below.committer, below.storage)),
         (below.committer, "FILE_BYTES", DATA_BYTES),
         (below.server, "raise_limit", lambda: None),
         (below.server, "LoopThread", lambda name: LoopBeside(loop, name)),

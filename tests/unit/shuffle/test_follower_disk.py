@@ -20,16 +20,16 @@ from roq.errors import DataLost, RoqError, StorageFailed, StorageFull, Temporary
 from roq.runtime.files import DISK
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient
+from roq.shuffle import blocks as blocks_module
 from roq.shuffle.node import committer, datafile, server
 from roq.shuffle.node.committer import Committer
-from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.datafile import PAGE_BYTES, DataFile, Descriptors, encode
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.node.stored import GONE, remove_folder, write_durably
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
 from roq.wire.child import ChildSpec
-from roq.wire.shuffle import Block, DescribeFollower, FollowerView, ReadBlocks, Reply, RunSlice, Spec
+from roq.wire.shuffle import Block, DescribeFollower, FollowerView, ReadBlocks, Reply, RunSlice
 from tests.harness.ports import free_port, own_address
 from tests.harness.shuffle_rows import SPEC, piece, run_of
 
@@ -42,10 +42,10 @@ async def opened(tmp_path: Path) -> AsyncIterator[Open]:
     """Opens the storage of one folder, again and again."""
     made: list[RangeStorage] = []
 
-    async def open_again(cutter: ArrowCutter | None = None) -> RangeStorage:
+    async def open_again() -> RangeStorage:
         for one in made:
             await one.close()
-        made.append(await RangeStorage.open(tmp_path / "s", cutter or ArrowCutter(), Budget(MEMORY), Counters(), 0))
+        made.append(await RangeStorage.open(tmp_path / "s", Budget(MEMORY), Counters(), 0))
         return made[-1]
 
     yield open_again
@@ -189,12 +189,12 @@ async def test_what_a_full_disk_left_of_a_new_shuffle_is_removed_with_it(opened:
     assert not folder.exists()
 
 
-async def test_a_defect_fails_what_it_concerns_and_nothing_else(opened: Open) -> None:
-    class Poor(ArrowCutter):
-        def part(self, spec: Spec, block: Block, first: int, end: int) -> Block:
-            raise MemoryError("no memory")
+async def test_a_defect_fails_what_it_concerns_and_nothing_else(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    def part(*_: object) -> Block:
+        raise MemoryError("no memory")
 
-    storage = await opened(Poor())
+    monkeypatch.setattr(blocks_module, "part", part)
+    storage = await opened()
     blocks = run_of(range(2000), 200)
     await store(storage, 0, blocks[:1])
     jobs = [store(storage, 0, run_of(range(300), 300)), *(store(storage, at, blocks) for at in (1, 2))]

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roq.shuffle.node.cutting import ArrowCutter
+from roq.shuffle.blocks import divide
 from roq.shuffle.node.datafile import DataFile, encode
 from roq.shuffle.node.memory import PAUSE, RESUME, Budget
-from roq.shuffle.node.stored import BlockEntry, RunIndex, split_keys
+from roq.shuffle.node.stored import BlockEntry, RunIndex
+from roq.shuffle.ranges import rows_before
 from roq.wire.shuffle import Block, Position
 from tests.harness.shuffle_rows import SPEC, key_of, positions, rows_in, run_of
 
@@ -70,7 +71,7 @@ def test_a_border_is_a_row_number(
     if isinstance(found, BlockEntry):
         block = next(block for block in blocks if block.first == found.first)
         keys_of = [position.key for position in positions(1, 1, [block])]
-        row = block.first + split_keys(keys_of, block.first, (1, 1), place)
+        row = block.first + rows_before(keys_of, block.first, (1, 1), place)
         run.learn(place, found, row)
         assert run.row_of(place) == row, "asked once"
         found = row
@@ -87,7 +88,7 @@ def test_a_border_is_a_row_number(
 def test_a_block_is_divided_at_borders(keys: list[int], borders: list[tuple[int, int, int, int]]) -> None:
     (block,) = run_of(keys, 100)
     places = sorted(Position(key_of(key), *rest) for key, *rest in borders)
-    parts = ArrowCutter().divide(SPEC, block, (1, 1), places)
+    parts = divide(SPEC, block, (1, 1), places)
     every = positions(1, 1, [block])
     expected = [sum(place <= row for place in places) for row in every]
     assert [number for number, part in parts for _ in range(part.rows)] == expected

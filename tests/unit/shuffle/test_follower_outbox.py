@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from roq.errors import RoqError, Unavailable
-from roq.shuffle.node.attempt import Held, Portion
+from roq.shuffle.node.attempt import BufferedBlock, Part
 from roq.shuffle.node.peers import REQUESTS_AT_ONCE, Outbox
 from roq.wire.shuffle import BLOCKS_BYTES_MAX, Block, Piece, Spec, StorePieces
 from tests.harness.shuffle_rows import SPEC
@@ -20,22 +20,22 @@ class Sender:
     spec: Spec = SPEC
 
     def __init__(self, fails: int = 0) -> None:
-        self.left: set[Portion] = set()
+        self.left: set[Part] = set()
         self.requests: list[int] = []
         self.fails, self.under_way, self.most = fails, 0, 0
 
-    def wants(self, portion: Portion, host: str) -> bool:
-        return portion in self.left
+    def wants(self, part: Part, host: str) -> bool:
+        return part in self.left
 
-    def leaving(self, portions: list[Portion]) -> None:
-        assert portions
+    def leaving(self, parts: list[Part]) -> None:
+        assert parts
 
-    async def pieces(self, portions: list[Portion], host: str) -> list[Piece]:
-        return [portion.piece() for portion in portions]
+    async def pieces(self, parts: list[Part], host: str) -> list[Piece]:
+        return [part.piece() for part in parts]
 
-    def sent(self, portions: list[Portion], host: str, error: RoqError | None) -> None:
+    def sent(self, parts: list[Part], host: str, error: RoqError | None) -> None:
         if error is None:
-            self.left -= set(portions)
+            self.left -= set(parts)
 
     async def store(self, host: str, request: StorePieces) -> None:
         self.under_way += 1
@@ -47,8 +47,8 @@ class Sender:
             self.fails -= 1
             raise Unavailable
 
-    def portion(self, size: int) -> Portion:
-        made = Portion((0, "a"), 0, 0, [Held(0, Block(0, 1, b"", b"", 0, bytes(size)))])
+    def part(self, size: int) -> Part:
+        made = Part((0, "a"), 0, 0, [BufferedBlock(0, Block(0, 1, b"", b"", 0, bytes(size)))])
         self.left.add(made)
         return made
 
@@ -63,7 +63,7 @@ async def test_what_fits_travels_together() -> None:
     sender = Sender()
     box = Outbox("h", sender.store)
     for _ in range(20):
-        box.put(sender, sender.portion(BLOCKS_BYTES_MAX // 4))
+        box.put(sender, sender.part(BLOCKS_BYTES_MAX // 4))
     await emptied(sender)
     assert len(sender.requests) == 5
     assert max(sender.requests) <= BLOCKS_BYTES_MAX
@@ -74,7 +74,7 @@ async def test_what_failed_is_tried_again() -> None:
     sender = Sender(fails=3)
     box = Outbox("h", sender.store)
     for _ in range(4):
-        box.put(sender, sender.portion(BLOCKS_BYTES_MAX // 2))
+        box.put(sender, sender.part(BLOCKS_BYTES_MAX // 2))
     await emptied(sender)
     await box.close()
 
@@ -85,8 +85,8 @@ async def test_nothing_stays_in_the_queue(turns: int) -> None:
     sender = Sender()
     box = Outbox("h", sender.store)
     for _ in range(REQUESTS_AT_ONCE):
-        box.put(sender, sender.portion(BLOCKS_BYTES_MAX))
+        box.put(sender, sender.part(BLOCKS_BYTES_MAX))
     for _ in range(turns):
         await asyncio.sleep(0)
-    box.put(sender, sender.portion(1))
+    box.put(sender, sender.part(1))
     await emptied(sender)

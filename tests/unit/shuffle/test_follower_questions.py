@@ -18,7 +18,6 @@ from roq.runtime.observe import Counters
 from roq.shuffle.committed import Winners, parts
 from roq.shuffle.node import queries
 from roq.shuffle.node.committed import Naming
-from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.queries import Questions
 from roq.shuffle.node.storage import RangeStorage
@@ -51,7 +50,7 @@ async def storage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ran
     """Every partition has a row in every range."""
     gc.collect()
     gc.freeze()  # what the tests before have left is not the follower's
-    made = await RangeStorage.open(tmp_path_factory.mktemp("many"), ArrowCutter(), Budget(1 << 30), Counters(), 0)
+    made = await RangeStorage.open(tmp_path_factory.mktemp("many"), Budget(1 << 30), Counters(), 0)
     blocks = run_of([10 * number + 5 for number in range(RANGES)], 1)
     for first in range(0, PARTITIONS, 1000):
         pieces = [Piece(number, WINNERS[number], 0, blocks) for number in range(first, min(first + 1000, PARTITIONS))]
@@ -107,7 +106,7 @@ async def test_samples_of_many_attempts_fit_a_message_and_say_the_same(storage: 
 @pytest.mark.parametrize("partitions", [100, 1500])
 async def test_a_sample_of_small_attempts_says_where_their_rows_are(tmp_path: Path, partitions: int) -> None:
     """Each is one block, all over the keys: first keys would say that all rows are at the begin."""
-    made = await RangeStorage.open(tmp_path / "s", ArrowCutter(), Budget(1 << 30), Counters(), 0)
+    made = await RangeStorage.open(tmp_path / "s", Budget(1 << 30), Counters(), 0)
     chance = Random(5)
     rows = [sorted(chance.randrange(1000) for _ in range(8)) for _ in range(partitions)]
     pieces = [Piece(number, "a", 0, run_of(keys, 8, pad=100)) for number, keys in enumerate(rows)]
@@ -168,7 +167,7 @@ async def test_winners_are_told_in_parts_and_known_after_a_new_start(tmp_path: P
         (1, False, WINNERS_AT_ONCE),
         (2, True, 5),
     ]
-    storage = await RangeStorage.open(tmp_path / "s", ArrowCutter(), Budget(1 << 30), Counters(), 0)
+    storage = await RangeStorage.open(tmp_path / "s", Budget(1 << 30), Counters(), 0)
     await storage.store("s", "visits", SPEC, [piece(0, "a0", 0, run_of([1], 1))])
     stored, naming = storage.shuffles["s"], Naming(0)
     with pytest.raises(WinnersUnknown):
@@ -189,7 +188,7 @@ async def test_winners_are_told_in_parts_and_known_after_a_new_start(tmp_path: P
 
 
 async def test_a_full_disk_does_not_keep_winners_from_being_known(tmp_path: Path) -> None:
-    storage = await RangeStorage.open(tmp_path / "s", ArrowCutter(), Budget(1 << 30), Counters(), 0)
+    storage = await RangeStorage.open(tmp_path / "s", Budget(1 << 30), Counters(), 0)
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of([1], 1))])
     winners, naming = Winners({0: "a"}), Naming(1 << 60)
     for part in parts("s", "visits", SPEC, winners):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from roq.errors import CallError, DataLost, FrameError, Overloaded, ShuffleNotFound, StaleEpoch, StorageFull, TemporaryError
 from roq.runtime.observe import Counters
 from roq.shuffle.committed import Winners
-from roq.shuffle.node.cutting import ArrowCutter
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.queries import Orders, Questions
 from roq.shuffle.node.storage import RangeStorage
@@ -34,7 +33,7 @@ async def opened(tmp_path: Path) -> AsyncIterator[Open]:
     async def open_again(memory: int = MEMORY, free_bytes_min: int = 0) -> RangeStorage:
         for one in made:
             await one.close()
-        made.append(await RangeStorage.open(tmp_path / "s", ArrowCutter(), Budget(memory), Counters(), free_bytes_min))
+        made.append(await RangeStorage.open(tmp_path / "s", Budget(memory), Counters(), free_bytes_min))
         return made[-1]
 
     yield open_again
@@ -89,7 +88,7 @@ def test_slices_are_exact(
     """A border cuts three runs of two partitions as the total order says; both sides together are everything."""
 
     async def check() -> None:
-        storage = await RangeStorage.open(tmp_path_factory.mktemp("s"), ArrowCutter(), Budget(MEMORY), Counters(), 0)
+        storage = await RangeStorage.open(tmp_path_factory.mktemp("s"), Budget(MEMORY), Counters(), 0)
         at = Position(key_of(border[0]), *border[1:])
         runs = {(0, 0): run_of(keys, rows), (1, 0): run_of(keys[::2], rows), (1, 1): run_of(keys[1:], rows + 1)}
         for (partition, run), blocks in runs.items():

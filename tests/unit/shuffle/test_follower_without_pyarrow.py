@@ -31,9 +31,9 @@ def test_such_a_host_has_no_port_for_shuffles() -> None:
 def test_a_follower_says_what_to_install() -> None:
     program = """
 from roq.errors import InvalidConfiguration
-from roq.shuffle.node.cutter import LazyCutter
+from roq.shuffle.node.splitter import splitter
 try:
-    LazyCutter().check()
+    splitter()
 except InvalidConfiguration as error:
     print(error)
 """

@@ -16,15 +16,16 @@ from roq.shuffle.blocks import (
     decode_foreign,
     encode_block,
     load_schema,
-    rows_before,
+    part,
     save_schema,
-    split,
 )
 from roq.shuffle.keys import KeyEncoder, order
-from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, ROW_BYTES_MAX, SAMPLE_BYTES_MAX, Block, Position
+from roq.shuffle.ranges import rows_before
+from roq.wire.shuffle import BLOCK_BYTES, BLOCK_ROWS, ROW_BYTES_MAX, SAMPLE_BYTES_MAX, Block, Position, Spec
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("v", pa.binary())])
 ENCODER = KeyEncoder(SCHEMA, ["k"])
+SPEC = Spec(("k",), save_schema(SCHEMA))
 
 
 def run_of(keys: list[str], sizes: list[int]) -> SortedRun:
@@ -54,7 +55,7 @@ def test_blocks_are_the_run_in_order_within_their_limits(shape: str) -> None:
     assert [block.first for block in blocks] == np.cumsum([0, *[block.rows for block in blocks]])[:-1].tolist()
     for block, batch in zip(blocks, batches, strict=True):
         found = ENCODER.encode(batch)
-        assert (block.first_key, block.last_key) == (found.at(0), found.at(block.rows - 1))
+        assert (block.first_key, block.last_key) == (found[0], found[block.rows - 1])
         assert block.rows <= BLOCK_ROWS
         assert len(block.data) < 1.1 * BLOCK_BYTES or block.rows == 1
     assert len(blocks) < 2 * sum(len(block.data) for block in blocks) / BLOCK_BYTES + count / BLOCK_ROWS + 2, (
@@ -74,7 +75,7 @@ def test_a_position_cuts_a_block_where_it_says() -> None:
     run = run_of(sorted("aabbbbcdddde" * 3), [1] * 36)
     (block,) = run.blocks(first=100)
     keys = ENCODER.encode(decode_block(SCHEMA, block))
-    places = [Position(keys.at(row), 5, 1, 100 + row) for row in range(36)]
+    places = [Position(keys[row], 5, 1, 100 + row) for row in range(36)]
     for key in {*(place.key for place in places), b"", b"\x01bb", b"\xff"}:
         for partition, run_number, row in [
             (4, 9, 0),
@@ -88,11 +89,11 @@ def test_a_position_cuts_a_block_where_it_says() -> None:
         ]:
             position = Position(key, partition, run_number, row)
             expected = sum(place < position for place in places)
-            assert rows_before(block, position, 5, 1, ENCODER) == expected
+            assert rows_before(keys, 100, (5, 1), position) == expected
             if 0 < expected < 36:
-                head, tail = split(block, expected, ENCODER)
+                head, tail = part(SPEC, block, 100, 100 + expected), part(SPEC, block, 100 + expected, 136)
                 assert (head.first, head.rows, tail.first, tail.rows) == (100, expected, 100 + expected, 36 - expected)
-                assert (head.last_key, tail.first_key) == (keys.at(expected - 1), keys.at(expected))
+                assert (head.last_key, tail.first_key) == (keys[expected - 1], keys[expected])
                 together = pa.Table.from_batches([decode_block(SCHEMA, head), decode_block(SCHEMA, tail)])
                 assert together.equals(pa.Table.from_batches([decode_block(SCHEMA, block)]))
 
@@ -135,9 +136,9 @@ def test_offsets_that_point_outside_are_told_to_whoever_takes_blocks_of_stranger
         with pytest.raises(DataLost, match="no sound Arrow data"):
             decode_foreign(batch.schema, block)
         if column is strings:
-            encoder = KeyEncoder(batch.schema, ["k"])
+            spec = Spec(("k",), save_schema(batch.schema))
             with pytest.raises(DataLost, match="no sound Arrow data"):
-                split(block, 1, encoder)
+                part(spec, block, 0, 1)
 
 
 def test_strings_need_not_be_utf_8() -> None:
@@ -182,8 +183,7 @@ def test_a_sample_has_a_bound_in_bytes(length: int, shared: int, least: int) -> 
         place = Position(key, 3, 2, row)
         assert place <= Position(encoded[row], 3, 2, row)
         assert not row or Position(encoded[row - 1], 3, 2, row - 1) < place
-        before = sum(rows_before(block, place, 3, 2, ENCODER) for block in blocks if block.first <= row)
-        assert before == row, "cutting there cuts before that very row"
+        assert rows_before(encoded, 0, (3, 2), place) == row, "cutting there cuts before that very row"
 
 
 def test_a_sample_of_equal_long_keys_has_a_bound_in_bytes() -> None:

@@ -76,7 +76,7 @@ ASCENDING: list[tuple[pa.DataType, list[Any]]] = [
 def encoded(arrays: dict[str, pa.Array], keys: list[str] | None = None) -> list[bytes]:
     batch = pa.record_batch(arrays)
     found = KeyEncoder(batch.schema, keys or list(arrays)).encode(batch)
-    return [found.at(row) for row in range(len(found))]
+    return [found[row] for row in range(len(found))]
 
 
 @pytest.mark.parametrize(("kind", "values"), ASCENDING, ids=[str(kind) for kind, _ in ASCENDING])
@@ -162,7 +162,7 @@ def test_a_key_has_a_limit() -> None:
 def check_order(values: pa.Array) -> None:
     batch = pa.record_batch({"k": values})
     keys = KeyEncoder(batch.schema, ["k"]).encode(batch)
-    plain = [keys.at(row) for row in range(len(keys))]
+    plain = [keys[row] for row in range(len(keys))]
     found = order(keys)
     assert found.tolist() == sorted(range(len(plain)), key=plain.__getitem__), "stable, too"
     assert is_sorted(found) == (plain == sorted(plain))

@@ -117,12 +117,12 @@ def check(kinds: list[Kind], rows: list[tuple[Any, ...]], cut: int) -> None:
     ranks = [tuple(kind.ranked(value) for kind, value in zip(kinds, row, strict=True)) for row in rows]
     by_rank = sorted(range(len(rows)), key=ranks.__getitem__)
     assert order(keys).tolist() == by_rank
-    found = [keys.at(row) for row in range(len(keys))]
+    found = [keys[row] for row in range(len(keys))]
     for one, other in pairwise(by_rank):
         assert (found[one] < found[other]) == (ranks[one] < ranks[other])
         assert (found[one] == found[other]) == (ranks[one] == ranks[other])
     parts = [encoder.encode(part) for part in (batch.slice(0, cut), batch.slice(cut))]
-    assert [part.at(row) for part in parts for row in range(len(part))] == found
+    assert [part[row] for part in parts for row in range(len(part))] == found
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.arrow))
@@ -160,4 +160,4 @@ def test_what_lies_under_a_null_is_no_part_of_the_key(kind: Kind) -> None:
     dirty = pa.Array.from_buffers(kind.arrow, 2, [clean.buffers()[0], data])
     assert dirty.null_count == 2
     keys = KeyEncoder(pa.schema([("k", kind.arrow)]), ["k"]).encode(pa.record_batch({"k": dirty}))
-    assert keys.at(0) == keys.at(1)
+    assert keys[0] == keys[1]

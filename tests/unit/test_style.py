@@ -77,7 +77,7 @@ DYNAMIC_IMPORTS = {
     "roq/cli/shuffle.py": "pyarrow, of the extra `shuffle`, is needed when a command runs, not for its help",
     "roq/workqueue/address.py": "a backend by its address: a folder's worker needs no ZooKeeper client",
     "roq/shuffle/service.py": "a folder needs none of a cluster's network code",
-    "roq/shuffle/node/cutter.py": "a store without pyarrow serves logs all the same; who cuts needs it",
+    "roq/shuffle/node/splitter.py": "a store without pyarrow serves logs all the same; who cuts needs it",
     "roq/tools/simulation/run.py": "clusters and work queues are simulated without pyarrow",
     "hcm/template.py": "which programs it can become is told by its HCM: a test's are others",
 }

@@ -145,5 +145,5 @@ def logs() -> str:
 
 
 def store_cookie(host: str) -> str:
-    """Which disk is the host's: roq.log.store.cookie."""
+    """Which disk is the host's: roq.log.store.identity."""
     return f"{HOST_STATES}/{host}/disk"

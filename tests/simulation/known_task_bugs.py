@@ -9,7 +9,7 @@ from typing import Any
 from roq.errors import StorageFailed
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.writer import LogWriter
-from roq.log.store import journal, records, storage
+from roq.log.store import index, journal, storage
 from roq.tools.simulation import disks
 from roq.tools.simulation.run import What
 from roq.wire import master as wire
@@ -31,7 +31,7 @@ _add = storage.SegmentStorage.add
 
 
 def _unfenced_add(one: storage.SegmentStorage, request: Any, done: Any) -> None:
-    segment = one.shelf.segments.get(request.segment)
+    segment = one.index.segments.get(request.segment)
     before = segment.fenced if segment is not None else 0
     if segment is not None:
         segment.fenced = 0
@@ -90,7 +90,7 @@ def _always_new(one: Sender, number: int) -> Use:
     return Use.NEW if use is Use.KNOWN else use
 
 
-def believed(record: records.StoredRecord) -> records.StoredRecord:
+def believed(record: index.StoredRecord) -> index.StoredRecord:
     """What an intact record of a damaged batch says of others is true."""
     return record
 

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from roq.errors import StorageFailed
-from roq.log.store import shelf
+from roq.log.store import index
 from roq.tools.simulation.faults import (
     SHUFFLE_WEIGHTS,
     TASK_WEIGHTS,
@@ -99,7 +99,7 @@ def test_the_story_of_a_bug_is_short() -> None:
 def test_a_rotten_byte_that_claims_too_much_does_not_end_the_log() -> None:
     """The simulation found this one: the confirmed position that a damaged batch told was believed."""
     stories = [storm(Random(seed), 5.0, FaultKind.BIT_ROT) for seed in range(TRIES)]
-    with known_bugs.put((shelf, "_proved", known_task_bugs.believed)):
+    with known_bugs.put((index, "_proved", known_task_bugs.believed)):
         found = next(seed for seed in range(TRIES) if _weather(seed, stories[seed]).wrong)
     run = _weather(found, stories[found])
     assert not run.wrong, story(run)

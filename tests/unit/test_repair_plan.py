@@ -17,8 +17,7 @@ from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, Segm
 from roq.log.replicated.repair import Comparison, Copy, Holding, OpenPart, garbage, holdings, open_parts, plan, under_replicated
 from roq.log.replicated.repairer import Copier, from_sources
 from roq.log.store.blobs import BlobFolder
-from roq.log.store.shelf import BAD, Shelf
-from roq.log.store.shelf import StoredSegment as Shelved
+from roq.log.store.index import BAD, SegmentIndex, StoredSegment
 from roq.wire.master import Shortage
 
 ABC = ("a", "b", "c")
@@ -92,7 +91,7 @@ def test_a_snapshot_is_asked_for_by_its_length() -> None:
 
 
 def test_a_segment_knows_at_once_whether_it_has_gaps() -> None:
-    segment = Shelved("s", 1)
+    segment = StoredSegment("s", 1)
     for position in (5, 6, 9, 3):
         segment.put(position, 1 << 32)
     assert segment.gaps == 3
@@ -106,12 +105,12 @@ def test_a_segment_knows_at_once_whether_it_has_gaps() -> None:
 
 
 def test_a_store_tells_what_it_lacks_of_segments() -> None:
-    shelf = Shelf()
-    shelf.segment("s").put(1, 1 << 32)
-    assert shelf.lacking([("s", 1, 1), ("s", 1, 2), ("t", 1, 1)]) == [1, 2]
-    assert shelf.lacking([("s", 1, 1)], opened=True) == [0]
-    shelf.segment("s").opened = True
-    assert shelf.lacking([("s", 1, 1), ("s", 1, 0)], opened=True) == []
+    index = SegmentIndex()
+    index.segment("s").put(1, 1 << 32)
+    assert index.lacking([("s", 1, 1), ("s", 1, 2), ("t", 1, 1)]) == [1, 2]
+    assert index.lacking([("s", 1, 1)], opened=True) == [0]
+    index.segment("s").opened = True
+    assert index.lacking([("s", 1, 1), ("s", 1, 0)], opened=True) == []
 
 
 def test_a_store_tells_which_blobs_it_lacks_or_has_with_another_length(tmp_path: Path) -> None:

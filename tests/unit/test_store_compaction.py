@@ -14,7 +14,7 @@ def churned(bench: Bench, rounds: int, *, compact: bool) -> None:
         for number in range(1, 60):
             assert bench.add(number, entry(number, 900), segment=name) is None
         assert bench.ask("delete", name, 1) is None
-        while compact and bench.storage.compact():
+        while compact and bench.compaction.step():
             bench.flush()
 
 
@@ -28,7 +28,7 @@ def test_entries_written_before_their_segment_was_carried_come_back() -> None:
         churned(bench, 1, compact=False)
     first = bench.storage.journal.numbers[0]
     while bench.storage.journal.numbers[0] == first:  # one file only: the next ones still hold entries of it
-        bench.storage.compact()
+        bench.compaction.step()
         bench.flush()
     everything = range(1, last + 1)
     assert bench.found(*everything, segment="kept") == [ENTRY] * last
@@ -39,7 +39,7 @@ def test_what_was_put_aside_is_never_absent_however_often_the_journal_was_compac
     bench = Bench()
     bench.open("kept")
     assert bench.add(1, entry(1), entry(2), segment="kept") is None
-    place = bench.storage.shelf.segments["kept"].place(2)
+    place = bench.storage.index.segments["kept"].place(2)
     bench.file(place >> 32)[(place & 0xFFFFFFFF) + 60] ^= 1
     bench.storage.put_aside("kept", 2)
     churned(bench, 12, compact=True)

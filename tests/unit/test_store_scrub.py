@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from roq.log.store import scrub
-from roq.log.store.scrub import scrub_entries
+from roq.log.store import upkeep
+from roq.log.store.upkeep import scrub_entries
 from roq.runtime.observe import Counters
 from roq.tools.simulation.disks import SimulatedDisk
 from roq.wire.store import Found
@@ -49,12 +49,12 @@ def bench() -> Bench:
 
 
 def damage(bench: Bench, position: int) -> None:
-    place = bench.storage.shelf.segments["s"].place(position)
+    place = bench.storage.index.segments["s"].place(position)
     bench.file(place >> 32)[(place & 0xFFFFFFFF) + 60] ^= 1
 
 
 async def test_entries_are_checked_beside_the_loop_in_slices(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrub, "SLICE_BYTES", 10_000)
+    monkeypatch.setattr(upkeep, "SLICE_BYTES", 10_000)
     disk = bench.disk
     assert isinstance(disk, WatchedDisk)
     disk.go_on.clear()

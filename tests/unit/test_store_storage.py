@@ -14,6 +14,7 @@ import pytest
 from roq.errors import StorageFailed, UnknownFormat
 from roq.log.store.journal import BATCH_HEADER_BYTES, path_of
 from roq.log.store.storage import COPY_EPOCH, SegmentStorage
+from roq.log.store.upkeep import Compaction
 from roq.tools.simulation.disks import SimulatedDisk
 from roq.wire.store import Add, Found, Refusal, entry_crc
 
@@ -51,6 +52,7 @@ class Bench:
     def __init__(self, disk: SimulatedDisk | None = None, *, marked: bool = True) -> None:
         self.disk = disk or new_disk()
         self.storage = SegmentStorage(self.disk, HERE, FILE_BYTES)
+        self.compaction = Compaction(self.storage)
         self.marked = marked
         self.flush()
 
@@ -249,7 +251,7 @@ def test_a_bit_flip_anywhere_confirms_nothing_and_fences_nobody_else() -> None:
         disk.files[path].data[place] ^= 1 << bit
         after = Bench(disk)
         assert after.storage.confirmed("s") <= 1
-        assert all(segment.fenced <= 3 for segment in after.storage.shelf.segments.values())
+        assert all(segment.fenced <= 3 for segment in after.storage.index.segments.values())
 
 
 def test_a_truncated_file_is_damage_also_when_it_was_cut_between_two_batches() -> None:
@@ -384,11 +386,11 @@ def test_deleted_segments_give_their_space_back_and_stay_deleted() -> None:
         for number in range(1, 60):
             assert bench.add(number, entry(number, 900), segment=name) is None
         assert bench.ask("delete", name, 1) is None
-        while bench.storage.compact():
+        while bench.compaction.step():
             bench.flush()
     assert len(bench.storage.journal.numbers) <= 4
     after = bench.reopened()
-    assert sorted(after.storage.shelf.segments) == ["kept"]
+    assert sorted(after.storage.index.segments) == ["kept"]
     assert after.found(1, 2, segment="kept") == [ENTRY, NO_SUCH]
     assert bench.ask("fence", "kept", 7) is None
     assert bench.ask("delete", "kept", 6) is Refusal.FENCED  # an earlier owner of the log
@@ -399,7 +401,7 @@ def test_scrubbing_finds_what_rotted_and_a_copy_mends_it() -> None:
     bench.open()
     for number in range(1, 6):
         assert bench.add(number, entry(number)) is None
-    place = bench.storage.shelf.segments["s"].place(3)
+    place = bench.storage.index.segments["s"].place(3)
     bench.file(place >> 32)[(place & 0xFFFFFFFF) + 60] ^= 1
     assert [position for position, _ in bench.storage.verify("s", bench.storage.held("s", 1, 5), 1 << 20)[2]] == [3]
     assert bench.found(2, 3) == [ENTRY, UNKNOWN]

@@ -1,8 +1,8 @@
-"""One writer and one open segment: numbers entries, tells what to send to whom, acknowledges in order. Pure.
+"""One writer and one open segment: numbers entries, decides what to send to whom, acknowledges in order. Pure.
 
 Theory. Each node confirms frames; `upto[node]` is how far the node is known to hold everything that is not acknowledged yet.
 An entry is acknowledged when `ack_quorum` nodes hold it and all entries before it: the ack_quorum-th highest `upto`. So an
-acknowledgement never jumps over a hole, and what was acknowledged is told with every frame (`confirmed`).
+acknowledgement never jumps over a hole, and what was acknowledged goes with every frame (`confirmed`).
 
 Ensemble change: `begin_change` freezes acknowledging (an acknowledgement by nodes that are just being left would be missed by
 a recovery that asks the new ones), the metadata are changed by compare-and-set, `finish_change` goes on with the new nodes.

@@ -33,7 +33,7 @@ class SegmentRecovery:
         self.segment, self.epoch, self.ack_quorum = segment, epoch, ack_quorum
         self.fragment = segment.fragments[-1]
         self.coverage = len(self.fragment.nodes) - ack_quorum + 1
-        self.fenced: dict[str, int] = {}  # node -> highest confirmed position it was told of
+        self.fenced: dict[str, int] = {}  # node -> highest confirmed position that reached it
         self.writing: Appending | None = None  # once enough nodes are fenced
         self.end: int | None = None  # the last position, once it is decided
         self.written: tuple[Fragment, ...] = segment.fragments

@@ -100,7 +100,7 @@ class LogRepairer:
             except LogFenced:
                 return
             except RoqError as error:
-                log.info("repair postponed", extra={"fields": {"reason": str(error)}})
+                log.info("log %s could not be repaired now, trying again: %s", self._writer.log_id, error)
             await asyncio.sleep(self._settings.every_seconds)
 
     async def round(self) -> int:
@@ -175,9 +175,7 @@ class LogRepairer:
                 request = wire.Holes(holding.name, holding.first, holding.last)
                 answer = await self._writer.stores.request(node, request, wire.Ranges, CHECK_SECONDS)
             except RoqError as error:
-                log.info(
-                    "copy could not be verified", extra={"fields": {"what": holding.name, "node": node, "reason": str(error)}}
-                )
+                log.info("copy of %s on host %s could not be verified now, trying again: %s", holding, node, error)
                 continue
             self._verified[holding, node] = now
             if answer.ranges:
@@ -231,7 +229,7 @@ class LogRepairer:
                         await writer.stores.request(host, request, wire.StoreDone)
                         deleted += 1
             except RoqError as error:
-                log.info("store could not be swept", extra={"fields": {"host": host, "reason": str(error)}})
+                log.info("garbage of log %s stays on host %s until the next sweep: %s", writer.log_id, host, error)
         self._unnamed = {key: since for key, since in self._unnamed.items() if key in seen}
         self.counters["deleted"] += deleted
         return deleted

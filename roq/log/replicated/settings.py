@@ -23,7 +23,7 @@ class LogSettings(BaseModel):
     roll_entries: int = Field(default=1_000, ge=1)  # a snapshot begins a new segment if this one has so many
     window_entries: int = Field(default=200_000, ge=1)  # not acknowledged yet
     window_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
-    confirm_seconds: float = Field(default=0.005, gt=0)  # idle for so long: followers are told of the last acknowledgement
+    confirm_seconds: float = Field(default=0.005, gt=0)  # idle for so long: followers get the last acknowledgement
     check_seconds: float = Field(default=0.1, gt=0)
     resend_seconds: float = Field(default=0.5, gt=0)  # a frame unanswered for so long is sent again
     store_seconds: float = Field(default=2.0, gt=0)  # a store silent for so long is replaced

@@ -312,7 +312,7 @@ class Stores:
                 parts += [open_some[place] for place in answer.opened]
         except (RoqError, IndexError) as error:
             found.silent[node] = str(error)
-            log.info("inventory of a store could not be compared", extra={"fields": {"node": node, "reason": str(error)}})
+            log.info("host %s did not say what it holds, asking again in the next round: %s", node, error)
             return
         found.lacking.update(lacking)
         found.parts += parts

@@ -90,7 +90,7 @@ class TakeOver:
             await self._replace_silent()
 
     async def _ask(self, recovery: SegmentRecovery, node: str) -> None:
-        """Fence the node, then have it tell what it knows, until the end is decided; again and again if it fails."""
+        """Fence the node, then ask it what it knows, until the end is decided; again and again if it fails."""
         segment, epoch = recovery.segment.id, recovery.epoch
         fenced = False
         while recovery.end is None:
@@ -117,7 +117,7 @@ class TakeOver:
                 return
             except TemporaryError as error:
                 log.info(
-                    "segment recovery waits for a store",
+                    "segment is in recovery: a store does not answer, asking again",
                     extra={"fields": {"segment": segment, "node": node, "reason": str(error)}},
                 )
                 await asyncio.sleep(RETRY_SECONDS)
@@ -160,7 +160,8 @@ class TakeOver:
             self._failed = error
         except TemporaryError as error:
             log.info(
-                "no spare stores: segment keeps its ensemble", extra={"fields": {"segment": segment, "reason": str(error)}}
+                "segment keeps its ensemble: no other store took it",
+                extra={"fields": {"segment": segment, "reason": str(error)}},
             )
         return ()
 

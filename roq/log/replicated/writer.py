@@ -40,7 +40,7 @@ def _resolve(future: asyncio.Future[int], result: int | RoqError) -> None:
         future.set_result(result)
     else:
         future.set_exception(result)
-        future.exception()  # a caller that has gone need not be told
+        future.exception()  # a caller that has gone needs no warning
 
 
 class LogWriter:
@@ -62,7 +62,7 @@ class LogWriter:
         self._rolling = False
         self.uploads: set[str] = set()  # snapshots under way: nobody names them yet, and they are no garbage
         self._snapshots = 0  # begun
-        self._told = 0  # the confirmed position the stores know
+        self._sent_confirmed = 0  # the confirmed position the stores know
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._health: SegmentHealth | None = None
@@ -122,8 +122,8 @@ class LogWriter:
         nodes = await open_nodes(self.stores, segment, self.epoch, candidates, wanted, meta.ack_quorum)
         if len(nodes) < wanted:
             log.warning(
-                "log is under-replicated: fewer stores than its write quorum",
-                extra={"fields": {"log": self.log_id, "nodes": len(nodes)}},
+                "log is under-replicated: fewer stores than its write quorum take its next segment",
+                extra={"fields": {"log": self.log_id, "nodes": len(nodes), "wanted": wanted}},
             )
         return segment, nodes
 
@@ -131,7 +131,7 @@ class LogWriter:
         segment = meta.segments[-1]
         nodes = segment.fragments[-1].nodes
         self._appending = Appending(segment.id, self.epoch, nodes, meta.ack_quorum, segment.first)
-        self._told = segment.first - 1
+        self._sent_confirmed = segment.first - 1
         self._health = SegmentHealth(self.settings, nodes, time.monotonic())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -211,7 +211,7 @@ class LogWriter:
     def _send(self, appending: Appending) -> None:
         for node, frame in appending.frames():
             self.stores.send(node, frame)
-            self._told = appending.acked
+            self._sent_confirmed = appending.acked
 
     def _notice(self, node: str, notice: wire.EntriesAdded | wire.EntriesRefused) -> None:
         if self._taking is not None:
@@ -240,11 +240,11 @@ class LogWriter:
             self._drained.set()
 
     def _confirm(self) -> None:
-        """Nothing was sent since the last acknowledgement: tell the stores, so that followers see it."""
+        """Nothing was sent since the last acknowledgement: send it to the stores, so that followers see it."""
         self._confirm_timer = None
         appending = self._appending
-        if appending is not None and self._error is None and appending.acked > self._told:
-            self._told = appending.acked
+        if appending is not None and self._error is None and appending.acked > self._sent_confirmed:
+            self._sent_confirmed = appending.acked
             for node in appending.nodes:
                 self.stores.send(node, appending.confirmation())
 
@@ -258,7 +258,10 @@ class LogWriter:
             if appending is not None:
                 if node not in appending.paced:
                     fields = {"segment": notice.segment, "node": node, "first": notice.first}
-                    log.warning("store is slow: limited to one frame at a time", extra={"fields": fields})
+                    log.warning(
+                        "store is slow: it gets one frame at a time, and misses what others acknowledge meanwhile",
+                        extra={"fields": fields},
+                    )
                 appending.overloaded(node, notice.first)
         elif self._health is not None:
             self._health.refused(node, notice.reason)
@@ -269,7 +272,10 @@ class LogWriter:
             return
         self._error = error
         reason = f"{type(error).__name__}: {error}"
-        log.warning("log writer stops", extra={"fields": {"log": self.log_id, "reason": reason}})
+        log.warning(
+            "log writer stopped: what it had not acknowledged is unknown",
+            extra={"fields": {"log": self.log_id, "reason": reason}},
+        )
         dones, self._dones = self._dones, deque()
         for done in dones:
             done(type(error)(str(error)))
@@ -372,7 +378,10 @@ class LogWriter:
             except LogFenced:
                 raise
             except TemporaryError as error:
-                log.info("segment could not be rolled now", extra={"fields": {"log": self.log_id, "reason": str(error)}})
+                log.info(
+                    "segment stays open: the next one could not be opened, trying again",
+                    extra={"fields": {"log": self.log_id, "reason": str(error)}},
+                )
                 return
             if frozenset(nodes) == sound == frozenset(appending.nodes):
                 return  # what answered a moment ago took no segment

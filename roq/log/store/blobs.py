@@ -1,7 +1,7 @@
 """Blobs: immutable payload files, one each, checked when they come and when they go.
 
     blobs/<2 hex>/<quoted name>     "RoQB" · version u32 · length u64 · crc u32 · header crc u32 · the bytes
-    blobs/bad/<quoted name>         found damaged: kept for people, no longer told of
+    blobs/bad/<quoted name>         found damaged: kept for people, no longer listed
 
 Blocking code: the process runs it in threads. A blob is written beside its place, synced, then renamed.
 """
@@ -69,7 +69,7 @@ class BlobFolder:
         for number in range(256):
             folder = self._directory / f"{number:02x}"
             entries = list(os.scandir(folder))
-            if entries:  # what a killed process renamed is told of as durable from now on
+            if entries:  # what a killed process renamed counts as durable from now on
                 DISK.sync_folder(folder)
             for entry in entries:
                 if entry.name.endswith(TEMPORARY):
@@ -116,7 +116,7 @@ class BlobFolder:
     def _upload(self, blob: str, path: Path, offset: int, total: int, crc: int) -> _Upload | None:
         with self._lock:
             if time.monotonic() - self._deleted.get(blob, -REFUSED_SECONDS) < REFUSED_SECONDS:
-                raise TaskNotFound(f"blob {blob} was deleted: begin again under another name")
+                raise TaskNotFound(f"blob {blob} was deleted: upload it under another name")
             if blob in self._blobs and self._fits(path, total, crc):
                 return None
             self._expire()
@@ -127,7 +127,7 @@ class BlobFolder:
             if known is None and offset == 0:
                 known = self._uploads[blob] = self._begin(path, total, crc)
             if known is None or known.received != offset:
-                raise TemporaryError(f"blob {blob}: begin again")
+                raise TemporaryError(f"blob {blob} has no upload at byte {offset}: upload it again from its first byte")
             known.touched = time.monotonic()
             known.users += 1
             return known
@@ -150,7 +150,7 @@ class BlobFolder:
         DISK.sync(upload.file)
         with self._lock:
             if self._uploads.get(blob) is not upload:
-                raise TemporaryError(f"blob {blob}: deleted or begun again meanwhile")
+                raise TemporaryError(f"blob {blob}: deleted or uploaded anew meanwhile")
             DISK.rename(upload.path, path)
             del self._uploads[blob]
             upload.over = True
@@ -191,7 +191,7 @@ class BlobFolder:
             upload.path.unlink(missing_ok=True)
 
     def get(self, blob: str, offset: int, count: int) -> tuple[int, int, bytes]:
-        """(length, crc, part). Raises TaskNotFound, StorageFailed (damaged). The reader checks the whole."""
+        """(length, crc, part). Raises TaskNotFound, StorageFailed (damaged). The reader checks all of it."""
         try:
             with opened(self._path(blob)) as file:
                 head = _decode(file.read(HEADER_BYTES))
@@ -224,7 +224,7 @@ class BlobFolder:
         return False
 
     def _vanished(self, blob: str) -> bool:
-        """Its file was removed by somebody else: it is no longer told of."""
+        """Its file was removed by somebody else: it is no longer listed."""
         with self._lock:
             gone = blob in self._blobs and not self._path(blob).exists()
             if gone:
@@ -232,7 +232,7 @@ class BlobFolder:
             return gone
 
     def put_aside(self, blob: str) -> None:
-        """It is damaged: no longer told of, so that it is copied here again."""
+        """It is damaged: no longer listed, so that it is copied here again."""
         path = self._path(blob)
         with self._lock:
             self._blobs.pop(blob, None)

@@ -4,7 +4,7 @@
             0  header   "RoQJ" · version u32 · number u64 · end of the file before u64 · crc u32      then zeros up to 64
             64 batches, one after the other, then zeros
     batch   magic u32 · body length u32 · sequence u64 · body crc u32 · header crc u32 · body
-    body    records (records.py); an empty body is a marker
+    body    records (index.py); an empty body is a marker
 
 A batch is written only after the one before it was synced. So whatever follows a batch, be it an empty marker, proves that
 the batch was durable: if it is unreadable then, it was *damaged*. An unreadable last batch is a torn write, and is cut, if
@@ -14,7 +14,7 @@ What a process that is gone wrote last may be in the page cache alone: it was ki
 the kernel calls the pages clean, and no later sync writes them. So the last batch is written again, as it reads, before it
 counts.
 
-Not covered: what records mean (shelf.py), who syncs in which thread (process.py).
+Not covered: what records mean (index.py), who syncs in which thread (process.py).
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Damage(NamedTuple):
 
 
 class JournalBatch(NamedTuple):
-    """A batch that was read. offset: of its body in the file. whole: False if it is damaged, and records of it may be too."""
+    """A batch that was read. offset: of its body in the file. intact: False if it is damaged, and records of it may be too."""
 
     number: int
     offset: int
     body: bytes
-    whole: bool
+    intact: bool
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Journal:
         self._position = 0  # where the next batch goes
         self._end_before = 0  # previous_end for the current file's header
         self._sequence = 0
-        self._last = 0, HEADER_BYTES  # where the last whole batch of the file read last is
+        self._last = 0, HEADER_BYTES  # where the last intact batch of the file read last is
         self._clean: int | None = None  # the last file in use, if nothing but zeros follows its last batch
         for name in disk.names(directory):
             if name.endswith(TEMPORARY):
@@ -160,7 +160,7 @@ class Journal:
         """Every batch in order, and every damage in its place. Raises UnknownFormat, OSError."""
         numbers = sorted(self._files)
         headers = {number: self._header(number) for number in numbers}
-        if numbers and headers[numbers[-1]] == -1 and not _blank(data := self._whole(numbers[-1]), 0):
+        if numbers and headers[numbers[-1]] == -1 and not _blank(data := self._content(numbers[-1]), 0):
             if self._next_batch(data, 0, len(data)) is not None:
                 headers[numbers[-1]] = None  # its first sector is lost
             else:  # its first write was torn
@@ -201,7 +201,7 @@ class Journal:
     def _scan_file(self, number: int, limit: int | None) -> Generator[JournalBatch | Damage, None, int]:
         """The batches of one file; returns where they end. limit: where they must end, None for the last file."""
         file = self._files[number]
-        data = self._whole(number)
+        data = self._content(number)
         end = len(data) if limit is None else min(limit, len(data))
         offset = HEADER_BYTES
         self._last = 0, HEADER_BYTES
@@ -224,7 +224,7 @@ class Journal:
                 log.warning("torn batch truncated", extra={"fields": {"file": number, "offset": offset}})
                 break
             yield Damage(number, offset)
-            if head is not None:  # some of its records may be whole
+            if head is not None:  # some of its records may be intact
                 yield JournalBatch(number, offset + BATCH_HEADER_BYTES, data[offset + BATCH_HEADER_BYTES : after or end], False)
             offset = after if after is not None else end
         if (limit is not None and len(data) < limit) or (limit is None and file.size < self.file_bytes):
@@ -232,7 +232,7 @@ class Journal:
             return max(self.file_bytes, len(data) + 1)  # so that it is seen as damaged next time, too
         return offset
 
-    def _whole(self, number: int) -> bytes:
+    def _content(self, number: int) -> bytes:
         return self._disk.read(self._files[number].descriptor, self._files[number].size, 0)
 
     def _next_batch(self, data: bytes, offset: int, end: int) -> int | None:
@@ -356,7 +356,7 @@ def _blank(data: bytes, offset: int) -> bool:
 def _torn(data: bytes, offset: int, head: tuple[int, int, int] | None) -> bool:
     """May the unreadable last bytes be a write that was never synced? Then some sector of it was never written.
 
-    A header may be on both sides of a border. What follows a whole one, unless it is a marker's, begins with a record's kind.
+    A header may be on both sides of a border. What follows all of one, unless it is a marker's, begins with a record's kind.
     """
     if head is not None:
         end = offset + BATCH_HEADER_BYTES + head[0]

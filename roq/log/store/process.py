@@ -1,9 +1,9 @@
 """Store process: one per host. Keeps segments of replicated logs and blobs in `spec.data_dir`.
 
 It serves at `spec.ports["clients"]` (roq.wire.store) and `spec.ports["control"]`; what shares its process (the shuffle node)
-has ports of its own. ZooKeeper is needed only to make sure that the disk is this host's, and not an old
-image of it (proof.py): an empty disk waits for it; one with a cookie serves at once, takes entries as soon as ZooKeeper answers
-or if it did in this boot of the machine, and is sure of nothing's absence before.
+has ports of its own. ZooKeeper is needed only to make sure that the disk is this host's, and not an old image of it
+(identity.py): an empty disk waits for it; one with a cookie serves at once, takes entries as soon as ZooKeeper answers or if it
+did in this boot of the machine, and is sure of nothing's absence before.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Protocol
 
 from roq.coordination.session import Session
 from roq.errors import InvalidConfiguration, RoqError, StorageFailed, ZooKeeperUnavailable
-from roq.log.store.cookie import Cookie, read_cookie, register
-from roq.log.store.proof import prove, proved_in_this_boot
+from roq.log.store.identity import Cookie, prove, proved_in_this_boot, read_cookie, register
 from roq.log.store.server import StoreServer
 from roq.runtime.liveness import BEAT_SECONDS, HeartbeatBoard, announce_ready, beat, open_board
 from roq.runtime.run import Tasks, run

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -20,11 +21,9 @@ import msgspec
 from roq.errors import CallError, LogFenced, LogUnavailable, RoqError, StorageFailed, StorageFull
 from roq.ids import new_token
 from roq.log.store.blobs import BlobFolder
-from roq.log.store.copying import copy_blob, copy_segment
 from roq.log.store.journal import FILE_BYTES, JournalWrite
-from roq.log.store.scrub import scrub
 from roq.log.store.storage import COPY_EPOCH, SegmentStorage
-from roq.log.store.waiting import WaitingReaders
+from roq.log.store.upkeep import Compaction, scrub
 from roq.runtime.files import DISK, FULL, Disk
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import OnDisconnect, RpcClient, RpcServer
@@ -38,10 +37,50 @@ MARKER_SECONDS = 0.02  # idle for so long: prove that the last batch was durable
 PREPARE_RETRY_SECONDS = 1.0  # on a full disk
 COMPACT_EVERY_SECONDS = 1.0
 COMPACT_STEP_SECONDS = 0.005
+SOURCE_SECONDS = 10.0  # for the answer of a store that is copied from
 SEGMENT_COPIES_AT_ONCE = 2  # fetched from other stores …
 BLOB_COPIES_AT_ONCE = 4  # … and neither kind waits for the other: big payloads must not hold up a log's repair
 EXPIRE_EVERY_SECONDS = 30.0  # abandoned uploads
 WAIT_SECONDS_MAX = 30.0  # of a Read that follows
+
+
+class WaitingReaders:
+    """On the running loop. Nobody is left behind whose time is over or who is gone."""
+
+    def __init__(self) -> None:
+        self.readers: dict[str, list[asyncio.Future[None]]] = {}
+
+    def wake(self, segment: str) -> None:
+        """There is news of it."""
+        for future in self.readers.pop(segment, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def wake_all(self) -> None:
+        """There may be news of every segment."""
+        for segment in list(self.readers):
+            self.wake(segment)
+
+    async def wait(self, segment: str, enough: Callable[[], bool], seconds: float) -> None:
+        """Until it is enough, or the time is over."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not enough():
+                    await self._news(segment)
+        except TimeoutError:
+            return
+
+    async def _news(self, segment: str) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.readers.setdefault(segment, []).append(future)
+        try:
+            await future
+        finally:
+            others = self.readers.get(segment, [])
+            if future in others:  # nobody woke it
+                others.remove(future)
+                if not others:
+                    del self.readers[segment]
 
 
 class StoreServer:
@@ -213,10 +252,11 @@ class StoreServer:
             self._next()
 
     async def _compact(self) -> None:
-        """Look after the journal's size, in small steps."""
+        """Look after the journal's size."""
+        compaction = Compaction(self.storage)
         while True:
             await asyncio.sleep(COMPACT_EVERY_SECONDS)
-            while self.storage.compact():
+            while compaction.step():
                 self.counters["compaction_steps"] += 1
                 self.kick()
                 await asyncio.sleep(COMPACT_STEP_SECONDS)
@@ -288,7 +328,7 @@ class StoreServer:
             case wire.CopySegment(segment, epoch):
                 await self._durable(lambda done: self.storage.fence(segment, epoch, done), segment)
                 async with self._segment_copies:
-                    await copy_segment(request, self._source(request.source), self._missing, self._add_copy)
+                    await self._copy_segment(request)
             case wire.DeleteSegment(segment, epoch):
                 await self._durable(lambda done: self.storage.delete(segment, epoch, done), segment)
             case wire.ListSegments(prefix, after, count):
@@ -307,7 +347,7 @@ class StoreServer:
                 return wire.BlobPart(*await asyncio.to_thread(self.blobs.get, blob, offset, count))
             case wire.CopyBlob(blob, source):
                 async with self._blob_copies:
-                    await copy_blob(blob, self._source(source), self.blobs)
+                    await self._copy_blob(blob, self._source(source))
             case wire.DeleteBlob(blob):
                 await asyncio.to_thread(self.blobs.delete, blob)
             case wire.ListBlobs(prefix, after, count):
@@ -335,11 +375,8 @@ class StoreServer:
             await self._waiting.wait(segment, lambda: self.storage.confirmed(segment) >= first, seconds)
         confirmed = self.storage.confirmed(segment)
         last = request.last if request.last > 0 else confirmed
-        return wire.Entries(first, *self._entries(segment, first, last, confirmed))
-
-    def _entries(self, segment: str, first: int, last: int, confirmed: int) -> tuple[list[int], list[bytes], int, bool]:
         crcs, entries, missing = self.storage.read(segment, first, last)
-        return crcs, entries, confirmed, missing
+        return wire.Entries(first, crcs, entries, confirmed, missing)
 
     async def _holes(self, segment: str, first: int, last: int) -> list[tuple[int, int]]:
         ranges: list[tuple[int, int]] = []
@@ -360,16 +397,41 @@ class StoreServer:
     def _compare(self, request: wire.Compare) -> wire.Compared:
         if len(request.segments) + len(request.opened) + len(request.blobs) > wire.LIST_COUNT_MAX:
             raise CallError(f"a comparison has at most {wire.LIST_COUNT_MAX} items")
-        shelf = self.storage.shelf
-        opened = shelf.lacking(request.opened, opened=True)
-        return wire.Compared(self._disk_name, shelf.lacking(request.segments), opened, self.blobs.lacking(request.blobs))
+        index = self.storage.index
+        opened = index.lacking(request.opened, opened=True)
+        return wire.Compared(self._disk_name, index.lacking(request.segments), opened, self.blobs.lacking(request.blobs))
 
-    def _missing(self, segment: str, first: int, last: int) -> list[tuple[int, int]]:
-        return self.storage.missing(segment, first, last)
+    # --- fetching what another store holds: what comes is checked before it is kept --------------------------------------
 
-    async def _add_copy(self, segment: str, first: int, crcs: list[int], entries: list[bytes]) -> None:
-        add = Add(segment, COPY_EPOCH, first, 0, crcs, entries)
-        await self._durable(lambda done: self.storage.add(add, done), segment)
+    async def _copy_segment(self, order: wire.CopySegment) -> None:
+        """Fetch the entries of `order` that are missing here. Raises StorageFailed if the source lacks some of them too."""
+        source, lacking = self._source(order.source), []
+        for first, last in self.storage.missing(order.segment, order.first, order.last):
+            position = first
+            while position <= last:
+                part = await source.request(wire.Read(order.segment, position, last), wire.Entries, SOURCE_SECONDS)
+                if part.entries:
+                    add = Add(order.segment, COPY_EPOCH, position, 0, part.crcs, part.entries)
+                    await self._durable(partial(self.storage.add, add), order.segment)
+                    position += len(part.entries)
+                if part.missing:
+                    lacking.append(position)
+                    position += 1
+        if lacking:
+            raise StorageFailed(f"{order.source} lacks {len(lacking)} entries of {order.segment}, {lacking[0]} first")
+
+    async def _copy_blob(self, blob: str, source: RpcClient) -> None:
+        """Fetch a blob. Raises TaskNotFound, StorageFailed of the source."""
+        offset, total = 0, 1
+        while offset < total:
+            part = await source.request(wire.GetBlob(blob, offset, wire.BLOB_PART_BYTES), wire.BlobPart, SOURCE_SECONDS)
+            total = part.total
+            if total and not part.data:
+                raise StorageFailed(f"blob {blob} ends early at its source")
+            await asyncio.to_thread(self.blobs.put, blob, offset, total, part.crc, part.data)
+            offset += len(part.data)
+            if not total:
+                return
 
     def _source(self, endpoint: str) -> RpcClient:
         if endpoint not in self._sources:
@@ -385,8 +447,8 @@ class StoreServer:
             self._disk_name,
             DISK.free(self._directory),
             len(journal.numbers) * journal.file_bytes,
-            self.storage.shelf.live_bytes(),
-            len(self.storage.shelf.segments),
+            self.storage.index.live_bytes(),
+            len(self.storage.index.segments),
             {**self.counters, "damages": self.storage.damaged},
             self._life,
         )

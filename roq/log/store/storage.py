@@ -12,10 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from roq.log.store.compaction import Apply, Compaction
+from roq.log.store.index import (
+    BAD,
+    HEADER_BYTES,
+    RecordKind,
+    SegmentIndex,
+    StoredSegment,
+    encode_entry,
+    encode_mark,
+    place_entry,
+    state_setter,
+)
 from roq.log.store.journal import FILE_BYTES, Journal, JournalWrite
-from roq.log.store.records import HEADER_BYTES, RecordKind, encode_entry, encode_mark
-from roq.log.store.shelf import BAD, Shelf, StoredSegment, place_entry, state_setter
 from roq.runtime.files import Disk
 from roq.runtime.observe import logger
 from roq.wire.store import FRAME_BYTES, Add, Found, Refusal, SegmentView, entry_crc
@@ -47,12 +55,12 @@ class SegmentStorage:
 
     def __init__(self, disk: Disk, directory: Path, file_bytes: int = FILE_BYTES) -> None:
         self.journal = Journal(disk, directory, file_bytes)
-        self.shelf = Shelf()
+        self.index = SegmentIndex()
         for item in self.journal.scan():
-            self.shelf.load(item)
-        damage = self.shelf.loaded()
+            self.index.load(item)
+        damage = self.index.loaded()
         self.journal.ready()
-        self.damaged = len(self.shelf.known)
+        self.damaged = len(self.index.known)
         self.synced = self._found = self.journal.sequence  # the last batch that is durable; … that was when this was opened
         self.proved = True  # the disk did not go back in time, as far as is known
         self._takes_entries = True
@@ -62,15 +70,14 @@ class SegmentStorage:
         self._staged: list[_Item] = []
         self._staged_at: list[int] = []
         self._reserve = min(RESERVE_BYTES, file_bytes // 8)
-        self._compaction = Compaction(self.journal, self.shelf, self._entry, self._carry)
         if damage:
-            self._push(_Item(damage, True, _nobody, self.shelf.damage_recorded))
+            self._push(_Item(damage, True, _nobody, self.index.damage_recorded))
 
     # --- the verbs ----------------------------------------------------------------------------------------------------
 
     def add(self, request: Add, done: Answer) -> None:
         """Take entries. `done(None)` when they are durable."""
-        segment = self.shelf.segments.get(request.segment)
+        segment = self.index.segments.get(request.segment)
         if segment is not None and request.epoch < segment.fenced:
             done(Refusal.FENCED)
             return
@@ -169,36 +176,36 @@ class SegmentStorage:
 
     def delete(self, name: str, epoch: int, done: Answer) -> None:
         """Forget a segment, unless a later epoch fenced it."""
-        segment = self.shelf.segments.get(name)
+        segment = self.index.segments.get(name)
         if segment is not None and epoch < segment.fenced:
             done(Refusal.FENCED)
             return
         if segment is None:
             done(None)
             return
-        self.shelf.forget(segment)
+        self.index.forget(segment)
         self._push(_Item(encode_mark(RecordKind.DELETE, segment.number), True, done))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def look(self, name: str, position: int) -> tuple[Found, int, bytes]:
         """What is known of one position: (Found, crc, entry)."""
-        segment = self.shelf.segments.get(name)
+        segment = self.index.segments.get(name)
         if segment is None:
             return Found.UNKNOWN, 0, b""
         if segment.place(position) <= BAD:
             sure = self.proved and segment.opened and segment.place(position) != BAD
             return (Found.NO_SUCH if sure else Found.UNKNOWN), 0, b""
-        entry = self._entry(segment, position)
+        entry = self.entry(segment, position)
         return (Found.UNKNOWN, 0, b"") if entry is None else (Found.ENTRY, *entry)
 
     def read(self, name: str, first: int, last: int) -> tuple[list[int], list[bytes], bool]:
         """(crcs, entries, is the next one missing) from `first` on, at most about FRAME_BYTES."""
         crcs: list[int] = []
         entries: list[bytes] = []
-        segment, size, position = self.shelf.segments.get(name), 0, first
+        segment, size, position = self.index.segments.get(name), 0, first
         while position <= last and size < FRAME_BYTES:
-            found = self._entry(segment, position) if segment is not None and segment.place(position) > BAD else None
+            found = self.entry(segment, position) if segment is not None and segment.place(position) > BAD else None
             if found is None:
                 return crcs, entries, True
             crcs.append(found[0])
@@ -209,7 +216,7 @@ class SegmentStorage:
 
     def missing(self, name: str, first: int, last: int) -> list[tuple[int, int]]:
         """Runs of positions that are not held."""
-        segment = self.shelf.segments.get(name)
+        segment = self.index.segments.get(name)
         if segment is None:
             return [(first, last)]
         runs: list[tuple[int, int]] = []
@@ -222,7 +229,7 @@ class SegmentStorage:
 
     def held(self, name: str, first: int, last: int) -> list[tuple[int, int]]:
         """(position, place) of what is held."""
-        segment = self.shelf.segments.get(name)
+        segment = self.index.segments.get(name)
         places = ((position, segment.place(position)) for position in range(first, last + 1)) if segment is not None else ()
         return [one for one in places if one[1] > BAD]
 
@@ -242,21 +249,21 @@ class SegmentStorage:
 
     def still_damaged(self, name: str, position: int, place: int) -> bool:
         """Is the entry still there, and damaged?"""
-        segment = self.shelf.segments.get(name)
-        return segment is not None and segment.place(position) == place and self._entry(segment, position) is None
+        segment = self.index.segments.get(name)
+        return segment is not None and segment.place(position) == place and self.entry(segment, position) is None
 
     def confirmed(self, name: str) -> int:
-        """The highest confirmed position this store was told of."""
-        segment = self.shelf.segments.get(name)
+        """The highest confirmed position that reached this store."""
+        segment = self.index.segments.get(name)
         return segment.confirmed if segment is not None else 0
 
     def views(self, prefix: str, after: str, count: int) -> list[SegmentView]:
         """Inventory."""
-        names = sorted(name for name in self.shelf.segments if name.startswith(prefix) and name > after)[:count]
-        found = [self.shelf.segments[name] for name in names]
+        names = sorted(name for name in self.index.segments if name.startswith(prefix) and name > after)[:count]
+        found = [self.index.segments[name] for name in names]
         return [SegmentView(one.name, one.base, one.end - 1, sum(one.bytes_in.values())) for one in found]
 
-    def _entry(self, segment: StoredSegment, position: int) -> tuple[int, bytes] | None:
+    def entry(self, segment: StoredSegment, position: int) -> tuple[int, bytes] | None:
         """(crc, entry) from the disk, None if it can't be read or fails its check."""
         return self._entry_at(segment.name, position, segment.place(position))
 
@@ -273,16 +280,16 @@ class SegmentStorage:
         return (crc, entry) if len(entry) == length and entry_crc(name, position, entry) == crc else None
 
     def _stored_crc(self, segment: StoredSegment, position: int) -> int | None:
-        found = self._entry(segment, position)
+        found = self.entry(segment, position)
         return None if found is None else found[0]
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def _segment(self, name: str) -> StoredSegment:
-        return self.shelf.segments.get(name) or self._new_segment(name)
+        return self.index.segments.get(name) or self._new_segment(name)
 
     def _new_segment(self, name: str) -> StoredSegment:
-        segment = self.shelf.segment(name)
+        segment = self.index.segment(name)
         self._push(_Item(segment.state(RecordKind.STATE), True, _nobody, state_setter(segment)))
         return segment
 
@@ -374,12 +381,12 @@ class SegmentStorage:
         log.error("disk is older than what it had acknowledged: missing entries count as unknown", extra={"fields": fields})
         self.journal.skip(synced)
         self.synced = max(self.synced, synced)
-        record = self.shelf.went_back(synced)
-        self.damaged = len(self.shelf.known)
+        record = self.index.went_back(synced)
+        self.damaged = len(self.index.known)
 
         def apply(number: int, offset: int) -> None:
-            self.shelf.void_openings()  # those that were on their way
-            self.shelf.damage_recorded(number, offset)
+            self.index.void_openings()  # those that were on their way
+            self.index.damage_recorded(number, offset)
 
         self._push(_Item(record, True, _nobody, apply))
         return False
@@ -388,18 +395,13 @@ class SegmentStorage:
 
     def put_aside(self, name: str, position: int) -> None:
         """The entry is damaged: remember it, also after a restart, until it is written again."""
-        segment = self.shelf.segments.get(name)
+        segment = self.index.segments.get(name)
         if segment is not None and segment.place(position) > BAD:
             segment.put(position, BAD)
             self._push(_Item(encode_mark(RecordKind.BAD, segment.number, position), True, _nobody))
 
-    def compact(self) -> bool:
-        """One small step of giving space back; True while there is more to do."""
-        if self.pending_bytes > PENDING_BYTES_MAX // 2:
-            return True  # the disk is slow: what it gives back waits, too
-        return self._compaction.step(self.full)
-
-    def _carry(self, body: bytes, done: Answer, apply: Apply) -> None:
+    def carry(self, body: bytes, done: Answer, apply: Callable[[int, int], None]) -> None:
+        """Write a record again; `apply` is called with its place when it is durable."""
         self._push(_Item(body, True, done, apply))
 
 

@@ -17,8 +17,8 @@ import hcm.ports
 import hcm.process
 import roq.coordination.session
 import roq.log.store.blobs
+import roq.log.store.identity
 import roq.log.store.process
-import roq.log.store.proof
 import roq.log.store.server
 import roq.pubsub.exchange.process
 import roq.runtime.blocking_connection
@@ -142,7 +142,7 @@ def _below_work_queues(
         *((module, "os", system) for module in (roq.runtime.files, roq.log.store.blobs)),
         (roq.log.store.blobs, "opened", files.read),
         *_below_followers(loop),
-        (roq.log.store.proof, "BOOT_ID", files),
+        (roq.log.store.identity, "BOOT_ID", files),
         *Forks(loop, seed, lambda: machines.SimulatedChildren.machines).replacements(),
         (hcm.ports, "ROLES", {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles
         (roq.runtime.blocking_connection, "socket", Sockets(network).module()),

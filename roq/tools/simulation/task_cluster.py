@@ -14,7 +14,7 @@ from typing import Any
 import roq
 from roq.coordination.session import Session
 from roq.errors import TemporaryError
-from roq.log.store.cookie import forget
+from roq.log.store.identity import forget
 from roq.runtime.rpc import RpcClient
 from roq.tools.simulation.cluster import COORDINATOR, RESTART_SECONDS, ZOOKEEPER
 from roq.tools.simulation.faults import Fault, FaultKind

@@ -1,4 +1,14 @@
-"""What the store holds, in memory: segments, where each entry is in the journal, what is fenced.
+"""What the store holds, in memory: segments, where each entry is in the journal, what is fenced; and the records of the journal
+from which that comes.
+
+    record  kind u8 · segment number u32 · position u64 · confirmed u64 · length u32 · crc u32 · payload
+
+ENTRY   an entry of a log; crc: roq.wire.store.entry_crc
+OPEN    segment `payload` (its name), fenced at epoch `position`; what is not held of it was never stored here
+STATE   as OPEN, but nothing is known of what is not held
+DELETE  the segment is gone
+BAD     the entry at `position` is held no more because it was damaged
+DAMAGE  these places of the journal are known to be damaged: msgpack list of (file, offset). Every OPEN before is void.
 
 A store says NO_SUCH only of a segment whose opening it saw (OPEN), and only while none of its journal was damaged since.
 Otherwise absence is UNKNOWN: an empty disk under the name of a lost one, or a journal with a hole, never truncates a log.
@@ -8,17 +18,85 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
 
 from roq.log.store.journal import Damage, JournalBatch
-from roq.log.store.records import HEADER_BYTES, RecordKind, StoredRecord, encode_damage, encode_state, parse, payload_of
 from roq.wire.store import entry_crc
 
 SPAN_MAX = 1 << 24  # positions between the first and the last entry of one segment: a wild position must not eat the memory
 ABSENT = 0
 BAD = 1  # was held, is damaged
+_header = Struct("<BIQQII")
+HEADER_BYTES = _header.size
+_pack = _header.pack
+_unpack_from = _header.unpack_from
+
+
+class RecordKind(IntEnum):
+    """What a record says."""
+
+    ENTRY = 1
+    OPEN = 2
+    STATE = 3
+    DELETE = 4
+    BAD = 5
+    DAMAGE = 6
+
+
+class StoredRecord(NamedTuple):
+    """One record. offset: where it begins, relative to what was parsed."""
+
+    kind: int
+    segment: int
+    position: int
+    confirmed: int
+    length: int
+    crc: int
+    offset: int
+
+
+def encode_entry(segment: int, position: int, confirmed: int, crc: int, entry: bytes) -> bytes:
+    """An ENTRY."""
+    return _pack(1, segment, position, confirmed, len(entry), crc) + entry
+
+
+def encode_state(kind: RecordKind, segment: int, epoch: int, name: str) -> bytes:
+    """An OPEN or a STATE."""
+    payload = name.encode()
+    return _pack(kind, segment, epoch, 0, len(payload), crc32(payload)) + payload
+
+
+def encode_mark(kind: RecordKind, segment: int, position: int = 0) -> bytes:
+    """A DELETE or a BAD."""
+    return _pack(kind, segment, position, 0, 0, 0)
+
+
+def encode_damage(places: list[tuple[int, int]]) -> bytes:
+    """A DAMAGE."""
+    payload = msgspec.msgpack.encode(places)
+    return _pack(RecordKind.DAMAGE, 0, 0, 0, len(payload), crc32(payload)) + payload
+
+
+def parse(body: bytes) -> Iterator[StoredRecord]:
+    """The records of a batch, until one does not fit (only in a damaged batch); payloads are not checked."""
+    offset, end = 0, len(body)
+    while offset + HEADER_BYTES <= end:
+        kind, segment, position, confirmed, length, crc = _unpack_from(body, offset)
+        if not 1 <= kind <= 6 or offset + HEADER_BYTES + length > end:
+            return
+        yield StoredRecord(kind, segment, position, confirmed, length, crc, offset)
+        offset += HEADER_BYTES + length
+
+
+def payload_of(body: bytes, record: StoredRecord) -> bytes:
+    """The payload of a record of this body."""
+    begin = record.offset + HEADER_BYTES
+    return body[begin : begin + record.length]
 
 
 class StoredSegment:
@@ -108,7 +186,7 @@ class StoredSegment:
         return encode_state(kind, self.number, self.fenced, self.name)
 
 
-class Shelf:
+class SegmentIndex:
     """All segments, and how they come out of the journal."""
 
     def __init__(self) -> None:
@@ -164,7 +242,7 @@ class Shelf:
             self._found.append(item)
             return
         for record in parse(item.body):
-            if item.whole:
+            if item.intact:
                 self._load(item, record)
             elif self._intact(item.body, record):
                 self._load(item, _proved(record))

@@ -23,10 +23,9 @@ _HOMES = {
     "client.cluster": ("Cluster", "connect"),
     "client.topology": ("Change", "TopologyEvent"),
     "errors": ("LeaseLost", "MessagesLost", "RoqError", "SlowSubscriber"),
-    "pubsub.health": ("PublisherHealth", "SubscriberHealth"),
-    "pubsub.message": ("Message", "log_lost", "raise_lost"),
-    "pubsub.publisher": ("Publisher",),
+    "pubsub.publisher": ("Publisher", "PublisherHealth"),
     "pubsub.subscriber": ("Subscriber",),
+    "pubsub.subscription": ("Message", "SubscriberHealth", "log_lost", "raise_lost"),
     "wire.assignment": (
         "FormerProcess",
         "HostReport",

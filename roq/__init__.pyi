@@ -2,10 +2,9 @@ from roq import blocking as blocking
 from roq.client.cluster import Cluster, connect
 from roq.client.topology import Change, TopologyEvent
 from roq.errors import LeaseLost, MessagesLost, RoqError, SlowSubscriber
-from roq.pubsub.health import PublisherHealth, SubscriberHealth
-from roq.pubsub.message import Message, log_lost, raise_lost
-from roq.pubsub.publisher import Publisher
+from roq.pubsub.publisher import Publisher, PublisherHealth
 from roq.pubsub.subscriber import Subscriber
+from roq.pubsub.subscription import Message, SubscriberHealth, log_lost, raise_lost
 from roq.wire.assignment import (
     FormerProcess,
     HostReport,

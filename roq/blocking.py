@@ -27,11 +27,11 @@ from roq.client.cluster import ADMIN_SECONDS
 from roq.client.topology import TopologyEvent
 from roq.coordination.locate import ZOOKEEPER_SECONDS
 from roq.errors import Closed, MessagesLost, RoqError
-from roq.pubsub.health import PublisherHealth, SubscriberHealth
-from roq.pubsub.message import Message, log_lost
 from roq.pubsub.publisher import Publisher as AsyncPublisher
+from roq.pubsub.publisher import PublisherHealth
 from roq.pubsub.subscriber import OPEN_SECONDS
 from roq.pubsub.subscriber import Subscriber as AsyncSubscriber
+from roq.pubsub.subscription import Message, SubscriberHealth, log_lost
 from roq.runtime.loop_thread import LoopThread
 from roq.wire.kpi import QueueKpi
 from roq.workqueue.blocking_queue import Task, WorkQueue, open_queue

@@ -17,7 +17,7 @@ from roq.cli.output import age, moment, print_json, say, visible
 from roq.client.cluster import Cluster
 from roq.client.overview import policy_tables
 from roq.errors import CallError, FrameError, InvalidPolicy
-from roq.pubsub.scaling.replay import replay as replay_kpis
+from roq.pubsub.scaling.what_if import replay as replay_kpis
 from roq.wire.kpi import Decision, QueueKpi, from_json_line
 from roq.wire.policy import Policy, policy_from_toml
 

@@ -25,8 +25,8 @@ from roq.cli.output import print_json, say
 from roq.client.cluster import Cluster
 from roq.errors import MessagesLost, PayloadTooLarge
 from roq.ids import topic_bytes
-from roq.pubsub.message import Message
 from roq.pubsub.subscriber import Subscriber
+from roq.pubsub.subscription import Message
 from roq.wire.limits import FRAME_BYTES_CEILING
 
 STANDARD_INPUT = 0

@@ -16,9 +16,9 @@ from roq.client.topology import TopologyEvent, topology_events
 from roq.coordination.locate import ZOOKEEPER_SECONDS, GcmClient
 from roq.errors import InvalidConfiguration, MessagesLost, NotReady, QueueStopped
 from roq.ids import check_name, new_token
-from roq.pubsub.message import log_lost
 from roq.pubsub.publisher import Publisher
 from roq.pubsub.subscriber import Subscriber
+from roq.pubsub.subscription import log_lost
 from roq.runtime.rpc import RpcClient
 from roq.wire import gcm
 from roq.wire import monitor as wire
@@ -246,7 +246,7 @@ class Cluster:
     def subscriber(self, queue: str, *topics: str, on_lost: Callable[[MessagesLost], None] = log_lost) -> Subscriber:
         """A subscriber of `queue`; enter it (`async with`) or `await subscriber.open()`. It is ready then.
 
-        topics: filters as in roq.pubsub.topics, none means everything. on_lost: called in iteration order for every gap.
+        topics: filters as in roq.pubsub.subscription, none means everything. on_lost: called in iteration order for every gap.
         """
         subscriber = Subscriber(self._gcm, queue, topics, on_lost)
         self._members.add(subscriber)

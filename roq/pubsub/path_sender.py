@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from roq.errors import Closed, DeadlineExceeded, NotConfirmed
-from roq.pubsub.link import BACKLOG_BYTES, ExchangeLink
+from roq.pubsub.links import BACKLOG_BYTES, ExchangeLink
 from roq.pubsub.path import CloseLink, Finished, Instruction, OpenLink, PathMachine, Replay, Reuse, SendFin, SendOpen
 from roq.pubsub.replay_buffer import HOLD_BYTES, ReplayBuffer
 from roq.runtime.observe import logger

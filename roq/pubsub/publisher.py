@@ -11,17 +11,15 @@ import itertools
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, InvalidTopic, PayloadTooLarge
-from roq.ids import new_id
-from roq.pubsub.health import PublisherHealth
-from roq.pubsub.link import BACKLOG_BYTES
+from roq.ids import new_id, topic_bytes
+from roq.pubsub.links import BACKLOG_BYTES
 from roq.pubsub.membership import ClientMembership
 from roq.pubsub.path_sender import ASK_SECONDS, PathSender
 from roq.pubsub.replay_buffer import KEPT_SECONDS
-from roq.pubsub.topics import TopicRecord
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import FrameKind, encode_data
@@ -33,6 +31,31 @@ ITEM_BYTES = 6  # what one payload adds to a batch besides itself, about
 DROP_PATIENCE_SECONDS = 0.005  # with overflow "drop": how long a full link is waited for before frames are dropped
 TOPICS_REMEMBERED = 100_000  # per publisher; gaps on topics unused for longer are not reported
 OPEN_SECONDS = 15.0
+
+
+class PublisherHealth(NamedTuple):
+    """What is well with a publisher and what is not. Seconds; backlog in bytes."""
+
+    ready: bool
+    exchange: str
+    path: int
+    monitor_silent_seconds: float
+    backlog_bytes: int
+    dropped: int
+    problems: tuple[str, ...]
+
+
+class TopicRecord:
+    """What a publisher's frames of one topic say about those before them: number of the last payload, payloads sent."""
+
+    __slots__ = ("encoded", "last", "mark", "name", "reported", "revealed_at", "sent")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.encoded = name, topic_bytes(name)
+        self.last = self.sent = 0
+        self.reported = 0  # `last` at the last report
+        self.mark = 0  # the MARK behind its last watermark
+        self.revealed_at = 0.0  # monotonic seconds at which that was sent
 
 
 class Publisher:

@@ -22,12 +22,10 @@ import zmq
 from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
 from roq.ids import new_id
-from roq.pubsub.attachment import Attachment
-from roq.pubsub.health import SubscriberHealth
+from roq.pubsub.links import Attachment
 from roq.pubsub.membership import ClientMembership
-from roq.pubsub.message import Batch, Message
 from roq.pubsub.order import Deliver, FrameEvent, OrderMachine, Output
-from roq.pubsub.topics import TopicFilter
+from roq.pubsub.subscription import Batch, Message, SubscriberHealth, TopicFilter
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire import frame as frames
 from roq.wire import monitor as wire

@@ -16,8 +16,7 @@ import pytest
 
 import roq
 from roq.errors import CallError, MessagesLost, NotReady, ProcessFailed
-from roq.pubsub.exchange.forwarder import Forwarder
-from roq.pubsub.exchange.process import serve
+from roq.pubsub.exchange.process import Forwarder, serve
 from roq.pubsub.monitor.process import fence
 from roq.pubsub.monitor.process import serve as serve_monitor
 from roq.runtime.liveness import HeartbeatBoard

@@ -16,7 +16,7 @@ import pytest
 
 import roq
 from roq.errors import Closed, MessagesLost
-from roq.pubsub.link import BACKLOG_BYTES
+from roq.pubsub.links import BACKLOG_BYTES
 from roq.pubsub.path_sender import HELD_SECONDS
 from roq.pubsub.replay_buffer import KEPT_BYTES
 from roq.wire import monitor as wire

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import roq
-from roq.pubsub.scaling.replay import replay
+from roq.pubsub.scaling.what_if import replay
 from roq.wire.kpi import QueueKpi
 
 PUBLISHERS = 3

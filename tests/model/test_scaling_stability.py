@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from roq.pubsub.scaling.decide import Memory, decide
-from roq.pubsub.scaling.replay import replay
+from roq.pubsub.scaling.what_if import replay
 from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule
 

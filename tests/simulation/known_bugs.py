@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import roq.pubsub.link
 import roq.runtime.sockets
-from roq.pubsub import order, path, publisher, replay_buffer, subscriber
+from roq.pubsub import links, order, path, publisher, replay_buffer, subscriber
 from roq.tools.simulation import machines
 from roq.tools.simulation.run import What
 from roq.wire.assignment import Overflow
@@ -67,7 +66,8 @@ def _reconnecting_link() -> contextlib.AbstractContextManager[None]:
             link._on_welcome(link)
 
     return put(
-        (roq.pubsub.link, "publisher_socket", roq.runtime.sockets.probe_socket), (roq.pubsub.link.ExchangeLink, "_heard", again)
+        (links, "publisher_socket", roq.runtime.sockets.probe_socket),
+        (links.ExchangeLink, "_heard", again),
     )
 
 

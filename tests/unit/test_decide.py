@@ -7,7 +7,6 @@ import time
 import msgspec
 import pytest
 
-from roq.pubsub.scaling.assess import LoadScale
 from roq.pubsub.scaling.decide import (
     BACKOFF_FIRST_SECONDS,
     IN_SECONDS,
@@ -18,8 +17,8 @@ from roq.pubsub.scaling.decide import (
     Memory,
     decide,
 )
-from roq.pubsub.scaling.plan import MOVES_MAX, NEW, Bin, bins_of, drain, relieve, scale_out
-from roq.pubsub.scaling.replay import replay
+from roq.pubsub.scaling.load import MOVES_MAX, NEW, Bin, LoadScale, bins_of, drain, relieve, scale_out
+from roq.pubsub.scaling.what_if import replay
 from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, from_json_line
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule
 

@@ -15,7 +15,7 @@ import gcm
 import hcm
 import roq
 from roq.errors import MessagesLost
-from roq.pubsub.message import log_lost
+from roq.pubsub.subscription import log_lost
 from roq.runtime.observe import Counters, JsonFormatter, Refusals, logger
 
 FOLDERS = [Path(package.__file__ or "").parent for package in (roq, gcm, hcm)]
@@ -42,7 +42,7 @@ def written() -> Iterator[io.StringIO]:
 def test_the_default_on_lost_says_what_is_lost_in_its_text(written: io.StringIO) -> None:
     log_lost(LOST)
     expected = "messages lost: publisher=00000000000000ab, topic=eu.paris, first=7, last=12, count=3"
-    assert written.getvalue() == f"WARNING:roq.pubsub.message:{expected}\n"
+    assert written.getvalue() == f"WARNING:roq.pubsub.subscription:{expected}\n"
 
 
 def test_a_refusal_says_why_in_its_text(written: io.StringIO) -> None:

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from roq.errors import DeadlineExceeded, HostFull, RoqError
-from roq.pubsub.scaling.performer import DECISIONS_WAITING, NO_SLOT, Performer
-from roq.pubsub.scaling.plan import NEW
+from roq.pubsub.scaling.load import NEW
+from roq.pubsub.scaling.process import DECISIONS_WAITING, NO_SLOT, Performer
 from roq.runtime.observe import Counters
 from roq.wire import gcm, monitor
 from roq.wire.kpi import Decision

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from roq.errors import InvalidTopic
-from roq.pubsub.topics import CACHED_TOPICS, TopicFilter, check_filter, prefix_of
+from roq.pubsub.subscription import CACHED_TOPICS, TopicFilter, check_filter, prefix_of
 
 words = st.lists(st.sampled_from(["eu", "us", "paris", "rain", ""]), min_size=1, max_size=4).map(".".join).filter(bool)
 tokens = st.sampled_from(["eu", "us", "paris", "rain", "*"])

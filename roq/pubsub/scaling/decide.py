@@ -1,7 +1,7 @@
 """When to scale: one KPI record and what is remembered in, decisions out (thesis §6.4.9; EQS figure 6.1, plus scaling in).
 
 Pure. The only clock is the records' own time, and whatever became of a decision is learnt from later records, so that a
-recorded stream and a policy determine every decision. What is over its limit: assess.py. Who moves where: plan.py.
+recorded stream and a policy determine every decision. What is over its limit, and who moves where: load.py.
 
 Theory of operation
 - Over a limit for OVER_RECORDS records in a row: *rebalance* if that cures it, else *scale out* by as many Exchanges as it
@@ -19,8 +19,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from roq.pubsub.scaling import plan
-from roq.pubsub.scaling.assess import (
+from roq.pubsub.scaling import load
+from roq.pubsub.scaling.load import (
     Scope,
     Violation,
     balance_scale,
@@ -182,8 +182,8 @@ def _count(kpi: QueueKpi, policy: Policy, memory: Memory, over: bool, active: in
     )
 
 
-def _spare(kpi: QueueKpi, policy: Policy) -> tuple[plan.Bin, plan.Moves, float] | None:
-    """The Exchange the queue can do without, if all limits would be kept with hysteresis; see plan.drain."""
+def _spare(kpi: QueueKpi, policy: Policy) -> tuple[load.Bin, load.Moves, float] | None:
+    """The Exchange the queue can do without, if all limits would be kept with hysteresis; see load.drain."""
     if not has_rules(policy):
         return None
     ceiling, left, queue = 1 - policy.bounds.hysteresis, len(kpi.exchanges) - 1, policy.queue
@@ -195,11 +195,11 @@ def _spare(kpi: QueueKpi, policy: Policy) -> tuple[plan.Bin, plan.Moves, float] 
     hard = hard_scale(policy)
     if max(kpi.messages_per_second * hard.message, kpi.bytes_per_second * hard.byte) > ceiling * left:
         return None
-    spare = plan.drain(plan.bins_of(kpi), balance_scale(policy, kpi), hard, ceiling)
+    spare = load.drain(load.bins_of(kpi), balance_scale(policy, kpi), hard, ceiling)
     return spare if spare is not None and _hosts_allow(kpi, policy, spare[0], ceiling) else None
 
 
-def _hosts_allow(kpi: QueueKpi, policy: Policy, victim: plan.Bin, ceiling: float) -> bool:
+def _hosts_allow(kpi: QueueKpi, policy: Policy, victim: load.Bin, ceiling: float) -> bool:
     """Would every other host stay below its limits? On the safe side: as if each had one core and got all of the work."""
     limit = policy.host.max_cpu_fraction
     moved = next(each.cpu_fraction for each in kpi.exchanges if each.id == victim.id)
@@ -300,35 +300,35 @@ def _changed(before: tuple[frozenset[str], int, float], now: tuple[frozenset[str
 
 def _rebalance_plan(
     kpi: QueueKpi, policy: Policy, settled: frozenset[int], scopes: set[Scope], hot: set[str]
-) -> tuple[plan.Moves, bool]:
+) -> tuple[load.Moves, bool]:
     """(moves among existing Exchanges that help, whether they cure everything). Hot hosts get nothing more."""
-    hard, warm = hard_scale(policy), hosts_above(kpi, policy, plan.MARGIN)
-    bins = plan.bins_of(kpi)
+    hard, warm = hard_scale(policy), hosts_above(kpi, policy, load.MARGIN)
+    bins = load.bins_of(kpi)
     targets = [each for each in bins if each.host not in warm and each.level(hard) <= 1.0]
-    moves: plan.Moves = []
+    moves: load.Moves = []
     cures = Scope.QUEUE not in scopes
     if Scope.EXCHANGE in scopes:
         sources = [each for each in bins if each.level(hard) > 1.0]
-        before = plan.worst(bins, hard)
-        moves = plan.relieve(sources, targets, hard, hard, plan.MARGIN, settled)
-        after = plan.worst(bins, hard)
-        if after > plan.MARGIN and after > (1 - plan.GAIN) * before:
+        before = load.worst(bins, hard)
+        moves = load.relieve(sources, targets, hard, hard, load.MARGIN, settled)
+        after = load.worst(bins, hard)
+        if after > load.MARGIN and after > (1 - load.GAIN) * before:
             return [], False  # not worth a move
         cures = cures and after <= 1.0
     if Scope.HOST in scopes:
         scale = balance_scale(policy, kpi)
         sources = [each for each in bins if each.host in hot]
-        relief = plan.relieve(sources, targets, scale, hard, plan.worst(sources, scale) / 2, settled)
+        relief = load.relieve(sources, targets, scale, hard, load.worst(sources, scale) / 2, settled)
         moves, cures = moves + relief, cures and bool(relief)
-    return plan.last_moves(moves), cures and bool(moves)
+    return load.last_moves(moves), cures and bool(moves)
 
 
 def _needed(kpi: QueueKpi, policy: Policy, scopes: set[Scope]) -> int:
-    """How many more Exchanges the averages call for (what single Exchanges and hosts call for is the plan's business)."""
+    """How many more Exchanges the averages call for (what single Exchanges and hosts call for is load.scale_out's business)."""
     wanted = have = sum(each.state in LIVING for each in kpi.exchanges)
     messages, publishers = policy.queue.max_messages_per_second_per_exchange, policy.queue.max_publishers_per_exchange
     if Scope.QUEUE in scopes and messages is not None:
-        wanted = max(wanted, _whole(kpi.messages_per_second / (plan.MARGIN * messages)))
+        wanted = max(wanted, _whole(kpi.messages_per_second / (load.MARGIN * messages)))
     if Scope.QUEUE in scopes and publishers is not None:
         wanted = max(wanted, _whole(len(kpi.publishers) / publishers))
     return wanted - have
@@ -344,7 +344,7 @@ def _scale_out(
 ) -> tuple[list[Decision], Memory]:
     """One decision per Exchange to create, with the publishers that will move to it; none if it would not help."""
     room = policy.bounds.max_exchanges - len(kpi.exchanges)
-    plans = plan.scale_out(plan.bins_of(kpi), needed, hot, room, balance_scale(policy, kpi), hard_scale(policy))
+    plans = load.scale_out(load.bins_of(kpi), needed, hot, room, balance_scale(policy, kpi), hard_scale(policy))
     if not plans:
         return [], memory
     total = len(plans)

@@ -1,29 +1,143 @@
-"""The ScalingProcess: KPI stream in, decisions performed. Sockets and tasks only; see decide.py and performer.py."""
+"""The ScalingProcess: KPI stream in, decisions performed. Nothing is decided here, see decide.py."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
+import msgspec
 import zmq
+from msgspec.structs import replace
 
 from roq.coordination.locate import GcmClient
-from roq.errors import CallError, FrameError
+from roq.errors import CallError, FrameError, HostFull, NoHosts, RoqError
+from roq.ids import new_token
 from roq.pubsub.scaling.decide import Memory, decide
-from roq.pubsub.scaling.performer import Performer
+from roq.pubsub.scaling.load import NEW
 from roq.runtime import sockets
 from roq.runtime.liveness import BEAT_SECONDS, HostLease, announce_ready, open_board
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcClient
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
+from roq.wire import gcm, monitor
 from roq.wire import kpi as wire
-from roq.wire import monitor
 from roq.wire.assignment import MonitorAddress, ProcessSpec
 from roq.wire.child import ChildSpec
 from roq.wire.policy import Policy
 
 log = logger(__name__)
+T = TypeVar("T", bound=msgspec.Struct)
+CREATE_SECONDS = 15.0  # GCM fail-over included
+ACTIVE_SECONDS = 15.0  # until every ready subscriber has proved the new Exchange
+MOVE_SECONDS = 30.0  # until every FIN was seen
+DRAIN_SECONDS = 60.0  # until subscribers have read what is on its way
+RECORD_SECONDS = 5.0
+DECISIONS_WAITING = 16  # decide() waits for effects, so more means that performing is stuck
+NO_SLOT = "refused: no host has a free slot; a host provider would be asked here"
+
+
+class Asker(Protocol):
+    """A GcmClient or an RpcClient to the Monitor."""
+
+    async def request(self, body: msgspec.Struct, expect: type[T], timeout_seconds: float = ...) -> T:
+        """The answer; raises a RoqError."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+class Performer:
+    """Performs scaling decisions, one at a time: GCM for Exchanges, Monitor for moves. Each is recorded at the Monitor twice,
+    when it is begun and with its outcome; (time, cause) names it. `offer` decisions, `run` performs them. `connect_gcm` is
+    called for each decision that needs the GCM, so that an idle process keeps no connection to it."""
+
+    def __init__(self, queue: str, ask_monitor: Asker, connect_gcm: Callable[[], Asker], counters: Counters) -> None:
+        self._queue, self._connect_gcm, self._counters = queue, connect_gcm, counters
+        self.monitor = ask_monitor
+        self._waiting: asyncio.Queue[wire.Decision] = asyncio.Queue(DECISIONS_WAITING)
+
+    def offer(self, decision: wire.Decision) -> None:
+        """Perform this after those before it."""
+        log.info("scaling decision", extra={"fields": msgspec.to_builtins(decision)})
+        self._counters[f"decisions_{decision.action}"] += 1
+        try:
+            self._waiting.put_nowait(decision)
+        except asyncio.QueueFull:
+            self._counters["decisions_dropped"] += 1
+            log.error("scaling decision dropped: earlier ones are still being performed")
+
+    async def run(self) -> None:
+        """Perform for ever."""
+        while True:
+            await self.perform(await self._waiting.get())
+
+    async def perform(self, decision: wire.Decision) -> wire.Decision:
+        """Do it; the decision with its outcome. Never raises a RoqError."""
+        if decision.action == "hold":
+            await self._record(decision)
+            return decision
+        await self._record(decision)
+        try:
+            match decision.action:
+                case "scale-out":
+                    decision = await self._scale_out(decision)
+                case "scale-in":
+                    decision = replace(decision, outcome=await self._scale_in(decision))
+                case _:
+                    decision = replace(decision, outcome=await self._move(decision.moves))
+        except (HostFull, NoHosts):
+            decision = replace(decision, outcome=NO_SLOT)
+        except RoqError as error:
+            decision = replace(decision, outcome=f"failed: {type(error).__name__}: {error}")
+        if decision.outcome.startswith(("failed", "refused")):
+            self._counters["decisions_failed"] += 1
+        log.info("scaling outcome", extra={"fields": {"cause": decision.cause, "scaling outcome": decision.outcome}})
+        await self._record(decision)
+        return decision
+
+    async def _scale_out(self, decision: wire.Decision) -> wire.Decision:
+        request = gcm.CreateExchange(self._queue, new_token())
+        client = self._connect_gcm()
+        try:
+            created = await client.request(request, gcm.ExchangeCreated, CREATE_SECONDS)
+        finally:
+            client.close()
+        moves = tuple((publisher, created.exchange if to == NEW else to) for publisher, to in decision.moves)
+        decision = replace(decision, exchange=created.exchange, host=created.host, moves=moves)
+        try:
+            await self.monitor.request(monitor.AwaitExchange(created.exchange), monitor.Recorded, ACTIVE_SECONDS)
+            return replace(decision, outcome=f"created on host {created.host}; {await self._move(moves)}")
+        except RoqError as error:
+            return replace(decision, outcome=f"failed after creation: {type(error).__name__}: {error}")
+
+    async def _scale_in(self, decision: wire.Decision) -> str:
+        moved = await self._move(decision.moves)
+        await self.monitor.request(monitor.Drain(decision.exchange), monitor.Drained, DRAIN_SECONDS)
+        client = self._connect_gcm()
+        try:
+            request = gcm.RemoveExchange(self._queue, decision.exchange, new_token())
+            await client.request(request, gcm.Done, CREATE_SECONDS)
+        finally:
+            client.close()
+        return f"{moved}; removed"
+
+    async def _move(self, moves: tuple[tuple[int, str], ...]) -> str:
+        if not moves:
+            return "no publisher to move"
+        moved = await self.monitor.request(monitor.Move(moves), monitor.Moved, MOVE_SECONDS)
+        refused = f"; refused: {'; '.join(moved.refused)}" if moved.refused else ""
+        return f"{moved.moved} of {len(moves)} publishers moved{refused}"
+
+    async def _record(self, decision: wire.Decision) -> None:
+        try:
+            await self.monitor.request(monitor.RecordDecision(decision), monitor.Recorded, RECORD_SECONDS)
+        except RoqError as error:  # the log has it; a Monitor that restarts must not stop the scaling
+            log.warning(
+                "scaling decision could not be recorded", extra={"fields": {"error": f"{type(error).__name__}: {error}"}}
+            )
 
 
 class Scaling:

@@ -1,7 +1,10 @@
-"""What another scaling policy would have done to a recorded queue, its own decisions taking effect. Pure.
+"""What a policy would have decided on a recorded KPI stream, and what that would have done to the queue. Pure.
 
-`replay` asks what a policy says to each record as it was, so a decision never shows an effect. Here publishers send what they
-sent, but live on the Exchanges that the other policy's decisions would have made. Assumed:
+`replay` (`roq policy replay`): with the policy that was in force it gives the decisions that were taken. With another one, the
+record still shows what the real queue did, so a decision never shows an effect.
+
+`what_if`: the other policy's decisions take effect. Publishers send what they sent, but live on the Exchanges that these
+decisions would have made. Assumed:
 - a publisher's load is the same wherever it is (one that was held up by a full Exchange would have sent more);
 - an Exchange's CPU follows its messages, a host's the Exchanges on it (counted as if it had one core: on the safe side);
 - a new Exchange is there with the next record, on a host of its own; no Exchange fails; a new publisher joins the emptiest one.
@@ -15,13 +18,22 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from roq.pubsub.scaling.assess import violations
 from roq.pubsub.scaling.decide import Memory, decide
-from roq.pubsub.scaling.plan import NEW
+from roq.pubsub.scaling.load import NEW, violations
 from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi
 from roq.wire.policy import Policy
 
 ABSENT_SECONDS = 60.0  # a publisher that is back within this time is still where it was (a Monitor may have been replaced)
+
+
+def replay(lines: Iterable[QueueKpi], policy: Policy) -> list[Decision]:
+    """All decisions, in order. The first record must be the first that the ScalingProcess saw for an exact repetition."""
+    memory = Memory()
+    decisions: list[Decision] = []
+    for kpi in lines:
+        found, memory = decide(kpi, policy, memory)
+        decisions += found
+    return decisions
 
 
 class WhatIfStep(msgspec.Struct, frozen=True):

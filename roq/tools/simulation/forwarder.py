@@ -1,4 +1,4 @@
-"""In place of roq/pubsub/exchange/forwarder.py's thread with ZeroMQ's proxy: what the proxy does, message by message."""
+"""In place of an Exchange's thread with ZeroMQ's proxy (exchange/process.py): what the proxy does, message by message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from roq.pubsub.exchange.forwarder import SUBSCRIBE_ALL, ForwardedTotals
+from roq.pubsub.exchange.process import SUBSCRIBE_ALL, ForwardedTotals
 from roq.runtime import sockets
 from roq.wire.assignment import QueueSettings
 from roq.wire.frame import welcome

@@ -1,4 +1,4 @@
-"""Topics: what a publisher keeps of each, and the filters of a subscriber (prefixes at the Exchange, wildcards here). Pure.
+"""What a subscriber asks for and what it hands out: filters of topics, messages, the news of gaps, its health.
 
     eu.paris     literal: every topic that starts with it (ZeroMQ's prefix match)
     eu.*.rain    `*` stands for exactly one dot-separated token
@@ -10,10 +10,16 @@ A filter with a wildcard is sent to the Exchanges as its longest literal prefix;
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-from roq.errors import InvalidTopic
+import msgspec
+
+from roq.errors import InvalidTopic, MessagesLost
 from roq.ids import topic_bytes
+from roq.runtime.observe import logger
+from roq.wire.frame import Header
 
+log = logger(__name__)
 CACHED_TOPICS = 10_000  # decisions remembered per subscriber
 
 
@@ -74,14 +80,43 @@ class TopicFilter:
         return known
 
 
-class TopicRecord:
-    """What a publisher's frames of one topic say about those before them: number of the last payload, payloads sent."""
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One message. timestamp: nanoseconds since 1970 at which the publisher opened the batch that carried it."""
 
-    __slots__ = ("encoded", "last", "mark", "name", "reported", "revealed_at", "sent")
+    topic: str
+    payload: bytes
+    publisher: int
+    sequence: int
+    timestamp: int
 
-    def __init__(self, name: str) -> None:
-        self.name, self.encoded = name, topic_bytes(name)
-        self.last = self.sent = 0
-        self.reported = 0  # `last` at the last report
-        self.mark = 0  # the MARK behind its last watermark
-        self.revealed_at = 0.0  # monotonic seconds at which that was sent
+
+def log_lost(event: MessagesLost) -> None:
+    """Default for `on_lost`: a warning in the log."""
+    fields = {"publisher": f"{event.publisher:016x}", "topic": event.topic, "first": event.first, "last": event.last}
+    log.warning("messages lost", extra={"fields": {**fields, "count": event.count}})
+
+
+def raise_lost(event: MessagesLost) -> None:
+    """For `on_lost`: end the iteration with the MessagesLost itself."""
+    raise event
+
+
+class Batch(NamedTuple):
+    """A frame's payloads on their way to the application; size in bytes of the frame."""
+
+    topic: bytes
+    header: Header
+    payloads: list[bytes]
+    size: int
+
+
+class SubscriberHealth(NamedTuple):
+    """What is well with a subscriber and what is not."""
+
+    ready: bool
+    attached: tuple[str, ...]
+    missing: tuple[str, ...]  # Exchanges that have not proved our subscriptions yet
+    monitor_silent_seconds: float
+    buffered_bytes: int
+    lost: int
+    problems: tuple[str, ...]

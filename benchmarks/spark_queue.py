@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 import roq.blocking
 import roq.spark
 from roq.tools.local.cluster import JAVA, LocalCluster
-from roq.workqueue.contract import NewTask
+from roq.wire.task import NewTask
 
 PAYLOAD = "repeat('v', 92) || lpad(cast(id as string), 8, '0')"
 HOSTS = 3

@@ -21,8 +21,9 @@ from roq.wire.gcm import ClusterView, ExchangeCreated, HostInfo, QueueInfo, Work
 from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, SubscriberKpi
 from roq.wire.monitor import ExchangeAddress, ExchangeView, MemberView, Moved, QueueView
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule, policy_from_toml
+from roq.wire.task import NewTask, Status, TaskState, TaskView
 from roq.wire.work_queue import MasterAddress, TaskSettings, WorkQueueRecord, WorkQueueSpec
-from roq.workqueue.contract import ClusterSettings, NewTask, Status, TaskState, TaskView
+from roq.workqueue.contract import ClusterSettings
 from roq.workqueue.handling import Work
 from roq.workqueue.leasing import Task
 from roq.workqueue.queue import WorkQueue, open_queue

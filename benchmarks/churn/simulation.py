@@ -16,6 +16,7 @@ from roq.errors import RoqError
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
+from roq.wire.task import ACK, RELEASE, PayloadReference, Settlement, StoreAddress, TaskToPut
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.blobs import BlobRegistry, RegistryPace
@@ -91,7 +92,7 @@ class Master:
         service.apply(Configure(clock.now(), service.fold.settings, 0))
         self.term.turn()
 
-    def _places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
+    def _places(self, hosts: tuple[str, ...]) -> tuple[StoreAddress, ...]:
         return self.blobs.places(hosts)
 
     def _drop(self, blobs: Any) -> None:
@@ -141,11 +142,11 @@ class Client:
         while True:
             try:
                 reserved = await self._master.ask(wire.Reserve(PRODUCER, sequence, self._size, sequence, avoid))
-                host = reserved.place.host
+                host = reserved.store.host
                 async with asyncio.timeout(UPLOAD_SECONDS):
                     node = await self._cluster.serve(host, self._size)
                     node.blobs[reserved.blob] = (self._size, sequence, asyncio.get_running_loop().time())
-                await self._master.ask(wire.PayloadStored(PRODUCER, sequence, reserved.blob, wire.TaskToPut(b"")))
+                await self._master.ask(wire.PayloadStored(PRODUCER, sequence, reserved.blob, TaskToPut(b"")))
             except TimeoutError:
                 avoid = [host]
             except RoqError:
@@ -163,13 +164,13 @@ class Client:
             (task,) = found.tasks
             good = await self._fetch(task.payload)
             if good or not any(task.payload.blob in node.blobs for node in self._cluster.nodes.values()):
-                await self._master.ask(wire.SettleAll(self._number, 0, [wire.Settle(wire.ACK, task.token)]))
+                await self._master.ask(wire.SettleAll(self._number, 0, [Settlement(ACK, task.token)]))
                 return int(task.id.rsplit("-", 1)[1]) if good else 0
             self.retries += 1  # its holders died, and others have it by now
-            await self._master.ask(wire.SettleAll(self._number, 0, [wire.Settle(wire.RELEASE, task.token)]))
+            await self._master.ask(wire.SettleAll(self._number, 0, [Settlement(RELEASE, task.token)]))
 
-    async def _fetch(self, payload: wire.Elsewhere) -> bool:
-        for place in payload.places:
+    async def _fetch(self, payload: PayloadReference) -> bool:
+        for place in payload.stores:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(UPLOAD_SECONDS):
                     node = await self._cluster.serve(place.host, self._size)

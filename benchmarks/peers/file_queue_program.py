@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from roq.workqueue.contract import LEASE_COUNT_MAX, PUT_COUNT_MAX, Ack, NewTask
+from roq.wire.task import NewTask, Settlement
+from roq.workqueue.contract import LEASE_COUNT_MAX, PUT_COUNT_MAX
 from roq.workqueue.file_queue.queue import FileQueue
 
 
@@ -27,10 +28,10 @@ def lease_ack(queue: FileQueue, count: int) -> list[float]:
     took: list[float] = []
     while len(took) < count:
         begun = time.perf_counter()
-        _, leases = queue.lease(600.0, 1, 0.0)
+        _, leases, _ = queue.lease(600.0, 1, 0.0)
         if not leases:
             break
-        queue.settle([Ack(leases[0].token)])
+        queue.settle([Settlement.ack(leases[0].token)])
         took.append(time.perf_counter() - begun)
     if took:
         begun = time.perf_counter()
@@ -43,8 +44,8 @@ def lease_ack_batch(queue: FileQueue, count: int) -> float:
     """Seconds of `count` tasks leased and acked by the hundred."""
     begun = time.perf_counter()
     for _ in range(0, count, 100):
-        _, leases = queue.lease(600.0, 100, 0.0)
-        queue.settle([Ack(one.token) for one in leases])
+        _, leases, _ = queue.lease(600.0, 100, 0.0)
+        queue.settle([Settlement.ack(one.token) for one in leases])
     return time.perf_counter() - begun
 
 

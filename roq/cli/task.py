@@ -22,6 +22,7 @@ from roq.cli.task_address import (
     AddressArgument,
     CountOption,
     PayloadRow,
+    counts,
     exists,
     full_address,
     opened,
@@ -32,9 +33,9 @@ from roq.cli.task_address import (
 from roq.client.cluster import Cluster
 from roq.errors import CallError, InvalidAddress, LeaseLost, PayloadTooLarge, TaskNotFound
 from roq.wire.gcm import WorkQueueInfo
+from roq.wire.task import NewTask, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import QueueAddress, parse, queue_address
-from roq.workqueue.contract import NewTask, Status, TaskState, TaskView
 
 app = typer.Typer(help="Work queues: put, lease, ack, watch, move; list and remove those of a cluster.", no_args_is_help=True)
 dead_app = typer.Typer(help="Dead letters: list, requeue, remove.", no_args_is_help=True)
@@ -84,7 +85,7 @@ class StatusRow(msgspec.Struct):
     """`roq task status --json`."""
 
     address: str
-    status: Status
+    status: dict[str, float | None]
     settings: TaskSettings
 
 
@@ -250,7 +251,7 @@ def status(address: AddressArgument, json: JsonOption = False) -> None:
     with opened(address) as queue:
         found, settings = queue.status(), queue.settings
     if json:
-        print_json(StatusRow(full_address(address), found, settings))
+        print_json(StatusRow(full_address(address), counts(found), settings))
         return
     left = found.ready + found.delayed + found.leased
     share = f" ({left / found.inserted:.0%} left)" if found.inserted else ""

@@ -15,6 +15,7 @@ from roq.cli.address import CONNECT_SECONDS
 from roq.cli.output import age, visible
 from roq.client.cluster import connect
 from roq.errors import InvalidAddress, WorkQueueNotFound
+from roq.wire.task import Status
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import SCHEMES, QueueAddress, folder_address, parse
 from roq.workqueue.contract import ClusterSettings
@@ -94,6 +95,12 @@ def shown(value: bytes | str) -> str:
     text = value[: SHOWN_CHARACTERS * 4].decode(errors="replace") if isinstance(value, bytes) else value
     line = visible(text.split("\n", 1)[0])
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def counts(status: Status) -> dict[str, float | None]:
+    """For JSON."""
+    names = ("ready", "delayed", "leased", "dead", "completed", "inserted", "oldest_seconds")
+    return {name: getattr(status, name) for name in names}
 
 
 def settings_text(settings: TaskSettings) -> str:

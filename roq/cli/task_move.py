@@ -23,9 +23,10 @@ from roq.cli.output import counted, print_json, say
 from roq.cli.task_address import full_address, opened, settings_text
 from roq.errors import CallError, WorkQueueConflict
 from roq.wire.store import ENTRY_BYTES_MAX
+from roq.wire.task import NewTask
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import parse, same_queue
-from roq.workqueue.contract import LEASE_COUNT_MAX, NewTask
+from roq.workqueue.contract import LEASE_COUNT_MAX
 
 LEASE_SECONDS = 60.0  # of a batch; shorter than any sensible dedup window
 FIRST_COUNT = 10  # tasks of the first batch, which tells how big they are

@@ -25,10 +25,10 @@ from rich.text import Text
 from roq.blocking import WorkQueue
 from roq.cli.address import JsonOption
 from roq.cli.output import age, console, print_json, rate, table
-from roq.cli.task_address import AddressArgument, opened
+from roq.cli.task_address import AddressArgument, counts, opened
 from roq.errors import TemporaryError
 from roq.tools.charts import ChartLine, Panel, draw, since
-from roq.workqueue.contract import Status
+from roq.wire.task import Status
 
 FOR_EVER = 0
 SAMPLES_MAX = 20_000  # kept for the chart; then every second one is forgotten
@@ -146,7 +146,7 @@ class WatchLine(msgspec.Struct):
     """One JSON line."""
 
     at: float
-    status: Status
+    status: dict[str, float | None]
     pace: TaskRates
 
 
@@ -233,7 +233,7 @@ def watch(
                 if isinstance(live, Live):
                     live.update(seen.view(sample), refresh=True)
                 else:
-                    print_json(WatchLine(sample.at, sample.status, seen.pace()))
+                    print_json(WatchLine(sample.at, counts(sample.status), seen.pace()))
                 shown += 1
                 if shown == count or (until_empty and seen.pace().left == 0):
                     return

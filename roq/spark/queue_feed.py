@@ -24,8 +24,9 @@ from roq.spark.queue_crash import crash_point
 from roq.spark.queue_files import ManifestPartition, parts
 from roq.spark.queue_ledger import FAIL_SECONDS, Ledger
 from roq.spark.queue_options import QueueOptions
+from roq.wire.task import LeasedTask, Settlement
 from roq.workqueue.address import open_backend
-from roq.workqueue.contract import LEASE_COUNT_MAX, Ack, Leased
+from roq.workqueue.contract import LEASE_COUNT_MAX
 
 Offset = dict[str, str | int]  # what Spark keeps as JSON
 MANIFEST_ROWS = 50_000
@@ -239,7 +240,7 @@ class LeaseFeed:
 
     def _fill(self) -> None:
         """Lease until a manifest is full, or nothing more is there, and write it."""
-        tasks: list[Leased] = []
+        tasks: list[LeasedTask[bytes]] = []
         began, last = time.monotonic(), False
         try:
             last = self._gather(tasks, began)
@@ -251,9 +252,9 @@ class LeaseFeed:
                 self._exhausted = last
                 self._news.notify_all()
 
-    def _gather(self, tasks: list[Leased], began: float) -> bool:
+    def _gather(self, tasks: list[LeasedTask[bytes]], began: float) -> bool:
         """Whether there will be no more: a frozen feed has leased all it may."""
-        done: list[Leased] = []
+        done: list[LeasedTask[bytes]] = []
         last, size, rows_max = False, 0, min(MANIFEST_ROWS, self._batch_rows)
         while len(tasks) < rows_max and size < MANIFEST_BYTES and not self._closed:
             count = self._count(rows_max - len(tasks), MANIFEST_BYTES - size)
@@ -261,8 +262,8 @@ class LeaseFeed:
                 last = True
                 break
             wait = 0.0 if done or self._budget is not None else self._patience(began, LEASE_WAIT_SECONDS if not tasks else 0.0)
-            acks = [Ack(task.token) for task in done]
-            answers, leased = self._backend.lease(self._lease_seconds, count, wait, acks)
+            acks = [Settlement.ack(task.token) for task in done]
+            answers, leased, _ = self._backend.lease(self._lease_seconds, count, wait, acks)
             self._ledger.acked(done, answers)
             new, done = self._ledger.sift(leased)
             tasks += new
@@ -277,7 +278,7 @@ class LeaseFeed:
             if time.monotonic() > began + MANIFEST_SECONDS and len(leased) < count:
                 break
         if done:
-            self._ledger.acked(done, self._backend.settle([Ack(task.token) for task in done]))
+            self._ledger.acked(done, self._backend.settle([Settlement.ack(task.token) for task in done]))
         return last
 
     def _no_more(self) -> bool:

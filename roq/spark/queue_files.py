@@ -28,7 +28,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from roq.errors import DataLost, ManifestGone
 from roq.ids import new_id
 from roq.runtime.files import DISK, storage_errors
-from roq.workqueue.contract import Leased, TaskView
+from roq.wire.task import LeasedTask, TaskView
 
 CHUNK_ROWS = 16_384  # of one record batch
 _NAME = re.compile(r"(?P<stem>[0-9A-Za-z_-]+)\.(?P<rows>\d+)\.(?P<size>\d+)\.(?P<crc>[0-9a-f]{8})\.arrow", re.ASCII)
@@ -199,23 +199,23 @@ def manifests(folder: Path) -> dict[int, Manifest]:
     return {int(file.stem): Manifest(int(file.stem), file) for file in listed(folder) if file.stem.isdigit()}
 
 
-def write_manifest(folder: Path, number: int, tasks: Sequence[Leased]) -> Manifest:
+def write_manifest(folder: Path, number: int, tasks: Sequence[LeasedTask[bytes]]) -> Manifest:
     """A new manifest, durable on return."""
     arrays = [
         pa.array([task.id for task in tasks], pa.string()),
         pa.array([task.payload for task in tasks], pa.binary()),
         pa.array([task.attempt for task in tasks], pa.int32()),
         pa.array([task.priority for task in tasks], pa.int32()),
-        _times([task.inserted for task in tasks]),
+        _times([task.inserted_ms for task in tasks]),
         pa.array([task.token for task in tasks], pa.string()),
     ]
     batch = pa.RecordBatch.from_arrays(arrays, schema=_ARROW_KEPT)
     return Manifest(number, write_arrow(folder, f"{number:012d}", [batch], _ARROW_KEPT))
 
 
-def _times(seconds: Sequence[float | None]) -> pa.Array:
-    """Unix seconds as Spark's timestamps."""
-    return pc.round(pc.multiply(pa.array(seconds, pa.float64()), 1e6)).cast(pa.int64()).cast(_TIME)
+def _times(milliseconds: Sequence[int | None]) -> pa.Array:
+    """Milliseconds since 1970 as Spark's timestamps."""
+    return pc.multiply(pa.array(milliseconds, pa.int64()), 1000).cast(_TIME)
 
 
 def parts(chosen: Sequence[Manifest]) -> list[ManifestPartition]:
@@ -239,9 +239,9 @@ def views(seen: Sequence[TaskView]) -> pa.RecordBatch:
         pa.array([task.payload for task in seen], pa.binary()),
         pa.array([task.attempts for task in seen], pa.int32()),
         pa.array([task.priority for task in seen], pa.int32()),
-        _times([task.inserted for task in seen]),
+        _times([task.inserted_ms for task in seen]),
         pa.array([str(task.state) for task in seen], pa.string()),
-        _times([task.due or None for task in seen]),
+        _times([task.due_ms or None for task in seen]),
         pa.array([task.error for task in seen], pa.string()),
         pa.array([task.holder for task in seen], pa.string()),
     ]

@@ -33,8 +33,9 @@ from roq.runtime.backoff import delays
 from roq.spark.queue_crash import crash_point
 from roq.spark.queue_files import Manifest, create_note, manifests, write_manifest, write_note
 from roq.spark.queue_options import lies_within
+from roq.wire.task import LeasedTask, Settlement
 from roq.workqueue.address import same_queue
-from roq.workqueue.contract import Ack, Backend, Extend, Leased, Release, Settlement
+from roq.workqueue.contract import Backend
 
 SETTLE_COUNT = 4000  # settlements in one trip, and one sync
 RENEW_SHARE = 3  # a lease is renewed when a third of it is over
@@ -159,7 +160,7 @@ class Ledger:
 
     # --- manifests ----------------------------------------------------------------------------------------------------
 
-    def add(self, tasks: Sequence[Leased], leased_at: float) -> Manifest:
+    def add(self, tasks: Sequence[LeasedTask[bytes]], leased_at: float) -> Manifest:
         """A manifest of these, durable on return. leased_at: monotonic."""
         manifest = write_manifest(self.folder, self.highest + 1, tasks)
         with self._news:
@@ -190,14 +191,14 @@ class Ledger:
         with self._lock:
             return sum(one.manifest.file.rows for one in self._open.values())
 
-    def sift(self, tasks: list[Leased]) -> tuple[list[Leased], list[Leased]]:
+    def sift(self, tasks: list[LeasedTask[bytes]]) -> tuple[list[LeasedTask[bytes]], list[LeasedTask[bytes]]]:
         """Those that are new to the stream; those that are done, to be acked. Leases of tasks in open manifests are noted."""
         with self._lock:
             careful = bool(self._former or self._done)
             if not careful and all(task.attempt == 1 for task in tasks):
                 return tasks, []
-            new: list[Leased] = []
-            done: list[Leased] = []
+            new: list[LeasedTask[bytes]] = []
+            done: list[LeasedTask[bytes]] = []
             for task in tasks:
                 if task.id in self._done:
                     done.append(task)
@@ -205,12 +206,12 @@ class Ledger:
                     new.append(task)
             return new, done
 
-    def acked(self, done: Sequence[Leased], answers: Sequence[str | None]) -> None:
+    def acked(self, done: Sequence[LeasedTask[bytes]], answers: Sequence[str | None]) -> None:
         """What the queue said to the acks of tasks that `sift` found done."""
         with self._lock:
             self._done.acked(task.id for task, answer in zip(done, answers, strict=True) if answer is not None)
 
-    def _moved(self, task: Leased) -> bool:
+    def _moved(self, task: LeasedTask[bytes]) -> bool:
         """Whether it is a task of an open manifest, which has this lease from now on."""
         for one in self._open.values():
             row = one.row(task.id)
@@ -242,7 +243,7 @@ class Ledger:
             tokens = one.tokens()
             os.unlink(manifest.file.path)
             with suppress(TemporaryError):  # then their leases run out
-                self._settle_all([Release(token) for token in tokens])
+                self._settle_all([Settlement.release(token) for token in tokens])
 
     def close(self) -> None:
         """Stop the keeper and let go of the folder. The backend is the caller's."""
@@ -310,7 +311,7 @@ class Ledger:
             tokens = one.tokens()
         rows, gone = list(range(len(tokens))), set[int]()
         while rows:
-            answers = self._settle_all([Ack(tokens[row]) for row in rows])
+            answers = self._settle_all([Settlement.ack(tokens[row]) for row in rows])
             gone.difference_update(rows)
             gone.update(row for row, answer in zip(rows, answers, strict=True) if answer is None)
             with self._news:
@@ -346,7 +347,7 @@ class Ledger:
             now = time.monotonic()
             with self._lock:
                 tokens = one.tokens()
-            answers = self._settle_all([Extend(token, self._lease_seconds) for token in tokens])
+            answers = self._settle_all([Settlement.extend(token, self._lease_seconds) for token in tokens])
             with self._lock:
                 one.renewed = now
                 for row, (token, answer) in enumerate(zip(tokens, answers, strict=True)):

@@ -18,8 +18,8 @@ from urllib.parse import quote
 import roq.blocking
 from roq.errors import InvalidAddress, InvalidConfiguration, WorkQueueNotFound
 from roq.spark.errors import address_of, name_of, option_error, refuse_unknown, spark_errors, whole_number
+from roq.wire.task import TaskState
 from roq.workqueue.address import QueueAddress, open_backend, parse, zookeepers
-from roq.workqueue.contract import TaskState
 
 EXAMPLE = '.option("address", "log:///data/tasks")'
 ROWS_MAX = 100_000_000

@@ -40,9 +40,9 @@ from pyspark.sql.types import (
 import roq.blocking
 from roq.errors import InvalidConfiguration, InvalidTopic, PayloadTooLarge, SchemaMismatch
 from roq.spark.queue_options import SPARK_FOLDER, QueueOptions, TargetKind
+from roq.wire.task import SECONDS_MAX, NewTask
 from roq.workqueue.address import open_backend
-from roq.workqueue.codec import SECONDS_MAX
-from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, PRIORITIES, PUT_COUNT_MAX, Backend, NewTask
+from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, PRIORITIES, PUT_COUNT_MAX, Backend
 from roq.workqueue.file_queue.publication import FilePublication
 from roq.workqueue.records import lasting
 

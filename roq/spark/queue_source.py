@@ -24,8 +24,9 @@ from roq.spark.queue_feed import Feed, LeaseFeed, Offset
 from roq.spark.queue_files import SCHEMA, VIEW_SCHEMA, ManifestPartition, views
 from roq.spark.queue_options import QueueOptions, TargetKind, queue_options
 from roq.spark.queue_write import QueueBatchWriter, QueueStreamWriter, writer_of
+from roq.wire.task import TaskView
 from roq.workqueue.address import open_backend
-from roq.workqueue.contract import Backend, TaskView
+from roq.workqueue.contract import Backend
 
 PEEK_MAX_CLUSTER = 10_000  # tasks a master shows
 GC_THRESHOLDS = (100_000, 50, 50)  # of the process that runs a stream: it makes many objects and no cycles

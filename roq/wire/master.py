@@ -2,9 +2,9 @@
 
     [1, kind, id, body]   as in envelope.py; requests and replies are decoded in one go, bodies are the arrays below
 
-Times are in milliseconds, times of day since 1970. A request that got no answer is sent again, to whoever is the active
-master then, with the same numbers: (producer, sequence) names a put task for ever, (instance, nonce) a lease request, and
-`again` tells that it may have been done before. A standby, and a master that was replaced, answer NotLeader.
+A request that got no answer is sent again, to whoever is the active master then, with the same numbers: (producer, sequence)
+names a put task for ever, (instance, nonce) a lease request, and `again` tells that it may have been done before. A standby,
+and a master that was replaced, answer NotLeader. What tasks, settlements and views are is in task.py.
 Payloads from `blob_bytes` on travel beside this conversation (roq/wire/store.py): Reserve, upload to the store that was named,
 Stored; a lease names the stores to fetch from.
 """
@@ -16,73 +16,8 @@ from typing import Any
 import msgspec
 
 from roq.wire.envelope import VERSION, EnvelopeKind
+from roq.wire.task import LeasedTask, PayloadReference, Settlement, Status, StoreAddress, TaskToPut, TaskView
 from roq.wire.work_queue import TaskSettings
-
-# --- values ------------------------------------------------------------------------------------------------------------
-
-
-class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A store: its host and the ZeroMQ endpoint of its request socket."""
-
-    host: str
-    endpoint: str
-
-
-class Elsewhere(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A payload that stores keep. crc: CRC-32 of its bytes. places: in the order to be tried."""
-
-    blob: str
-    size: int
-    crc: int
-    places: tuple[Place, ...]
-
-
-class TaskToPut(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A task to put."""
-
-    payload: bytes
-    delay_ms: int = 0
-    priority: int = 0
-    dedup_key: str = ""
-
-
-class Settle(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end or extension of a lease. milliseconds: of an extension, or the delay of a release."""
-
-    kind: int
-    token: str
-    milliseconds: int = 0
-    error: str = ""
-
-
-ACK, EXTEND, RELEASE, REJECT = range(4)
-
-
-class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A leased task."""
-
-    id: str
-    token: str
-    payload: bytes | Elsewhere
-    attempt: int
-    priority: int
-    inserted: int
-    expires: int
-
-
-class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A task as peek shows it. due: 0 for none."""
-
-    id: str
-    payload: bytes | Elsewhere
-    state: str
-    attempts: int
-    priority: int
-    inserted: int
-    due: int
-    error: str
-    holder: str
-
 
 # --- requests ----------------------------------------------------------------------------------------------------------
 
@@ -108,7 +43,7 @@ class Lease(msgspec.Struct, frozen=True, tag=3, array_like=True, gc=False):
     lease_ms: int
     count: int
     wait_ms: int
-    settle: list[Settle]
+    settle: list[Settlement]
 
 
 class SettleAll(msgspec.Struct, frozen=True, tag=4, array_like=True, gc=False):
@@ -116,7 +51,7 @@ class SettleAll(msgspec.Struct, frozen=True, tag=4, array_like=True, gc=False):
 
     instance: int
     again: int
-    settle: list[Settle]
+    settle: list[Settlement]
 
 
 class ReleaseEvery(msgspec.Struct, frozen=True, tag=5, array_like=True, gc=False):
@@ -198,7 +133,7 @@ class Leases(msgspec.Struct, frozen=True, tag=3, array_like=True, gc=False):
     request's coming to the leases' begin, at least."""
 
     settled: list[str | None]
-    tasks: list[Given]
+    tasks: list[LeasedTask[bytes | PayloadReference]]
     waited: int = 0
 
 
@@ -208,29 +143,23 @@ class Counted(msgspec.Struct, frozen=True, tag=4, array_like=True, gc=False):
     count: int
 
 
+class PeekedTask(TaskView, frozen=True, array_like=True, gc=False):
+    """A task as peek shows it, whose payload stores may keep."""
+
+    payload: bytes | PayloadReference  # type: ignore[assignment]
+
+
 class PeekedTasks(msgspec.Struct, frozen=True, tag=5, array_like=True, gc=False):
     """Answer to Peek."""
 
-    tasks: list[Seen]
-
-
-class StatusNow(msgspec.Struct, frozen=True, tag=6, array_like=True, gc=False):
-    """Answer to GetStatus. oldest_ms: age of the oldest ready task, -1 if none is ready."""
-
-    ready: int
-    delayed: int
-    leased: int
-    dead: int
-    completed: int
-    inserted: int
-    oldest_ms: int
+    tasks: list[PeekedTask]
 
 
 class Reserved(msgspec.Struct, frozen=True, tag=7, array_like=True, gc=False):
     """Upload it there, as this blob, soon."""
 
     blob: str
-    place: Place
+    store: StoreAddress
 
 
 class Shortage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -265,7 +194,7 @@ Request = (
     | PayloadStored
     | GetCopies
 )
-Reply = Welcome | TasksAdded | Leases | Counted | PeekedTasks | StatusNow | Reserved | Copies
+Reply = Welcome | TasksAdded | Leases | Counted | PeekedTasks | Status | Reserved | Copies
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -32,6 +32,7 @@ from roq.wire import master as wire
 from roq.wire import store as store_wire
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal
+from roq.wire.task import PayloadReference, StoreAddress, TaskToPut
 from roq.workqueue.master_link import MasterLink
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -52,7 +53,7 @@ class BigPayloads:
         self._link = link
         self._ids = itertools.count(1)
 
-    def put(self, producer: int, sequence: int, task: wire.TaskToPut) -> wire.TasksAdded:
+    def put(self, producer: int, sequence: int, task: TaskToPut) -> wire.TasksAdded:
         """Store the payload and add the task. What is told as repeated was used by somebody else."""
         payload, crc = task.payload, crc32(task.payload)
         bare = msgspec.structs.replace(task, payload=b"")
@@ -80,13 +81,13 @@ class BigPayloads:
                     if isinstance(error, TemporaryError):
                         raise
                     raise Unavailable(f"a payload was lost {attempt} times on its way; the last time: {error}") from error
-                log.warning("upload retried", extra={"fields": {"host": reserved.place.host, "reason": str(error)}})
+                log.warning("upload retried", extra={"fields": {"host": reserved.store.host, "reason": str(error)}})
                 if not isinstance(error, TaskNotFound):
-                    avoid.append(reserved.place.host)
+                    avoid.append(reserved.store.host)
         raise AssertionError("the loop returns or raises")
 
     def _upload(self, reserved: wire.Reserved, payload: bytes, crc: int) -> None:
-        connection = self._link.connections.take(reserved.place.endpoint)
+        connection = self._link.connections.take(reserved.store.endpoint)
         try:
             for offset in range(0, len(payload), store_wire.BLOB_PART_BYTES):
                 part = payload[offset : offset + store_wire.BLOB_PART_BYTES]
@@ -94,23 +95,23 @@ class BigPayloads:
         finally:
             self._link.connections.give(connection)
 
-    def get(self, where: wire.Elsewhere) -> bytes | None:
+    def get(self, where: PayloadReference) -> bytes | None:
         """The payload; None if it can't be had from any store just now. Raises DataLost: every store that should have it says
         that it is damaged or gone."""
         damaged: list[str] = []
-        for place in where.places:
+        for store in where.stores:
             try:
-                return self._download(place, where)
+                return self._download(store, where)
             except RoqError as error:
-                fields = {"blob": where.blob, "host": place.host, "reason": str(error)}
+                fields = {"blob": where.blob, "host": store.host, "reason": str(error)}
                 log.warning("payload could not be fetched", extra={"fields": fields})
                 if isinstance(error, DAMAGE):
-                    damaged.append(f"{place.host} ({error})")
-        if not where.places or len(damaged) < len(where.places):
+                    damaged.append(f"{store.host} ({error})")
+        if not where.stores or len(damaged) < len(where.stores):
             return None
         raise DataLost(f"payload {where.blob} of {where.size} bytes is damaged or missing on every host: {', '.join(damaged)}")
 
-    def peek(self, where: wire.Elsewhere) -> bytes:
+    def peek(self, where: PayloadReference) -> bytes:
         """The payload, empty if it can't be had: a view of a task is not to fail for that."""
         try:
             return self.get(where) or b""
@@ -118,8 +119,8 @@ class BigPayloads:
             log.warning("payload could not be fetched for peek: %s", error)
             return b""
 
-    def _download(self, place: wire.Place, where: wire.Elsewhere) -> bytes:
-        connection, parts, size = self._link.connections.take(place.endpoint), list[bytes](), 0
+    def _download(self, store: StoreAddress, where: PayloadReference) -> bytes:
+        connection, parts, size = self._link.connections.take(store.endpoint), list[bytes](), 0
         try:
             while size < where.size:
                 request = store_wire.GetBlob(where.blob, size, min(store_wire.BLOB_PART_BYTES, where.size - size))

@@ -19,26 +19,15 @@ from types import TracebackType
 from typing import TypeVar
 
 from roq.errors import Closed, TemporaryError
+from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import open_backend
 from roq.workqueue.blocking_worker import work
-from roq.workqueue.contract import LEASE_COUNT_MAX, Backend, Leased, NewTask, Release, Status, TaskState, TaskView
+from roq.workqueue.contract import LEASE_COUNT_MAX, Backend, RoundTrip, check_lease
 from roq.workqueue.flow import LeaseFlow, at_once
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
-from roq.workqueue.inputs import check_lease, new_task, put_parts
-from roq.workqueue.lease_keeper import (
-    HeldTask,
-    LeaseKeeper,
-    Trip,
-    Wish,
-    Wishes,
-    done,
-    extended,
-    given_back,
-    raise_lost,
-    rejected,
-    released,
-)
+from roq.workqueue.inputs import new_task, put_parts
+from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, Settlements, Target, given_back, raise_lost
 from roq.workqueue.options import Options
 
 logger = logging.getLogger(__name__)
@@ -55,7 +44,7 @@ class Task(HeldTask):
     __slots__ = ("_flow", "_queue")
 
     def __init__(
-        self, leased: Leased, seconds: float, asked: float, queue: WorkQueue, flow: BlockingPrefetch | None = None
+        self, leased: LeasedTask[bytes], seconds: float, asked: float, queue: WorkQueue, flow: BlockingPrefetch | None = None
     ) -> None:
         super().__init__(leased, seconds, asked)
         self._queue, self._flow = queue, flow
@@ -65,20 +54,19 @@ class Task(HeldTask):
         if self._flow is not None and self._flow.goes_on_after(self):
             self._flow.ack(self)
         else:
-            self._queue._settle_one(self, done)
+            self._queue._settle_one(self, DONE)
 
     def extend(self, seconds: float) -> None:
         """Keep the lease for `seconds` from now. `leases` and `run` do that by themselves."""
-        check_lease(seconds)
-        self._queue._settle_one(self, extended(seconds))
+        self._queue._settle_one(self, Settlement.extend("", seconds))
 
     def release(self, delay_seconds: float = 0.0, error: str = "") -> None:
         """Give it back, to be leased again after `delay_seconds`. error: why; "" if it was not tried."""
-        self._queue._settle_one(self, released(delay_seconds, error))
+        self._queue._settle_one(self, Settlement.release("", delay_seconds, error))
 
     def reject(self, error: str) -> None:
         """Never try it again: it becomes a dead letter with this error."""
-        self._queue._settle_one(self, rejected(error))
+        self._queue._settle_one(self, Settlement.reject("", error))
 
     def wait_lost(self) -> None:
         """See roq.Task.wait_lost; for a thread of its own."""
@@ -116,9 +104,9 @@ class WorkQueue:
             return
         self._closed = True
         try:
-            wishes = given_back(self._keeper.close(), error)
-            for start in range(0, len(wishes), LEASE_COUNT_MAX):
-                self._keeper.settle(wishes[start : start + LEASE_COUNT_MAX])
+            settle = given_back(self._keeper.close(), error)
+            for start in range(0, len(settle), LEASE_COUNT_MAX):
+                self._keeper.settle(settle[start : start + LEASE_COUNT_MAX])
         except TemporaryError as failure:
             logger.warning("%s: what was held could not be given back and comes back by itself: %s", self.address, failure)
         finally:
@@ -154,8 +142,8 @@ class WorkQueue:
 
     def lease(self, seconds: float = 60.0, count: int = 1, wait_seconds: float = 0.0) -> list[Task]:
         """See roq.WorkQueue.lease."""
-        _, tasks, asked = self._trip(seconds, count, wait_seconds)
-        return [Task(leased, seconds, asked, self) for leased in tasks]
+        trip = self._lease(seconds, count, wait_seconds)
+        return [Task(leased, seconds, trip.began, self) for leased in trip.tasks]
 
     def leases(self, seconds: float = 60.0, *, count: int = 1, wait_seconds: float | None = None) -> Iterator[Task]:
         """See roq.WorkQueue.leases."""
@@ -185,30 +173,30 @@ class WorkQueue:
         rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
         return work(self.address, lambda: BlockingPrefetch(self, seconds, 1, wait_seconds), handler, rules)
 
-    def _trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
+    def _lease(self, seconds: float, count: int, wait_seconds: float, settle: Settlements = ()) -> RoundTrip:
         """One lease, after these settlements."""
         check_lease(seconds, count, wait_seconds)
         backend = self._backend
-        trip = self._keeper.lease(backend.lease, seconds, count, wait_seconds, wishes)
-        if trip[1] and self._closed:  # by another thread: nobody is to work on these
-            backend.settle([Release(task.token) for task in trip[1]])
+        trip = self._keeper.lease(backend.lease, seconds, count, wait_seconds, settle)
+        if trip.tasks and self._closed:  # by another thread: nobody is to work on these
+            backend.settle([Settlement.release(task.token) for task in trip.tasks])
             raise Closed("this work queue is closed")
         return trip
 
     # --- settling -------------------------------------------------------------------------------------------------------
 
-    def _settle_one(self, target: HeldTask | str, wish: Wish) -> str:
+    def _settle_one(self, target: Target, settlement: Settlement) -> str:
         """Settle by task or token; the token from now on. Raises LeaseLost."""
         self._backend  # noqa: B018
-        token = self._keeper.settle(((target, wish),))[0]
+        token = self._keeper.settle(((target, settlement),))[0]
         return raise_lost(target) if token is None else token
 
-    def _settle_many(self, tasks: Iterable[Held], wish: Wish) -> list[Held]:
+    def _settle_many(self, tasks: Iterable[Held], settlement: Settlement) -> list[Held]:
         self._backend  # noqa: B018
         wanted, lost = list(tasks), list[Held]()
         for start in range(0, len(wanted), LEASE_COUNT_MAX):
             part = wanted[start : start + LEASE_COUNT_MAX]
-            tokens = self._keeper.settle([(task, wish) for task in part])
+            tokens = self._keeper.settle([(task, settlement) for task in part])
             lost += [task for task, token in zip(part, tokens, strict=True) if token is None]
         return lost
 
@@ -217,37 +205,35 @@ class WorkQueue:
         if isinstance(task, Task):
             task.ack()
         else:
-            self._settle_one(task, done)
+            self._settle_one(task, DONE)
 
     def extend(self, task: Task | str, seconds: float) -> str:
         """See roq.WorkQueue.extend."""
-        check_lease(seconds)
-        return self._settle_one(task, extended(seconds))
+        return self._settle_one(task, Settlement.extend("", seconds))
 
     def release(self, task: Task | str, delay_seconds: float = 0.0, error: str = "") -> None:
         """See roq.WorkQueue.release."""
-        self._settle_one(task, released(delay_seconds, error))
+        self._settle_one(task, Settlement.release("", delay_seconds, error))
 
     def reject(self, task: Task | str, error: str) -> None:
         """See roq.WorkQueue.reject."""
-        self._settle_one(task, rejected(error))
+        self._settle_one(task, Settlement.reject("", error))
 
     def ack_many(self, tasks: Iterable[Held]) -> list[Held]:
         """See roq.WorkQueue.ack_many."""
-        return self._settle_many(tasks, done)
+        return self._settle_many(tasks, DONE)
 
     def extend_many(self, tasks: Iterable[Held], seconds: float) -> list[Held]:
         """See roq.WorkQueue.extend_many."""
-        check_lease(seconds)
-        return self._settle_many(tasks, extended(seconds))
+        return self._settle_many(tasks, Settlement.extend("", seconds))
 
     def release_many(self, tasks: Iterable[Held], delay_seconds: float = 0.0, error: str = "") -> list[Held]:
         """See roq.WorkQueue.release_many."""
-        return self._settle_many(tasks, released(delay_seconds, error))
+        return self._settle_many(tasks, Settlement.release("", delay_seconds, error))
 
     def reject_many(self, tasks: Iterable[Held], error: str) -> list[Held]:
         """See roq.WorkQueue.reject_many."""
-        return self._settle_many(tasks, rejected(error))
+        return self._settle_many(tasks, Settlement.reject("", error))
 
     # --- the whole queue ------------------------------------------------------------------------------------------------
 
@@ -284,7 +270,7 @@ class BlockingPrefetch(LeaseFlow[Task]):
     """The flow of the plain face (flow.py). One thread, but for `stop`."""
 
     def __init__(self, queue: WorkQueue, seconds: float, count: int, wait_seconds: float | None) -> None:
-        def made(leased: Leased, asked: float) -> Task:
+        def made(leased: LeasedTask[bytes], asked: float) -> Task:
             return Task(leased, seconds, asked, queue, self)
 
         super().__init__(queue, made, seconds, count, wait_seconds, WAIT_SLICE_SECONDS)

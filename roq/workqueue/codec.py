@@ -6,47 +6,49 @@ records, applies them, and hands back what `apply` returned for each. Not covere
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from itertools import count as counter
+from typing import Any, TypeVar
 
-from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, TemporaryError
-from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import (
-    DEDUP_KEY_BYTES_MAX,
-    ERROR_BYTES_MAX,
-    LEASE_COUNT_MAX,
-    PRIORITIES,
-    PUT_COUNT_MAX,
-    Ack,
-    Extend,
-    Leased,
+from roq.errors import CallError, InvalidConfiguration, TemporaryError
+from roq.wire.task import (
+    ACK,
+    EXTEND,
+    REJECT,
+    RELEASE,
+    SECONDS_MAX,
+    LeasedTask,
     NewTask,
-    Reject,
-    Release,
+    PayloadReference,
     Settlement,
     TaskState,
     TaskView,
+    cut_error,
+    milliseconds,
 )
-from roq.workqueue.fold import Effects, Handed, Known, RecordRefused, Settled, StoredTask
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.contract import check_lease, check_put
+from roq.workqueue.fold import APPLIED, Effects, Handed, Known, RecordRefused, Settled, StoredTask
 from roq.workqueue.records import (
     POP_SHIFT,
     Cancel,
     Complete,
     DeadLetter,
+    ExtendLease,
     Pop,
     Push,
-    Record,
     Requeue,
     TaskKey,
 )
-from roq.workqueue.records import ExtendLease as ExtendRecord
 
-SECONDS_MAX = 10 * 366 * 86_400.0  # of a delay or a lease; more is a mistake
+MILLISECONDS_MAX = round(SECONDS_MAX * 1000)
 WAIT_SECONDS_MAX = 86_400.0  # a longer wait ends then, with nothing
 _TOKEN = re.compile(r"([0-9]{1,19})\.([0-9]{1,4})\.([0-9a-f]{16})")
 _ID = re.compile(r"([0-9a-f]{16})-([0-9]{1,19})")
+
+PayloadT = TypeVar("PayloadT", bound=bytes | PayloadReference)
+ViewT = TypeVar("ViewT", bound=TaskView)
 
 
 def task_id(key: TaskKey) -> str:
@@ -75,56 +77,9 @@ def parse_token(text: str) -> tuple[int, int]:
     return int(match[1]) << POP_SHIFT | int(match[2]), int(match[3], 16)
 
 
-def cut_error(text: str) -> str:
-    """At most ERROR_BYTES_MAX bytes of an error's text."""
-    data = text.encode(errors="replace")
-    return data[:ERROR_BYTES_MAX].decode(errors="ignore")
-
-
-def milliseconds(seconds: float) -> int:
-    """Rounded up, so that nothing ends early."""
-    return math.ceil(seconds * 1000 - 1e-6)
-
-
-def check_lease(seconds: float) -> None:
-    """Raises InvalidConfiguration."""
-    if not 0 < seconds <= SECONDS_MAX:
-        raise InvalidConfiguration(f"a lease lasts more than 0 and at most {SECONDS_MAX:.0f} seconds, got {seconds}")
-
-
-def check_delay(seconds: float) -> None:
-    """Raises InvalidConfiguration."""
-    if not 0 <= seconds <= SECONDS_MAX:
-        raise InvalidConfiguration(f"a delay is 0 to {SECONDS_MAX:.0f} seconds, got {seconds}")
-
-
-def check_task(task: NewTask, settings: TaskSettings) -> None:
-    """Raises PayloadTooLarge or InvalidConfiguration."""
-    if len(task.payload) > settings.payload_bytes_max:
-        raise PayloadTooLarge(f"a payload has at most {settings.payload_bytes_max} bytes, got {len(task.payload)}")
-    if task.delay_seconds:
-        check_delay(task.delay_seconds)
-    if task.priority and (type(task.priority) is not int or task.priority not in PRIORITIES):
-        raise InvalidConfiguration(f"a priority is {PRIORITIES[0]} to {PRIORITIES[-1]}, got {task.priority}")
-    if task.dedup_key:
-        _check_dedup_key(task.dedup_key)
-
-
-def _check_dedup_key(key: str) -> None:
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidConfiguration(f"a dedup_key is text, got {key!r}") from error
-    if size > DEDUP_KEY_BYTES_MAX:
-        raise InvalidConfiguration(f"a dedup_key has at most {DEDUP_KEY_BYTES_MAX} bytes of UTF-8, got {size}")
-
-
 def numbered(producer: int, first: int, tasks: Sequence[NewTask], settings: TaskSettings, now: int) -> list[Push]:
     """The Pushes of tasks whose numbers the caller chose: first, first + 1, …; put again, they take effect once."""
-    if len(tasks) > PUT_COUNT_MAX:
-        raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
-    for task in tasks:
-        check_task(task, settings)
+    check_put(tasks, settings)
     return [
         Push(now, producer, number, task.payload, task.priority, milliseconds(task.delay_seconds), task.dedup_key)
         for number, task in enumerate(tasks, first)
@@ -143,10 +98,7 @@ class RequestCodec:
 
     def put(self, tasks: Sequence[NewTask], settings: TaskSettings, now: int) -> list[Push]:
         """The Pushes of these tasks, all of them or an error. They are numbered: append them in any order, but do append."""
-        if len(tasks) > PUT_COUNT_MAX:
-            raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
-        for task in tasks:
-            check_task(task, settings)
+        check_put(tasks, settings)
         id, numbers = self.id, self._sequences
         return [
             Push(now, id, next(numbers), task.payload, task.priority, milliseconds(task.delay_seconds), task.dedup_key)
@@ -155,11 +107,7 @@ class RequestCodec:
 
     def lease(self, seconds: float, count: int, wait_seconds: float, now: int) -> Pop:
         """The Pop. It waits by itself if wait_seconds is above 0; `cancel` it when that is over, and when nobody wants it."""
-        check_lease(seconds)
-        if not 1 <= count <= LEASE_COUNT_MAX:
-            raise InvalidConfiguration(f"1 to {LEASE_COUNT_MAX} tasks can be leased at once, got {count}")
-        if not wait_seconds >= 0:
-            raise InvalidConfiguration(f"wait_seconds is at least 0, got {wait_seconds}")
+        check_lease(seconds, count, wait_seconds)
         wait = milliseconds(min(wait_seconds, WAIT_SECONDS_MAX))
         return Pop(now, self.id, next(self._nonces), count, milliseconds(seconds), wait)
 
@@ -171,27 +119,31 @@ class RequestCodec:
 # --- settlements ------------------------------------------------------------------------------------------------------
 
 
-def settlement(one: Settlement, now: int) -> Record:
-    """The record of a settlement. CallError for what no lease of this kind of work queue can have given."""
+def settlement(one: Settlement, now: int) -> Complete | ExtendLease | Requeue | DeadLetter:
+    """The record of a settlement, also of one that no client of ours would send. CallError for what no lease of this kind of
+    work queue can have given, or InvalidConfiguration."""
     delivery, instance = parse_token(one.token)
-    match one:
-        case Ack():
-            return Complete(now, delivery, instance)
-        case Extend(seconds=seconds):
-            check_lease(seconds)
-            return ExtendRecord(now, delivery, instance, milliseconds(seconds))
-        case Release(delay_seconds=delay, error=error):
-            check_delay(delay)
-            return Requeue(now, delivery, instance, 0, milliseconds(delay), cut_error(error))
-        case Reject(error=error):
-            return DeadLetter(now, delivery, instance, cut_error(error))
+    kind, ms = one.kind, one.milliseconds
+    if not 0 <= ms <= MILLISECONDS_MAX:
+        raise InvalidConfiguration(f"{ms} ms is out of range")
+    if kind == ACK:
+        return Complete(now, delivery, instance)
+    if kind == EXTEND:
+        if not ms:
+            raise InvalidConfiguration("a lease is extended by more than 0 ms")
+        return ExtendLease(now, delivery, instance, ms)
+    if kind == RELEASE:
+        return Requeue(now, delivery, instance, 0, ms, cut_error(one.error))
+    if kind == REJECT:
+        return DeadLetter(now, delivery, instance, cut_error(one.error))
+    raise InvalidConfiguration(f"no settlement is of kind {kind}")
 
 
 def settled(one: Settlement, effects: Effects) -> str | None:
     """The answer to a settlement: the token from now on, "" when the lease is over, None when it was lost before."""
-    if not any(type(effect) is Settled and effect.applied for effect in effects):
+    if effects is not APPLIED and not any(type(effect) is Settled and effect.applied for effect in effects):
         return None
-    return one.token if type(one) is Extend else ""
+    return one.token if one.kind == EXTEND else ""
 
 
 # --- effects into answers ---------------------------------------------------------------------------------------------
@@ -207,32 +159,32 @@ def put_id(push: Push, effects: Effects) -> str:
     return f"{push.producer:016x}-{push.sequence}"
 
 
-def leased(handed: Handed, instance: int, payload: bytes) -> Leased:
-    """The lease as its worker gets it. payload: fetched by the caller where it is kept elsewhere."""
+def leased(handed: Handed, instance: int, payload: PayloadT) -> LeasedTask[PayloadT]:
+    """The lease as its worker gets it. payload: by the caller where it is kept elsewhere."""
     task = handed.task
-    return Leased(
+    return LeasedTask(
         f"{task.producer:016x}-{task.sequence}",
         token(handed.delivery, instance),
         payload,
         handed.attempt,
         task.priority,
-        task.inserted / 1000,
-        handed.due / 1000,
+        task.inserted,
+        handed.due,
     )
 
 
-def view(task: StoredTask, state: TaskState, payload: bytes) -> TaskView:
-    """A task as `peek` shows it."""
-    return TaskView(
-        id=task_id((task.producer, task.sequence)),
-        payload=payload,
-        state=state,
-        attempts=task.attempts,
-        priority=task.priority,
-        inserted=task.inserted / 1000,
-        due=task.due / 1000,
-        error=task.error,
-        holder=f"{task.instance:016x}" if task.instance else "",
+def view(kind: type[ViewT], task: StoredTask, state: TaskState, payload: Any) -> ViewT:
+    """A task as `peek` shows it. payload: as above, one that this kind of view can have."""
+    return kind(
+        task_id((task.producer, task.sequence)),
+        payload,
+        state,
+        task.attempts,
+        task.priority,
+        task.inserted,
+        task.due,
+        task.error,
+        f"{task.instance:016x}" if task.instance else "",
     )
 
 

@@ -1,7 +1,8 @@
-"""What every work queue does, whatever its address: the verbs of a backend and the values they take and give.
+"""What every work queue does, whatever its address: the verbs of a backend, and the limits of what they take.
 
 A backend is plain blocking code that any thread may call; `roq.workqueue.queue` puts the asynchronous API on top of it and
-`roq.blocking` the plain one. Not covered here: how an address finds its backend (address.py).
+`roq.blocking` the plain one. Not covered here: the values of tasks (roq/wire/task.py),
+how an address finds its backend (address.py).
 
 Promises of every backend: what `put` returned is leased until it is acked; `put` and `settle` return when their effect is on
 stable storage (except `memory:`); at most one lease of a task is valid at any time; a settlement with the token of an older
@@ -12,27 +13,18 @@ lease changes nothing and is answered None; order is by priority (higher first),
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from roq.errors import InvalidConfiguration, PayloadTooLarge
+from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView, check_delay, check_lease_seconds
 from roq.wire.work_queue import TaskSettings
 
 LEASE_COUNT_MAX = 1000  # tasks handed out at once
 PUT_COUNT_MAX = 10_000  # tasks taken at once; `WorkQueue.put_many` cuts longer lists
-ERROR_BYTES_MAX = 4096  # of the text kept with a failed task; longer ones are cut
 PRIORITIES = range(-128, 128)  # 0 is the default, higher goes first
 DEDUP_KEY_BYTES_MAX = 256
-
-
-class TaskState(StrEnum):
-    """Where a task is."""
-
-    READY = "ready"
-    DELAYED = "delayed"
-    LEASED = "leased"
-    DEAD = "dead"
 
 
 Asked = Mapping[str, float]  # settings by name; who leaves one out takes what the queue has, and for a new one the default
@@ -70,86 +62,47 @@ class ClusterSettings(TaskSettings, frozen=True):
     inline_bytes: int = 0
 
 
-class NewTask(msgspec.Struct, frozen=True):
-    """A task to put. dedup_key: "" for none."""
+class RoundTrip(NamedTuple):
+    """What one `lease` gave: the answers to its settlements, and tasks. began: monotonic seconds of this process; their leases
+    began then or later; 0: not known."""
 
-    payload: bytes
-    delay_seconds: float = 0.0
-    priority: int = 0
-    dedup_key: str = ""
-
-
-class Leased(msgspec.Struct, frozen=True):
-    """A task and the right to work on it until `expires`. attempt: 1 for the first lease. inserted, expires: Unix seconds.
-    since: monotonic seconds of this process; the lease began then or later; 0: not known."""
-
-    id: str
-    token: str
-    payload: bytes
-    attempt: int
-    priority: int
-    inserted: float
-    expires: float
-    since: float = 0.0
+    settled: list[str | None]
+    tasks: list[LeasedTask[bytes]]
+    began: float = 0.0
 
 
-class Ack(msgspec.Struct, frozen=True, tag=True):
-    """The task is done."""
-
-    token: str
-
-
-class Extend(msgspec.Struct, frozen=True, tag=True):
-    """Keep the lease for `seconds` from now."""
-
-    token: str
-    seconds: float
+def check_lease(seconds: float, count: int = 1, wait_seconds: float | None = 0.0) -> None:
+    """Raises InvalidConfiguration."""
+    check_lease_seconds(seconds)
+    if not 1 <= count <= LEASE_COUNT_MAX:
+        raise InvalidConfiguration(f"1 to {LEASE_COUNT_MAX} tasks can be leased at once, got {count}")
+    if wait_seconds is not None and not wait_seconds >= 0:
+        raise InvalidConfiguration(f"wait_seconds is at least 0, got {wait_seconds}")
 
 
-class Release(msgspec.Struct, frozen=True, tag=True):
-    """Give the task back, to be leased again after `delay_seconds`. error: why, "" if it was not tried."""
-
-    token: str
-    delay_seconds: float = 0.0
-    error: str = ""
-
-
-class Reject(msgspec.Struct, frozen=True, tag=True):
-    """Never try this task again: it becomes a dead letter with this error."""
-
-    token: str
-    error: str
-
-
-Settlement = Ack | Extend | Release | Reject
+def check_put(tasks: Sequence[NewTask], settings: TaskSettings) -> None:
+    """Raises InvalidConfiguration or PayloadTooLarge."""
+    if len(tasks) > PUT_COUNT_MAX:
+        raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
+    limit = settings.payload_bytes_max
+    for task in tasks:
+        if len(task.payload) > limit:
+            raise PayloadTooLarge(f"a payload has at most {limit} bytes, got {len(task.payload)}")
+        if task.delay_seconds:
+            check_delay(task.delay_seconds)
+        if task.priority and (type(task.priority) is not int or task.priority not in PRIORITIES):
+            raise InvalidConfiguration(f"a priority is {PRIORITIES[0]} to {PRIORITIES[-1]}, got {task.priority}")
+        if task.dedup_key:
+            _check_dedup_key(task.dedup_key)
 
 
-class Status(msgspec.Struct, frozen=True):
-    """Counts of tasks. completed, inserted: since the queue exists. oldest_seconds: age of the oldest ready task, None if none
-    is ready."""
-
-    ready: int
-    delayed: int
-    leased: int
-    dead: int
-    completed: int
-    inserted: int
-    oldest_seconds: float | None
-
-
-class TaskView(msgspec.Struct, frozen=True):
-    """A task as `peek` shows it. attempts: leases so far. due: Unix seconds when it is ready (DELAYED) or its lease ends
-    (LEASED), 0 otherwise. error: of the last failed attempt. holder: who leases it, as far as known."""
-
-    id: str
-    payload: bytes
-    state: TaskState
-    attempts: int
-    priority: int
-    inserted: float
-    due: float
-    error: str
-    holder: str
+def _check_dedup_key(key: str) -> None:
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidConfiguration(f"a dedup_key is text, got {key!r}") from error
+    if size > DEDUP_KEY_BYTES_MAX:
+        raise InvalidConfiguration(f"a dedup_key has at most {DEDUP_KEY_BYTES_MAX} bytes of UTF-8, got {size}")
 
 
 class Backend(Protocol):
@@ -163,11 +116,9 @@ class Backend(Protocol):
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
         """Store tasks, all or none as far as the medium can; their ids. At most PUT_COUNT_MAX."""
 
-    def lease(
-        self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
-    ) -> tuple[list[str | None], list[Leased]]:
+    def lease(self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()) -> RoundTrip:
         """First `settle`, then up to `count` tasks, in one trip where the backend can. Waits up to `wait_seconds` for the first
-        task; none: an empty list. The first list is that of `settle`."""
+        task."""
 
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
         """Per settlement: the token valid from now on ("" when the lease is over), or None: that lease was lost before."""

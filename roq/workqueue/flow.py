@@ -16,9 +16,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from roq.errors import LeaseLost, StorageFailed, TemporaryError
 from roq.runtime.backoff import delays
-from roq.workqueue.contract import Leased
+from roq.wire.task import LeasedTask, Settlement
+from roq.workqueue.contract import RoundTrip
 from roq.workqueue.handling import Rules, log_failure
-from roq.workqueue.lease_keeper import HeldTask, LeaseKeeper, Trip, Wish, Wishes, done, raise_lost
+from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, Settlements, Target, raise_lost
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -63,10 +64,10 @@ class TaskSource(Protocol):
     def closed(self) -> bool:
         """Whether nothing can be sent any more."""
 
-    def _trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Any:
-        """One lease, after these settlements: a Trip."""
+    def _lease(self, seconds: float, count: int, wait_seconds: float, settle: Settlements = ()) -> Any:
+        """One lease, after these settlements: a RoundTrip."""
 
-    def _settle_one(self, target: HeldTask | str, wish: Wish) -> Any:
+    def _settle_one(self, target: Target, settlement: Settlement) -> Any:
         """The token from now on."""
 
     def release_many(self, tasks: Iterable[Any], delay_seconds: float = 0.0, error: str = "") -> Any:
@@ -80,7 +81,7 @@ class LeaseFlow(Generic[TaskT]):
     def __init__(
         self,
         queue: TaskSource,
-        made: Callable[[Leased, float], TaskT],
+        made: Callable[[LeasedTask[bytes], float], TaskT],
         seconds: float,
         count: int,
         wait_seconds: float | None,
@@ -99,7 +100,7 @@ class LeaseFlow(Generic[TaskT]):
         while not (self._spare or self.ending):
             left = max(0.0, deadline - time.monotonic())
             try:
-                self._take((yield self._queue._trip(self._seconds, self._count, min(left, self._slice_seconds))))
+                self._take((yield self._queue._lease(self._seconds, self._count, min(left, self._slice_seconds))))
             except StorageFailed:
                 raise  # a person has to look
             except TemporaryError as error:
@@ -121,10 +122,10 @@ class LeaseFlow(Generic[TaskT]):
         self._current.begun = True
         return self._current
 
-    def _take(self, trip: Trip) -> None:
-        _, leased, asked = trip
+    def _take(self, trip: RoundTrip) -> None:
+        _, leased, began = trip
         if leased:
-            tasks = [self._made(one, asked) for one in leased]
+            tasks = [self._made(one, began) for one in leased]
             self._queue._keeper.hold(tasks)
             self._spare.extend(tasks)
 
@@ -134,10 +135,10 @@ class LeaseFlow(Generic[TaskT]):
 
     def ack_steps(self, task: HeldTask) -> Steps[None]:
         """Ack and fetch in one trip that does not wait."""
-        trip = yield self._queue._trip(self._seconds, self._count, 0.0, ((task, done),))
+        trip = yield self._queue._lease(self._seconds, self._count, 0.0, ((task, DONE),))
         self._current = None
         self._take(trip)
-        if trip[0][0] is None:
+        if trip.settled[0] is None:
             raise_lost(task)
 
     def leave(self) -> None:

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from roq.wire.task import Status, TaskState
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Status, TaskState
 from roq.workqueue.records import (
     POP_SHIFT,
     BlobRef,
@@ -557,7 +557,7 @@ class Fold:
             dead=len(self.dead),
             completed=self.completed,
             inserted=self.inserted,
-            oldest_seconds=None if oldest is None else max(now - oldest.inserted, 0) / 1000,
+            oldest_ms=-1 if oldest is None else max(now - oldest.inserted, 0),
         )
 
     def first(self, state: TaskState, count: int) -> list[StoredTask]:

@@ -10,8 +10,8 @@ import msgspec
 
 from roq.errors import InvalidConfiguration
 from roq.runtime import observe
-from roq.workqueue.contract import ERROR_BYTES_MAX
-from roq.workqueue.inputs import check_lease
+from roq.wire.task import ERROR_BYTES_MAX
+from roq.workqueue.contract import check_lease
 
 logger = observe.logger(__name__)
 RETRY_SECONDS_MAX = 300.0  # longest back-off of a task that fails again and again

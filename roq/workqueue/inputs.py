@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from roq.errors import InvalidConfiguration
-from roq.workqueue.contract import LEASE_COUNT_MAX, PUT_COUNT_MAX, NewTask
+from roq.wire.task import NewTask
+from roq.workqueue.contract import PUT_COUNT_MAX
 
 PUT_BYTES = 4 * 1024 * 1024  # payload bytes that travel together; more only for one payload larger than this
 
@@ -39,13 +39,3 @@ def put_parts(tasks: Iterable[NewTask | bytes]) -> Iterator[list[NewTask]]:
         size += len(task.payload)
     if part:
         yield part
-
-
-def check_lease(seconds: float, count: int = 1, wait_seconds: float | None = 0.0) -> None:
-    """Raises InvalidConfiguration: before a call joins others', so that a wrong one harms no other."""
-    if not 0 < seconds < float("inf"):
-        raise InvalidConfiguration(f"a lease lasts more than 0 seconds, got {seconds}")
-    if not 1 <= count <= LEASE_COUNT_MAX:
-        raise InvalidConfiguration(f"1 to {LEASE_COUNT_MAX} tasks can be leased at once, got {count}")
-    if wait_seconds is not None and not wait_seconds >= 0:
-        raise InvalidConfiguration(f"wait_seconds is at least 0, got {wait_seconds}")

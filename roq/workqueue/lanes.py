@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from roq.errors import CallError, Closed, InvalidConfiguration, PayloadTooLarge, RoqError
-from roq.workqueue.contract import LEASE_COUNT_MAX, Leased
-from roq.workqueue.lease_keeper import Trip, Wishes
+from roq.wire.task import LeasedTask
+from roq.workqueue.contract import LEASE_COUNT_MAX, RoundTrip
+from roq.workqueue.lease_keeper import Settlements
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -151,37 +152,40 @@ def _copied(error: RoqError) -> RoqError:
     return copy
 
 
-TakeTrip = Callable[[float, int, float, Wishes], Trip]  # seconds, count, wait_seconds, settle: blocking
+GiveBack = Callable[[list[LeasedTask[bytes]]], None]
+LeaseCall = Callable[[float, int, float, Settlements], RoundTrip]  # seconds, count, wait_seconds, settle: blocking
 
 
-class _Want:
-    """One caller's wish for tasks."""
+class _LeaseRequest:
+    """One caller's."""
 
-    __slots__ = ("count", "deadline", "future", "wishes")
+    __slots__ = ("count", "deadline", "future", "settle")
 
-    def __init__(self, count: int, deadline: float, wishes: Wishes, future: asyncio.Future[Trip]) -> None:
-        self.count, self.deadline, self.wishes, self.future = count, deadline, wishes, future
+    def __init__(self, count: int, deadline: float, settle: Settlements, future: asyncio.Future[RoundTrip]) -> None:
+        self.count, self.deadline, self.settle, self.future = count, deadline, settle, future
 
     def can_wait(self, now: float) -> bool:
-        return not self.wishes and self.deadline > now
+        return not self.settle and self.deadline > now
 
 
 class LeaseLane:
-    """Leases of one lease time. `trip`: Backend.lease with wishes; `give_back`: release what nobody takes."""
+    """Leases of one lease time. `call`: Backend.lease with settlements; `give_back`: release what nobody takes."""
 
-    def __init__(self, threads: CallThreads, seconds: float, trip: TakeTrip, give_back: Callable[[list[Leased]], None]) -> None:
+    def __init__(
+        self, threads: CallThreads, seconds: float, call: LeaseCall, give_back: Callable[[list[LeasedTask[bytes]]], None]
+    ) -> None:
         self._threads, self._seconds = threads, seconds
-        self._trip, self._give_back = trip, give_back
-        self._new: deque[_Want] = deque()
-        self._patient: deque[_Want] = deque()  # found nothing and wait on
+        self._call, self._give_back = call, give_back
+        self._new: deque[_LeaseRequest] = deque()
+        self._patient: deque[_LeaseRequest] = deque()  # found nothing and wait on
         self._asking = self._waiting = self._closed = False
 
-    def add(self, count: int, wait_seconds: float, wishes: Wishes = ()) -> asyncio.Future[Trip]:
-        """Up to `count` tasks, waiting up to `wait_seconds` for the first. With wishes: settle first, never wait."""
+    def add(self, count: int, wait_seconds: float, settle: Settlements = ()) -> asyncio.Future[RoundTrip]:
+        """Up to `count` tasks, waiting up to `wait_seconds` for the first. With settlements: those first, never wait."""
         if self._closed:
             raise Closed("this work queue is closed")
-        future: asyncio.Future[Trip] = self._threads.loop.create_future()
-        self._new.append(_Want(count, time.monotonic() + wait_seconds, wishes, future))
+        future: asyncio.Future[RoundTrip] = self._threads.loop.create_future()
+        self._new.append(_LeaseRequest(count, time.monotonic() + wait_seconds, settle, future))
         if not self._asking:
             self._asking = True
             self._threads.loop.call_soon(self._ask)
@@ -214,7 +218,7 @@ class LeaseLane:
         self._asking = True
         self._start(wants, 0.0, self._asked)
 
-    def _asked(self, wants: list[_Want], trip: Trip | BaseException) -> None:
+    def _asked(self, wants: list[_LeaseRequest], trip: RoundTrip | BaseException) -> None:
         self._hand_out(wants, trip)
         self._ask()
         self._wait()
@@ -226,60 +230,63 @@ class LeaseLane:
         left = min(want.deadline for want in wants) - time.monotonic()
         self._start(wants, min(WAIT_SLICE_SECONDS, max(left, 0.0)), self._waited)
 
-    def _waited(self, wants: list[_Want], trip: Trip | BaseException) -> None:
+    def _waited(self, wants: list[_LeaseRequest], trip: RoundTrip | BaseException) -> None:
         self._waiting = False
         self._hand_out(wants, trip)
         self._wait()
 
     def _start(
-        self, wants: list[_Want], wait_seconds: float, then: Callable[[list[_Want], Trip | BaseException], None]
+        self,
+        wants: list[_LeaseRequest],
+        wait_seconds: float,
+        then: Callable[[list[_LeaseRequest], RoundTrip | BaseException], None],
     ) -> None:
-        wishes = [wish for want in wants for wish in want.wishes]
+        settle = [one for want in wants for one in want.settle]
         count = min(LEASE_COUNT_MAX, sum(want.count for want in wants))
-        call = self._threads.start(self._trip, self._seconds, count, wait_seconds, wishes)
+        call = self._threads.start(self._call, self._seconds, count, wait_seconds, settle)
         call.add_done_callback(lambda ended: then(wants, ended.exception() or ended.result()))
 
-    def _hand_out(self, wants: list[_Want], trip: Trip | BaseException) -> None:
+    def _hand_out(self, wants: list[_LeaseRequest], trip: RoundTrip | BaseException) -> None:
         """Tasks first come, first served; who got none and can wait, waits on; what nobody takes goes back."""
         if isinstance(trip, BaseException):
             for want in wants:
                 answer(want.future, _copied(trip) if isinstance(trip, RoqError) else trip)
             return
-        answers, tasks, asked = trip
+        answers, tasks, began = trip
         if self._closed:
             self._give_back(tasks)
             tasks = []
         now, first = time.monotonic(), 0
         for want in wants:
-            mine, first = answers[first : first + len(want.wishes)], first + len(want.wishes)
+            mine, first = answers[first : first + len(want.settle)], first + len(want.settle)
             if want.future.done():  # cancelled
                 continue
             got, tasks = tasks[: want.count], tasks[want.count :]
-            if self._closed and not want.wishes:
+            if self._closed and not want.settle:
                 want.future.set_exception(Closed("this work queue is closed"))
             elif got or not want.can_wait(now):
-                want.future.set_result((mine, got, asked))
+                want.future.set_result(RoundTrip(mine, got, began))
             else:
                 self._patient.append(want)
                 if self._waiting and want.deadline < now + WAIT_SLICE_SECONDS:
                     self._answer_in_time(want, now)
         for queue in (self._patient, self._new):
             for want in queue:
-                if tasks and not want.wishes and not want.future.done():
+                if tasks and not want.settle and not want.future.done():
                     got, tasks = tasks[: want.count], tasks[want.count :]
-                    want.future.set_result(([], got, asked))
+                    want.future.set_result(RoundTrip([], got, began))
         if tasks:
             self._give_back(tasks)
 
-    def _answer_in_time(self, want: _Want, now: float) -> None:
+    def _answer_in_time(self, want: _LeaseRequest, now: float) -> None:
         """The call that waits goes on after this one's time: it is not waited for."""
-        timer = self._threads.loop.call_later(want.deadline - now, answer, want.future, ([], [], want.deadline))
+        timer = self._threads.loop.call_later(want.deadline - now, answer, want.future, RoundTrip([], [], want.deadline))
         want.future.add_done_callback(lambda _: timer.cancel())  # what it was answered must not live as long as the timer
 
 
-def _taken(queue: deque[_Want]) -> list[_Want]:
+def _taken(queue: deque[_LeaseRequest]) -> list[_LeaseRequest]:
     """Wants of one call, at most LEASE_COUNT_MAX tasks; the cancelled and answered ones are dropped."""
-    wants: list[_Want] = []
+    wants: list[_LeaseRequest] = []
     count = 0
     while queue:
         if queue[0].future.done():

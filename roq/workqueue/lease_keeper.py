@@ -12,11 +12,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NoReturn
 
 from roq.errors import CallError, Closed, LeaseLost, TemporaryError
-from roq.workqueue.contract import LEASE_COUNT_MAX, Ack, Extend, Leased, Reject, Release, Settlement
+from roq.wire.task import EXTEND, LeasedTask, Settlement
+from roq.workqueue.contract import LEASE_COUNT_MAX, RoundTrip
 
 logger = logging.getLogger(__name__)
 RENEWALS = 3  # a lease is renewed when a third of it has passed, so two failed renewals cost nothing
@@ -24,23 +24,7 @@ RETRY_SECONDS = 1.0  # at most, between tries of a renewal that failed
 LEFT_MAX = 1000  # tasks let go unsettled, before those whose lease is over are forgotten
 JOIN_SECONDS = 1.0  # bounded wait for the thread at the end; it holds nothing
 
-Wish = Callable[[str], Settlement]  # what to do with a lease, once its token of the moment is known
-done: Wish = Ack
-
-
-def extended(seconds: float) -> Wish:
-    """Keep the lease for `seconds` from now."""
-    return partial(Extend, seconds=seconds)
-
-
-def released(delay_seconds: float = 0.0, error: str = "") -> Wish:
-    """Give the task back."""
-    return partial(Release, delay_seconds=delay_seconds, error=error)
-
-
-def rejected(error: str) -> Wish:
-    """Never try it again."""
-    return partial(Reject, error=error)
+DONE = Settlement.ack()
 
 
 class HeldTask:
@@ -63,9 +47,9 @@ class HeldTask:
         "watcher",
     )
 
-    def __init__(self, leased: Leased, seconds: float, asked: float) -> None:
+    def __init__(self, leased: LeasedTask[bytes], seconds: float, asked: float) -> None:
         self.id, self.payload, self.attempt, self.priority = leased.id, leased.payload, leased.attempt, leased.priority
-        self.inserted, self.expires, self.token = leased.inserted, leased.expires, leased.token
+        self.inserted, self.expires, self.token = leased.inserted_ms / 1000, leased.expires_ms / 1000, leased.token
         self.seconds = seconds  # of the lease
         self._until = asked + seconds  # monotonic; the lease holds at least until here
         self._lost = self._settled = False
@@ -100,9 +84,9 @@ class HeldTask:
         if token is None:
             self.mark_lost()
             return False
-        if isinstance(settlement, Extend):
-            self.token, self.seconds = token, settlement.seconds
-            self._until, self.expires = asked + settlement.seconds, time.time() + settlement.seconds
+        if settlement.kind == EXTEND:
+            self.token, self.seconds = token, settlement.milliseconds / 1000
+            self._until, self.expires = asked + self.seconds, time.time() + self.seconds
         else:
             self._settled = True
         return True
@@ -112,24 +96,18 @@ class HeldTask:
         return self._until - now
 
 
-Wishes = Sequence[tuple[HeldTask | str, Wish]]  # a task, or a bare token
-Lease = Callable[[float, int, float, Sequence[Settlement]], tuple[list[str | None], list[Leased]]]
-Trip = tuple[list[str | None], list[Leased], float]  # answers to the settlements, tasks, monotonic time their leases began
+Target = HeldTask | str  # a task, or a bare token
+Settlements = Sequence[tuple[Target, Settlement]]  # the token of the moment is filled in when they are sent
+Settle = Callable[[Sequence[Settlement]], list[str | None]]
+Lease = Callable[[float, int, float, Sequence[Settlement]], RoundTrip]
 
 
-def given_back(tasks: Iterable[HeldTask], error: str) -> Wishes:
+def given_back(tasks: Iterable[HeldTask], error: str) -> Settlements:
     """Releases at the end of everything; `error` only for those that were worked on."""
-    return [(task, released(error=error if task.begun else "")) for task in tasks]
+    return [(task, Settlement.release("", 0.0, error if task.begun else "")) for task in tasks]
 
 
-def held_since(tasks: Sequence[Leased], asked: float, wait_seconds: float) -> float:
-    """When these leases, asked for at `asked`, began, as far as we know; rather too early than too late. Monotonic seconds."""
-    if not wait_seconds or not tasks:
-        return asked
-    return min(task.since for task in tasks) or time.monotonic()  # after a wait, `asked` may be much too early
-
-
-def raise_lost(target: HeldTask | str) -> NoReturn:
+def raise_lost(target: Target) -> NoReturn:
     """LeaseLost with the task's name."""
     name = f"with token {target!r}" if isinstance(target, str) else target.id
     raise LeaseLost(f"the lease of task {name} ended before: another worker may have it, or has done it")
@@ -138,7 +116,7 @@ def raise_lost(target: HeldTask | str) -> NoReturn:
 class LeaseKeeper:
     """Renews the leases it is told to hold; safe for any thread. `settle`: Backend.settle."""
 
-    def __init__(self, settle: Callable[[Sequence[Settlement]], list[str | None]]) -> None:
+    def __init__(self, settle: Settle) -> None:
         self._settle = settle
         self._changed = threading.Condition(threading.Lock())
         self._due: dict[HeldTask, float] = {}  # monotonic time of the next renewal
@@ -174,25 +152,25 @@ class LeaseKeeper:
                     self._left = {left for left in self._left if not (left.settled or left.lost)}
                 self._left.add(task)
 
-    def begin(self, wishes: Wishes) -> list[Settlement]:
+    def begin(self, wanted: Settlements) -> list[Settlement]:
         """The settlements with the tokens of this moment; renewal stops until `finish` or `abandon`."""
         with self._changed:
             if self._under_way:
-                tasks = {target for target, _ in wishes if isinstance(target, HeldTask)}
+                tasks = {target for target, _ in wanted if isinstance(target, HeldTask)}
                 while self._under_way & tasks:
                     self._changed.wait()
             if self._due:
-                for target, _ in wishes:
+                for target, _ in wanted:
                     if isinstance(target, HeldTask) and target in self._due:
                         self._due[target] = float("inf")
-        return [wish(target if isinstance(target, str) else target.token) for target, wish in wishes]
+        return [one.of(target if isinstance(target, str) else target.token) for target, one in wanted]
 
     def finish(
-        self, wishes: Wishes, settlements: Sequence[Settlement], tokens: Sequence[str | None], asked: float
+        self, wanted: Settlements, settlements: Sequence[Settlement], tokens: Sequence[str | None], asked: float
     ) -> list[str | None]:
         """Take in the answers of `begin`'s settlements; the answers."""
         with self._changed:
-            for (target, _), settlement, token in zip(wishes, settlements, tokens, strict=True):
+            for (target, _), settlement, token in zip(wanted, settlements, tokens, strict=True):
                 if isinstance(target, HeldTask):
                     if not target.answered(settlement, token, asked) or target.settled:
                         self._due.pop(target, None)
@@ -200,36 +178,37 @@ class LeaseKeeper:
                         self._put(target, asked + target.seconds / RENEWALS)
         return list(tokens)
 
-    def abandon(self, wishes: Wishes) -> None:
+    def abandon(self, wanted: Settlements) -> None:
         """The settlements failed, or nobody knows: go on renewing."""
         with self._changed:
-            for target, _ in wishes:
+            for target, _ in wanted:
                 if isinstance(target, HeldTask) and target in self._due:
                     self._put(target, time.monotonic())
 
-    def settle(
-        self, wishes: Wishes, call: Callable[[Sequence[Settlement]], list[str | None]] | None = None
-    ) -> list[str | None]:
+    def settle(self, wanted: Settlements, call: Settle | None = None) -> list[str | None]:
         """begin, `call` (Backend.settle unless told), finish."""
-        settlements, asked = self.begin(wishes), time.monotonic()
+        settlements, asked = self.begin(wanted), time.monotonic()
         try:
             tokens = (call or self._settle)(settlements)
         except BaseException:
-            self.abandon(wishes)
+            self.abandon(wanted)
             raise
-        return self.finish(wishes, settlements, tokens, asked)
+        return self.finish(wanted, settlements, tokens, asked)
 
-    def lease(self, lease: Lease, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
-        """One lease (`lease`: Backend.lease), after these settlements."""
-        tasks, asked = list[Leased](), time.monotonic()
-
-        def call(settlements: Sequence[Settlement]) -> list[str | None]:
-            answers, leased = lease(seconds, count, wait_seconds, settlements)
-            tasks.extend(leased)
-            return answers
-
-        answers = self.settle(wishes, call) if wishes else call(())
-        return answers, tasks, held_since(tasks, asked, wait_seconds)
+    def lease(self, lease: Lease, seconds: float, count: int, wait_seconds: float, wanted: Settlements = ()) -> RoundTrip:
+        """One lease (`lease`: Backend.lease), after these settlements. It tells when the leases began, as far as is known:
+        rather too early than too late."""
+        settlements, asked = self.begin(wanted) if wanted else [], time.monotonic()
+        try:
+            settled, tasks, began = lease(seconds, count, wait_seconds, settlements)
+        except BaseException:
+            self.abandon(wanted)
+            raise
+        if wanted:
+            self.finish(wanted, settlements, settled, asked)
+        if not wait_seconds or not tasks:
+            return RoundTrip(settled, tasks, asked)
+        return RoundTrip(settled, tasks, began or time.monotonic())  # after a wait, `asked` may be much too early
 
     def close(self) -> list[HeldTask]:
         """Renew nothing any more; what was held or let go and is neither settled nor lost."""
@@ -291,7 +270,7 @@ class LeaseKeeper:
 
     def _renew(self, tasks: list[HeldTask]) -> None:
         asked = time.monotonic()
-        settlements = [Extend(task.token, task.seconds) for task in tasks]
+        settlements = [Settlement.extend(task.token, task.seconds) for task in tasks]
         try:
             tokens = self._settle(settlements)
         except Closed:

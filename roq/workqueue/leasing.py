@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 
-from roq.workqueue.contract import Leased
+from roq.wire.task import LeasedTask, Settlement
 from roq.workqueue.flow import LeaseFlow, TaskSource, awaited
-from roq.workqueue.inputs import check_lease
-from roq.workqueue.lease_keeper import HeldTask, done, extended, rejected, released
+from roq.workqueue.lease_keeper import DONE, HeldTask
 
 
 class Task(HeldTask):
@@ -21,7 +20,9 @@ class Task(HeldTask):
 
     __slots__ = ("_flow", "_queue")
 
-    def __init__(self, leased: Leased, seconds: float, asked: float, queue: TaskSource, flow: Prefetch | None = None) -> None:
+    def __init__(
+        self, leased: LeasedTask[bytes], seconds: float, asked: float, queue: TaskSource, flow: Prefetch | None = None
+    ) -> None:
         super().__init__(leased, seconds, asked)
         self._queue, self._flow = queue, flow
 
@@ -30,20 +31,19 @@ class Task(HeldTask):
         if self._flow is not None and self._flow.goes_on_after(self):
             await self._flow.ack(self)
         else:
-            await self._queue._settle_one(self, done)
+            await self._queue._settle_one(self, DONE)
 
     async def extend(self, seconds: float) -> None:
         """Keep the lease for `seconds` from now. `leases` and `run` do that by themselves."""
-        check_lease(seconds)
-        await self._queue._settle_one(self, extended(seconds))
+        await self._queue._settle_one(self, Settlement.extend("", seconds))
 
     async def release(self, delay_seconds: float = 0.0, error: str = "") -> None:
         """Give it back, to be leased again after `delay_seconds`. error: why; "" if it was not tried."""
-        await self._queue._settle_one(self, released(delay_seconds, error))
+        await self._queue._settle_one(self, Settlement.release("", delay_seconds, error))
 
     async def reject(self, error: str) -> None:
         """Never try it again: it becomes a dead letter with this error."""
-        await self._queue._settle_one(self, rejected(error))
+        await self._queue._settle_one(self, Settlement.reject("", error))
 
     async def wait_lost(self) -> None:
         """Returns when the lease is lost; never, if it is settled first. For tasks of `leases` and `run`."""

@@ -26,21 +26,10 @@ import msgspec
 from roq.errors import Closed, InvalidConfiguration, RoqError, StorageFailed, StorageFull, TemporaryError, WorkQueueConflict
 from roq.ids import new_id
 from roq.log.local import LocalLog
+from roq.wire.task import EXTEND, LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import codec
-from roq.workqueue.contract import (
-    Asked,
-    Extend,
-    Leased,
-    NewTask,
-    Settlement,
-    Status,
-    TaskState,
-    TaskView,
-    asked_for,
-    conflict,
-    of_new,
-)
+from roq.workqueue.contract import Asked, RoundTrip, asked_for, conflict, of_new
 from roq.workqueue.fold import Effects, TasksChanged, TasksDelivered
 from roq.workqueue.log_clerk import CLOSED, Clerk, CommandAnswer
 from roq.workqueue.log_replica import REPLAY_BYTES, Replica
@@ -144,9 +133,7 @@ class LogQueue:
             position = self._log.append(entry, keep_bytes=KEEP_BYTES)
         self._log.sync(position)
 
-    def lease(
-        self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
-    ) -> tuple[list[str | None], list[Leased]]:
+    def lease(self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()) -> RoundTrip:
         """First `settle`, then up to `count` tasks, in one entry of the log."""
         deadline = time.monotonic() + min(wait_seconds, codec.WAIT_SECONDS_MAX)
         now = self._replica.now()
@@ -165,7 +152,7 @@ class LogQueue:
             raise
         if answer.refused:
             raise TemporaryError("this process was taken for dead: open the work queue anew")
-        return tokens, tasks
+        return RoundTrip(tokens, tasks)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
         """Per settlement: the token from now on, "" when the lease is over, None when it was lost before."""
@@ -187,7 +174,9 @@ class LogQueue:
     def _peek(self, state: TaskState, count: int) -> list[TaskView]:
         with self._lock:
             replica = self._current_replica()
-            return [codec.view(task, state, _payload(task.payload)) for task in replica.state.fold.first(state, count)]
+            return [
+                codec.view(TaskView, task, state, _payload(task.payload)) for task in replica.state.fold.first(state, count)
+            ]
 
     def status(self) -> Status:
         """Counts, as of now."""
@@ -296,7 +285,7 @@ class LogQueue:
                 self._end_waits({nonce})
             self._take(nonce, ())
 
-    def _take(self, nonce: int, tasks: Sequence[Leased]) -> None:
+    def _take(self, nonce: int, tasks: Sequence[LeasedTask[bytes]]) -> None:
         """The answer to a Pop has been brought to who asked: these. Closed: they were given back just before."""
         with self._lock:
             if self._ended and tasks:
@@ -355,7 +344,7 @@ os.register_at_fork(after_in_child=_forked)
 def _tokens(settlements: Sequence[Settlement], answer: CommandAnswer) -> list[str | None]:
     """The answers to settlements."""
     return [
-        (one.token if type(one) is Extend else "") if done else None
+        (one.token if one.kind == EXTEND else "") if done else None
         for one, done in zip(settlements, answer.settled, strict=True)
     ]
 

@@ -18,9 +18,10 @@ from threading import Lock
 
 from roq.errors import Closed, InvalidConfiguration, StorageFailed
 from roq.ids import new_id
+from roq.wire.task import NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import codec
-from roq.workqueue.contract import Asked, Leased, NewTask, Settlement, Status, TaskState, TaskView, asked_for, of_new
+from roq.workqueue.contract import Asked, RoundTrip, asked_for, of_new
 from roq.workqueue.fold import Effects, Fold, Handed, TasksChanged, TasksDelivered
 from roq.workqueue.records import (
     Configure,
@@ -73,9 +74,7 @@ class MemoryQueue:
             pushes = self._codec.put(tasks, self.settings, self._now_open())
             return [codec.put_id(push, self._apply(push)) for push in pushes]
 
-    def lease(
-        self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
-    ) -> tuple[list[str | None], list[Leased]]:
+    def lease(self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()) -> RoundTrip:
         """First `settle`, then up to `count` tasks."""
         pop: Pop | None = None
         deadline = time.monotonic() + min(wait_seconds, codec.WAIT_SECONDS_MAX)
@@ -91,7 +90,7 @@ class MemoryQueue:
                     self._waiters.add((pop.instance, pop.nonce), waiter)
             if waiter is not None:
                 handed = self._wait(pop, waiter, deadline)
-            return settled, [codec.leased(one, self._codec.id, _payload(one.task.payload)) for one in handed]
+            return RoundTrip(settled, [codec.leased(one, self._codec.id, _payload(one.task.payload)) for one in handed])
         except BaseException:
             if pop is not None:
                 self._give_up(pop)
@@ -112,7 +111,7 @@ class MemoryQueue:
             raise InvalidConfiguration(f"count is at least 0, got {count}")
         with self._lock:
             self._end_what_is_over(self._now_open())
-            return [codec.view(task, state, _payload(task.payload)) for task in self._fold.first(state, count)]
+            return [codec.view(TaskView, task, state, _payload(task.payload)) for task in self._fold.first(state, count)]
 
     def status(self) -> Status:
         """Counts, as of now."""

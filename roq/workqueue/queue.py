@@ -20,35 +20,14 @@ from types import TracebackType
 from typing import TypeVar
 
 from roq.errors import Closed, TemporaryError
+from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import open_backend
-from roq.workqueue.contract import (
-    LEASE_COUNT_MAX,
-    PUT_COUNT_MAX,
-    Backend,
-    Leased,
-    NewTask,
-    Release,
-    Status,
-    TaskState,
-    TaskView,
-)
+from roq.workqueue.contract import LEASE_COUNT_MAX, PUT_COUNT_MAX, Backend, RoundTrip, check_lease
 from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
-from roq.workqueue.inputs import PUT_BYTES, check_lease, new_task, put_parts
+from roq.workqueue.inputs import PUT_BYTES, new_task, put_parts
 from roq.workqueue.lanes import Batcher, CallThreads, LeaseLane
-from roq.workqueue.lease_keeper import (
-    HeldTask,
-    LeaseKeeper,
-    Trip,
-    Wish,
-    Wishes,
-    done,
-    extended,
-    given_back,
-    raise_lost,
-    rejected,
-    released,
-)
+from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, Settlements, Target, given_back, raise_lost
 from roq.workqueue.leasing import Prefetch, Task
 from roq.workqueue.options import Options
 from roq.workqueue.worker import work
@@ -84,11 +63,9 @@ class WorkQueue:
         self._opened = backend = await self._threads.start(open_backend, self.address, self._asked)
         self._keeper = LeaseKeeper(backend.settle)
         self._puts = Batcher[NewTask, str](self._threads, backend.put, PUT_COUNT_MAX, PUT_BYTES)
-        self._settlements = Batcher[tuple[HeldTask | str, Wish], str | None](
-            self._threads, self._keeper.settle, LEASE_COUNT_MAX
-        )
+        self._settlements = Batcher[tuple[Target, Settlement], str | None](self._threads, self._keeper.settle, LEASE_COUNT_MAX)
         self._leases: dict[float, LeaseLane] = {}
-        self._unclaimed: list[Leased] = []  # came while the queue was being closed
+        self._unclaimed: list[LeasedTask[bytes]] = []  # came while the queue was being closed
 
     async def close(self, error: str = "") -> None:
         """Let go. What `leases` and `run` still hold is given back, with `error` if it was worked on; what `lease` gave stays
@@ -104,9 +81,9 @@ class WorkQueue:
             # What a waiting call leases while we leave would be nobody's until its lease ends: so it may end.
             await self._threads.settle_down(CLOSE_SECONDS)
             held = await self._threads.start(self._keeper.close)
-            wishes = [*given_back(held, error), *((task.token, released()) for task in self._unclaimed)]
-            for start in range(0, len(wishes), LEASE_COUNT_MAX):
-                await self._threads.start(self._keeper.settle, wishes[start : start + LEASE_COUNT_MAX])
+            settle = [*given_back(held, error), *((task.token, Settlement.release("")) for task in self._unclaimed)]
+            for start in range(0, len(settle), LEASE_COUNT_MAX):
+                await self._threads.start(self._keeper.settle, settle[start : start + LEASE_COUNT_MAX])
         except TemporaryError as failure:
             logger.warning("%s: what was held could not be given back and comes back by itself: %s", self.address, failure)
         finally:
@@ -154,8 +131,8 @@ class WorkQueue:
 
     async def lease(self, seconds: float = 60.0, count: int = 1, wait_seconds: float = 0.0) -> list[Task]:
         """Up to `count` tasks for `seconds`, waiting up to `wait_seconds` for the first. They are not renewed: `extend`."""
-        trip = await self._trip(seconds, count, wait_seconds)
-        return [Task(leased, seconds, trip[2], self) for leased in trip[1]]
+        trip = await self._lease(seconds, count, wait_seconds)
+        return [Task(leased, seconds, trip.began, self) for leased in trip.tasks]
 
     async def leases(
         self, seconds: float = 60.0, *, count: int = 1, wait_seconds: float | None = None
@@ -198,16 +175,16 @@ class WorkQueue:
         rules = Rules(concurrency, seconds, wait_seconds, grace_seconds, retry_seconds, handle_signals).check()
         return await work(self.address, lambda: Prefetch(self, seconds, 1, wait_seconds), handler, rules)
 
-    async def _trip(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes = ()) -> Trip:
+    async def _lease(self, seconds: float, count: int, wait_seconds: float, settle: Settlements = ()) -> RoundTrip:
         """One lease, after these settlements. Cancelled, it holds nothing."""
         check_lease(seconds, count, wait_seconds)
         self._backend  # noqa: B018
-        future = self._lane(seconds).add(count, wait_seconds, wishes)
+        future = self._lane(seconds).add(count, wait_seconds, settle)
         try:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._give_back(future.result()[1])
+                self._give_back(future.result().tasks)
             raise
 
     def _lane(self, seconds: float) -> LeaseLane:
@@ -218,72 +195,70 @@ class WorkQueue:
             lane = self._leases[seconds] = LeaseLane(self._threads, seconds, self._lease_blocking, self._give_back)
         return lane
 
-    def _lease_blocking(self, seconds: float, count: int, wait_seconds: float, wishes: Wishes) -> Trip:
+    def _lease_blocking(self, seconds: float, count: int, wait_seconds: float, settle: Settlements) -> RoundTrip:
         """In a thread."""
         backend = self._backend
-        trip = self._keeper.lease(backend.lease, seconds, count, wait_seconds, wishes)
-        if trip[1] and self._closed:  # nobody is there any more to take them
-            backend.settle([Release(task.token) for task in trip[1]])
-            trip[1].clear()
+        trip = self._keeper.lease(backend.lease, seconds, count, wait_seconds, settle)
+        if trip.tasks and self._closed:  # nobody is there any more to take them
+            backend.settle([Settlement.release(task.token) for task in trip.tasks])
+            trip.tasks.clear()
         return trip
 
-    def _give_back(self, tasks: Sequence[Leased]) -> None:
+    def _give_back(self, tasks: Sequence[LeasedTask[bytes]]) -> None:
         """Release tasks that nobody took; they were not tried."""
         if self._closed:
             self._unclaimed.extend(tasks)
         elif tasks:
-            given = self._settlements.add([(task.token, released()) for task in tasks])
+            given = self._settlements.add([(task.token, Settlement.release("")) for task in tasks])
             given.add_done_callback(_log_failure)
 
     # --- settling -------------------------------------------------------------------------------------------------------
 
-    async def _settle_one(self, target: HeldTask | str, wish: Wish) -> str:
+    async def _settle_one(self, target: Target, settlement: Settlement) -> str:
         """Settle by task or token; the token from now on. Raises LeaseLost."""
         self._backend  # noqa: B018
-        token = (await self._settlements.add(((target, wish),)))[0]
+        token = (await self._settlements.add(((target, settlement),)))[0]
         return raise_lost(target) if token is None else token
 
-    async def _settle_many(self, tasks: Iterable[Held], wish: Wish) -> list[Held]:
+    async def _settle_many(self, tasks: Iterable[Held], settlement: Settlement) -> list[Held]:
         self._backend  # noqa: B018
         wanted = list(tasks)
         parts = [wanted[start : start + LEASE_COUNT_MAX] for start in range(0, len(wanted), LEASE_COUNT_MAX)]
-        calls = [self._settlements.add([(task, wish) for task in part]) for part in parts]
+        calls = [self._settlements.add([(task, settlement) for task in part]) for part in parts]
         tokens = [token for part in await asyncio.gather(*calls) for token in part]
         return [task for task, token in zip(wanted, tokens, strict=True) if token is None]
 
     async def ack(self, task: Task | str) -> None:
         """A task, or the token of one, is done. Raises LeaseLost."""
-        await (task.ack() if isinstance(task, Task) else self._settle_one(task, done))
+        await (task.ack() if isinstance(task, Task) else self._settle_one(task, DONE))
 
     async def extend(self, task: Task | str, seconds: float) -> str:
         """Keep a lease for `seconds` from now; the token from now on. Raises LeaseLost."""
-        check_lease(seconds)
-        return await self._settle_one(task, extended(seconds))
+        return await self._settle_one(task, Settlement.extend("", seconds))
 
     async def release(self, task: Task | str, delay_seconds: float = 0.0, error: str = "") -> None:
         """Give a task back. Raises LeaseLost."""
-        await self._settle_one(task, released(delay_seconds, error))
+        await self._settle_one(task, Settlement.release("", delay_seconds, error))
 
     async def reject(self, task: Task | str, error: str) -> None:
         """Make a task a dead letter. Raises LeaseLost."""
-        await self._settle_one(task, rejected(error))
+        await self._settle_one(task, Settlement.reject("", error))
 
     async def ack_many(self, tasks: Iterable[Held]) -> list[Held]:
         """Ack all of these tasks or tokens; those whose lease was lost before."""
-        return await self._settle_many(tasks, done)
+        return await self._settle_many(tasks, DONE)
 
     async def extend_many(self, tasks: Iterable[Held], seconds: float) -> list[Held]:
         """Extend all; those whose lease was lost before."""
-        check_lease(seconds)
-        return await self._settle_many(tasks, extended(seconds))
+        return await self._settle_many(tasks, Settlement.extend("", seconds))
 
     async def release_many(self, tasks: Iterable[Held], delay_seconds: float = 0.0, error: str = "") -> list[Held]:
         """Give all back; those whose lease was lost before."""
-        return await self._settle_many(tasks, released(delay_seconds, error))
+        return await self._settle_many(tasks, Settlement.release("", delay_seconds, error))
 
     async def reject_many(self, tasks: Iterable[Held], error: str) -> list[Held]:
         """Make all dead letters; those whose lease was lost before."""
-        return await self._settle_many(tasks, rejected(error))
+        return await self._settle_many(tasks, Settlement.reject("", error))
 
     # --- the whole queue ------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -20,33 +20,26 @@ from roq.errors import CallError, Closed, DataLost, InvalidConfiguration, Tempor
 from roq.ids import new_id
 from roq.runtime.observe import logger
 from roq.wire import master as wire
-from roq.wire.work_queue import TaskSettings
-from roq.workqueue.big_payloads import BigPayloads
-from roq.workqueue.codec import check_delay, check_lease, check_task, cut_error, milliseconds
-from roq.workqueue.contract import (
-    LEASE_COUNT_MAX,
-    PUT_COUNT_MAX,
-    Ack,
-    Asked,
-    ClusterSettings,
-    Extend,
-    Leased,
+from roq.wire.task import (
+    LeasedTask,
     NewTask,
-    Reject,
-    Release,
+    PayloadReference,
     Settlement,
     Status,
     TaskState,
+    TaskToPut,
     TaskView,
-    asked_for,
-    of_new,
+    milliseconds,
 )
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.big_payloads import BigPayloads
+from roq.workqueue.contract import Asked, ClusterSettings, RoundTrip, asked_for, check_lease, check_put, of_new
 from roq.workqueue.master_link import PATIENCE_SECONDS, MasterLink
 
 UNREAD_SECONDS = 1.0  # until a task whose payload could not be had is leased again
 log = logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
-PutElsewhere = Callable[[int, Sequence[wire.TaskToPut]], list[str]]  # their ids; of tasks whose numbers were not ours alone
+PutElsewhere = Callable[[int, Sequence[TaskToPut]], list[str]]  # their ids; of tasks whose numbers were not ours alone
 PUT_BYTES_AT_ONCE = 2 * 1024 * 1024  # of one request; longer lists travel as several
 IDS_AT_ONCE = 10_000  # dead letters named in one request
 WAIT_SLICE_SECONDS = 2.0  # longest wait asked of the master at once: a lost request costs no more than this
@@ -97,7 +90,7 @@ class RemoteQueue:
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
         """See Backend. Longer lists travel as several requests, big payloads one by one, all in the order of the list."""
         self._check_open()
-        self._check_put(tasks)
+        check_put(tasks, self.settings)
         return self._put(*self._numbers(len(tasks)), tasks, self._put_elsewhere)
 
     def _numbers(self, count: int, taken: int = 0) -> tuple[int, int]:
@@ -109,7 +102,7 @@ class RemoteQueue:
             self._sequence += count
             return self._producer, first
 
-    def _put_elsewhere(self, producer: int, tasks: Sequence[wire.TaskToPut]) -> list[str]:
+    def _put_elsewhere(self, producer: int, tasks: Sequence[TaskToPut]) -> list[str]:
         """Put these under other numbers: those they had were used before, and not by us. A program that was forked with its
         queue open does so, or one that means harm; taken for repeats, these tasks would be lost."""
         log.warning(
@@ -125,14 +118,8 @@ class RemoteQueue:
     def put_numbered(self, producer: int, first: int, tasks: Sequence[NewTask]) -> None:
         """Store tasks under the caller's numbers, first, first + 1, … of this producer; what it has put before, not again."""
         self._check_open()
-        self._check_put(tasks)
+        check_put(tasks, self.settings)
         self._put(producer, first, tasks, None)
-
-    def _check_put(self, tasks: Sequence[NewTask]) -> None:
-        if len(tasks) > PUT_COUNT_MAX:
-            raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
-        for task in tasks:
-            check_task(task, self.settings)
 
     def _put(self, producer: int, first: int, tasks: Sequence[NewTask], elsewhere: PutElsewhere | None) -> list[str]:
         made = [_task(task) for task in tasks]
@@ -154,9 +141,7 @@ class RemoteQueue:
                 raise TemporaryError(f"{len(ids)} of {len(made)} tasks were put, then one was refused: {error}") from error
         return ids
 
-    def _put_small(
-        self, producer: int, first: int, tasks: list[wire.TaskToPut], elsewhere: PutElsewhere | None = None
-    ) -> list[str]:
+    def _put_small(self, producer: int, first: int, tasks: list[TaskToPut], elsewhere: PutElsewhere | None = None) -> list[str]:
         request, sent_again = wire.Put(producer, first, tasks), False
 
         def make(again: int) -> wire.Put:
@@ -173,7 +158,7 @@ class RemoteQueue:
                 ids[place] = id
         return ids
 
-    def _put_big(self, producer: int, sequence: int, task: wire.TaskToPut, elsewhere: PutElsewhere | None = None) -> str:
+    def _put_big(self, producer: int, sequence: int, task: TaskToPut, elsewhere: PutElsewhere | None = None) -> str:
         added = self._big.put(producer, sequence, task)
         if added.repeated and elsewhere is not None:
             return elsewhere(producer, [task])[0]
@@ -181,32 +166,25 @@ class RemoteQueue:
 
     # --- lease and settle -----------------------------------------------------------------------------------------------
 
-    def lease(
-        self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
-    ) -> tuple[list[str | None], list[Leased]]:
+    def lease(self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()) -> RoundTrip:
         """See Backend."""
         self._check_open()
-        check_lease(seconds)
-        if not 1 <= count <= LEASE_COUNT_MAX or not wait_seconds >= 0:
-            raise InvalidConfiguration(
-                f"1 to {LEASE_COUNT_MAX} tasks can be leased, wait_seconds is at least 0; got {count}, {wait_seconds}"
-            )
+        check_lease(seconds, count, wait_seconds)
         deadline = time.monotonic() + wait_seconds
-        lease_ms, settled = milliseconds(seconds), list[str | None]()
-        wishes = [_settle(one) for one in settle]
+        lease_ms, settled, left = milliseconds(seconds), list[str | None](), list(settle)
         while True:
             asked = time.monotonic()
             wait = min(max(deadline - asked, 0.0), WAIT_SLICE_SECONDS)
-            leases = self._lease_once(lease_ms, count, wait, wishes)
-            if wishes:
-                settled, wishes = leases.settled, []
+            leases = self._lease_once(lease_ms, count, wait, left)
+            if left:
+                settled, left = leases.settled, []
             if leases.tasks:
-                since = asked + leases.waited / 1000  # not when the answer came: the log may have been slow
-                return settled, self._with_payloads(leases.tasks, since)
+                began = asked + leases.waited / 1000  # not when the answer came: the log may have been slow
+                return RoundTrip(settled, self._with_payloads(leases.tasks), began)
             if time.monotonic() >= deadline:
-                return settled, []
+                return RoundTrip(settled, [])
 
-    def _lease_once(self, lease_ms: int, count: int, wait: float, settle: list[wire.Settle]) -> wire.Leases:
+    def _lease_once(self, lease_ms: int, count: int, wait: float, settle: list[Settlement]) -> wire.Leases:
         nonce, instance = next(self._nonces), self._instance
 
         def make(again: int) -> wire.Lease:
@@ -214,42 +192,33 @@ class RemoteQueue:
 
         return self._link.ask(make, wire.Leases, wait)
 
-    def _with_payloads(self, tasks: list[wire.Given], since: float) -> list[Leased]:
+    def _with_payloads(self, tasks: list[LeasedTask[bytes | PayloadReference]]) -> list[LeasedTask[bytes]]:
         """Those whose payload is there. A task whose payload no store gives just now was not tried, so it must not die of it;
         one whose payload is damaged everywhere is of no use to any worker: it becomes a dead letter that says so."""
-        found: list[Leased] = []
+        found: list[LeasedTask[bytes]] = []
         back: list[Settlement] = []
-        for given in tasks:
+        for task in tasks:
             try:
-                leased = self._leased(given, since)
+                payload = task.payload if isinstance(task.payload, bytes) else self._big.get(task.payload)
             except DataLost as error:
-                log.error("task %s becomes a dead letter: %s", given.id, error)
-                back.append(Reject(given.token, str(error)))
+                log.error("task %s becomes a dead letter: %s", task.id, error)
+                back.append(Settlement.reject(task.token, str(error)))
                 continue
-            if leased is not None:
-                found.append(leased)
+            if payload is not None:
+                whole = task if payload is task.payload else msgspec.structs.replace(task, payload=payload)
+                found.append(cast(LeasedTask[bytes], whole))
             else:
-                log.warning("the payload of task %s can't be had now: it is released for %g s", given.id, UNREAD_SECONDS)
-                back.append(Release(given.token, UNREAD_SECONDS))
+                log.warning("the payload of task %s can't be had now: it is released for %g s", task.id, UNREAD_SECONDS)
+                back.append(Settlement.release(task.token, UNREAD_SECONDS))
         if back:
             with contextlib.suppress(TemporaryError):  # then their leases end by themselves
                 self.settle(back)
         return found
 
-    def _leased(self, given: wire.Given, since: float) -> Leased | None:
-        payload = given.payload
-        if isinstance(payload, wire.Elsewhere):
-            found = self._big.get(payload)
-            if found is None:
-                return None
-            payload = found
-        times = given.inserted / 1000, given.expires / 1000, since
-        return Leased(given.id, given.token, payload, given.attempt, given.priority, *times)
-
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
         """See Backend."""
         self._check_open()
-        settle, instance = [_settle(one) for one in settlements], self._instance
+        settle, instance = list(settlements), self._instance
         return self._link.ask(lambda again: wire.SettleAll(instance, again, settle), wire.Leases).settled
 
     # --- administration -------------------------------------------------------------------------------------------------
@@ -262,23 +231,14 @@ class RemoteQueue:
         """See Backend."""
         if count < 1:
             raise InvalidConfiguration(f"at least 1 task can be peeked at, got {count}")
-        return [self._view(seen) for seen in self._ask(wire.Peek(str(TaskState(state)), count), wire.PeekedTasks).tasks]
+        seen = self._ask(wire.Peek(str(TaskState(state)), count), wire.PeekedTasks).tasks
+        return [self._view(one) for one in seen]
 
-    def _view(self, seen: wire.Seen) -> TaskView:
+    def _view(self, seen: wire.PeekedTask) -> TaskView:
         payload = seen.payload
-        if isinstance(payload, wire.Elsewhere):
-            payload = self._big.peek(payload)
-        return TaskView(
-            seen.id,
-            payload,
-            TaskState(seen.state),
-            seen.attempts,
-            seen.priority,
-            seen.inserted / 1000,
-            seen.due / 1000,
-            seen.error,
-            seen.holder,
-        )
+        if isinstance(payload, PayloadReference):
+            seen = msgspec.structs.replace(seen, payload=self._big.peek(payload))
+        return TaskView(*msgspec.structs.astuple(seen))
 
     def purge(self) -> int:
         """See Backend."""
@@ -286,9 +246,7 @@ class RemoteQueue:
 
     def status(self) -> Status:
         """See Backend."""
-        now = self._ask(wire.GetStatus(), wire.StatusNow)
-        oldest = now.oldest_ms / 1000 if now.oldest_ms >= 0 else None
-        return Status(now.ready, now.delayed, now.leased, now.dead, now.completed, now.inserted, oldest)
+        return self._ask(wire.GetStatus(), Status)
 
     def requeue_dead(self, ids: Sequence[str] | None) -> int:
         """See Backend."""
@@ -319,29 +277,13 @@ def _letters(ids: Sequence[str] | None) -> list[list[str] | None]:
     return [list(ids[first : first + IDS_AT_ONCE]) for first in range(0, len(ids), IDS_AT_ONCE)]
 
 
-def _task(task: NewTask) -> wire.TaskToPut:
-    return wire.TaskToPut(task.payload, milliseconds(task.delay_seconds), task.priority, task.dedup_key)
+def _task(task: NewTask) -> TaskToPut:
+    return TaskToPut(task.payload, milliseconds(task.delay_seconds), task.priority, task.dedup_key)
 
 
-def _settle(settlement: Settlement) -> wire.Settle:
-    if type(settlement) is Ack:  # nearly always; a match takes longer
-        return wire.Settle(wire.ACK, settlement.token)
-    match settlement:
-        case Ack(token):
-            return wire.Settle(wire.ACK, token)
-        case Extend(token, seconds):
-            check_lease(seconds)
-            return wire.Settle(wire.EXTEND, token, milliseconds(seconds))
-        case Release(token, delay_seconds, error):
-            check_delay(delay_seconds)
-            return wire.Settle(wire.RELEASE, token, milliseconds(delay_seconds), cut_error(error))
-        case Reject(token, error):
-            return wire.Settle(wire.REJECT, token, 0, cut_error(error))
-
-
-def _parts(tasks: list[wire.TaskToPut], blob_bytes: int) -> Iterator[list[wire.TaskToPut]]:
+def _parts(tasks: list[TaskToPut], blob_bytes: int) -> Iterator[list[TaskToPut]]:
     """The tasks in order: small ones as they fit into a request, each big one alone."""
-    part: list[wire.TaskToPut] = []
+    part: list[TaskToPut] = []
     size = 0
     for task in tasks:
         length = len(task.payload)

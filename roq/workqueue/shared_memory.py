@@ -10,8 +10,9 @@ import time
 from collections.abc import Sequence
 
 from roq.errors import Closed, WorkQueueConflict
+from roq.wire.task import NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Asked, Leased, NewTask, Settlement, Status, TaskState, TaskView, asked_for, conflict
+from roq.workqueue.contract import Asked, RoundTrip, asked_for, conflict
 from roq.workqueue.memory import MemoryQueue
 
 WAIT_SLICE_SECONDS = 0.25  # a close is noticed by a lease that waits
@@ -46,15 +47,13 @@ class SharedMemory:
         """See MemoryQueue.put."""
         return self._open.put(tasks)
 
-    def lease(
-        self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
-    ) -> tuple[list[str | None], list[Leased]]:
+    def lease(self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()) -> RoundTrip:
         """See MemoryQueue.lease."""
         deadline = time.monotonic() + wait_seconds
-        answers, tasks = self._open.lease(seconds, count, min(wait_seconds, WAIT_SLICE_SECONDS), settle)
+        settled, tasks, _ = self._open.lease(seconds, count, min(wait_seconds, WAIT_SLICE_SECONDS), settle)
         while not tasks and (left := deadline - time.monotonic()) > 0:
-            tasks = self._open.lease(seconds, count, min(left, WAIT_SLICE_SECONDS))[1]
-        return answers, tasks
+            tasks = self._open.lease(seconds, count, min(left, WAIT_SLICE_SECONDS)).tasks
+        return RoundTrip(settled, tasks)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
         """See MemoryQueue.settle."""

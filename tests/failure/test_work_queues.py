@@ -24,7 +24,7 @@ from roq.testing.cluster import CLIENT, HCM
 from roq.wire import gcm
 from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
-from roq.workqueue.contract import NewTask
+from roq.wire.task import NewTask, TaskToPut
 from roq.workqueue.remote import RemoteQueue
 from tests.failure.conftest import PAUSE_SECONDS, ROOT, SESSION_SECONDS
 from tests.harness.task_scene import Scene, under_load
@@ -171,7 +171,7 @@ class OldMaster:
         self._endpoint = info.masters[0].endpoint()
         self._requests: tuple[wire.Request, ...] = (
             wire.GetStatus(),
-            wire.Put(1, 1, [wire.TaskToPut(b"to the wrong one")]),
+            wire.Put(1, 1, [TaskToPut(b"to the wrong one")]),
             wire.Lease(2, 1, 0, 30_000, 5, 0, []),
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roq.errors import RoqError
-from roq.workqueue.contract import NewTask
+from roq.wire.task import NewTask
 from roq.workqueue.remote import RemoteQueue
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from roq.errors import Closed, RoqError
-from roq.workqueue.contract import Ack, Backend, NewTask
+from roq.wire.task import NewTask, Settlement
+from roq.workqueue.contract import Backend
 from roq.workqueue.master_link import PATIENCE_SECONDS
 from roq.workqueue.remote import RemoteQueue
 
@@ -135,7 +136,7 @@ class TaskLoad:
         while not self._drained.is_set():
             started = time.monotonic()
             try:
-                _, leases = queue.lease(LEASE_SECONDS, 5, 0.5)
+                _, leases, _ = queue.lease(LEASE_SECONDS, 5, 0.5)
             except RoqError:
                 continue
             for lease in leases:
@@ -144,7 +145,7 @@ class TaskLoad:
                     if self.done.get(lease.payload, started) < started:
                         self.returned.append(lease.payload)
             try:
-                answers = queue.settle([Ack(lease.token) for lease in leases])
+                answers = queue.settle([Settlement.ack(lease.token) for lease in leases])
             except RoqError:
                 with self._lock:
                     self.settling.update(lease.payload for lease in leases)

@@ -12,7 +12,7 @@ import roq
 from roq.errors import DeadlineExceeded, WorkQueueNotFound
 from roq.testing import DockerCluster
 from roq.wire import gcm
-from roq.workqueue.contract import Status
+from roq.wire.task import Status
 from roq.workqueue.remote import RemoteQueue
 from tests.harness.task_load import TaskLoad
 

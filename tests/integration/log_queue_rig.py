@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from roq.workqueue.contract import Leased
+from roq.wire.task import LeasedTask
 from roq.workqueue.log_queue import LogQueue
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ import os, random, sys, time
 from pathlib import Path
 from roq.log.local import header
 from roq.workqueue import log_clerk
-from roq.workqueue.contract import *
+from roq.wire.task import NewTask, Settlement
 from roq.workqueue.log_queue import LogQueue
 queue = LogQueue(Path(sys.argv[1]), replay_bytes=100_000)
 def say(*words):
@@ -38,7 +38,7 @@ WORKER = (
     + """
 acks = []
 while True:
-    answers, tasks = queue.lease(60, 3, 1.0, [Ack(token) for _, token in acks])
+    answers, tasks, _ = queue.lease(60, 3, 1.0, [Settlement.ack(token) for _, token in acks])
     for (id, _), answer in zip(acks, answers):
         if answer == "":
             say("acked", id)
@@ -47,14 +47,14 @@ while True:
         say("tries", id)
     if acks and random.random() < 0.5:
         id, token = acks.pop()
-        if queue.settle([Ack(token)]) == [""]:
+        if queue.settle([Settlement.ack(token)]) == [""]:
             say("acked", id)
 """
 )
 HOLDER = (
     PRELUDE
     + """
-_, tasks = queue.lease(60, 1, 30)
+_, tasks, _ = queue.lease(60, 1, 30)
 say(tasks[0].token)
 if sys.argv[2] == "close":
     queue.close()
@@ -68,7 +68,7 @@ WAITER = (
 if sys.argv[2:] == ["only the bell"]:
     log_clerk.LIVES_SECONDS = header.LISTEN_SECONDS = 1000
 say("waits")
-_, tasks = queue.lease(60, 1, 30)
+_, tasks, _ = queue.lease(60, 1, 30)
 say(tasks[0].id)
 """
 )
@@ -103,7 +103,7 @@ def in_line(queue: LogQueue, count: int) -> None:
         queue.status()  # reads on
 
 
-def lease_one(queue: LogQueue, seconds: float = 60, wait_seconds: float = 0) -> Leased:
+def lease_one(queue: LogQueue, seconds: float = 60, wait_seconds: float = 0) -> LeasedTask[bytes]:
     """Exactly one."""
     [task] = queue.lease(seconds, 1, wait_seconds)[1]
     return task

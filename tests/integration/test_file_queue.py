@@ -19,8 +19,8 @@ from unittest import mock
 import pytest
 
 from roq.errors import CallError, Closed, PayloadTooLarge, UnknownFormat, WorkQueueConflict
+from roq.wire.task import NewTask, Settlement, TaskState
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Ack, Extend, NewTask, Reject, Release, TaskState
 from roq.workqueue.file_queue.queue import FileQueue
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
 
 def payloads(queue: FileQueue, count: int = 100) -> list[bytes]:
     """Lease and ack up to `count`."""
-    _, leases = queue.lease(60, count, 0)
-    assert queue.settle([Ack(lease.token) for lease in leases]) == [""] * len(leases)
+    _, leases, _ = queue.lease(60, count, 0)
+    assert queue.settle([Settlement.ack(lease.token) for lease in leases]) == [""] * len(leases)
     return [lease.payload for lease in leases]
 
 
@@ -45,7 +45,7 @@ def payloads(queue: FileQueue, count: int = 100) -> list[bytes]:
 
 WORKER = """
 import os, sys, threading, time
-from roq.workqueue.contract import Ack
+from roq.wire.task import Settlement
 from roq.workqueue.file_queue.queue import FileQueue
 queue = FileQueue(sys.argv[1])
 main, sleep, naps = threading.get_ident(), time.sleep, []
@@ -59,11 +59,11 @@ sys.stdin.readline()
 while True:
     naps.clear()
     begun = time.perf_counter()
-    _, leases = queue.lease(60, 1, 0)
+    _, leases, _ = queue.lease(60, 1, 0)
     took, napped = time.perf_counter() - begun, len(naps)
     if not leases:
         break
-    answer = queue.settle([Ack(leases[0].token)])
+    answer = queue.settle([Settlement.ack(leases[0].token)])
     print(leases[0].id, answer[0], took, napped, flush=True)
 """
 
@@ -99,7 +99,7 @@ def test_threads_of_one_process_share_tasks(folder: Path) -> None:
     def work(queue: FileQueue) -> None:
         while leases := queue.lease(60, 3, 0)[1]:
             seen.extend(lease.id for lease in leases)
-            assert queue.settle([Ack(lease.token) for lease in leases]) == [""] * len(leases)
+            assert queue.settle([Settlement.ack(lease.token) for lease in leases]) == [""] * len(leases)
 
     threads = [threading.Thread(target=work, args=(queues[number % 2],)) for number in range(8)]
     for thread in threads:
@@ -115,7 +115,7 @@ def test_a_waiting_lease_gets_what_another_process_puts_and_ends_on_close(folder
     timer = threading.Timer(0.2, lambda: other.put([NewTask(b"late")]))
     timer.start()
     begun = time.monotonic()
-    _, (lease,) = queue.lease(60, 1, 10)
+    _, (lease,), _ = queue.lease(60, 1, 10)
     assert lease.payload == b"late"
     assert time.monotonic() - begun < 2
     timer.join()
@@ -139,11 +139,11 @@ def test_a_dead_lock_holder_frees_the_task(folder: Path) -> None:
     assert holder.stdout is not None
     holder.stdout.readline()
     begun = time.monotonic()
-    assert queue.lease(60, 1, 0) == ([], [])
+    assert queue.lease(60, 1, 0)[:2] == ([], [])
     assert time.monotonic() - begun < 1
     holder.kill()
     holder.communicate()
-    _, (lease,) = queue.lease(60, 1, 5)
+    _, (lease,), _ = queue.lease(60, 1, 5)
     assert lease.id == id
 
 
@@ -174,15 +174,15 @@ def test_a_name_is_never_the_token_of_two_leases(folder: Path) -> None:
     queue.put([NewTask(b"x")])
     tokens = []
     for _ in range(5):
-        _, (lease,) = queue.lease(10, 1, 0)
-        assert lease.expires >= 1_000_010
+        _, (lease,), _ = queue.lease(10, 1, 0)
+        assert lease.expires_ms >= 1_000_010_000
         tokens.append(lease.token)
-        (extended,) = queue.settle([Extend(lease.token, 10)])
+        (extended,) = queue.settle([Settlement.extend(lease.token, 10)])
         tokens.append(extended or "")
-        assert queue.settle([Ack(lease.token)]) == [None]
-        assert queue.settle([Release(tokens[-1])]) == [""]
+        assert queue.settle([Settlement.ack(lease.token)]) == [None]
+        assert queue.settle([Settlement.release(tokens[-1])]) == [""]
     assert len(set(tokens)) == 10
-    assert queue.settle([Ack(token) for token in tokens]) == [None] * 10
+    assert queue.settle([Settlement.ack(token) for token in tokens]) == [None] * 10
     assert queue.status().ready == 1
 
 
@@ -190,7 +190,7 @@ def test_a_name_is_never_the_token_of_two_leases(folder: Path) -> None:
 def test_what_is_no_token_is_a_call_error(folder: Path, token: str) -> None:
     queue = FileQueue(folder)
     with pytest.raises(CallError):
-        queue.settle([Ack(token)])
+        queue.settle([Settlement.ack(token)])
 
 
 def test_wrong_calls_change_nothing(folder: Path) -> None:
@@ -206,7 +206,7 @@ def test_wrong_calls_change_nothing(folder: Path) -> None:
         queue.requeue_dead(["no id"])
     assert queue.requeue_dead(["00000000-0000-8000-9fc0-000000000000"]) == 0
     never_leased = f"0--{queue.put([NewTask(b'x')])[0]}.data"
-    assert queue.settle([Ack(never_leased), Reject(never_leased, "")]) == [None, None]
+    assert queue.settle([Settlement.ack(never_leased), Settlement.reject(never_leased, "")]) == [None, None]
     assert queue.status().ready == queue.status().inserted == 1
 
 
@@ -245,15 +245,15 @@ def test_a_torn_file_harms_no_other_task_and_ends_as_a_dead_letter(folder: Path)
     queue = FileQueue(folder)
     torn = "0--00000000-0000-4000-8000-00000000000a.json"
     (folder / "queue" / torn).write_bytes(b'{"payload": {"cla')
-    assert queue.lease(60, 1, 0) == ([], []), "without a movement file it is being inserted"
+    assert queue.lease(60, 1, 0)[:2] == ([], []), "without a movement file it is being inserted"
     (folder / "movement" / torn[3:-5]).write_text(f"{torn}\n")
     queue.put([NewTask(RUNNABLE)])
     assert payloads(queue) == [RUNNABLE]
-    assert queue.lease(60, 1, 0) == ([], [])
+    assert queue.lease(60, 1, 0)[:2] == ([], [])
     assert queue.status().delayed == 1, "its writer may still be at it"
     (path,) = (folder / "queue").iterdir()
     os.utime(path, (1, 1))
-    assert FileQueue(folder, clock=lambda: time.time() + 10).lease(60, 1, 0) == ([], [])
+    assert FileQueue(folder, clock=lambda: time.time() + 10).lease(60, 1, 0)[:2] == ([], [])
     (view,) = queue.peek(TaskState.DEAD, 10)
     assert (view.id, view.payload) == (torn[3:-5], b'{"payload": {"cla')
     assert "no task" in view.error
@@ -263,9 +263,9 @@ def test_a_task_without_movement_file_is_leased_after_a_while(folder: Path) -> N
     queue = FileQueue(folder)
     (id,) = queue.put([NewTask(RUNNABLE)])
     (folder / "movement" / id).unlink()
-    assert queue.lease(60, 1, 0) == ([], [])
+    assert queue.lease(60, 1, 0)[:2] == ([], [])
     os.utime(folder / "queue" / f"0--{id}.json", (1, 1))
-    _, (lease,) = queue.lease(60, 1, 10)
+    _, (lease,), _ = queue.lease(60, 1, 10)
     assert (lease.id, lease.attempt) == (id, 1)
 
 
@@ -275,9 +275,9 @@ def test_spoilt_movement_files_and_counters(folder: Path) -> None:
     (folder / "movement" / id).write_bytes(b"\0\0\xff junk\n0--half")
     (folder / "insertions").write_text("many")
     assert queue.status().inserted == 0
-    _, (lease,) = queue.lease(60, 1, 0)
-    (token,) = queue.settle([Extend(lease.token, 60)])
-    assert queue.settle([Ack(token or "")]) == [""]
+    _, (lease,), _ = queue.lease(60, 1, 0)
+    (token,) = queue.settle([Settlement.extend(lease.token, 60)])
+    assert queue.settle([Settlement.ack(token or "")]) == [""]
     assert queue.put([NewTask(b"x")])
     assert queue.status().inserted == 1
 
@@ -292,7 +292,7 @@ def test_a_window_smaller_than_the_queue_serves_all_in_order_of_priority(folder:
         found = [payload for _ in range(30) for payload in payloads(queue, 500)]
     assert len(found) == 9000
     assert set(found[:4000]) == {b"1"}
-    assert queue.lease(60, 1, 0) == ([], [])
+    assert queue.lease(60, 1, 0)[:2] == ([], [])
 
 
 def test_status_tells_the_oldest_of_both_programs(folder: Path) -> None:

@@ -17,8 +17,8 @@ from unittest import mock
 import pytest
 
 from roq.errors import StorageFailed
+from roq.wire.task import NewTask, Settlement
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Ack, NewTask, Release
 from roq.workqueue.file_queue import aftermath
 from roq.workqueue.file_queue.folder import LITTER_SECONDS
 from roq.workqueue.file_queue.publication import FilePublication
@@ -66,8 +66,8 @@ def test_an_ack_killed_anywhere_is_counted(folder: Path, acked: int) -> None:
     def prepare() -> Callable[[], object]:
         queue = new(folder)
         queue.put(BOTH)
-        _, leases = queue.lease(60, 3, 0)
-        return lambda: queue.settle([Ack(lease.token) for lease in leases[:acked]])
+        _, leases, _ = queue.lease(60, 3, 0)
+        return lambda: queue.settle([Settlement.ack(lease.token) for lease in leases[:acked]])
 
     seen = set()
     for point, _ in crash_points(prepare):
@@ -107,11 +107,11 @@ def test_who_counts_for_a_killed_process_may_be_killed_too(folder: Path) -> None
     def half_done() -> None:
         queue = new(folder)
         queue.put([NewTask(b"x"), NewTask(b"y")])
-        _, leases = queue.lease(60, 1, 0)
+        _, leases, _ = queue.lease(60, 1, 0)
         process = os.fork()
         if process == 0:
             with mock.patch("roq.workqueue.file_queue.counters.CounterFiles.add", side_effect=lambda *_: os._exit(0)):
-                queue.settle([Ack(leases[0].token)])
+                queue.settle([Settlement.ack(leases[0].token)])
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
@@ -127,9 +127,9 @@ def test_a_lease_that_was_lost_before_the_kill_is_not_counted(folder: Path) -> N
     def prepare() -> Callable[[], object]:
         queue = new(folder)
         queue.put([NewTask(b"x")])
-        _, (lease,) = queue.lease(60, 1, 0)
-        queue.settle([Release(lease.token)])
-        return lambda: queue.settle([Ack(lease.token)])
+        _, (lease,), _ = queue.lease(60, 1, 0)
+        queue.settle([Settlement.release(lease.token)])
+        return lambda: queue.settle([Settlement.ack(lease.token)])
 
     for point, _ in crash_points(prepare):
         assert counts(FileQueue(folder)) == (1, 0, 1), point
@@ -196,8 +196,8 @@ def _forsake(queue: FileQueue, forsaken: list[FileQueue]) -> None:
 def test_nothing_is_left_behind(folder: Path) -> None:
     queue = FileQueue(folder)
     queue.put(BOTH)
-    _, leases = queue.lease(60, 3, 0)
-    queue.settle([Ack(lease.token) for lease in leases])
+    _, leases, _ = queue.lease(60, 3, 0)
+    queue.settle([Settlement.ack(lease.token) for lease in leases])
     assert len(list((folder / "counting").iterdir())) == 1, "one file per thread at once, empty between calls"
     queue.close()
     assert list((folder / "counting").iterdir()) == []
@@ -232,8 +232,8 @@ def test_what_the_disk_refused_to_count_is_counted_later(folder: Path) -> None:
     queue = FileQueue(folder)
     with refused(folder / "insertions", folder / "completions"):
         queue.put(BOTH)
-        _, leases = queue.lease(60, 2, 0)
-        assert queue.settle([Ack(lease.token) for lease in leases]) == ["", ""]
+        _, leases, _ = queue.lease(60, 2, 0)
+        assert queue.settle([Settlement.ack(lease.token) for lease in leases]) == ["", ""]
         assert counts(queue) == (0, 0, 1)
     assert counts(queue) == (3, 2, 1)
     with refused(folder / "insertions"):
@@ -245,9 +245,9 @@ def test_what_the_disk_refused_to_count_is_counted_later(folder: Path) -> None:
 def test_acks_of_a_call_that_failed_midway_are_counted(folder: Path) -> None:
     queue = FileQueue(folder, TaskSettings(max_attempts=9))
     queue.put(BOTH)
-    _, leases = queue.lease(60, 3, 0)
+    _, leases, _ = queue.lease(60, 3, 0)
     with refused(folder / "queue", folder / "data/queue", call="fsync"), pytest.raises(StorageFailed):
-        queue.settle([Ack(lease.token) for lease in leases])
+        queue.settle([Settlement.ack(lease.token) for lease in leases])
     assert counts(queue) == (3, 3, 0)
 
 
@@ -280,8 +280,8 @@ def test_counters_are_synced_when_a_queue_is_closed_and_a_little_after_each_chan
 
         with mock.patch.object(queue._counters, "sync", watched_sync):
             queue.put(BOTH)
-            _, leases = queue.lease(60, 2, 0)
-            queue.settle([Ack(lease.token) for lease in leases])
+            _, leases, _ = queue.lease(60, 2, 0)
+            queue.settle([Settlement.ack(lease.token) for lease in leases])
             deadline = time.monotonic() + 20
             while queue._counters._unsynced or not synced.is_set():
                 assert time.monotonic() < deadline
@@ -310,8 +310,8 @@ def test_no_verb_waits_for_a_sync_of_the_counters(folder: Path, monkeypatch: pyt
 
     def work() -> None:
         queue.put([NewTask(b"x")])
-        _, (lease,) = queue.lease(60, 1, 0)
-        queue.settle([Ack(lease.token)])
+        _, (lease,), _ = queue.lease(60, 1, 0)
+        queue.settle([Settlement.ack(lease.token)])
 
     work()
     syncs = [change.path.removeprefix(f"{folder}/") for change in trace(work) if change.call in ("fsync", "fdatasync")]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from roq.wire.task import LeasedTask, NewTask, Settlement, TaskState
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Reject, Release, Settlement, TaskState
 from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.folder import LITTER_SECONDS
 from roq.workqueue.file_queue.queue import FileQueue
@@ -40,7 +40,7 @@ def drain(folder: Path) -> list[bytes]:
     found: list[bytes] = []
     while leases := queue.lease(60, 100, 0)[1]:
         found += [lease.payload for lease in leases]
-        assert queue.settle([Ack(lease.token) for lease in leases]) == [""] * len(leases)
+        assert queue.settle([Settlement.ack(lease.token) for lease in leases]) == [""] * len(leases)
     assert count(queue) == 0
     assert not any((folder / "queue").iterdir())
     assert not any((folder / "data/queue").iterdir())
@@ -63,14 +63,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "queue"
 
 
-def prepared(folder: Path, payload: bytes, act: Callable[[FileQueue, Leased], object]) -> Callable[[], Callable[[], object]]:
+def prepared(
+    folder: Path, payload: bytes, act: Callable[[FileQueue, LeasedTask[bytes]], object]
+) -> Callable[[], Callable[[], object]]:
     """One leased task in a new folder, and what a child does with it."""
 
     def prepare() -> Callable[[], object]:
         shutil.rmtree(folder, ignore_errors=True)
         queue = FileQueue(folder)
         queue.put([NewTask(payload)])
-        _, (lease,) = queue.lease(60, 1, 0)
+        _, (lease,), _ = queue.lease(60, 1, 0)
         return lambda: act(queue, lease)
 
     return prepare
@@ -136,8 +138,8 @@ def test_a_lease_killed_anywhere_comes_back(folder: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PAYLOADS)
 def test_an_ack_killed_anywhere_removes_the_task_or_not(folder: Path, kind: str) -> None:
-    def ack(queue: FileQueue, lease: Leased) -> None:
-        assert queue.settle([Ack(lease.token)]) == [""]
+    def ack(queue: FileQueue, lease: LeasedTask[bytes]) -> None:
+        assert queue.settle([Settlement.ack(lease.token)]) == [""]
 
     for point, finished in crash_points(prepared(folder, PAYLOADS[kind], ack)):
         left = drain(folder)
@@ -148,15 +150,17 @@ def test_an_ack_killed_anywhere_removes_the_task_or_not(folder: Path, kind: str)
 @pytest.mark.parametrize(
     "settlement",
     [
-        lambda lease: Extend(lease.token, 60),
-        lambda lease: Release(lease.token, 5.0, "failed"),
-        lambda lease: Release(lease.token),
-        lambda lease: Reject(lease.token, "never"),
+        lambda lease: Settlement.extend(lease.token, 60),
+        lambda lease: Settlement.release(lease.token, 5.0, "failed"),
+        lambda lease: Settlement.release(lease.token),
+        lambda lease: Settlement.reject(lease.token, "never"),
     ],
     ids=["extend", "release with error", "release", "reject"],
 )
-def test_a_settlement_killed_anywhere_keeps_the_task(folder: Path, settlement: Callable[[Leased], Settlement]) -> None:
-    def settle(queue: FileQueue, lease: Leased) -> None:
+def test_a_settlement_killed_anywhere_keeps_the_task(
+    folder: Path, settlement: Callable[[LeasedTask[bytes]], Settlement]
+) -> None:
+    def settle(queue: FileQueue, lease: LeasedTask[bytes]) -> None:
         assert queue.settle([settlement(lease)]) != [None]
 
     for point, _ in crash_points(prepared(folder, RUNNABLE, settle)):
@@ -170,8 +174,8 @@ def test_a_requeue_and_a_purge_killed_anywhere(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             queue = FileQueue(folder)
             queue.put([NewTask(RUNNABLE)])
-            _, (lease,) = queue.lease(60, 1, 0)
-            queue.settle([Reject(lease.token, "no")])
+            _, (lease,), _ = queue.lease(60, 1, 0)
+            queue.settle([Settlement.reject(lease.token, "no")])
             return lambda: act(queue)
 
         return prepare
@@ -189,10 +193,10 @@ def test_attempts_survive_kills_between_leases(folder: Path) -> None:
     queue = FileQueue(folder, TaskSettings(max_attempts=3))
     queue.put([NewTask(RUNNABLE)])
     for attempt in range(1, 4):
-        _, (lease,) = FileQueue(folder, clock=later(attempt * 100)).lease(60, 1, 0)
+        _, (lease,), _ = FileQueue(folder, clock=later(attempt * 100)).lease(60, 1, 0)
         assert lease.attempt == attempt
     last = FileQueue(folder, clock=later(1000))
-    assert last.lease(60, 1, 0) == ([], [])
+    assert last.lease(60, 1, 0)[:2] == ([], [])
     assert [(view.attempts, view.state) for view in last.peek(TaskState.DEAD, 9)] == [(3, TaskState.DEAD)]
 
 
@@ -209,12 +213,12 @@ def test_what_was_answered_survives_a_loss_of_power(folder: Path) -> None:
     tasks = [NewTask(RUNNABLE), NewTask(b"data"), NewTask(b"keyed", dedup_key="k"), NewTask(RUNNABLE, 5.0)]
     assert queue_changes(folder, lambda: queue.put(tasks)) == []
     assert queue_changes(folder, lambda: queue.put([NewTask(RUNNABLE)])) == []
-    _, leases = queue.lease(60, 4, 0)
+    _, leases, _ = queue.lease(60, 4, 0)
     acks: list[Settlement] = [
-        Ack(leases[0].token),
-        Reject(leases[1].token, "no"),
-        Release(leases[2].token, 0.0, "later"),
-        Extend(leases[3].token, 9),
+        Settlement.ack(leases[0].token),
+        Settlement.reject(leases[1].token, "no"),
+        Settlement.release(leases[2].token, 0.0, "later"),
+        Settlement.extend(leases[3].token, 9),
     ]
     assert queue_changes(folder, lambda: queue.settle(acks)) == []
     assert queue_changes(folder, lambda: queue.requeue_dead(None)) == []

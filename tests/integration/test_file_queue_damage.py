@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 
 from roq.errors import UnknownFormat
+from roq.wire.task import LeasedTask, NewTask, Settlement, TaskState
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Ack, Leased, NewTask, TaskState
 from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.queue import FileQueue
 
@@ -44,11 +44,11 @@ def zero(path: Path, _: random.Random) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
-def all_of(queue: FileQueue) -> list[Leased]:
-    found: list[Leased] = []
+def all_of(queue: FileQueue) -> list[LeasedTask[bytes]]:
+    found: list[LeasedTask[bytes]] = []
     while leases := queue.lease(60, 100, 0)[1]:
         found += leases
-        assert queue.settle([Ack(lease.token) for lease in leases]) == [""] * len(leases)
+        assert queue.settle([Settlement.ack(lease.token) for lease in leases]) == [""] * len(leases)
     return found
 
 

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from roq.errors import StorageDenied, StorageFull
-from roq.workqueue.contract import Ack, Extend, NewTask, Release
+from roq.wire.task import NewTask, Settlement
 from roq.workqueue.file_queue import aftermath
 from roq.workqueue.file_queue.queue import FileQueue
 from tests.harness.other_users import let_others_in
@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> Path:
 
 def payloads(queue: FileQueue, count: int = 100) -> list[bytes]:
     """Lease and ack up to `count`."""
-    _, leases = queue.lease(60, count, 0)
-    assert queue.settle([Ack(lease.token) for lease in leases]) == [""] * len(leases)
+    _, leases, _ = queue.lease(60, count, 0)
+    assert queue.settle([Settlement.ack(lease.token) for lease in leases]) == [""] * len(leases)
     return [lease.payload for lease in leases]
 
 
@@ -126,12 +126,12 @@ def test_a_folder_without_permission(folder: Path) -> None:
 def test_clocks_that_disagree_end_leases_early_but_never_two_valid_ones(folder: Path) -> None:
     slow, fast = FileQueue(folder), FileQueue(folder, clock=lambda: time.time() + 3600)
     slow.put([NewTask(b"x")])
-    _, (first,) = slow.lease(60, 1, 0)
-    _, (second,) = fast.lease(60, 1, 0)
+    _, (first,), _ = slow.lease(60, 1, 0)
+    _, (second,), _ = fast.lease(60, 1, 0)
     assert second.attempt == 2
-    assert slow.settle([Ack(first.token)]) == [None]
-    assert fast.settle([Release(second.token)]) == [""]
-    assert slow.lease(60, 1, 0) == ([], []), "it is delayed by the other's clock"
+    assert slow.settle([Settlement.ack(first.token)]) == [None]
+    assert fast.settle([Settlement.release(second.token)]) == [""]
+    assert slow.lease(60, 1, 0)[:2] == ([], []), "it is delayed by the other's clock"
     assert slow.status().delayed == 1
     assert slow.release_all() == 1
     assert payloads(slow) == [b"x"]
@@ -151,12 +151,12 @@ def test_renames_and_removals_sent_twice_by_a_network_file_system(folder: Path) 
     queue = FileQueue(folder)
     queue.put([NewTask(RUNNABLE)])
     with mock.patch.object(os, "rename", done_but_lost(os.rename)):
-        _, (lease,) = queue.lease(60, 1, 0)
-        (token,) = queue.settle([Extend(lease.token, 60)])
+        _, (lease,), _ = queue.lease(60, 1, 0)
+        (token,) = queue.settle([Settlement.extend(lease.token, 60)])
     assert token
     with mock.patch.object(os, "unlink", done_but_lost(os.unlink)):
-        assert queue.settle([Ack(token)]) == [""]
-    assert queue.settle([Ack(token)]) == [None]
+        assert queue.settle([Settlement.ack(token)]) == [""]
+    assert queue.settle([Settlement.ack(token)]) == [None]
     assert queue.status().completed == 1
 
 
@@ -165,8 +165,8 @@ def test_a_lost_race_is_no_attempt(folder: Path) -> None:
     queue = FileQueue(folder)
     queue.put([NewTask(RUNNABLE)])
     with mock.patch.object(os, "rename", side_effect=FileNotFoundError(errno.ENOENT, "another was faster")):
-        assert queue.lease(60, 1, 0) == ([], [])
-    _, (lease,) = queue.lease(60, 1, 10)
+        assert queue.lease(60, 1, 0)[:2] == ([], [])
+    _, (lease,), _ = queue.lease(60, 1, 10)
     assert lease.attempt == 1
 
 
@@ -179,7 +179,7 @@ def test_a_stale_listing_costs_no_time(folder: Path) -> None:
     begun = time.monotonic()
     with mock.patch.object(os, "listdir", lambda path: listed[path]):
         assert len(payloads(late, 300)) == 100
-        assert late.lease(60, 1, 0) == ([], [])
+        assert late.lease(60, 1, 0)[:2] == ([], [])
     assert time.monotonic() - begun < 5, "a lost race costs a failed open, not a pause"
     assert late.status().completed == 300
     assert not any((folder / "data/movement").iterdir())
@@ -188,9 +188,9 @@ def test_a_stale_listing_costs_no_time(folder: Path) -> None:
 def test_a_movement_file_locked_by_another_host_delays_a_settlement(folder: Path) -> None:
     queue = FileQueue(folder)
     queue.put([NewTask(b"x")])
-    _, (lease,) = queue.lease(60, 1, 0)
+    _, (lease,), _ = queue.lease(60, 1, 0)
     with mock.patch("roq.workqueue.file_queue.lane.try_lock", side_effect=[False] * 20 + [True]):
-        (token,) = queue.settle([Extend(lease.token, 60)])
+        (token,) = queue.settle([Settlement.extend(lease.token, 60)])
     assert token
 
 
@@ -214,8 +214,9 @@ def test_acks_synced_late_are_done_for_everybody_at_once_and_counted_soon(folder
 def test_acks_synced_late_are_counted_when_a_program_ends_without_close(folder: Path) -> None:
     FileQueue(folder).put([NewTask(b"x")])
     words = (
-        "import sys\nfrom roq.workqueue.contract import Ack\nfrom roq.workqueue.file_queue.queue import FileQueue\n"
-        "queue = FileQueue(sys.argv[1], ack_sync_seconds=30)\n_, (one,) = queue.lease(9, 1, 0)\nqueue.settle([Ack(one.token)])"
+        "import sys\nfrom roq.wire.task import Settlement\nfrom roq.workqueue.file_queue.queue import FileQueue\n"
+        "queue = FileQueue(sys.argv[1], ack_sync_seconds=30)\n_, (one,) = queue.lease(9, 1, 0)[:2]\n"
+        "queue.settle([Settlement.ack(one.token)])"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-c", words, folder], check=True, timeout=20, env=environment)

@@ -18,8 +18,9 @@ import pytest
 
 from roq.errors import Closed
 from roq.log.local import LocalLog
+from roq.wire.task import LeasedTask, NewTask, Settlement
 from roq.workqueue import codec
-from roq.workqueue.contract import Ack, Leased, NewTask
+from roq.workqueue.contract import RoundTrip
 from roq.workqueue.log_queue import LogQueue
 from roq.workqueue.records import Pop, decode, encode
 from roq.workqueue.state import State
@@ -46,7 +47,7 @@ def queues(folder: Path) -> Iterator[list[LogQueue]]:
     opened = [LogQueue(folder) for _ in range(2)]
     opened[0].put([NewTask(b"x") for _ in range(3000)])
     for queue in opened:
-        queue.settle([Ack(lease_one(queue).token)])
+        queue.settle([Settlement.ack(lease_one(queue).token)])
     yield opened
     for queue in opened:
         queue.close()
@@ -93,7 +94,7 @@ def test_a_call_broken_off_anywhere_leaves_no_lock_no_lease_and_the_right_state(
         other.purge()
 
     def once(point: int) -> bool:
-        answers: list[tuple[list[str | None], list[Leased]]] = []
+        answers: list[RoundTrip] = []
         if verb == "put":
             broken = broken_off(lambda: victim.put([NewTask(b"y")]), point)
         elif verb == "wait in line":
@@ -101,14 +102,14 @@ def test_a_call_broken_off_anywhere_leaves_no_lock_no_lease_and_the_right_state(
         else:
             held = lease_one(victim)
             others = lease_one(other)
-            broken = broken_off(lambda: answers.append(victim.lease(60, 1, 0, [Ack(held.token)])), point)
+            broken = broken_off(lambda: answers.append(victim.lease(60, 1, 0, [Settlement.ack(held.token)])), point)
         assert held_locks(folder) == [], point
         assert not victim._clerk._asking._is_owned(), point  # type: ignore[attr-defined]
         assert agree(victim, other), point
         state = other._replica.state
         if verb == "lease and settle":
             leased = {codec.token(task.delivery, task.instance) for task in state.fold.leased.values()}
-            got = {task.token for _, tasks in answers for task in tasks}
+            got = {task.token for trip in answers for task in trip.tasks}
             assert leased - {held.token} == got | {others.token}, point
         assert not state.waiters, point
         victim.release_all()
@@ -139,8 +140,8 @@ def test_a_request_on_the_board_broken_off_anywhere_leases_to_nobody(queues: lis
 
     def once(point: int) -> bool:
         held = lease_one(victim)
-        tasks: list[Leased] = []
-        broken = broken_off(lambda: tasks.extend(victim.lease(60, 1, 0, [Ack(held.token)])[1]), point)
+        tasks: list[LeasedTask[bytes]] = []
+        broken = broken_off(lambda: tasks.extend(victim.lease(60, 1, 0, [Settlement.ack(held.token)])[1]), point)
         leased = {codec.token(task.delivery, task.instance) for task in state_after(victim).fold.leased.values()}
         assert leased - {held.token} == {task.token for task in tasks}, point
         victim.release_all()
@@ -190,14 +191,14 @@ def folded(log: LocalLog, end: int) -> State:
 WORKER = """
 import sys, time
 from pathlib import Path
-from roq.workqueue.contract import *
+from roq.wire.task import NewTask, Settlement
 from roq.workqueue.log_queue import LogQueue
 queue = LogQueue(Path(sys.argv[1]))
 print("up", flush=True)
 acks = []
 for line in range(10**9):
-    _, tasks = queue.lease(60, 1, 0, acks)
-    acks = [Ack(task.token) for task in tasks]
+    _, tasks, _ = queue.lease(60, 1, 0, acks)
+    acks = [Settlement.ack(task.token) for task in tasks]
     queue.put([NewTask(b"y")])
     print(line, flush=True)
 """
@@ -223,7 +224,7 @@ def test_alarms_that_raise_hold_up_nobody(folder: Path, queues: list[LogQueue]) 
                 try:
                     signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.0001, 0.004))
                     for _ in range(10_000):
-                        victim.settle([Ack(task.token) for task in victim.lease(60, 1, 0)[1]])
+                        victim.settle([Settlement.ack(task.token) for task in victim.lease(60, 1, 0)[1]])
                 except Stop:
                     broken += 1
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -284,7 +285,7 @@ def test_a_forked_child_can_do_nothing_and_takes_nothing_from_its_parent(folder:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert sorted(os.listdir(folder / "instances")) == names
-    assert parent.settle([Ack(lease_one(parent).token)]) == [""]
+    assert parent.settle([Settlement.ack(lease_one(parent).token)]) == [""]
 
 
 def in_child(queue: LogQueue) -> int:

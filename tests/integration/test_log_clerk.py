@@ -18,7 +18,7 @@ import pytest
 from roq.errors import StorageFull
 from roq.log.local import LocalLog
 from roq.log.local.board import UNKNOWN, Board, BoardRequest
-from roq.workqueue.contract import Ack, Extend, NewTask, Release
+from roq.wire.task import NewTask, Settlement
 from roq.workqueue.fold import Effects
 from roq.workqueue.log_queue import LogQueue
 from roq.workqueue.records import Record, decode
@@ -124,18 +124,21 @@ def test_whatever_happens_to_the_clerk_every_request_takes_effect_once_and_is_an
     clerk = serving(folder, *step)
     try:
         with ThreadPoolExecutor(ASKERS) as threads:
-            asked = [threads.submit(queue.lease, 60, 1, 0, [Ack(task.token)]) for queue, task in zip(queues, held, strict=True)]
+            asked = [
+                threads.submit(queue.lease, 60, 1, 0, [Settlement.ack(task.token)])
+                for queue, task in zip(queues, held, strict=True)
+            ]
             answers = [one.result(20) for one in asked]
     finally:
         clerk.kill()
         clerk.communicate()
-    assert [settled for settled, _ in answers] == [[""]] * ASKERS, "each ack took effect, and nobody doubts it"
-    tasks = [task for _, leased in answers for task in leased]
+    assert [settled for settled, _, _ in answers] == [[""]] * ASKERS, "each ack took effect, and nobody doubts it"
+    tasks = [task for _, leased, _ in answers for task in leased]
     assert len({task.id for task in (*tasks, *held)}) == 2 * ASKERS, "and each has a task of its own"
     waits(lambda: queues[0].status().leased == ASKERS)  # the dead clerk's comes back
     assert queues[1].status().completed == ASKERS
     for queue, task in zip(queues, tasks, strict=True):
-        assert queue.settle([Ack(task.token), Ack(task.token)]) == ["", None]
+        assert queue.settle([Settlement.ack(task.token), Settlement.ack(task.token)]) == ["", None]
     fresh = LogQueue(folder)
     fresh.status()
     queues[2].status()
@@ -161,12 +164,12 @@ def test_who_is_served_by_another_folds_nothing(folder: Path, queues: list[LogQu
     done: list[str] = []
 
     def work(queue: LogQueue) -> None:
-        acks: list[Ack] = []
+        acks: list[Settlement] = []
         for _ in range(count):
-            settled, [task] = queue.lease(60, 1, 0, acks)
+            settled, [task], _ = queue.lease(60, 1, 0, acks)
             assert settled == [""] * len(acks)
             done.append(task.id)
-            acks = [Ack(task.token)]
+            acks = [Settlement.ack(task.token)]
         assert queue.settle(acks) == [""]
 
     with ThreadPoolExecutor(ASKERS) as threads:
@@ -232,13 +235,13 @@ def test_big_answers_many_settlements_and_a_full_board_take_the_long_way(folder:
     try:
         with ThreadPoolExecutor(ASKERS + 1) as threads:
             asked = [
-                threads.submit(queue.lease, 60, 2, 0, [Ack(task.token) for task in held[index::ASKERS]])
+                threads.submit(queue.lease, 60, 2, 0, [Settlement.ack(task.token) for task in held[index::ASKERS]])
                 for index, queue in enumerate(queues)
             ]
             outside = threads.submit(late.lease, 60, 1, 0)
             assert outside.result(20)[1][0].payload == big
             for one in asked:
-                settled, tasks = one.result(20)
+                settled, tasks, _ = one.result(20)
                 assert settled == [""] * 50
                 assert [task.payload for task in tasks] == [big] * 2
         assert late.status().completed == len(held)
@@ -257,14 +260,14 @@ def test_all_settlements_and_waits_go_over_the_board(folder: Path, queues: list[
     assert board is not None
     assert board.begin()
     with ThreadPoolExecutor(2) as threads:
-        extended = threads.submit(queues[0].settle, [Extend(first.token, 90)])
-        waiting = threads.submit(queues[1].lease, 60, 1, 10, [Release(second.token, 0.2, "later")])
+        extended = threads.submit(queues[0].settle, [Settlement.extend(first.token, 90)])
+        waiting = threads.submit(queues[1].lease, 60, 1, 10, [Settlement.release(second.token, 0.2, "later")])
         waits(lambda: board.count() == 2)
         requests = board.take()
         assert len(requests) == 2
         board.end()  # answers UNKNOWN: they look for themselves
         assert extended.result(10) == [first.token]
-        settled, [again] = waiting.result(10)
+        settled, [again], _ = waiting.result(10)
     assert settled == [""]
     assert (again.id, again.attempt) == (second.id, 2)
 
@@ -276,7 +279,7 @@ def test_a_full_disk_leaves_no_board_and_the_queue_works(folder: Path, monkeypat
     monkeypatch.setattr(LocalLog, "open_board", refuse)
     queue = LogQueue(folder)
     queue.put([NewTask(b"x")])
-    assert queue.settle([Ack(lease_one(queue).token)]) == [""]
+    assert queue.settle([Settlement.ack(lease_one(queue).token)]) == [""]
     queue.close()
 
 
@@ -284,7 +287,7 @@ def test_a_clerk_that_closes_leaves_a_snapshot_to_who_comes_next(folder: Path) -
     queues = [LogQueue(folder) for _ in range(2)]
     for _ in range(20):
         queues[0].put([NewTask(bytes(100)) for _ in range(500)])
-        queues[0].settle([Ack(task.token) for task in queues[0].lease(60, 500, 0)[1]])
+        queues[0].settle([Settlement.ack(task.token) for task in queues[0].lease(60, 500, 0)[1]])
     assert queues[0]._log.newest_snapshot() == (0, 0)
     queues[1].lease(60, 1, 0)
     board = queues[1]._clerk._board
@@ -316,7 +319,7 @@ def test_what_the_clerk_answers_is_durable_before(
     monkeypatch.setattr("roq.workqueue.log_clerk.PATIENCE_SECONDS", (5.0, 5.0))
     monkeypatch.setattr("roq.workqueue.log_clerk.CLERK_SECONDS", 60.0)  # nobody else serves, however long it takes to ask
     with ThreadPoolExecutor(2) as threads:
-        acked = threads.submit(queues[0].settle, [Ack(held.token)])
+        acked = threads.submit(queues[0].settle, [Settlement.ack(held.token)])
         board = queues[2]._clerk._board
         assert board is not None
         waits(lambda: board.count() == 1)
@@ -341,7 +344,7 @@ def test_an_answer_of_a_newer_program_is_looked_up_in_the_log(queues: list[LogQu
     board = clerks_board(queues[2])
     assert board.begin()
     with ThreadPoolExecutor(1) as threads:
-        acked = threads.submit(queues[0].settle, [Ack(held.token)])
+        acked = threads.submit(queues[0].settle, [Settlement.ack(held.token)])
         waits(lambda: board.count() == 1)
         for answer, request in zip((b"\xc1",), board.take(), strict=True):
             board.reply(request, answer)
@@ -367,7 +370,7 @@ def test_what_became_of_one_request_is_not_told_of_the_next(queues: list[LogQueu
 
     assert board.begin()
     with ThreadPoolExecutor(3) as threads:
-        acked = threads.submit(asker.settle, [Ack(first.token)])
+        acked = threads.submit(asker.settle, [Settlement.ack(first.token)])
         waits(lambda: board.count() == 1)
         [request] = board.take()
         with clerk._lock:
@@ -379,7 +382,7 @@ def test_what_became_of_one_request_is_not_told_of_the_next(queues: list[LogQueu
         assert acked.result(10) == [""]
         go_on.set()
         other.result(10)
-        again = threads.submit(asker.settle, [Ack(second.token)])
+        again = threads.submit(asker.settle, [Settlement.ack(second.token)])
         waits(lambda: board.count() == 1)
         board.take()
         board.end()  # breaks off: nobody knows, and nothing was written

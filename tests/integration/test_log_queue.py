@@ -19,8 +19,8 @@ import pytest
 from roq.errors import Closed, StorageFailed, StorageFull, UnknownFormat, WorkQueueConflict
 from roq.log.local import LocalLog
 from roq.runtime.files import Disk
+from roq.wire.task import LeasedTask, NewTask, Settlement, TaskState
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Ack, Extend, Leased, NewTask, Release, TaskState
 from roq.workqueue.log_queue import LogQueue
 from tests.integration.log_queue_rig import HOLDER, PRODUCER, WAITER, WORKER, in_line, kill, lease_one, line, start
 
@@ -88,14 +88,14 @@ def test_a_dead_workers_task_is_free_at_once_a_closed_ones_when_its_lease_ends(q
     task = lease_one(queue, wait_seconds=5)
     assert time.monotonic() - began < 3, "not after the 60 s of its lease"
     assert task.attempt == 2
-    assert queue.settle([Ack(token), Ack(task.token)]) == [None, ""]
+    assert queue.settle([Settlement.ack(token), Settlement.ack(task.token)]) == [None, ""]
     queue.put([NewTask(b"second")])
     closer = start(HOLDER, folder, "close")
     token = line(closer)
     assert line(closer) == "closed"
     kill(closer)
     assert queue.lease(60, 1, 1.2)[1] == [], "closed in good order: its lease goes on"
-    assert queue.settle([Ack(token)]) == [""], "and any process may settle it"
+    assert queue.settle([Settlement.ack(token)]) == [""], "and any process may settle it"
 
 
 def test_waiting_crosses_processes_and_killed_waiters_swallow_no_task(queue: LogQueue, folder: Path) -> None:
@@ -161,7 +161,7 @@ def test_processes_started_after_steps_of_the_wall_clock_agree_when_a_lease_ends
 def test_an_expired_lease_is_ended_once_by_many_who_wait(folder: Path, queue: LogQueue) -> None:
     queue.put([NewTask(b"x")])
     others = [LogQueue(folder) for _ in range(4)]
-    got: list[Leased] = []
+    got: list[LeasedTask[bytes]] = []
     threads = [threading.Thread(target=lambda one=one: got.extend(one.lease(60, 1, 3)[1])) for one in others]
     began = time.monotonic()
     first = lease_one(queue, seconds=0.4)
@@ -173,7 +173,7 @@ def test_an_expired_lease_is_ended_once_by_many_who_wait(folder: Path, queue: Lo
     for thread in threads:
         thread.join()
     assert [task.attempt for task in got] == [2]
-    assert queue.settle([Extend(first.token, 5), Ack(got[0].token)]) == [None, ""]
+    assert queue.settle([Settlement.extend(first.token, 5), Settlement.ack(got[0].token)]) == [None, ""]
     for one in others:
         one.close()
 
@@ -225,7 +225,7 @@ def test_looking_at_an_empty_queue_writes_nothing(queue: LogQueue) -> None:
     queue.lease(60, 1, 0)
     before = queue._log.end
     for _ in range(50):
-        assert queue.lease(60, 1, 0) == ([], [])
+        assert queue.lease(60, 1, 0)[:2] == ([], [])
         queue.status()
         queue.peek(TaskState.READY, 10)
     assert queue._log.end == before
@@ -241,12 +241,12 @@ def test_who_fell_behind_the_trim_goes_on_from_the_snapshot(folder: Path) -> Non
     held = lease_one(slow, wait_seconds=5)
     while slow._log.first <= slow._replica.position:
         busy.put([NewTask(b"x" * 100) for _ in range(50)])
-        acks = [Ack(task.token) for task in busy.lease(60, 50, 0)[1]]
+        acks = [Settlement.ack(task.token) for task in busy.lease(60, 50, 0)[1]]
         busy.lease(60, 1, 0, acks)
         busy.release_all()
         if busy._replica.chore:
             busy._replica.chore.join()
-    assert slow.settle([Ack(held.token)]) == [None], "released with all others"
+    assert slow.settle([Settlement.ack(held.token)]) == [None], "released with all others"
     slow.status()
     busy.status()
     assert slow._replica.state.digest() == busy._replica.state.digest()
@@ -311,7 +311,7 @@ def test_a_full_disk_refuses_puts_but_takes_acks_and_recovers(folder: Path) -> N
     assert 16 < count < 30
     assert queue.status().inserted == count
     for _ in range(count):
-        assert queue.settle([Ack(lease_one(queue, wait_seconds=5).token)]) == [""]
+        assert queue.settle([Settlement.ack(lease_one(queue, wait_seconds=5).token)]) == [""]
     assert queue.status().completed == count
     disk.room = 1 << 40
     queue.put([NewTask(bytes(500_000)) for _ in range(20)])
@@ -342,11 +342,11 @@ def test_a_failed_sync_acknowledges_nothing(folder: Path, queue: LogQueue) -> No
 def test_tokens_of_others_and_of_older_deliveries_do_nothing(queue: LogQueue, folder: Path) -> None:
     queue.put([NewTask(b"x")])
     old = lease_one(queue, wait_seconds=5)
-    assert queue.settle([Release(old.token, error="try again")]) == [""]
+    assert queue.settle([Settlement.release(old.token, error="try again")]) == [""]
     new = lease_one(queue, wait_seconds=5)
-    assert queue.settle([Ack(old.token), Extend(old.token, 9)]) == [None, None]
+    assert queue.settle([Settlement.ack(old.token), Settlement.extend(old.token, 9)]) == [None, None]
     other = LogQueue(folder)
-    assert other.settle([Extend(new.token, 60)]) == [new.token]
-    assert other.settle([Ack(new.token)]) == [""]
-    assert queue.settle([Ack(new.token)]) == [None]
+    assert other.settle([Settlement.extend(new.token, 60)]) == [new.token]
+    assert other.settle([Settlement.ack(new.token)]) == [""]
+    assert queue.settle([Settlement.ack(new.token)]) == [None]
     other.close()

@@ -26,8 +26,9 @@ from roq.errors import (
 from roq.runtime.blocking_connection import BlockingConnection, StopEvent
 from roq.wire import master as wire
 from roq.wire.envelope import open_envelope
+from roq.wire.task import ACK, NewTask, Settlement, TaskState, TaskToPut
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Ack, Extend, NewTask, Reject, Release, TaskState
+from roq.workqueue.contract import RoundTrip
 from roq.workqueue.master_link import MasterLink
 from roq.workqueue.remote import RemoteQueue
 from tests.integration.held import blobs_of, held_of, with_stores
@@ -62,16 +63,16 @@ async def test_a_task_is_leased_extended_given_back_and_done(tasks: RemoteQueue)
     def story() -> None:
         ids = tasks.put([NewTask(b"a"), NewTask(b"b", priority=5), NewTask(b"c", delay_seconds=60)])
         assert len(set(ids)) == 3
-        settled, (first, second) = tasks.lease(30, 2, 0)
+        settled, (first, second), _ = tasks.lease(30, 2, 0)
         assert settled == []
         assert [first.payload, second.payload] == [b"b", b"a"]
         assert [first.id, second.id] == [ids[1], ids[0]]
-        (kept,) = tasks.settle([Extend(first.token, 60)])
+        (kept,) = tasks.settle([Settlement.extend(first.token, 60)])
         assert kept
-        answers, (third,) = tasks.lease(30, 5, 0, [Ack(kept), Release(second.token, error="not now")])
+        answers, (third,), _ = tasks.lease(30, 5, 0, [Settlement.ack(kept), Settlement.release(second.token, error="not now")])
         assert answers == ["", ""]
         assert (third.payload, third.attempt) == (b"a", 2)
-        assert tasks.settle([Ack(second.token), Reject(third.token, "never")]) == [None, ""]
+        assert tasks.settle([Settlement.ack(second.token), Settlement.reject(third.token, "never")]) == [None, ""]
         assert [(view.payload, view.error) for view in tasks.peek(TaskState.DEAD, 5)] == [(b"a", "never")]
         assert tasks.requeue_dead(None) == 1
         status = tasks.status()
@@ -89,11 +90,11 @@ async def test_a_lease_waits_and_ends_when_the_queue_is_closed(cluster: RunningC
     await asyncio.sleep(2.5)  # longer than one request waits
     started = time.monotonic()
     await asyncio.to_thread(other.put, [NewTask(b"late")])
-    _, (lease,) = await waiting
+    _, (lease,), _ = await waiting
     assert time.monotonic() - started < 1.0
     assert lease.payload == b"late"
     started = time.monotonic()
-    assert await asyncio.to_thread(tasks.lease, 30, 1, 0.3) == ([], [])
+    assert await asyncio.to_thread(tasks.lease, 30, 1, 0.3) == RoundTrip([], [])
     assert 0.3 <= time.monotonic() - started < 1.0
     waiting = asyncio.ensure_future(asyncio.to_thread(other.lease, 30, 1, 20))
     await asyncio.sleep(0.2)
@@ -121,7 +122,7 @@ async def test_a_client_killed_while_it_waits_gets_no_task(cluster: RunningClust
             waiting.wait()
             time.sleep(0.2)  # its connection ends
             tasks.put([NewTask(b"for a living one")])
-            _, (lease,) = tasks.lease(30, 1, 1.0)
+            _, (lease,), _ = tasks.lease(30, 1, 1.0)
             assert lease.attempt == 1
 
     await asyncio.to_thread(story)
@@ -130,10 +131,10 @@ async def test_a_client_killed_while_it_waits_gets_no_task(cluster: RunningClust
 async def test_a_lease_that_ends_gives_the_task_to_another(tasks: RemoteQueue) -> None:
     def story() -> None:
         tasks.put([NewTask(b"a")])
-        _, (first,) = tasks.lease(0.3, 1, 0)
-        _, (second,) = tasks.lease(30, 1, 5)
+        _, (first,), _ = tasks.lease(0.3, 1, 0)
+        _, (second,), _ = tasks.lease(30, 1, 5)
         assert (second.payload, second.attempt) == (b"a", 2)
-        assert tasks.settle([Ack(first.token), Ack(second.token)]) == [None, ""]
+        assert tasks.settle([Settlement.ack(first.token), Settlement.ack(second.token)]) == [None, ""]
 
     await asyncio.to_thread(story)
 
@@ -144,13 +145,13 @@ async def test_what_is_sent_again_takes_effect_once(cluster: RunningCluster, tas
 
     def story() -> None:
         link.open(None)
-        put = wire.Put(7, 1, [wire.TaskToPut(b"once"), wire.TaskToPut(b"twice")])
+        put = wire.Put(7, 1, [TaskToPut(b"once"), TaskToPut(b"twice")])
         for _ in range(3):
             assert link.ask(lambda again: put, wire.TasksAdded).known == []
         first = link.ask(lambda again: wire.Lease(9, 1, 0, 30_000, 1, 0, []), wire.Leases)
         repeated = link.ask(lambda again: wire.Lease(9, 1, 1, 30_000, 1, 0, []), wire.Leases)
         assert first.tasks == repeated.tasks
-        ack = [wire.Settle(wire.ACK, first.tasks[0].token)]
+        ack = [Settlement(ACK, first.tasks[0].token)]
         assert link.ask(lambda again: wire.SettleAll(9, 0, ack), wire.Leases).settled == [""]
         assert link.ask(lambda again: wire.SettleAll(9, 1, ack), wire.Leases).settled == [""]  # the answer was lost
         assert link.ask(lambda again: wire.SettleAll(9, 0, ack), wire.Leases).settled == [None]
@@ -171,14 +172,14 @@ async def test_what_is_put_under_an_id_that_somebody_else_uses_too_does_not_vani
     def story() -> None:
         link.open(None)
         tasks.put([NewTask(b"mine")])
-        theirs = wire.Put(tasks._producer, 3, [wire.TaskToPut(b"theirs, %d" % number) for number in range(3)])
+        theirs = wire.Put(tasks._producer, 3, [TaskToPut(b"theirs, %d" % number) for number in range(3)])
         assert link.ask(lambda again: theirs, wire.TasksAdded).repeated == []
         assert link.ask(lambda again: theirs, wire.TasksAdded).repeated == [0, 1, 2]
         big = b"x" * BIG
         ids = tasks.put([NewTask(b"2"), NewTask(b"3"), NewTask(b"4")])
         ids += tasks.put([NewTask(big)])  # number 1 of a new producer
         before = tasks._producer
-        taken = wire.Put(before, tasks._sequence + 1, [wire.TaskToPut(b"theirs, again")])
+        taken = wire.Put(before, tasks._sequence + 1, [TaskToPut(b"theirs, again")])
         link.ask(lambda again: taken, wire.TasksAdded)
         ids += tasks.put([NewTask(big[1:])])
         assert tasks._producer != before
@@ -217,7 +218,7 @@ async def test_bad_calls_are_told(cluster: RunningCluster, tasks: RemoteQueue, n
         with pytest.raises(InvalidConfiguration):
             tasks.put([NewTask(b"x", priority=1000)])
         with pytest.raises(roq.RoqError):
-            tasks.settle([Ack("no token")])
+            tasks.settle([Settlement.ack("no token")])
         with pytest.raises(WorkQueueConflict):
             RemoteQueue(cluster.zookeeper, name, TaskSettings(max_attempts=9))
         assert tasks.status().inserted == 0
@@ -235,7 +236,7 @@ async def test_undecodable_requests_are_refused_and_the_master_goes_on(
         connection = BlockingConnection(endpoint, StopEvent())
         for message in (b"", b"\xff" * 50, wire.seal_call(1, wire.Hello())[:-1], b"\x94\x01\x00\x05\x91\x63"):
             connection.send(message)
-        connection.send(wire.seal_call(8, wire.Put(1, 1, [wire.TaskToPut(b"x", -5)])))
+        connection.send(wire.seal_call(8, wire.Put(1, 1, [TaskToPut(b"x", -5)])))
         answers = [connection.receive(time.monotonic() + 5) for _ in range(2)]
         assert [open_envelope(parts[-1]).id for parts in answers if parts] == [5, 8]
         connection.close()
@@ -271,9 +272,9 @@ async def test_a_big_payload_is_kept_by_its_stores_until_it_is_acked(
     await asyncio.to_thread(tasks.put, [NewTask(payload) for payload in payloads])
     held = await blobs_of(cluster.local, name)
     assert {len(blobs) for blobs in held.values()} == {3}, "two hosts, a write quorum of two"
-    _, leases = await asyncio.to_thread(tasks.lease, 30, 10, 0)
+    _, leases, _ = await asyncio.to_thread(tasks.lease, 30, 10, 0)
     assert [lease.payload for lease in leases] == payloads
-    await asyncio.to_thread(tasks.settle, [Ack(lease.token) for lease in leases])
+    await asyncio.to_thread(tasks.settle, [Settlement.ack(lease.token) for lease in leases])
     async with asyncio.timeout(10):
         while any((await blobs_of(cluster.local, name)).values()):
             await asyncio.sleep(0.05)
@@ -295,7 +296,7 @@ async def test_a_payload_that_is_gone_everywhere_costs_its_task_only_and_is_name
             await asyncio.sleep(0.1)
     await with_stores(cluster.local, lambda stores: stores.delete_blob(held, blob))
     assert list((await copies()).shortages) == [wire.Shortage(f"1 payloads, {blob} first", 0, 2, tuple(sorted(held)))]
-    _, leases = await asyncio.to_thread(tasks.lease, 30, 2, 1.5)
+    _, leases, _ = await asyncio.to_thread(tasks.lease, 30, 2, 1.5)
     assert [lease.payload for lease in leases] == [b"small"]
     (dead,) = await asyncio.to_thread(tasks.peek, TaskState.DEAD, 5)
     assert (dead.payload, dead.attempts) == (b"", 1)

@@ -20,6 +20,7 @@ from roq.runtime.blocking_connection import ConnectionPool, StopEvent
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.store import BlobView
+from roq.wire.task import PayloadReference, StoreAddress, TaskToPut
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.big_payloads import BigPayloads
 from roq.workqueue.fold import Fold
@@ -67,7 +68,7 @@ class Rig:
         """Its process is gone; the directory does not know."""
         await self.servers.pop(host).close()
 
-    def places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
+    def places(self, hosts: tuple[str, ...]) -> tuple[StoreAddress, ...]:
         return self.blobs.places(hosts)
 
     def now(self) -> int:
@@ -97,11 +98,11 @@ class Rig:
         return reserved
 
     async def upload(self, reserved: wire.Reserved) -> None:
-        await self.stores.put_blob([reserved.place.host], reserved.blob, PAYLOAD)
+        await self.stores.put_blob([reserved.store.host], reserved.blob, PAYLOAD)
 
     async def stored(self, blob: str, sequence: int = 1) -> wire.Reply | Exception:
         self._ids += 1
-        self.blobs.stored(b"peer", self._ids, wire.PayloadStored(7, sequence, blob, wire.TaskToPut(b"")))
+        self.blobs.stored(b"peer", self._ids, wire.PayloadStored(7, sequence, blob, TaskToPut(b"")))
         self.turn()
         return await self.answer(self._ids)
 
@@ -160,7 +161,7 @@ async def test_a_payload_is_answered_when_enough_stores_have_it_and_deleted_with
 async def test_an_upload_that_never_ends_is_discarded(hasty: Rig) -> None:
     reserved = await hasty.reserve()
     await hasty.upload(reserved)
-    assert hasty.held() == {reserved.place.host: [reserved.blob]}
+    assert hasty.held() == {reserved.store.host: [reserved.blob]}
     await until(lambda: not hasty.held())
     assert isinstance(await hasty.stored(reserved.blob), TaskNotFound)
     assert hasty.counters["uploads_discarded"] == 1
@@ -175,7 +176,7 @@ async def test_what_was_not_uploaded_is_not_believed(rig: Rig) -> None:
 async def test_the_client_can_avoid_a_store(rig: Rig) -> None:
     avoid = ("h1", "h2", "h3")
     for sequence in range(1, 6):
-        assert (await rig.reserve(sequence, avoid)).place.host == "h4"
+        assert (await rig.reserve(sequence, avoid)).store.host == "h4"
 
 
 async def test_orphans_are_removed_and_nothing_else(rig: Rig) -> None:
@@ -211,7 +212,7 @@ async def test_a_copy_that_was_lost_is_made_again(rig: Rig) -> None:
 async def test_too_few_stores_are_an_error_and_not_a_promise(rig: Rig) -> None:
     reserved = await rig.reserve()
     await rig.upload(reserved)
-    for host in [host for host in rig.servers if host != reserved.place.host]:
+    for host in [host for host in rig.servers if host != reserved.store.host]:
         await rig.end(host)
     assert isinstance(await rig.stored(reserved.blob), LogUnavailable)
     assert not rig.service.fold.blobs
@@ -345,7 +346,7 @@ async def test_a_payload_that_is_damaged_everywhere_is_named_with_its_hosts(stil
         connections = ConnectionPool(StopEvent())
 
     payloads = BigPayloads(Link())  # type: ignore[arg-type]
-    where = wire.Elsewhere(ref.blob, ref.size, ref.crc, still.places(ref.holders))
+    where = PayloadReference(ref.blob, ref.size, ref.crc, still.places(ref.holders))
     one, *others = ref.holders
     for host in others:
         (path,) = (still.directory / host).glob("blobs/*/*1")

@@ -32,7 +32,7 @@ from roq.wire import gcm
 from roq.wire import master as wire
 from roq.wire.assignment import RunningProcess, from_json
 from roq.wire.envelope import error_of, open_envelope
-from roq.workqueue.contract import NewTask
+from roq.wire.task import NewTask, TaskToPut
 from roq.workqueue.remote import RemoteQueue
 from tests.harness.task_load import TaskLoad
 
@@ -148,7 +148,7 @@ async def test_a_queue_of_one_host_is_kept_by_three_when_they_join(tmp_path: Pat
             found: list[str] = []
             async with asyncio.timeout(60):
                 while len(found) < len(ids):
-                    _, leases = await asyncio.to_thread(queue.lease, 60, 1000, 1.0)
+                    _, leases, _ = await asyncio.to_thread(queue.lease, 60, 1000, 1.0)
                     found += [lease.id for lease in leases]
             assert sorted(found) == sorted(ids)
         finally:
@@ -242,7 +242,7 @@ async def test_a_paused_master_that_wakes_is_refused(tmp_path: Path) -> None:
             os.kill(master.pid, signal.SIGCONT)
             error = await asyncio.to_thread(ask_once, old.endpoint(), wire.GetStatus())
             assert isinstance(error, NotLeader)
-            error = await asyncio.to_thread(ask_once, old.endpoint(), wire.Put(1, 1, [wire.TaskToPut(b"to the wrong one")]))
+            error = await asyncio.to_thread(ask_once, old.endpoint(), wire.Put(1, 1, [TaskToPut(b"to the wrong one")]))
             assert isinstance(error, NotLeader)
         finally:
             for pid in (master.pid, hcm.pid):
@@ -275,7 +275,7 @@ async def test_a_restarted_cluster_has_every_task(tmp_path: Path) -> None:
         for host in ("host-1", "host-2"):
             await cluster.start_hcm(host)
         again = await asyncio.to_thread(RemoteQueue, cluster.zookeeper, "w")
-        _, leases = await asyncio.to_thread(again.lease, 30, 200, 5)
+        _, leases, _ = await asyncio.to_thread(again.lease, 30, 200, 5)
         assert [lease.id for lease in leases] == [*ids, *big]
         assert leases[-1].payload == b"y" * BIG
         again.close()

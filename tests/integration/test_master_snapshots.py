@@ -13,6 +13,7 @@ from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import RepairSettings
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
+from roq.wire.task import TaskToPut
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.fold import Fold
 from roq.workqueue.master import term as terms
@@ -47,7 +48,7 @@ async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: 
     beside = asyncio.ensure_future(terms.snapshots(term, writer, counters, asyncio.Event()))
     try:
         for segment in range(SEGMENTS + 1):
-            each = [wire.TaskToPut(b"x")] * (tasks // (SEGMENTS + 1))
+            each = [TaskToPut(b"x")] * (tasks // (SEGMENTS + 1))
             term.take(b"peer", segment, wire.Put(7, 1 + segment * len(each), each))
             await term.barrier()
             assert not counters["snapshots"]
@@ -61,7 +62,7 @@ async def test_many_short_segments_force_a_snapshot(rig: StoreRig, monkeypatch: 
         assert meta.trimmed > 0
         await asyncio.sleep(0.5)
         assert counters["snapshots"] == 1, "once is enough"
-        term.take(b"peer", 99, wire.Put(8, 1, [wire.TaskToPut(b"after it")]))
+        term.take(b"peer", 99, wire.Put(8, 1, [TaskToPut(b"after it")]))
         await term.barrier()
         follower = LogFollower(rig.reader())
         await follower.catch_up(writer.confirmed)
@@ -91,7 +92,7 @@ async def test_a_snapshot_that_every_store_has_lost_is_made_again_by_the_master_
                 await asyncio.sleep(0.02)
 
     try:
-        term.take(b"peer", 1, wire.Put(7, 1, [wire.TaskToPut(b"x")] * 100))
+        term.take(b"peer", 1, wire.Put(7, 1, [TaskToPut(b"x")] * 100))
         await term.barrier()
         lost.set()
         await made(1)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from roq.errors import Closed, LeaseLost, WorkQueueConflict
-from roq.workqueue.contract import ERROR_BYTES_MAX, LEASE_COUNT_MAX, NewTask, TaskState
+from roq.wire.task import ERROR_BYTES_MAX, NewTask, TaskState
+from roq.workqueue.contract import LEASE_COUNT_MAX
 from tests.integration.workqueue_rig import BRIEF, COMES, EVERY_VERB, LONG, Faces, counts, one
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize(("work_address", "faces"), EVERY_VERB, indirect=True)]

@@ -60,7 +60,7 @@ async def test_what_was_leased_is_not_kept_by_those_who_waited(queue: roq.WorkQu
     await queue.put_many(b"%d" % number for number in range(3))
     assert [len(tasks) for tasks in await asyncio.gather(first, *others)] == [1, 1, 1]
     gc.collect()
-    assert not [one for one in gc.get_objects() if type(one) is lanes._Want]
+    assert not [one for one in gc.get_objects() if type(one) is lanes._LeaseRequest]
 
 
 # --- loops over leases ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from roq.workqueue.contract import Ack
+from roq.wire.task import Settlement
 from roq.workqueue.file_queue.queue import FileQueue
 
 WORK_SECONDS = 0.015  # as upstream.py
@@ -18,7 +18,7 @@ def work(folder: str, seconds: float) -> int:
     queue = FileQueue(folder)
     done = 0
     while True:
-        _, leases = queue.lease(60.0, 1, seconds)
+        _, leases, _ = queue.lease(60.0, 1, seconds)
         if not leases:
             return done
         task = json.loads(leases[0].payload)
@@ -26,7 +26,7 @@ def work(folder: str, seconds: float) -> int:
         time.sleep(WORK_SECONDS)
         with open(f"{where}/{number}--ours--{os.getpid()}--{time.time_ns()}", "x"):
             pass
-        assert queue.settle([Ack(leases[0].token)]) == [""]
+        assert queue.settle([Settlement.ack(leases[0].token)]) == [""]
         done += 1
 
 

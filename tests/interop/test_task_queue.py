@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from roq.workqueue.contract import Ack, Extend, NewTask, Reject, Release, TaskState
+from roq.wire.task import NewTask, Settlement, TaskState
 from roq.workqueue.file_queue.queue import FileQueue
 from tests.interop.conftest import Upstream
 
@@ -52,12 +52,12 @@ def test_we_run_what_it_inserts(folder: Path, marks: Path, upstream: Start) -> N
     assert other("insert", str(marks), 0, 30) == 30
     queue = FileQueue(folder)
     assert queue.status().ready == queue.status().inserted == 30
-    _, leases = queue.lease(60, 100, 0)
+    _, leases, _ = queue.lease(60, 100, 0)
     assert numbers([lease.payload for lease in leases]) == list(range(30))
     assert {lease.attempt for lease in leases} == {1}
-    assert all(abs(lease.inserted - time.time()) < 60 for lease in leases)
+    assert all(abs(lease.inserted_ms / 1000 - time.time()) < 60 for lease in leases)
     assert other("lease", 60, 1) == []
-    assert queue.settle([Ack(lease.token) for lease in leases]) == [""] * 30
+    assert queue.settle([Settlement.ack(lease.token) for lease in leases]) == [""] * 30
     assert other("numbers") == {"inserted": 30, "enqueued": 0, "leased": 0, "done": 30}
     assert other("empty") is True
     assert not any((folder / "movement").iterdir())
@@ -81,9 +81,9 @@ def test_a_function_it_queued_is_leased_by_us_and_run_by_it_after_a_release(fold
     other = upstream(folder)
     other("insert function", str(marks), 7)
     queue = FileQueue(folder)
-    _, (lease,) = queue.lease(60, 1, 0)
+    _, (lease,), _ = queue.lease(60, 1, 0)
     assert json.loads(lease.payload)[:3] == [["__main__", "mark_function"], [str(marks)], {"number": 7}]
-    assert queue.settle([Release(lease.token, 0.0, "not here")]) == [""]
+    assert queue.settle([Settlement.release(lease.token, 0.0, "not here")]) == [""]
     assert other("poll", 3.0, 60) == 1
     assert runs(marks) == Counter([7])
 
@@ -94,12 +94,12 @@ def test_its_lease_is_ours_to_see_and_expires_for_us(folder: Path, marks: Path, 
     (id,) = other("lease", 2, 1)
     queue = FileQueue(folder)
     assert queue.status().leased == 1
-    assert queue.lease(60, 1, 0) == ([], [])
+    assert queue.lease(60, 1, 0)[:2] == ([], [])
     (seen,) = queue.peek(TaskState.LEASED, 10)
     assert (seen.id, seen.attempts) == (id, 1)
     other("renew", id, 4)
-    assert queue.lease(60, 1, 1.5) == ([], [])
-    _, (lease,) = queue.lease(60, 1, 10)
+    assert queue.lease(60, 1, 1.5)[:2] == ([], [])
+    _, (lease,), _ = queue.lease(60, 1, 10)
     assert lease.id == id
     assert lease.attempt > 1
     assert other("lease", 60, 1) == []
@@ -111,7 +111,7 @@ def test_its_delayed_task_is_delayed_for_us(folder: Path, marks: Path, upstream:
     queue = FileQueue(folder)
     assert (queue.status().delayed, queue.status().leased) == (1, 0)
     assert [view.attempts for view in queue.peek(TaskState.DELAYED, 10)] == [0]
-    _, (lease,) = queue.lease(60, 1, 10)
+    _, (lease,), _ = queue.lease(60, 1, 10)
     assert lease.attempt == 1
 
 
@@ -119,8 +119,8 @@ def test_our_delay_lease_and_extension_hold_for_it(folder: Path, marks: Path, up
     queue = FileQueue(folder)
     other = upstream(folder)
     queue.put([NewTask(mark(marks, 0), delay_seconds=4), NewTask(mark(marks, 1))])
-    _, (lease,) = queue.lease(1, 1, 0)
-    (token,) = queue.settle([Extend(lease.token, 60)])
+    _, (lease,), _ = queue.lease(1, 1, 0)
+    (token,) = queue.settle([Settlement.extend(lease.token, 60)])
     assert other("numbers")["leased"] == 2
     assert other("lease", 60, 1) == []
     leased: list[str] = []
@@ -129,7 +129,7 @@ def test_our_delay_lease_and_extension_hold_for_it(folder: Path, marks: Path, up
         leased = other("lease", 60, 10)
     (id,) = leased
     assert id != lease.id
-    assert queue.settle([Ack(token or "")]) == [""]
+    assert queue.settle([Settlement.ack(token or "")]) == [""]
     other("execute", id)
     other("delete", id)
     assert runs(marks) == Counter([0])
@@ -139,12 +139,20 @@ def test_our_delay_lease_and_extension_hold_for_it(folder: Path, marks: Path, up
 def test_a_lease_it_took_over_is_lost_for_us(folder: Path, marks: Path, upstream: Start) -> None:
     queue = FileQueue(folder)
     queue.put([NewTask(mark(marks, 0))])
-    _, (lease,) = queue.lease(1, 1, 0)
+    _, (lease,), _ = queue.lease(1, 1, 0)
     other = upstream(folder)
     time.sleep(2.1)
     assert other("lease", 60, 1) == [lease.id]
     assert (
-        queue.settle([Ack(lease.token), Extend(lease.token, 9), Release(lease.token), Reject(lease.token, "x")]) == [None] * 4
+        queue.settle(
+            [
+                Settlement.ack(lease.token),
+                Settlement.extend(lease.token, 9),
+                Settlement.release(lease.token),
+                Settlement.reject(lease.token, "x"),
+            ]
+        )
+        == [None] * 4
     )
     assert other("numbers")["leased"] == 1
     assert queue.status().dead == 0
@@ -155,7 +163,7 @@ def test_what_it_cancels_is_ready_for_us(folder: Path, marks: Path, upstream: St
     other("insert", str(marks), 0, 1)
     (id,) = other("lease", 600, 1)
     other("cancel", id)
-    _, (lease,) = FileQueue(folder).lease(60, 1, 3)
+    _, (lease,), _ = FileQueue(folder).lease(60, 1, 3)
     assert (lease.id, lease.attempt) == (id, 2)
 
 
@@ -173,8 +181,8 @@ def test_dead_letters_are_out_of_its_reach_until_requeued(folder: Path, marks: P
     other = upstream(folder)
     other("insert", str(marks), 0, 1)
     queue = FileQueue(folder)
-    _, (lease,) = queue.lease(60, 1, 0)
-    queue.settle([Reject(lease.token, "no good")])
+    _, (lease,), _ = queue.lease(60, 1, 0)
+    queue.settle([Settlement.reject(lease.token, "no good")])
     assert other("numbers")["enqueued"] == 0
     assert queue.requeue_dead([lease.id]) == 1
     assert other("poll", 3.0, 60) == 1
@@ -200,8 +208,8 @@ def test_two_of_each_kind_work_400_tasks_once_each(folder: Path, marks: Path, up
 def test_ptq_status_and_rezero(folder: Path, marks: Path, ptq: Ptq) -> None:
     queue = FileQueue(folder)
     queue.put([NewTask(mark(marks, number)) for number in range(10)])
-    _, leases = queue.lease(60, 4, 0)
-    queue.settle([Ack(leases[0].token)])
+    _, leases, _ = queue.lease(60, 4, 0)
+    queue.settle([Settlement.ack(leases[0].token)])
     said = ptq("status", folder)
     for line in ("Inserted: 10", "Enqueued: 9 (90.0% left)", "Completed: 1 (10.0%)", "Leased: 3 (33.3% of queue)"):
         assert line in said
@@ -214,10 +222,10 @@ def test_ptq_status_and_rezero(folder: Path, marks: Path, ptq: Ptq) -> None:
 def test_ptq_release_takes_our_leases(folder: Path, marks: Path, ptq: Ptq) -> None:
     queue = FileQueue(folder)
     queue.put([NewTask(mark(marks, number)) for number in range(3)])
-    _, leases = queue.lease(600, 3, 0)
+    _, leases, _ = queue.lease(600, 3, 0)
     ptq("release", folder)
-    assert queue.settle([Ack(lease.token) for lease in leases]) == [None] * 3
-    _, again = queue.lease(600, 3, 3)
+    assert queue.settle([Settlement.ack(lease.token) for lease in leases]) == [None] * 3
+    _, again, _ = queue.lease(600, 3, 3)
     assert {lease.id for lease in again} == {lease.id for lease in leases}
     assert {lease.attempt for lease in again} == {2}
 
@@ -225,10 +233,10 @@ def test_ptq_release_takes_our_leases(folder: Path, marks: Path, ptq: Ptq) -> No
 def test_ptq_purge_leaves_our_dead_letters(folder: Path, marks: Path, ptq: Ptq) -> None:
     queue = FileQueue(folder)
     queue.put([NewTask(mark(marks, number)) for number in range(3)])
-    _, leases = queue.lease(600, 2, 0)
-    queue.settle([Reject(leases[0].token, "bad")])
+    _, leases, _ = queue.lease(600, 2, 0)
+    queue.settle([Settlement.reject(leases[0].token, "bad")])
     ptq("purge", folder)
-    assert queue.settle([Ack(leases[1].token)]) == [None]
+    assert queue.settle([Settlement.ack(leases[1].token)]) == [None]
     found = queue.status()
     assert (found.ready, found.leased, found.dead) == (0, 0, 1)
     queue.put([NewTask(mark(marks, 9))])
@@ -241,6 +249,6 @@ def test_ptq_cp_and_mv_between_our_folders(folder: Path, marks: Path, tmp_path: 
     queue.put([NewTask(json.dumps({"txt": str(number), "class": "PrintTask"}).encode()) for number in range(12)])
     ptq(verb, folder, target.path)
     assert queue.status().ready == (12 if verb == "cp" else 0)
-    _, leases = target.lease(60, 100, 0)
+    _, leases, _ = target.lease(60, 100, 0)
     assert sorted(int(json.loads(lease.payload)["txt"]) for lease in leases) == list(range(12))
-    assert target.settle([Ack(lease.token) for lease in leases]) == [""] * 12
+    assert target.settle([Settlement.ack(lease.token) for lease in leases]) == [""] * 12

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import roq.blocking
-from roq.workqueue.contract import NewTask
+from roq.wire.task import NewTask
 
 WAIT_SECONDS = 60
 

@@ -69,7 +69,7 @@ def test_ids_carry_priority_and_time_and_sort(priorities: list[int], millisecond
     ids = maker.make(milliseconds, priorities) + maker.make(milliseconds - 5, priorities)
     assert all(names.ID.fullmatch(id) for id in ids)
     assert [names.priority(id) for id in ids] == priorities * 2
-    assert names.inserted(ids[0]) == milliseconds / 1000
+    assert names.inserted_ms(ids[0]) == milliseconds
     by_name = sorted(ids, key=lambda id: names.order(f"0--{id}.json", ""))
     assert by_name == sorted(ids, key=lambda id: (-names.priority(id), ids.index(id)))
 
@@ -80,7 +80,7 @@ def test_more_ids_than_a_millisecond_has() -> None:
 
 
 def test_ids_of_others_have_no_priority_and_no_time() -> None:
-    assert (names.priority(THEIRS), names.inserted(THEIRS)) == (0, None)
+    assert (names.priority(THEIRS), names.inserted_ms(THEIRS)) == (0, None)
     ours = IdMaker().make(2000, [1, 0, -1])
     texts = [f"0--{id}.json" for id in (*ours, THEIRS)]
     assert sorted(texts, key=lambda text: names.order(text, names.stamp(3000)))[2] == texts[3]
@@ -202,7 +202,11 @@ def test_files_of_0_1_have_no_checksum_and_are_read() -> None:
 
 def test_a_checksum_neither_moves_a_task_in_the_order_nor_changes_what_its_id_says() -> None:
     assert names.order(f"0--{OURS}.data", "") == names.order(f"0--{OLD}.data", "")
-    assert (names.priority(OURS), names.inserted(OURS)) == (names.priority(OLD), names.inserted(OLD)) == (3, 1_700_000_000.0)
+    assert (
+        (names.priority(OURS), names.inserted_ms(OURS))
+        == (names.priority(OLD), names.inserted_ms(OLD))
+        == (3, 1_700_000_000_000)
+    )
 
 
 def test_python_task_queue_reads_a_file_with_a_checksum() -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from roq.errors import Closed, LogUnavailable
-from roq.workqueue.contract import Ack, Extend, Leased, Settlement
-from roq.workqueue.lease_keeper import HeldTask, LeaseKeeper, done, extended, given_back, held_since, released
+from roq.wire.task import EXTEND, LeasedTask, Settlement
+from roq.workqueue.contract import RoundTrip
+from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, given_back
 
 SECONDS = 0.9
 Answer = Callable[[Sequence[Settlement]], list[str | None]]
@@ -25,7 +26,7 @@ class Script:
         self.asked = threading.Semaphore(0)
 
     def renew(self, settlements: Sequence[Settlement]) -> list[str | None]:
-        return [f"{one.token}+" if isinstance(one, Extend) else "" for one in settlements]
+        return [f"{one.token}+" if one.kind == EXTEND else "" for one in settlements]
 
     def __call__(self, settlements: Sequence[Settlement]) -> list[str | None]:
         self.calls.append(list(settlements))
@@ -50,7 +51,7 @@ def keeper(script: Script) -> Iterator[LeaseKeeper]:
 
 
 def held(name: str = "t", seconds: float = SECONDS) -> HeldTask:
-    leased = Leased(name, name, b"", 1, 0, time.time(), time.time() + seconds)
+    leased = LeasedTask(name, name, b"", 1, 0, 0, 0)
     return HeldTask(leased, seconds, time.monotonic())
 
 
@@ -69,9 +70,9 @@ def test_a_lease_is_renewed_at_a_third_with_the_newest_token(script: Script, kee
     script.wait(3)
     assert [call[0].token for call in script.calls[:4]] == ["t", "t+", "t++", "t+++"]
     assert not task.lost
-    keeper.settle([(task, done)])
+    keeper.settle([(task, DONE)])
     assert task.settled
-    assert script.calls[-1] == [Ack(task.token)]
+    assert script.calls[-1] == [Settlement.ack(task.token)]
     asked = len(script.calls)
     time.sleep(SECONDS)
     assert len(script.calls) == asked
@@ -127,14 +128,14 @@ def test_a_settlement_waits_for_the_renewal_under_way_and_has_its_token(script: 
     keeper.hold([task])
     script.wait(1)
     answers: list[list[str | None]] = []
-    acking = threading.Thread(target=lambda: answers.append(keeper.settle([(task, done)])))
+    acking = threading.Thread(target=lambda: answers.append(keeper.settle([(task, DONE)])))
     acking.start()
     time.sleep(0.1)
     assert len(script.calls) == 1
     go_on.set()
     acking.join(10)
     assert answers == [[""]]
-    assert script.calls[1] == [Ack("t+")]
+    assert script.calls[1] == [Settlement.ack("t+")]
 
 
 def test_a_failed_settlement_leaves_the_task_renewed(script: Script, keeper: LeaseKeeper) -> None:
@@ -144,7 +145,7 @@ def test_a_failed_settlement_leaves_the_task_renewed(script: Script, keeper: Lea
     task = held()
     keeper.hold([task])
     with pytest.raises(LogUnavailable):
-        keeper.settle([(task, done)], fail)
+        keeper.settle([(task, DONE)], fail)
     time.sleep(2 * SECONDS)
     assert not task.lost
     assert not task.settled
@@ -152,7 +153,7 @@ def test_a_failed_settlement_leaves_the_task_renewed(script: Script, keeper: Lea
 
 def test_an_extension_changes_the_lease_time(script: Script, keeper: LeaseKeeper) -> None:
     task = held()
-    assert keeper.settle([(task, extended(50.0)), ("bare", released())]) == ["t+", ""]
+    assert keeper.settle([(task, Settlement.extend("", 50.0)), ("bare", Settlement.release(""))]) == ["t+", ""]
     assert task.seconds == 50.0
     assert task.expires == pytest.approx(time.time() + 50, abs=1)
     assert task.ends_in(time.monotonic()) > 49
@@ -164,11 +165,11 @@ def test_closing_tells_what_is_still_held(script: Script) -> None:
     tasks[0].begun = tasks[2].begun = True
     keeper.hold(tasks)
     keeper.let_go(tasks[2])
-    keeper.settle([(tasks[3], done)])
+    keeper.settle([(tasks[3], DONE)])
     left = keeper.close()
     assert {task.id for task in left} == {"begun", "spare", "left", "forgotten"}
-    wishes = given_back(left, "why")
-    assert {settlement.error for settlement in keeper.begin(wishes) if settlement.token in ("begun", "left")} == {"why"}  # type: ignore[union-attr]
+    wanted = given_back(left, "why")
+    assert {settlement.error for settlement in keeper.begin(wanted) if settlement.token in ("begun", "left")} == {"why"}
     with pytest.raises(Closed):
         keeper.hold(tasks)
 
@@ -222,12 +223,15 @@ def test_a_thread_that_ends_tells_the_tasks_and_others_get_a_new_one(script: Scr
     assert not after.lost
 
 
-def test_a_lease_counts_from_its_begin_and_not_from_the_answer() -> None:
-    def leased(since: float) -> Leased:
-        return Leased("t", "t", b"", 1, 0, 0.0, 0.0, since)
+def test_a_lease_counts_from_its_begin_and_not_from_the_answer(keeper: LeaseKeeper) -> None:
+    def began(tasks: int, told: float, wait_seconds: float) -> float:
+        """As the keeper has it, of what a backend tells."""
+        given = [LeasedTask("t", "t", b"", 1, 0, 0, 0)] * tasks
+        return keeper.lease(lambda *_: RoundTrip([], given, told), SECONDS, 9, wait_seconds).began
 
     now = time.monotonic()
-    assert held_since([leased(now - 3), leased(now - 2)], now - 9, 10.0) == now - 3
-    assert held_since([leased(now - 3)], now - 4, 0.0) == now - 4, "it did not wait"
-    assert held_since([], now - 4, 10.0) == now - 4
-    assert held_since([leased(0.0)], now - 4, 10.0) >= now, "a backend that can't tell"
+    assert began(2, now - 3, 10.0) == now - 3
+    assert now <= began(1, now - 3, 0.0) <= time.monotonic(), "it did not wait"
+    assert now <= began(0, now - 3, 10.0) <= time.monotonic()
+    after = began(1, 0.0, 10.0)
+    assert now <= after <= time.monotonic(), "a backend that can't tell"

@@ -21,7 +21,7 @@ from roq.errors import CallError, Closed, InvalidAddress, LogTrimmed, StorageFai
 from roq.log.local import LocalLog
 from roq.log.local.header import Word
 from roq.log.local.layout import HEAD, pack, scan, unpack
-from roq.workqueue.contract import NewTask
+from roq.wire.task import NewTask
 from roq.workqueue.log_queue import LogQueue
 
 SMALL = 4096  # bytes of a segment

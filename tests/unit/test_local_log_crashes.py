@@ -20,7 +20,7 @@ from roq.errors import StorageFailed, StorageFull
 from roq.log.local import LocalLog
 from roq.log.local.header import Word
 from roq.runtime.files import Disk, StrPath
-from roq.workqueue.contract import Ack, NewTask
+from roq.wire.task import NewTask, Settlement
 from roq.workqueue.log_queue import LogQueue
 
 SMALL = 4096  # bytes of a segment
@@ -282,12 +282,12 @@ def test_no_acknowledged_task_is_lost_and_none_comes_back_when_the_machine_crash
                 queue, trying = dice.choice(queues), ""
                 if dice.random() < 0.6:
                     put |= set(queue.put([NewTask(b"x" * dice.randrange(200)) for _ in range(dice.randrange(1, 4))]))
-                _, tasks = queue.lease(60, dice.randrange(1, 3), 0)
+                _, tasks, _ = queue.lease(60, dice.randrange(1, 3), 0)
                 for task in tasks:
                     assert task.id not in done, "an acked task came back"
                     if dice.random() < 0.7:
                         trying = task.id
-                        assert queue.settle([Ack(task.token)]) == [""]
+                        assert queue.settle([Settlement.ack(task.token)]) == [""]
                         done.add(task.id)
         disk.crash(tmp_path / str(life + 1), dice)
         for queue in queues:

@@ -19,8 +19,8 @@ from roq.log.local import LocalLog
 from roq.log.local.room import DiskRoom
 from roq.log.local.segments import SEGMENT_BYTES, SEGMENT_BYTES_MIN, SMALLEST_DISK, fitting
 from roq.runtime.files import Disk, StrPath
+from roq.wire.task import NewTask, Settlement
 from roq.workqueue import log_replica
-from roq.workqueue.contract import Ack, NewTask
 from roq.workqueue.log_queue import LogQueue
 
 MIB = 1024 * 1024
@@ -115,11 +115,11 @@ def fill(queue: LogQueue, size: int) -> set[str]:
 
 def drain(queue: LogQueue, count: int, done: set[str]) -> None:
     """Lease and ack all there is, `count` at a time; no call may fail."""
-    acks: list[Ack] = []
+    acks: list[Settlement] = []
     while True:
-        _, tasks = queue.lease(60, count, 0, acks)
+        _, tasks, _ = queue.lease(60, count, 0, acks)
         assert not done & {task.id for task in tasks}, "an acked task came back"
-        acks = [Ack(task.token) for task in tasks]
+        acks = [Settlement.ack(task.token) for task in tasks]
         done |= {task.id for task in tasks}
         if not tasks:
             return

@@ -11,8 +11,8 @@ import pytest
 from roq.log.local import LocalLog
 from roq.log.local.clock import Clock
 from roq.log.local.header import MappedHeader, Word
+from roq.wire.task import LeasedTask, NewTask
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Leased, NewTask
 from roq.workqueue.log_queue import LogQueue
 
 HOUR_MS = 3_600_000
@@ -71,7 +71,7 @@ def test_what_version_0_1_left_in_the_header_counts_for_nothing(tmp_path: Path) 
     assert machine.clock().now() == machine.step
 
 
-def lease(queue: LogQueue, seconds: float = 60, wait_seconds: float = 0) -> list[Leased]:
+def lease(queue: LogQueue, seconds: float = 60, wait_seconds: float = 0) -> list[LeasedTask[bytes]]:
     return queue.lease(seconds, 1, wait_seconds)[1]
 
 

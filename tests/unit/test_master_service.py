@@ -9,6 +9,7 @@ import pytest
 
 from roq.errors import CallError, PayloadTooLarge, RoqError
 from roq.wire import master as wire
+from roq.wire.task import ACK, EXTEND, REJECT, RELEASE, PayloadReference, Settlement, StoreAddress, TaskToPut
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import codec
 from roq.workqueue.fold import Fold
@@ -39,7 +40,7 @@ class Rig:
             Recent(),
             1,
             BLOB_BYTES,
-            lambda hosts: tuple(wire.Place(h, f"tcp://{h}") for h in hosts),
+            lambda hosts: tuple(StoreAddress(h, f"tcp://{h}") for h in hosts),
             here=lambda peer: peer not in self.gone,
         )
         self.gone: set[bytes] = set()
@@ -88,7 +89,7 @@ class Rig:
         return self.commit()[id]
 
     def put(self, *payloads: bytes, sequence: int = 1) -> Answer:
-        return self.answer(wire.Put(7, sequence, [wire.TaskToPut(payload) for payload in payloads]))
+        return self.answer(wire.Put(7, sequence, [TaskToPut(payload) for payload in payloads]))
 
     def lease(self, count: int = 1, nonce: int = 1, wait_ms: int = 0, lease_ms: int = 1000) -> wire.Leases:
         answer = self.answer(wire.Lease(9, nonce, 0, lease_ms, count, wait_ms, []))
@@ -115,14 +116,14 @@ def rig() -> Iterator[Rig]:
 
 def test_requests_of_one_turn_are_one_entry(rig: Rig) -> None:
     before = len(rig.entries)
-    ids = [rig.ask(wire.Put(7, number, [wire.TaskToPut(b"x")])) for number in range(1, 6)]
+    ids = [rig.ask(wire.Put(7, number, [TaskToPut(b"x")])) for number in range(1, 6)]
     ids.append(rig.ask(wire.Lease(9, 1, 0, 1000, 2, 0, [])))
     assert rig.commit().keys() == {*ids}
     assert len(rig.entries) == before + 1
 
 
 def test_nothing_is_answered_before_it_is_durable(rig: Rig) -> None:
-    rig.ask(wire.Put(7, 1, [wire.TaskToPut(b"x")]))
+    rig.ask(wire.Put(7, 1, [TaskToPut(b"x")]))
     seen = rig.ask(wire.GetStatus())
     batches = rig.service.cut()
     assert [len(batch.records) > 0 for batch in batches] == [True]
@@ -133,7 +134,7 @@ def test_a_lease_request_waits_here_and_not_in_the_log(rig: Rig) -> None:
     waiting = [rig.ask(wire.Lease(9, nonce, 0, 60_000, 1, 5000, [])) for nonce in (1, 2)]
     rig.now += 1000
     assert rig.commit() == {}
-    stored = rig.ask(wire.Put(7, 1, [wire.TaskToPut(b"x")]))
+    stored = rig.ask(wire.Put(7, 1, [TaskToPut(b"x")]))
     answers = rig.commit()
     first = answers[waiting[0]]
     assert isinstance(first, wire.Leases)
@@ -149,7 +150,7 @@ def test_a_lease_request_waits_here_and_not_in_the_log(rig: Rig) -> None:
 def test_settlements_do_not_wait_with_the_lease_they_came_with(rig: Rig) -> None:
     rig.put(b"x")
     (given,) = rig.lease().tasks
-    answer = rig.answer(wire.Lease(9, 2, 0, 1000, 1, 5000, [wire.Settle(wire.ACK, given.token)]))
+    answer = rig.answer(wire.Lease(9, 2, 0, 1000, 1, 5000, [Settlement(ACK, given.token)]))
     assert answer == wire.Leases([""], [])
 
 
@@ -162,7 +163,7 @@ def test_a_lease_that_ends_is_given_to_who_waits(rig: Rig) -> None:
     answer = rig.commit()[waiting]
     assert isinstance(answer, wire.Leases)
     assert [(task.id, task.attempt) for task in answer.tasks] == [(given.id, 2)]
-    assert rig.answer(wire.SettleAll(9, 0, [wire.Settle(wire.ACK, given.token)])) == wire.Leases([None], [])
+    assert rig.answer(wire.SettleAll(9, 0, [Settlement(ACK, given.token)])) == wire.Leases([None], [])
 
 
 def test_after_a_take_over_no_lease_ends_for_a_while() -> None:
@@ -202,7 +203,7 @@ def test_a_repeated_request_takes_the_waiting_one_out(rig: Rig) -> None:
 def test_a_repeated_settlement_is_told_what_it_did(rig: Rig) -> None:
     rig.put(b"x", b"y", b"z")
     a, b, c = rig.lease(3).tasks
-    kinds = [wire.Settle(wire.ACK, a.token), wire.Settle(wire.RELEASE, b.token, 0, "why"), wire.Settle(wire.REJECT, c.token)]
+    kinds = [Settlement(ACK, a.token), Settlement(RELEASE, b.token, 0, "why"), Settlement(REJECT, c.token)]
     assert rig.answer(wire.SettleAll(9, 0, kinds)) == wire.Leases(["", "", ""], [])
     assert rig.answer(wire.SettleAll(9, 1, kinds)) == wire.Leases(["", "", ""], [])
     assert rig.answer(wire.SettleAll(9, 0, kinds)) == wire.Leases([None, None, None], [])
@@ -211,7 +212,7 @@ def test_a_repeated_settlement_is_told_what_it_did(rig: Rig) -> None:
 def test_a_settlement_that_is_repeated_too_late_changes_nothing(rig: Rig) -> None:
     rig.put(b"x", b"y")
     a, b = rig.lease(2).tasks
-    kinds = [wire.Settle(wire.ACK, a.token), wire.Settle(wire.RELEASE, b.token)]
+    kinds = [Settlement(ACK, a.token), Settlement(RELEASE, b.token)]
     assert rig.answer(wire.SettleAll(9, 0, kinds)) == wire.Leases(["", ""], [])
     (again,) = rig.lease(2, nonce=2).tasks
     rig.service.recent = Recent()  # forgotten, or never known to this master
@@ -230,7 +231,7 @@ def test_one_reply_fits_into_a_frame(rig: Rig) -> None:
 
 def test_a_large_batch_is_cut(rig: Rig) -> None:
     for sequence in range(1, 9):
-        rig.ask(wire.Put(7, sequence * 100, [wire.TaskToPut(b"x" * 60_000)] * 9))
+        rig.ask(wire.Put(7, sequence * 100, [TaskToPut(b"x" * 60_000)] * 9))
     batches = rig.service.cut()
     assert len(batches) > 2
     assert all(batch.size < 2 * ENTRY_BYTES for batch in batches)
@@ -239,19 +240,19 @@ def test_a_large_batch_is_cut(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        wire.Put(0, 1, [wire.TaskToPut(b"x")]),
-        wire.Put(7, 0, [wire.TaskToPut(b"x")]),
-        wire.Put(7, 1, [wire.TaskToPut(b"x", -1)]),
-        wire.Put(7, 1, [wire.TaskToPut(b"x", 0, 500)]),
-        wire.Put(7, 1, [wire.TaskToPut(b"x" * BLOB_BYTES)]),
-        wire.Put(7, 1, [wire.TaskToPut(b"x", 0, 0, "k" * 300)]),
+        wire.Put(0, 1, [TaskToPut(b"x")]),
+        wire.Put(7, 0, [TaskToPut(b"x")]),
+        wire.Put(7, 1, [TaskToPut(b"x", -1)]),
+        wire.Put(7, 1, [TaskToPut(b"x", 0, 500)]),
+        wire.Put(7, 1, [TaskToPut(b"x" * BLOB_BYTES)]),
+        wire.Put(7, 1, [TaskToPut(b"x", 0, 0, "k" * 300)]),
         wire.Lease(9, 1, 0, 0, 1, 0, []),
         wire.Lease(9, 1, 0, 1000, 0, 0, []),
         wire.Lease(9, 0, 0, 1000, 1, 0, []),
         wire.Lease(0, 1, 0, 1000, 1, 0, []),
-        wire.SettleAll(9, 0, [wire.Settle(wire.ACK, "x")]),
-        wire.SettleAll(9, 0, [wire.Settle(9, f"1.0.{9:016x}")]),
-        wire.SettleAll(9, 0, [wire.Settle(wire.EXTEND, f"1.0.{9:016x}", 0)]),
+        wire.SettleAll(9, 0, [Settlement(ACK, "x")]),
+        wire.SettleAll(9, 0, [Settlement(9, f"1.0.{9:016x}")]),
+        wire.SettleAll(9, 0, [Settlement(EXTEND, f"1.0.{9:016x}", 0)]),
         wire.RequeueLetters(["x"]),
         wire.Peek("nowhere", 1),
     ],
@@ -281,7 +282,7 @@ def test_a_replaced_master_says_nothing_for_long(rig: Rig) -> None:
 
 @pytest.mark.parametrize("under_way", [False, True])
 def test_what_is_sent_again_while_the_log_stands_still_is_logged_once(rig: Rig, under_way: bool) -> None:
-    put = wire.Put(7, 1, [wire.TaskToPut(b"x" * 1000), wire.TaskToPut(b"y")])
+    put = wire.Put(7, 1, [TaskToPut(b"x" * 1000), TaskToPut(b"y")])
     first = rig.ask(put)
     taken = rig.cut() if under_way else []
     waiting = rig.service.waiting.bytes
@@ -299,7 +300,7 @@ def test_what_is_sent_again_while_the_log_stands_still_is_logged_once(rig: Rig, 
 def test_a_lease_and_an_ack_sent_again_join_the_first_ones(rig: Rig) -> None:
     rig.put(b"x", b"y")
     (given,) = rig.lease().tasks
-    lease = wire.Lease(9, 2, 0, 1000, 1, 0, [wire.Settle(wire.ACK, given.token)])
+    lease = wire.Lease(9, 2, 0, 1000, 1, 0, [Settlement(ACK, given.token)])
     first = rig.ask(lease)
     (batch,) = rig.cut()
     again = [rig.ask(msgspec.structs.replace(lease, again=1)) for _ in range(3)]
@@ -309,11 +310,11 @@ def test_a_lease_and_an_ack_sent_again_join_the_first_ones(rig: Rig) -> None:
     assert isinstance(leases, wire.Leases)
     assert [answers[id] for id in again] == [leases] * 3
     (second,) = leases.tasks
-    settle = wire.SettleAll(9, 0, [wire.Settle(wire.RELEASE, second.token, 0, "why")])
+    settle = wire.SettleAll(9, 0, [Settlement(RELEASE, second.token, 0, "why")])
     first = rig.ask(settle)
     (batch,) = rig.cut()
     again = [rig.ask(msgspec.structs.replace(settle, again=1))]
-    other = rig.ask(wire.SettleAll(9, 1, [wire.Settle(wire.ACK, second.token)]))
+    other = rig.ask(wire.SettleAll(9, 1, [Settlement(ACK, second.token)]))
     assert rig.durable(batch) == {first: wire.Leases([""], []), again[0]: wire.Leases([""], [])}
     assert other in rig.commit(), "it was another settlement"
 
@@ -322,14 +323,14 @@ def test_what_waits_is_counted_until_it_is_durable(rig: Rig) -> None:
     puts = 0
     while not rig.service.waiting.full:
         puts += 1
-        rig.ask(wire.Put(7, puts, [wire.TaskToPut(b"x" * 60_000)]))
+        rig.ask(wire.Put(7, puts, [TaskToPut(b"x" * 60_000)]))
     assert puts == pytest.approx(WAITING_BYTES_MAX / 60_000, rel=0.01)
     rig.commit()
     assert rig.service.waiting.bytes == 0
 
 
 def test_an_answer_without_a_record_is_told_with_what_is_under_way(rig: Rig) -> None:
-    put = rig.ask(wire.Put(7, 1, [wire.TaskToPut(b"x")]))
+    put = rig.ask(wire.Put(7, 1, [TaskToPut(b"x")]))
     (batch,) = rig.cut()
     empty = rig.ask(wire.SettleAll(9, 0, []))
     (second,) = rig.cut()
@@ -353,11 +354,11 @@ def test_who_is_gone_gets_no_task(rig: Rig) -> None:
 def test_a_lease_says_how_long_its_request_waited(rig: Rig) -> None:
     waiting = rig.ask(wire.Lease(9, 1, 0, 60_000, 1, 5000, []))
     rig.now += 1234
-    rig.ask(wire.Put(7, 1, [wire.TaskToPut(b"x")]))
+    rig.ask(wire.Put(7, 1, [TaskToPut(b"x")]))
     answer = rig.commit()[waiting]
     assert isinstance(answer, wire.Leases)
     assert answer.waited == 1234
-    assert answer.tasks[0].expires == rig.now + 60_000
+    assert answer.tasks[0].expires_ms == rig.now + 60_000
 
 
 # --- big payloads -----------------------------------------------------------------------------------------------------
@@ -371,10 +372,10 @@ def test_a_blob_lives_as_long_as_its_task(rig: Rig) -> None:
     rig.service.add_big([(PEER, 50)], Push(rig.now, 7, 1, blob("a")))
     assert rig.commit()[50] == wire.TasksAdded([])
     (given,) = rig.lease().tasks
-    assert isinstance(given.payload, wire.Elsewhere)
-    assert [place.host for place in given.payload.places] == ["h1", "h2"]
+    assert isinstance(given.payload, PayloadReference)
+    assert [store.host for store in given.payload.stores] == ["h1", "h2"]
     assert rig.dropped == []
-    rig.ask(wire.SettleAll(9, 0, [wire.Settle(wire.ACK, given.token)]))
+    rig.ask(wire.SettleAll(9, 0, [Settlement(ACK, given.token)]))
     assert rig.dropped == [], "not before the ack is durable"
     rig.commit()
     assert rig.dropped == [blob("a")]
@@ -383,14 +384,14 @@ def test_a_blob_lives_as_long_as_its_task(rig: Rig) -> None:
 def test_a_big_payload_told_of_again_on_its_way_to_the_log_is_known(rig: Rig) -> None:
     rig.service.add_big([(PEER, 50)], Push(rig.now, 7, 1, blob("a")))
     (batch,) = rig.cut()
-    assert rig.service.waiting.join(PEER, 51, wire.PayloadStored(7, 1, "a", wire.TaskToPut(b"")))
-    assert not rig.service.waiting.join(PEER, 52, wire.PayloadStored(7, 2, "b", wire.TaskToPut(b"")))
+    assert rig.service.waiting.join(PEER, 51, wire.PayloadStored(7, 1, "a", TaskToPut(b"")))
+    assert not rig.service.waiting.join(PEER, 52, wire.PayloadStored(7, 2, "b", TaskToPut(b"")))
     assert rig.durable(batch) == {50: wire.TasksAdded([]), 51: wire.TasksAdded([])}
 
 
 def test_another_task_under_the_same_number_is_no_repeat_of_one_on_its_way(rig: Rig) -> None:
     """As after a fork: both are at the same number."""
-    mine, theirs, again = (rig.ask(wire.Put(7, 1, [wire.TaskToPut(payload)])) for payload in (b"mine", b"theirs", b"mine"))
+    mine, theirs, again = (rig.ask(wire.Put(7, 1, [TaskToPut(payload)])) for payload in (b"mine", b"theirs", b"mine"))
     answers = rig.commit()
     assert [answers[id] for id in (mine, theirs, again)] == [wire.TasksAdded(), wire.TasksAdded([], [0]), wire.TasksAdded()]
 
@@ -411,8 +412,8 @@ def test_holders_are_replaced_only_while_the_task_is_there(rig: Rig) -> None:
     assert rig.service.replace((7, 1), blob("a"), ("h2", "h3"), rig.now)
     assert not rig.service.replace((7, 1), blob("b"), ("h2",), rig.now)
     (given,) = rig.lease().tasks
-    assert isinstance(given.payload, wire.Elsewhere)
-    assert [place.host for place in given.payload.places] == ["h2", "h3"]
+    assert isinstance(given.payload, PayloadReference)
+    assert [store.host for store in given.payload.stores] == ["h2", "h3"]
     rig.answer(wire.PurgeQueue())
     assert not rig.service.replace((7, 1), blob("a"), ("h1",), rig.now)
 

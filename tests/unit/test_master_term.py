@@ -11,6 +11,7 @@ from roq.errors import Overloaded, RoqError
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
+from roq.wire.task import ACK, Settlement, TaskToPut
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.service import WAITING_BYTES_MAX, MasterService, Recent
@@ -83,7 +84,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 def put(sequence: int, size: int = 60_000) -> wire.Put:
-    return wire.Put(7, sequence, [wire.TaskToPut(b"x" * size)])
+    return wire.Put(7, sequence, [TaskToPut(b"x" * size)])
 
 
 async def test_a_log_that_stands_still_costs_a_bounded_number_of_bytes(rig: Rig) -> None:
@@ -127,5 +128,5 @@ async def test_a_lease_that_was_asked_for_on_two_connections_is_kept_if_one_is_l
     assert isinstance(answer, wire.Leases)
     assert len(answer.tasks) == 1
     assert rig.service.fold.ready.count == 0
-    settled = await rig.answer(wire.SettleAll(8, 0, [wire.Settle(wire.ACK, answer.tasks[0].token)]))
+    settled = await rig.answer(wire.SettleAll(8, 0, [Settlement(ACK, answer.tasks[0].token)]))
     assert settled == wire.Leases([""], [])

@@ -8,11 +8,11 @@ import pytest
 
 from roq.cli.task_watch import POINTS_MAX, Progress, Sample, pace, progress, rates, sparkline, svg
 from roq.tools.charts import WIDTH
-from roq.workqueue.contract import Status
+from roq.wire.task import Status
 
 
 def sample(at: float, ready: int, completed: int, inserted: int | None = None, leased: int = 0) -> Sample:
-    return Sample(at, Status(ready, 0, leased, 0, completed, inserted if inserted is not None else ready + completed, None))
+    return Sample(at, Status(ready, 0, leased, 0, completed, inserted if inserted is not None else ready + completed))
 
 
 def test_the_pace_tells_when_it_ends() -> None:
@@ -29,7 +29,7 @@ def looks(*statuses: Status) -> list[Sample]:
 
 
 def status(ready: int = 0, delayed: int = 0, leased: int = 0, dead: int = 0, completed: int = 0, inserted: int = 9) -> Status:
-    return Status(ready, delayed, leased, dead, completed, inserted, None)
+    return Status(ready, delayed, leased, dead, completed, inserted)
 
 
 WORKED = [status(ready=9 - second, completed=second) for second in range(5)]

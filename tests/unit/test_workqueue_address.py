@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from roq.errors import InvalidAddress, InvalidName, WorkQueueConflict
+from roq.wire.task import NewTask
 from roq.workqueue.address import BACKENDS, QueueAddress, folder_address, open_backend, parse, queue_address
-from roq.workqueue.contract import Backend, NewTask
+from roq.workqueue.contract import Backend
 from roq.workqueue.file_queue.queue import FileQueue
 from roq.workqueue.log_queue import LogQueue
 from roq.workqueue.memory import MemoryQueue

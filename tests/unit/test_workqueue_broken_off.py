@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from roq.errors import StorageFailed
-from roq.workqueue.contract import Ack, Leased, NewTask
+from roq.wire.task import LeasedTask, NewTask, Settlement
 from roq.workqueue.memory import MemoryQueue
 from tests.harness.breaking_off import Stop, broken_off
 
@@ -20,8 +20,8 @@ def after(point: int) -> tuple[MemoryQueue, set[bytes]] | None:
     queue = MemoryQueue()
     queue.put([NewTask(b"x"), NewTask(b"y")])
     [held] = queue.lease(60, 1, 0)[1]
-    got: list[Leased] = []
-    broken = broken_off(lambda: got.extend(queue.lease(60, 1, 0, [Ack(held.token)])[1]), point)
+    got: list[LeasedTask[bytes]] = []
+    broken = broken_off(lambda: got.extend(queue.lease(60, 1, 0, [Settlement.ack(held.token)])[1]), point)
     return (queue, {task.payload for task in got}) if broken else None
 
 

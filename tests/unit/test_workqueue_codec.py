@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, TemporaryError
+from roq.wire.task import ERROR_BYTES_MAX, LeasedTask, NewTask, Settlement, cut_error, milliseconds
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue import codec
-from roq.workqueue.contract import ERROR_BYTES_MAX, Ack, Extend, NewTask, Reject, Release
 from roq.workqueue.fold import Known, RecordRefused, Settled, TasksDelivered
 from roq.workqueue.records import DeadLetter, Requeue
 from roq.workqueue.state import State
@@ -46,14 +46,14 @@ def lease(seconds: float = 1.0, count: int = 1, wait_seconds: float = 0.0) -> ob
         (InvalidConfiguration, lambda: lease(count=1001)),
         (InvalidConfiguration, lambda: lease(wait_seconds=-1)),
         (InvalidConfiguration, lambda: lease(wait_seconds=float("nan"))),
-        (InvalidConfiguration, lambda: codec.settlement(Extend(GOOD, 0), 0)),
-        (InvalidConfiguration, lambda: codec.settlement(Release(GOOD, -1), 0)),
-        (CallError, lambda: codec.settlement(Ack(""), 0)),
-        (CallError, lambda: codec.settlement(Ack("7.1024.0000000000000abc"), 0)),
-        (CallError, lambda: codec.settlement(Ack("99999999999999999999.0.0000000000000abc"), 0)),
-        (CallError, lambda: codec.settlement(Ack("9999999999999999999.0.0000000000000abc"), 0)),
-        (CallError, lambda: codec.settlement(Ack(GOOD + "\n"), 0)),
-        (CallError, lambda: codec.settlement(Ack("1526590800--4c8f-0.json"), 0)),
+        (InvalidConfiguration, lambda: codec.settlement(Settlement.extend(GOOD, 0), 0)),
+        (InvalidConfiguration, lambda: codec.settlement(Settlement.release(GOOD, -1), 0)),
+        (CallError, lambda: codec.settlement(Settlement.ack(""), 0)),
+        (CallError, lambda: codec.settlement(Settlement.ack("7.1024.0000000000000abc"), 0)),
+        (CallError, lambda: codec.settlement(Settlement.ack("99999999999999999999.0.0000000000000abc"), 0)),
+        (CallError, lambda: codec.settlement(Settlement.ack("9999999999999999999.0.0000000000000abc"), 0)),
+        (CallError, lambda: codec.settlement(Settlement.ack(GOOD + "\n"), 0)),
+        (CallError, lambda: codec.settlement(Settlement.ack("1526590800--4c8f-0.json"), 0)),
         (CallError, lambda: codec.chosen(["no id"])),
     ],
 )
@@ -83,14 +83,19 @@ def test_a_token_of_an_older_lease_is_answered_none() -> None:
     (delivered,) = state.apply(one.lease(1.0, 1, 0.0, 0))
     assert isinstance(delivered, TasksDelivered)
     leased = codec.leased(delivered.handed[0], one.id, b"a")
-    assert (leased.id, leased.token, leased.attempt, leased.expires) == ("0000000000000005-1", "2.0.0000000000000005", 1, 1.0)
+    assert leased == LeasedTask("0000000000000005-1", "2.0.0000000000000005", b"a", 1, 0, 0, 1000)
 
-    def answer(settlement: Ack | Extend | Release | Reject) -> str | None:
+    def answer(settlement: Settlement) -> str | None:
         return codec.settled(settlement, state.apply(codec.settlement(settlement, 0)))
 
-    assert answer(Extend(leased.token, 5)) == leased.token
-    assert answer(Release(leased.token)) == ""
-    for settlement in (Ack(leased.token), Extend(leased.token, 1), Release(leased.token), Reject(leased.token, "")):
+    assert answer(Settlement.extend(leased.token, 5)) == leased.token
+    assert answer(Settlement.release(leased.token)) == ""
+    for settlement in (
+        Settlement.ack(leased.token),
+        Settlement.extend(leased.token, 1),
+        Settlement.release(leased.token),
+        Settlement.reject(leased.token, ""),
+    ):
         assert answer(settlement) is None
 
 
@@ -99,18 +104,18 @@ def test_answers_to_a_put() -> None:
     assert codec.put_id(push, [Known((6, 7))]) == "0000000000000006-7"
     with pytest.raises(TemporaryError):
         codec.put_id(push, [RecordRefused()])
-    assert codec.settled(Ack(GOOD), [Settled(False)]) is None
+    assert codec.settled(Settlement.ack(GOOD), [Settled(False)]) is None
 
 
 def test_long_error_texts_are_cut_at_a_character() -> None:
-    record = codec.settlement(Reject(GOOD, "é" * ERROR_BYTES_MAX), 0)
+    record = codec.settlement(Settlement.reject(GOOD, "é" * ERROR_BYTES_MAX), 0)
     assert isinstance(record, DeadLetter)
     assert record.error == "é" * (ERROR_BYTES_MAX // 2)
-    odd = codec.settlement(Release(GOOD, 0.0, "a" + "é" * ERROR_BYTES_MAX), 0)
+    odd = codec.settlement(Settlement.release(GOOD, 0.0, "a" + "é" * ERROR_BYTES_MAX), 0)
     assert isinstance(odd, Requeue)
     assert len(odd.error.encode()) == ERROR_BYTES_MAX - 1
-    assert codec.cut_error("\udc80") == "?"
+    assert cut_error("\udc80") == "?"
 
 
 def test_times_are_rounded_up() -> None:
-    assert [codec.milliseconds(s) for s in (0.0, 0.0001, 0.001, 1.5, 0.3, 1e9)] == [0, 1, 1, 1500, 300, 10**12]
+    assert [milliseconds(s) for s in (0.0, 0.0001, 0.001, 1.5, 0.3, 1e9)] == [0, 1, 1, 1500, 300, 10**12]

@@ -10,8 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from roq.errors import CallError, Closed
+from roq.wire.task import LeasedTask, NewTask, Settlement, TaskState
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import Ack, Backend, Leased, NewTask, TaskState
+from roq.workqueue.contract import Backend
 from roq.workqueue.memory import MemoryQueue
 
 SOON = 10.0  # seconds; never reached when all is well
@@ -39,15 +40,15 @@ def waiting(queue: MemoryQueue, count: int) -> None:
         threading.Event().wait(0.005)
 
 
-def lease(queue: MemoryQueue, seconds: float = 60.0, wait_seconds: float = SOON, count: int = 1) -> list[Leased]:
+def lease(queue: MemoryQueue, seconds: float = 60.0, wait_seconds: float = SOON, count: int = 1) -> list[LeasedTask[bytes]]:
     return queue.lease(seconds, count, wait_seconds)[1]
 
 
 def test_it_is_a_backend(queue: Backend) -> None:
     (id,) = queue.put([NewTask(b"a")])
-    _, (one,) = queue.lease(60.0, 5, 0.0)
+    _, (one,), _ = queue.lease(60.0, 5, 0.0)
     assert (one.id, one.payload, one.attempt) == (id, b"a", 1)
-    assert queue.lease(60.0, 1, 0.0, [Ack(one.token), Ack(one.token)]) == (["", None], [])
+    assert queue.lease(60.0, 1, 0.0, [Settlement.ack(one.token), Settlement.ack(one.token)])[:2] == (["", None], [])
     assert queue.status().completed == 1
 
 
@@ -86,7 +87,7 @@ def test_the_next_sleeper_keeps_the_time_when_the_first_leaves(queue: MemoryQueu
 
 
 def test_closing_ends_waits(queue: MemoryQueue, threads: ThreadPoolExecutor) -> None:
-    waits: list[Future[list[Leased]]] = [threads.submit(lease, queue) for _ in range(3)]
+    waits: list[Future[list[LeasedTask[bytes]]]] = [threads.submit(lease, queue) for _ in range(3)]
     waiting(queue, 3)
     queue.close()
     for wait in waits:
@@ -100,9 +101,9 @@ def test_a_wrong_settlement_changes_nothing(queue: MemoryQueue) -> None:
     queue.put([NewTask(b"a")])
     (one,) = lease(queue)
     with pytest.raises(CallError):
-        queue.lease(60.0, 1, 0.0, [Ack(one.token), Ack("nonsense")])
+        queue.lease(60.0, 1, 0.0, [Settlement.ack(one.token), Settlement.ack("nonsense")])
     with pytest.raises(CallError):
-        queue.lease(0.0, 1, 0.0, [Ack(one.token)])
+        queue.lease(0.0, 1, 0.0, [Settlement.ack(one.token)])
     assert queue.status().leased == 1
 
 
@@ -115,10 +116,10 @@ def test_many_threads_do_every_task_once(threads: ThreadPoolExecutor) -> None:
 
     def consume() -> list[bytes]:
         done: list[bytes] = []
-        acks: list[Ack] = []
+        acks: list[Settlement] = []
         while got := queue.lease(60.0, 7, 0.5, acks)[1]:
             done += [one.payload for one in got]
-            acks = [Ack(one.token) for one in got]
+            acks = [Settlement.ack(one.token) for one in got]
         return done
 
     workers = [threads.submit(consume) for _ in range(8)]

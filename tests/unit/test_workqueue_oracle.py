@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roq.wire.task import TaskState
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import TaskState
 from roq.workqueue.fold import Known, RecordRefused, Settled, TasksChanged, TasksDelivered
 from roq.workqueue.records import (
     Cancel,

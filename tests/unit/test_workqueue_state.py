@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from roq.errors import UnknownFormat
+from roq.wire.task import TaskState
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.contract import TaskState
 from roq.workqueue.fold import Dropped, Effect, Handed, Known, RecordRefused, Settled, TasksChanged, TasksDelivered
 from roq.workqueue.records import (
     VERSION,

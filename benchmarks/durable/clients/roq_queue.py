@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import roq.blocking
-from roq.workqueue.contract import NewTask
+from roq.wire.task import NewTask
 
 LEASE_SECONDS, WAIT_SECONDS = 60.0, 20.0
 

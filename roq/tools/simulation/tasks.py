@@ -18,8 +18,8 @@ from typing import NamedTuple
 import roq
 from roq.errors import LeaseLost, StorageFull, TemporaryError
 from roq.tools.simulation.loop import SimulatedLoop
+from roq.wire.task import Status
 from roq.workqueue.codec import parse_token
-from roq.workqueue.contract import Status
 from roq.workqueue.leasing import Task
 
 INLINE_BYTES = 2_000  # payloads from this size on go straight to a store

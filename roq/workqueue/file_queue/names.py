@@ -119,9 +119,9 @@ def unsealed(id: str) -> str:
     return f"{id[:22]}0{id[23:]}"
 
 
-def inserted(id: str) -> float | None:
-    """Unix seconds of the insertion, None for ids not made here."""
-    return int(id[:8] + id[9:13], 16) / 1000 if id[14] == _OURS else None
+def inserted_ms(id: str) -> int | None:
+    """Milliseconds since 1970 of the insertion, None for ids not made here."""
+    return int(id[:8] + id[9:13], 16) if id[14] == _OURS else None
 
 
 def split_due(listed: Sequence[str], now: int) -> tuple[list[str], list[str]]:

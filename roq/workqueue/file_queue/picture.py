@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from roq.workqueue.contract import Status, TaskState, TaskView
+from roq.wire.task import Status, TaskState, TaskView
 from roq.workqueue.file_queue import content, names
 from roq.workqueue.file_queue.dead import DeadLetters
 from roq.workqueue.file_queue.lane import Lane
 from roq.workqueue.file_queue.names import Name
 from roq.workqueue.file_queue.notes import Notes
-from roq.workqueue.file_queue.storage import Unreadable, read
+from roq.workqueue.file_queue.storage import Unreadable, modified_ms, read
 
 LOOKS = 1_000  # files looked into for one picture
 
@@ -45,7 +45,7 @@ class Picture:
         foreign = sum(1 for text in self._foreign(later) if self._is_new(text))
         delayed = waiting + foreign
         oldest = self._oldest(ready)
-        age = None if oldest is None else max(0.0, now - oldest)
+        age = -1 if oldest is None else max(0, int(now * 1000) - oldest)
         return Status(len(ready), delayed, len(later) - delayed, len(self._dead.all()), completed, inserted, age)
 
     def peek(self, look: Look, state: TaskState, count: int) -> list[TaskView]:
@@ -81,16 +81,16 @@ class Picture:
         name = names.parse(text)
         return name is not None and self._lanes[name.suffix].history(name.id) == [name]
 
-    def _oldest(self, ready: list[str]) -> float | None:
-        """Insertion time of the oldest ready task; of those of python-task-queue, some are looked at."""
+    def _oldest(self, ready: list[str]) -> int | None:
+        """Insertion time (ms) of the oldest ready task; of those of python-task-queue, some are looked at."""
         ours = min((text[-41:-28] for text in ready if text[-27] == "8"), default=None)
-        found = [] if ours is None else [int(ours[:8] + ours[9:], 16) / 1000]
+        found = [] if ours is None else [int(ours[:8] + ours[9:], 16)]
         others = (text for text in ready if text[-27] != "8")
         for text, _ in zip(others, range(LOOKS), strict=False):
             name = names.parse(text)
             try:
                 if name is not None:
-                    found.append(os.stat(f"{self._lanes[name.suffix].queue}/{text}").st_mtime)
+                    found.append(modified_ms(f"{self._lanes[name.suffix].queue}/{text}"))
             except FileNotFoundError:
                 continue
         return min(found, default=None)
@@ -103,23 +103,23 @@ class Picture:
         path = f"{lane.queue}/{text}"
         try:
             payload, damage = shown(path, name.id, name.suffix)
-            inserted = names.inserted(name.id) or os.stat(path).st_mtime
+            inserted = names.inserted_ms(name.id) or modified_ms(path)
         except FileNotFoundError:
             return None  # leased or done meanwhile
         attempts, error = names.attempts(lane.history(name.id)), damage or self._notes.read(name.id).error
-        due = 0.0 if state is TaskState.READY else float(name.due)
+        due = 0 if state is TaskState.READY else 1000 * name.due
         return TaskView(name.id, payload, state, attempts, names.priority(name.id), inserted, due, error, holder)
 
     def _dead_view(self, id: str, suffix: str) -> TaskView | None:
         path = self._dead.path(id, suffix)
         try:
             payload, damage = shown(path, id, suffix)
-            inserted = names.inserted(id) or os.stat(path).st_mtime
+            inserted = names.inserted_ms(id) or modified_ms(path)
         except FileNotFoundError:
             return None
         note = self._notes.read(id)
         error = note.error or damage
-        return TaskView(id, payload, TaskState.DEAD, note.attempts, names.priority(id), inserted, 0.0, error, "")
+        return TaskView(id, payload, TaskState.DEAD, note.attempts, names.priority(id), inserted, 0, error, "")
 
 
 def shown(path: str, id: str, suffix: str) -> tuple[bytes, str]:

@@ -20,8 +20,8 @@ from contextlib import suppress
 from urllib.parse import quote
 
 from roq.runtime.files import DISK, storage_errors
-from roq.workqueue import codec
-from roq.workqueue.contract import NewTask
+from roq.wire.task import NewTask
+from roq.workqueue.contract import check_put
 from roq.workqueue.file_queue import content, names
 from roq.workqueue.file_queue.counters import INSERTED, CounterFiles
 from roq.workqueue.file_queue.counting import Calls
@@ -55,8 +55,7 @@ class FilePublication:
 
     def put(self, first: int, tasks: Sequence[NewTask]) -> None:
         """Tasks first, first + 1, …: durable and in the queue on return, those put before not again."""
-        for task in tasks:
-            codec.check_task(task, self._place.settings)
+        check_put(tasks, self._place.settings)
         done, prepared = f"{self._work}/{first}.done", f"{self._work}/{first}"
         with storage_errors(self._place.path):
             if not os.path.exists(done):

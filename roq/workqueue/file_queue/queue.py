@@ -21,24 +21,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from roq.errors import CallError, InvalidConfiguration
 from roq.runtime.files import DISK, FULL, storage_errors
+from roq.wire.task import ACK, REJECT, RELEASE, LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue import codec
-from roq.workqueue.contract import (
-    LEASE_COUNT_MAX,
-    PUT_COUNT_MAX,
-    Ack,
-    Asked,
-    Extend,
-    Leased,
-    NewTask,
-    Reject,
-    Release,
-    Settlement,
-    Status,
-    TaskState,
-    TaskView,
-    asked_for,
-)
+from roq.workqueue.contract import Asked, RoundTrip, asked_for, check_lease, check_put
 from roq.workqueue.file_queue import content, names
 from roq.workqueue.file_queue.aftermath import Aftermath, is_local
 from roq.workqueue.file_queue.candidates import Candidates
@@ -51,7 +36,7 @@ from roq.workqueue.file_queue.lane import Busy, Lane, NewFile, Spent
 from roq.workqueue.file_queue.names import DATA, JSON, Name, Why
 from roq.workqueue.file_queue.notes import Note, Notes
 from roq.workqueue.file_queue.picture import Look, Picture, damaged
-from roq.workqueue.file_queue.storage import Unreadable, check_open, read
+from roq.workqueue.file_queue.storage import Unreadable, check_open, modified_ms, read
 
 logger = logging.getLogger(__name__)
 LISTINGS = 2  # per lease that does not wait: what stays locked by others must not make it list for ever
@@ -111,10 +96,7 @@ class FileQueue:
     def put(self, tasks: Sequence[NewTask]) -> list[str]:
         """Store tasks durably, all or none; their ids."""
         check_open(closed=self._closed)
-        if len(tasks) > PUT_COUNT_MAX:
-            raise InvalidConfiguration(f"at most {PUT_COUNT_MAX} tasks can be put at once, got {len(tasks)}")
-        for task in tasks:
-            codec.check_task(task, self.settings)
+        check_put(tasks, self.settings)
         ids = self._ids.make(int(self._clock() * 1000), [task.priority for task in tasks])
         with storage_errors(self.path):
             if any(task.dedup_key for task in tasks):
@@ -186,33 +168,28 @@ class FileQueue:
 
     # --- lease --------------------------------------------------------------------------------------------------------
 
-    def lease(
-        self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
-    ) -> tuple[list[str | None], list[Leased]]:
+    def lease(self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()) -> RoundTrip:
         """First `settle`, then up to `count` tasks."""
         check_open(closed=self._closed)
-        codec.check_lease(seconds)
-        if not 1 <= count <= LEASE_COUNT_MAX:
-            raise InvalidConfiguration(f"1 to {LEASE_COUNT_MAX} tasks can be leased at once, got {count}")
-        if not wait_seconds >= 0:
-            raise InvalidConfiguration(f"wait_seconds is at least 0, got {wait_seconds}")
+        check_lease(seconds, count, wait_seconds)
         settled = self.settle(settle) if settle else []
         deadline = time.monotonic() + wait_seconds
         pause = POLL_SECONDS[0]
         while True:
+            began = time.monotonic()
             with storage_errors(self.path):
                 leases = self._lease(seconds, count)
             left = deadline - time.monotonic()
             if leases or left <= 0:
-                return settled, leases
+                return RoundTrip(settled, leases, began)
             with self._news:
                 if not self._closed:
                     self._news.wait(min(left, pause, self._candidates.wait_seconds() + POLL_SECONDS[0]))
             check_open(closed=self._closed)
             pause = min(2 * pause, POLL_SECONDS[1])
 
-    def _lease(self, seconds: float, count: int) -> list[Leased]:
-        found: list[Leased] = []
+    def _lease(self, seconds: float, count: int) -> list[LeasedTask[bytes]]:
+        found: list[LeasedTask[bytes]] = []
         listings_max = self._candidates.listings + LISTINGS
         while len(found) < count and (text := self._candidates.take(listings_max)) is not None:
             name = names.parse(text)
@@ -226,8 +203,8 @@ class FileQueue:
             self._notes.hold([(leased.id, leased.token, leased.attempt) for leased in found])
         return found
 
-    def _lease_one(self, name: Name, seconds: float) -> Leased | None:
-        lane, since = self._lanes[name.suffix], time.monotonic()
+    def _lease_one(self, name: Name, seconds: float) -> LeasedTask[bytes] | None:
+        lane = self._lanes[name.suffix]
         try:
             moved = lane.lease(name, math.ceil(self._clock() + seconds))
         except Busy:
@@ -242,7 +219,7 @@ class FileQueue:
             return None
         try:
             data = read(f"{lane.queue}/{moved.name}")
-            inserted = names.inserted(name.id) or os.stat(f"{lane.queue}/{moved.name}").st_mtime
+            inserted = names.inserted_ms(name.id) or modified_ms(f"{lane.queue}/{moved.name}")
         except FileNotFoundError:
             return None  # purged
         except Unreadable as error:
@@ -253,7 +230,7 @@ class FileQueue:
             self._set_aside(moved.name, moved.attempts)
             return None
         priority = names.priority(name.id)
-        return Leased(name.id, str(moved.name), payload, moved.attempts, priority, inserted, float(moved.name.due), since)
+        return LeasedTask(name.id, str(moved.name), payload, moved.attempts, priority, inserted, 1000 * moved.name.due)
 
     def _set_aside(self, name: Name, attempts: int) -> None:
         """A file that is no task. Ours are complete when they come into the queue; another's may be under way, later it is a
@@ -273,8 +250,8 @@ class FileQueue:
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
         """Per settlement: the token from now on, "" when the lease is over, None when it was lost before. Durable."""
         check_open(closed=self._closed)
-        pairs = [(_checked(one), one) for one in settlements]
-        acks = [name for name, one in pairs if type(one) is Ack]
+        pairs = [(_name(one.token), one) for one in settlements]
+        acks = [name for name, one in pairs if one.kind == ACK]
         call = self._calls.begin() if acks and not self._late_sync else None
         try:
             answers = self._settle_all(pairs, acks, call)
@@ -293,7 +270,7 @@ class FileQueue:
             for name, one in pairs:
                 answers.append(self._settle(name, one) if name.is_lease else None)
             done = [(name, one) for (name, one), answer in zip(pairs, answers, strict=True) if answer is not None]
-            acked = [name for name, one in done if type(one) is Ack]
+            acked = [name for name, one in done if one.kind == ACK]
             folders = {self._lanes[name.suffix].queue for name, _ in done}
             late = self._late_sync and len(acked) == len(done)
             if not late:
@@ -310,21 +287,18 @@ class FileQueue:
 
     def _settle(self, name: Name, one: Settlement) -> str | None:
         lane = self._lanes[name.suffix]
-        now = self._clock()
-        match one:
-            case Ack():
-                return "" if lane.ack(name, self._hold) else None
-            case Extend(seconds=seconds):
-                moved = lane.move(name, Why.EXTENDED, math.ceil(now + seconds), 1)
-                if moved is None:
-                    return None
-                self._notes.hold([(name.id, str(moved.name), moved.attempts)])
-                return str(moved.name)
-            case Release(delay_seconds=delay, error=error):
-                return self._release(lane, name, now, delay, codec.cut_error(error))
-            case Reject(error=error):
-                attempts = names.attempts(lane.history(name.id))
-                return "" if self._bury(name, codec.cut_error(error), attempts) else None
+        if one.kind == ACK:
+            return "" if lane.ack(name, self._hold) else None
+        now, seconds = self._clock(), one.milliseconds / 1000
+        if one.kind == RELEASE:
+            return self._release(lane, name, now, seconds, one.error)
+        if one.kind == REJECT:
+            return "" if self._bury(name, one.error, names.attempts(lane.history(name.id))) else None
+        moved = lane.move(name, Why.EXTENDED, math.ceil(now + seconds), 1)
+        if moved is None:
+            return None
+        self._notes.hold([(name.id, str(moved.name), moved.attempts)])
+        return str(moved.name)
 
     def _release(self, lane: Lane, name: Name, now: float, delay: float, error: str) -> str | None:
         if error:
@@ -446,14 +420,9 @@ class FileQueue:
             self._news.notify_all()
 
 
-def _checked(one: Settlement) -> Name:
-    """The name a token is. Raises CallError or InvalidConfiguration."""
-    name = names.parse(one.token)
+def _name(token: str) -> Name:
+    """Raises CallError."""
+    name = names.parse(token)
     if name is None:
-        raise CallError(f"{one.token!r} is not the token of a lease of this kind of work queue")
-    match one:
-        case Extend(seconds=seconds):
-            codec.check_lease(seconds)
-        case Release(delay_seconds=delay):
-            codec.check_delay(delay)
+        raise CallError(f"{token!r} is not the token of a lease of this kind of work queue")
     return name

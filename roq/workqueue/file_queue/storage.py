@@ -31,6 +31,11 @@ def read(path: str) -> bytes:
         os.close(fd)
 
 
+def modified_ms(path: str) -> int:
+    """Milliseconds since 1970."""
+    return os.stat(path).st_mtime_ns // 1_000_000
+
+
 def read_open(fd: int, path: str) -> bytes:
     """From the file's position to its end. Raises Unreadable."""
     try:

@@ -29,6 +29,7 @@ from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
 from roq.wire import master as wire
 from roq.wire import store as store_wire
+from roq.wire.task import StoreAddress
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.fold import StoredTask
 from roq.workqueue.master.service import MasterService, check_stored
@@ -148,7 +149,7 @@ class BlobRegistry:
             if endpoint is not None:
                 deadline = self._loop.time() + self._pace.pending_seconds
                 self._pending[blob] = _Pending(host, request.size, request.crc, deadline)
-                return wire.Reserved(blob, wire.Place(host, endpoint))
+                return wire.Reserved(blob, StoreAddress(host, endpoint))
         raise LogUnavailable("no store answers")
 
     def stored(self, peer: bytes, id: int, request: wire.PayloadStored) -> None:
@@ -231,10 +232,10 @@ class BlobRegistry:
 
     # --- lease, delete ------------------------------------------------------------------------------------------------
 
-    def places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
+    def places(self, hosts: tuple[str, ...]) -> tuple[StoreAddress, ...]:
         """Where a client finds a blob, the living first."""
         found = [(self._health.dead(host), host, self._stores.directory.endpoint(host)) for host in hosts]
-        return tuple(wire.Place(host, endpoint) for _, host, endpoint in sorted(found, key=lambda one: one[0]) if endpoint)
+        return tuple(StoreAddress(host, endpoint) for _, host, endpoint in sorted(found, key=lambda one: one[0]) if endpoint)
 
     def drop(self, blobs: Iterable[BlobRef]) -> None:
         """Their tasks are gone for good. What can't be deleted now is an orphan."""

@@ -48,7 +48,8 @@ from roq.wire.assignment import MonitorRole, ProcessSpec, from_json
 from roq.wire.child import ChildSpec
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
-from roq.wire.work_queue import TaskSettings, WorkQueueRecord, WorkQueueSpec
+from roq.wire.task import StoreAddress
+from roq.wire.work_queue import WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.master.blobs import BlobRegistry
 from roq.workqueue.master.follower import LogFollower
 from roq.workqueue.master.service import MasterService
@@ -288,14 +289,14 @@ class Master:
         term.position = follower.position
         blobs = BlobRegistry(self._work, writer.stores, service, term.turn, term.barrier, self._clock.now, self.counters)
         if not service.fold.version:
-            service.apply(Configure(self._clock.now(), _contract_settings(self._work), 0))
+            service.apply(Configure(self._clock.now(), self._work.settings, 0))
         beside, lost = Tasks(term.end), asyncio.Event()
         repairer = LogRepairer(writer, RepairSettings(), lost.set)
         beside.start(snapshots(term, writer, self.counters, lost), "snapshots")
         beside.start(repairer.run(), "repairs of the log")
         return ServedTerm(term, writer, blobs, repairer, beside)
 
-    def _places(self, hosts: tuple[str, ...]) -> tuple[wire.Place, ...]:
+    def _places(self, hosts: tuple[str, ...]) -> tuple[StoreAddress, ...]:
         return self._serving.blobs.places(hosts) if self._serving is not None else ()
 
     def _drop(self, blobs: Iterable[BlobRef]) -> None:
@@ -323,11 +324,6 @@ def _copies(id: int, found: list[wire.Shortage]) -> bytes:
 
 def _settings(work: WorkQueueSpec) -> LogSettings:
     return LogSettings.model_validate({"write_quorum": work.write_quorum, "ack_quorum": work.ack_quorum})
-
-
-def _contract_settings(work: WorkQueueSpec) -> TaskSettings:
-    settings = work.settings
-    return TaskSettings(settings.max_attempts, settings.dedup_seconds, settings.payload_bytes_max)
 
 
 async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:

@@ -31,8 +31,9 @@ import msgspec
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqError, TemporaryError
 from roq.wire import master as wire
+from roq.wire.task import EXTEND, LeasedTask, PayloadReference, Settlement, StoreAddress, TaskState, TaskToPut
 from roq.workqueue import codec
-from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, LEASE_COUNT_MAX, PRIORITIES, PUT_COUNT_MAX, TaskState
+from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, LEASE_COUNT_MAX, PRIORITIES, PUT_COUNT_MAX
 from roq.workqueue.fold import (
     APPLIED,
     Dropped,
@@ -49,7 +50,6 @@ from roq.workqueue.records import (
     BlobRef,
     Complete,
     DeadLetter,
-    ExtendLease,
     HoldersReplaced,
     Pop,
     Purge,
@@ -77,13 +77,12 @@ RECORD_COST = 256  # of memory, beyond that: as an object, and as the task that 
 ANSWER_BYTES = 64  # of an answer; payloads in it are the queue's own
 WAITING_BYTES_MAX = 64 * 1024 * 1024  # seconds of a busy queue; the log takes no more either (LogSettings.window_bytes)
 IDS_MAX = 20_000  # dead letters named at once
-MILLISECONDS_MAX = round(codec.SECONDS_MAX * 1000)
 ID_MAX, NUMBER_MAX = (1 << 64) - 1, (1 << 62) - 1
 KEPT_BYTES = 4 * 1024 * 1024  # of memory; a queue that is idle holds no more than a busy one
 DELIVERY_BYTES = 8
 KEPT = KEPT_BYTES // DELIVERY_BYTES
 RUN = 4096  # deliveries that are sorted and packed together; the newest ones, fewer than that, are in a set
-Locate = Callable[[tuple[str, ...]], tuple[wire.Place, ...]]
+Locate = Callable[[tuple[str, ...]], tuple[StoreAddress, ...]]
 Body = wire.Reply | RoqError
 Name = tuple[int, int | str]
 
@@ -190,11 +189,11 @@ def check_put(request: wire.Put) -> None:
         raise InvalidConfiguration(f"not a put of 1 to {PUT_COUNT_MAX} tasks")
 
 
-def check_task(task: wire.TaskToPut, length: int, limit: int, blob_bytes: int) -> None:
+def check_task(task: TaskToPut, length: int, limit: int, blob_bytes: int) -> None:
     """Raises InvalidConfiguration. length: of its payload, from `blob_bytes` on it belongs to the stores."""
     if length > limit or length >= blob_bytes or (task.priority and task.priority not in PRIORITIES):
         raise InvalidConfiguration(f"not a task: {length} bytes, priority {task.priority}")
-    if not 0 <= task.delay_ms <= MILLISECONDS_MAX or len(task.dedup_key) > DEDUP_KEY_BYTES_MAX:
+    if not 0 <= task.delay_ms <= codec.MILLISECONDS_MAX or len(task.dedup_key) > DEDUP_KEY_BYTES_MAX:
         raise InvalidConfiguration("not a task: its delay or its dedup_key is out of range")
 
 
@@ -206,7 +205,7 @@ def check_stored(request: wire.PayloadStored) -> None:
 
 def check_lease(request: wire.Lease) -> None:
     """Raises InvalidConfiguration."""
-    if not 1 <= request.count <= LEASE_COUNT_MAX or not 1 <= request.lease_ms <= MILLISECONDS_MAX or request.wait_ms < 0:
+    if not 1 <= request.count <= LEASE_COUNT_MAX or not 1 <= request.lease_ms <= codec.MILLISECONDS_MAX or request.wait_ms < 0:
         raise InvalidConfiguration(f"can't lease {request.count} tasks for {request.lease_ms} ms")
     if not 0 < request.nonce <= NUMBER_MAX or not 0 < request.instance <= ID_MAX:
         raise InvalidConfiguration("not a lease request")
@@ -217,24 +216,6 @@ def letters(ids: list[str] | None) -> tuple[TaskKey, ...] | None:
     if ids is not None and len(ids) > IDS_MAX:
         raise InvalidConfiguration(f"at most {IDS_MAX} dead letters can be named at once, got {len(ids)}")
     return codec.chosen(ids)
-
-
-def settlement(one: wire.Settle, now: int) -> Complete | ExtendLease | Requeue | DeadLetter:
-    """The record of a settlement. Raises CallError."""
-    delivery, instance = codec.parse_token(one.token)
-    if not 0 <= one.milliseconds <= MILLISECONDS_MAX:
-        raise InvalidConfiguration(f"{one.milliseconds} ms is out of range")
-    if one.kind == wire.ACK:
-        return Complete(now, delivery, instance)
-    if one.kind == wire.EXTEND:
-        if not one.milliseconds:
-            raise InvalidConfiguration("a lease is extended by more than 0 ms")
-        return ExtendLease(now, delivery, instance, one.milliseconds)
-    if one.kind == wire.RELEASE:
-        return Requeue(now, delivery, instance, 0, one.milliseconds, codec.cut_error(one.error))
-    if one.kind == wire.REJECT:
-        return DeadLetter(now, delivery, instance, codec.cut_error(one.error))
-    raise InvalidConfiguration(f"no settlement is of kind {one.kind}")
 
 
 # --- repeated settlements ---------------------------------------------------------------------------------------------
@@ -497,30 +478,27 @@ class MasterService:
 
     def _hand(self, peer: bytes, id: int, pop: Pop, settled: list[str | None], asked: int) -> None:
         """asked: ms when it came."""
-        tasks: list[wire.Given] = []
+        tasks: list[LeasedTask[bytes | PayloadReference]] = []
         for effect in self.apply(pop):
             if type(effect) is RecordRefused:
                 raise CallError("this instance of a client was declared dead, or asks again too late: open the queue again")
             if type(effect) is TasksDelivered:
-                for handed in effect.handed:
-                    task = handed.task
-                    key = codec.task_id((task.producer, task.sequence))
-                    token = codec.token(handed.delivery, pop.instance)
-                    payload = task.payload if type(task.payload) is bytes else self._elsewhere(task)
-                    tasks.append(wire.Given(key, token, payload, handed.attempt, task.priority, task.inserted, handed.due))
+                tasks += [codec.leased(handed, pop.instance, self._payload(handed.task)) for handed in effect.handed]
         self.waiting.tell(peer, id, (pop.instance, -pop.nonce), 0, wire.Leases(settled, tasks, pop.now - asked))
 
-    def give_back(self, tasks: Iterable[wire.Given], now: int) -> None:
+    def give_back(self, tasks: Iterable[LeasedTask[bytes | PayloadReference]], now: int) -> None:
         """Nobody got to know of these leases."""
         for one in tasks:
             delivery, instance = codec.parse_token(one.token)
             self.apply(Requeue(now, delivery, instance))
         self._serve_waiters(now)
 
-    def _elsewhere(self, task: StoredTask) -> wire.Elsewhere:
-        blob = task.payload
-        assert isinstance(blob, BlobRef)
-        return wire.Elsewhere(blob.blob, blob.size, blob.crc, self._locate(blob.holders))
+    def _payload(self, task: StoredTask) -> bytes | PayloadReference:
+        """As a client gets it: where to fetch it, if stores keep it."""
+        payload = task.payload
+        if isinstance(payload, BlobRef):
+            return PayloadReference(payload.blob, payload.size, payload.crc, self._locate(payload.holders))
+        return payload
 
     def _serve_waiters(self, now: int) -> None:
         """Those who are gone get nothing: their tasks would be nobody's for a whole lease."""
@@ -545,17 +523,14 @@ class MasterService:
         if self._waiters and self.fold.ready.count:
             self._serve_waiters(now)
 
-    def _settle(self, settle: list[wire.Settle], again: int, now: int) -> list[str | None]:
+    def _settle(self, settle: list[Settlement], again: int, now: int) -> list[str | None]:
         """All are understood before the first one is applied."""
         settled: list[str | None] = []
-        for one, record in [(one, settlement(one, now)) for one in settle]:
-            effects = self.apply(record, 4 * len(one.error))
-            if effects is APPLIED or any(type(effect) is Settled and effect.applied for effect in effects):
-                settled.append(one.token if one.kind == wire.EXTEND else "")
-            elif again and one.kind != wire.EXTEND and record.delivery in self.recent:
-                settled.append("")  # done when it was asked for first
-            else:
-                settled.append(None)
+        for one, record in [(one, codec.settlement(one, now)) for one in settle]:
+            token = codec.settled(one, self.apply(record, 4 * len(one.error)))
+            if token is None and again and one.kind != EXTEND and record.delivery in self.recent:
+                token = ""  # done when it was asked for first
+            settled.append(token)
         return settled
 
     # --- the rest -----------------------------------------------------------------------------------------------------
@@ -568,7 +543,7 @@ class MasterService:
                 body = wire.Welcome(self._term, self.fold.settings, self._blob_bytes)
             case wire.GetStatus():
                 self.tick(now)
-                body = self._status(now)
+                body = self.fold.status(now)
             case wire.Peek():
                 self.tick(now)
                 body = self._peek(request)
@@ -588,30 +563,18 @@ class MasterService:
     def _count(self, command: Record) -> wire.Counted:
         return wire.Counted(sum(effect.tasks for effect in self.apply(command) if type(effect) is TasksChanged))
 
-    def _status(self, now: int) -> wire.StatusNow:
-        status = self.fold.status(now)
-        oldest = -1 if status.oldest_seconds is None else round(status.oldest_seconds * 1000)
-        return wire.StatusNow(
-            status.ready, status.delayed, status.leased, status.dead, status.completed, status.inserted, oldest
-        )
-
     def _peek(self, request: wire.Peek) -> wire.PeekedTasks:
         try:
             state = TaskState(request.state)
         except ValueError:
             raise InvalidConfiguration(f"no task is ever {request.state!r}") from None
-        seen: list[wire.Seen] = []
+        seen: list[wire.PeekedTask] = []
         size = 0
         for task in self.fold.first(state, min(max(request.count, 0), PEEK_MAX)):
-            payload = task.payload if type(task.payload) is bytes else self._elsewhere(task)
-            size += len(payload) if isinstance(payload, bytes) else 0
+            size += len(task.payload) if isinstance(task.payload, bytes) else 0
             if size > REPLY_BYTES and seen:
                 break
-            holder = f"{task.instance:016x}" if task.instance else ""
-            key = codec.task_id((task.producer, task.sequence))
-            seen.append(
-                wire.Seen(key, payload, state, task.attempts, task.priority, task.inserted, task.due, task.error, holder)
-            )
+            seen.append(codec.view(wire.PeekedTask, task, state, self._payload(task)))
         return wire.PeekedTasks(seen)
 
     def replace(self, task: tuple[int, int], blob: BlobRef, holders: tuple[str, ...], now: int) -> bool:

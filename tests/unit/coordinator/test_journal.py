@@ -20,8 +20,8 @@ from roq.errors import CallError, StorageFailed, StorageFull, UnknownFormat
 from roq.log.local import LocalLog
 from roq.log.local.layout import ENTRY_HEAD, HEAD
 from roq.runtime.files import Disk, StrPath
+from roq.wire.task import NewTask
 from roq.wire.zookeeper import OPEN_ACL, CreateRequest, DataReply, GetData, Request, SetDataRequest
-from roq.workqueue.contract import NewTask
 from roq.workqueue.log_queue import LogQueue
 
 SESSION = 5

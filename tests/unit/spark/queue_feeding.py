@@ -12,7 +12,8 @@ import roq.blocking
 from roq.spark.queue_feed import LeaseFeed, Offset
 from roq.spark.queue_files import ManifestPartition
 from roq.spark.queue_options import queue_options
-from roq.workqueue.contract import Backend, TaskState
+from roq.wire.task import TaskState
+from roq.workqueue.contract import Backend
 
 LIMIT = ReadMaxRows(100)
 WAIT_SECONDS = 30.0

@@ -22,9 +22,10 @@ from roq.spark import queue_feed, queue_ledger
 from roq.spark.queue_feed import LeaseFeed
 from roq.spark.queue_ledger import DoneTasks
 from roq.spark.queue_options import queue_options
+from roq.wire.task import ACK, Settlement, TaskState
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import open_backend, same_queue
-from roq.workqueue.contract import Ack, Backend, Leased, Release, Settlement, TaskState
+from roq.workqueue.contract import Backend, RoundTrip
 from tests.unit.spark.queue_feeding import LIMIT, address_in, die, drain, feed, payloads, renewed, status
 
 WAIT_SECONDS = 20.0
@@ -40,9 +41,7 @@ class Troubled:
         self.release_all, self.purge = backend.release_all, backend.purge
         self.requeue_dead, self.remove_dead = backend.requeue_dead, backend.remove_dead
 
-    def lease(
-        self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
-    ) -> tuple[list[str | None], list[Leased]]:
+    def lease(self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()) -> RoundTrip:
         return self._backend.lease(seconds, count, wait_seconds, settle)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
@@ -56,15 +55,13 @@ class Gives(Troubled):
         super().__init__(backend)
         self._what, self._times = what, times
 
-    def lease(
-        self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()
-    ) -> tuple[list[str | None], list[Leased]]:
+    def lease(self, seconds: float, count: int, wait_seconds: float, settle: Sequence[Settlement] = ()) -> RoundTrip:
         self._times -= 1
         if self._times < 0:
             return super().lease(seconds, count, wait_seconds, settle)
         if self._what == "unread":
-            self.settle([Release(task.token, 0.3) for task in super().lease(seconds, 1000, 0)[1]])
-        return [], []
+            self.settle([Settlement.release(task.token, 0.3) for task in super().lease(seconds, 1000, 0).tasks])
+        return RoundTrip([], [])
 
 
 class Full(Troubled):
@@ -75,7 +72,7 @@ class Full(Troubled):
         self.full = True
 
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
-        if self.full and any(isinstance(one, Ack) for one in settlements):
+        if self.full and any(one.kind == ACK for one in settlements):
             raise StorageFull("no space left")
         return super().settle(settlements)
 

@@ -8,10 +8,9 @@ from benchmarks import servers
 from benchmarks.machine import quiet
 from benchmarks.peer_client import PEERS, find_peer
 from roq.tools.bench.cpu import Pids
-from roq.tools.bench.harness import drive
+from roq.tools.bench.harness import PubSubResult, drive
 from roq.tools.bench.load import Load
 from roq.tools.bench.pubsub import own_cluster, run_on
-from roq.tools.bench.result import PubSubResult
 from roq.wire.assignment import Overflow
 
 ROQ = "RoQ"

@@ -118,7 +118,7 @@ class Rig:
         await self.load.stop_publishing(DRAIN_SECONDS)
         await self.load.drain(IDLE_SECONDS, DRAIN_SECONDS)
         found = judge(self.load.sent(), self.load.heard)
-        told = [f"{found.reported_gaps} messages told as lost"] if found.reported_gaps else []
+        told = [f"{found.reported_gaps} messages reported as lost"] if found.reported_gaps else []
         return [*found.problems(), *told, *self.load.failures]
 
 

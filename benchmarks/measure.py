@@ -9,7 +9,7 @@ import msgspec
 from benchmarks.contenders import Run
 from benchmarks.scenarios import Scenario
 from roq.errors import RoqError
-from roq.tools.bench.result import PubSubResult
+from roq.tools.bench.harness import PubSubResult
 
 FOREIGN_CORES_MAX = 0.3  # a run beside more foreign work than this is repeated
 

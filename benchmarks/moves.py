@@ -14,9 +14,9 @@ import msgspec
 from roq.client.cluster import Cluster, connect
 from roq.errors import NotReady, RoqError
 from roq.runtime.backoff import delays
+from roq.tools.bench.harness import PubSubResult
 from roq.tools.bench.load import Load
 from roq.tools.bench.pubsub import own_cluster, run_on
-from roq.tools.bench.result import PubSubResult
 from roq.wire.assignment import Overflow
 from roq.wire.monitor import QueueView
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from roq.tools.bench.harness import PubSubResult
 from roq.tools.bench.load import Load
-from roq.tools.bench.result import PubSubResult
 
 Metric = Literal["throughput", "p50", "p99"]
 

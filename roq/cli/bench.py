@@ -12,10 +12,9 @@ from rich.console import RenderableType
 
 from roq.cli.address import FILES, ClusterOption, JsonOption, cluster_address, either
 from roq.cli.output import print_found, rate, say, seconds, table, working
-from roq.tools.bench.harness import IDLE_SECONDS
+from roq.tools.bench.harness import IDLE_SECONDS, PubSubResult
 from roq.tools.bench.load import Load
 from roq.tools.bench.pubsub import run
-from roq.tools.bench.result import PubSubResult
 from roq.wire.assignment import Overflow
 
 MESSAGES = 100_000  # per publisher, when the load is bounded by nothing else

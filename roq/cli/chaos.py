@@ -14,8 +14,7 @@ from rich.console import RenderableType
 from roq.cli.address import JsonOption
 from roq.cli.output import print_found, say, table
 from roq.errors import CallError
-from roq.tools.chaos.picture import memory, timeline
-from roq.tools.chaos.result import ChaosOptions, ChaosResult, ChaosRun
+from roq.tools.chaos.result import ChaosOptions, ChaosResult, ChaosRun, memory, timeline
 
 RUN_MODULE = "roq.tools.chaos.run"  # imported when it is wanted: the Docker client would cost every command 60 ms
 LOCAL_HELP = "A cluster on loopback addresses: kills and pauses. With a real ZooKeeper: needs Java, or the extra 'local'."

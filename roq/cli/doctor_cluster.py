@@ -23,6 +23,7 @@ from roq.coordination.locate import GcmClient
 from roq.errors import ClusterNotFound, DataLost, InvalidConfiguration, RoqError, Unavailable
 from roq.runtime.installation import SOURCE, installed_version
 from roq.runtime.rpc import OnDisconnect, RpcClient
+from roq.tools.local.zookeeper import server_status
 from roq.wire import gcm, hcm, master, shuffle
 from roq.wire.assignment import ProcessKind, ProcessState
 from roq.wire.shuffle import ShuffleState
@@ -32,7 +33,6 @@ ZOOKEEPER_MIN = (3, 9, 4)
 ANSWER_SECONDS = 3.0
 OVERVIEW_SECONDS = ANSWER_SECONDS + 3 * MONITOR_SECONDS  # the leader's answer, then as long as Monitors that hang may take
 COPIES_SECONDS = 60.0  # every master asks all stores
-ANSWER_BYTES_MAX = 64 * 1024
 FREE_SLOTS_MIN = 1
 ASKED_AT_ONCE = 32
 CLOCK_SKEW_SECONDS = 1.0  # latencies between hosts are wrong by this much
@@ -110,13 +110,7 @@ async def _zookeeper(server: str) -> Finding:
     subject = f"ZooKeeper {server}"
     host, _, port = server.rpartition(":")
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            try:
-                writer.write(b"srvr")
-                answer = (await reader.read(ANSWER_BYTES_MAX)).decode(errors="replace")
-            finally:
-                writer.close()
+        answer = await server_status(host.strip("[]"), int(port), ANSWER_SECONDS)
     except (OSError, TimeoutError) as error:
         return wrong(
             subject, f"does not answer: {str(error) or 'no answer in time'}", "is it running, and is the address right?"

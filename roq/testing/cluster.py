@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from roq.client.cluster import Cluster, connect
 from roq.coordination.leader import read_leader
 from roq.errors import CallError, DeadlineExceeded, HostNotFound, RoqError
 from roq.runtime.backoff import delays
+from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
 from roq.wire import gcm
 from roq.wire import hcm as hcm_wire
@@ -29,6 +30,8 @@ WAIT_SECONDS = 30.0  # default bound of a wait
 ANSWER_SECONDS = 2.0  # one question inside a wait
 HCM, GCM, TEMPLATE = "roq-hcm", "roq-gcm", "roq-template"  # process names beside those of ProcessSpec.name
 
+CHILDREN = ("roq-monitor", "roq-exchange", "roq-scaling")  # what an HCM runs and must know
+log = logger(__name__)
 T = TypeVar("T")
 
 
@@ -155,7 +158,21 @@ class TestedCluster(ABC):
 
     @abstractmethod
     async def processes(self, name: str) -> list[HostProcess]:
-        """Every RoQ process of a running machine, as its operating system sees them."""
+        """Every RoQ process of a running machine, as its operating system sees them; names as the HCM reports them, if it
+        answers."""
+
+    async def _named_processes(self, name: str, programs: Mapping[int, str]) -> list[HostProcess]:
+        """programs: what RoQ's processes of a machine call themselves, by pid."""
+        known: dict[int, str] = {}
+        if name in self.hosts:
+            try:
+                known = {process.pid: process.name for process in await self.reported(name)}
+            except RoqError as error:
+                log.info("HCM does not answer", extra={"fields": {"host": name, "reason": str(error)}})
+        return [
+            HostProcess(known.get(pid, program), pid, program in CHILDREN and pid not in known)
+            for pid, program in programs.items()
+        ]
 
     @abstractmethod
     async def system_processes(self, name: str) -> list[HostProcess]:

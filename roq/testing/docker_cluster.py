@@ -19,12 +19,14 @@ from roq.runtime.observe import logger
 from roq.testing.cluster import CLIENT, GCM, HCM, TEMPLATE, Cut, HostProcess, NotPossible, TestedCluster, names
 from roq.testing.engine import STOP_SECONDS, Engine
 from roq.testing.links import DELAY_QUEUE, Links
+from roq.tools.local.cluster import GCM_BROADCAST_PORT, GCM_PORT, HCM_PORT, HCM_PORT_BASE
+from roq.tools.local.zookeeper import server_status, takes_sessions
 
 log = logger(__name__)
 
 IMAGE = "roq:latest"
 CHROOT = "/RoQ"
-ZOOKEEPER_PORT, GCM_PORT, GCM_BROADCAST_PORT, HCM_PORT, HCM_PORT_BASE = 2181, 5500, 5501, 5510, 7000
+ZOOKEEPER_PORT = 2181
 FIRST_ADDRESS = {"zookeeper": 11, "gcm": 31, "host": 51}  # last byte
 MACHINES_MAX = 20  # of one role
 USER_ID = 550  # docker/base.sh
@@ -164,18 +166,9 @@ class DockerCluster(TestedCluster):
         return ["supervise", "python3", "-m", module, *arguments, *last]
 
     async def _serves(self, name: str, until: float) -> None:
-        async def answers() -> bool:
-            async with asyncio.timeout(1.0):
-                reader, writer = await asyncio.open_connection(self.address(name), ZOOKEEPER_PORT)
-                try:
-                    writer.write(b"srvr")
-                    return b"Mode:" in await reader.read()
-                finally:
-                    writer.close()
-
         async def serves() -> bool:
             try:
-                return await answers()
+                return takes_sessions(await server_status(self.address(name), ZOOKEEPER_PORT))
             except OSError as error:
                 raise ProcessFailed(f"{name} at {self.address(name)}: {error}") from error
 
@@ -296,16 +289,8 @@ class DockerCluster(TestedCluster):
     # --- processes ------------------------------------------------------------------------------------------------------
 
     async def processes(self, name: str) -> list[HostProcess]:
-        """RoQ's processes in the container; names as the HCM tells them, if it answers."""
-        machine, ours = self._machine(name), await self._programs(name)
-        known: dict[int, str] = {}
-        if machine.role == "host":
-            try:
-                known = {process.pid: process.name for process in await self.reported(name)}
-            except RoqError as error:
-                log.info("HCM does not answer", extra={"fields": {"host": name, "reason": str(error)}})
-        children = ("roq-monitor", "roq-exchange", "roq-scaling")
-        return [HostProcess(known.get(pid, comm), pid, comm in children and pid not in known) for pid, comm in ours.items()]
+        """See TestedCluster."""
+        return await self._named_processes(name, await self._programs(name))
 
     async def _programs(self, name: str) -> dict[int, str]:
         """What RoQ's processes call themselves, by pid."""

@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roq.errors import CallError, ProcessFailed, RoqError
+from roq.errors import CallError, ProcessFailed
 from roq.testing.cluster import CLIENT, GCM, HCM, HostProcess, NotPossible, TestedCluster
 from roq.tools.local import leftovers
 from roq.tools.local.cluster import HCM_PORT, JAVA, LocalCluster
@@ -191,19 +191,9 @@ class LoopbackCluster(TestedCluster):
         """Nothing to heal: there are no network faults here."""
 
     async def processes(self, name: str) -> list[HostProcess]:
-        """By what they call themselves; names as the HCM tells them, if it answers."""
-        known: dict[int, str] = {}
-        if name in self.hosts:
-            try:
-                known = {process.pid: process.name for process in await self.reported(name)}
-            except RoqError:
-                known = {}
-        found = [(leftover.pid, leftover.command.partition(" ")[0]) for leftover in self._owned(name)]
-        return [
-            HostProcess(known.get(pid, program), pid, program in CHILDREN and pid not in known)
-            for pid, program in found
-            if program in PROGRAMS
-        ]
+        """See TestedCluster."""
+        found = ((leftover.pid, leftover.command.partition(" ")[0]) for leftover in self._owned(name))
+        return await self._named_processes(name, {pid: program for pid, program in found if program in PROGRAMS})
 
     async def system_processes(self, name: str) -> list[HostProcess]:
         """The same: there is one machine."""

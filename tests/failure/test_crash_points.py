@@ -17,7 +17,7 @@ from roq.coordination.locate import GcmClient
 from roq.errors import DeadlineExceeded
 from roq.testing import DockerCluster
 from roq.tools.chaos import invariants
-from roq.tools.chaos.witness import Witness
+from roq.tools.chaos.watch import Witness
 from roq.wire import gcm
 from roq.wire.assignment import QueueSettings
 from tests.failure.conftest import SESSION_SECONDS

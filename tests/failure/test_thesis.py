@@ -14,7 +14,7 @@ import roq
 from roq.coordination.locate import GcmClient
 from roq.errors import QueueConflict
 from roq.testing import DockerCluster
-from roq.tools.chaos.witness import Witness
+from roq.tools.chaos.watch import Witness
 from roq.wire import gcm
 from roq.wire.assignment import MonitorRole, QueueSettings
 from roq.wire.policy import Bounds, Policy, QueueRule

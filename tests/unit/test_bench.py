@@ -26,10 +26,10 @@ from roq.tools.bench.accounting import (
     stream_of,
     thin,
 )
+from roq.tools.bench.harness import summary
 from roq.tools.bench.load import STAMP, Load, Pace, on_topic
 from roq.tools.bench.protocol import PublisherFinished, SubscriberFinished
 from roq.tools.bench.publish import flat_out, flat_out_many, paced
-from roq.tools.bench.result import summary
 
 
 def counted(numbers: list[int], end: int = NEVER) -> Tally:

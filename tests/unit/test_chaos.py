@@ -12,11 +12,9 @@ from roq.testing import HostProcess
 from roq.tools.chaos import invariants
 from roq.tools.chaos.history import STAMP, FaultDone, GapReported, Sent, SubscriberHistory
 from roq.tools.chaos.invariants import EpochWritten, HostReported, Order, Seen, Term, history_violations, unsettled
-from roq.tools.chaos.numbers import Numbers, count
-from roq.tools.chaos.picture import timeline
-from roq.tools.chaos.result import ChaosOptions
+from roq.tools.chaos.result import ChaosOptions, timeline
 from roq.tools.chaos.schedule import CALM_SECONDS, IN_CONTAINERS, ON_LOOPBACK, ChaosFault, ChaosKind, Role, schedule
-from roq.tools.chaos.verdict import Verdict, gaps, judge, together
+from roq.tools.chaos.verdict import Numbers, Verdict, count, gaps, judge, together
 from roq.wire.assignment import (
     HostReport,
     MonitorAddress,
@@ -94,7 +92,7 @@ def verdict(order: list[int], told: list[GapReported] | None = None, published: 
     heard = SubscriberHistory(1)
     for number in order:
         heard.arrived(0, number)
-    heard.told = told or []
+    heard.reported = told or []
     return judge([Sent(published, acked)], [heard])
 
 
@@ -110,21 +108,21 @@ def test_a_message_lost_in_silence() -> None:
     assert any("lost 4..4" in line for line in found.problems())
 
 
-def test_a_gap_that_was_told_is_no_loss() -> None:
+def test_a_gap_that_was_reported_is_no_loss() -> None:
     found = verdict([1, 2, 6, 7, 8, 9, 10], [GapReported(0, 3, 5, 3)])
     assert (found.lost, found.reported_gaps, found.adds_up, found.problems()) == (0, 3, True, [])
 
 
-def test_told_but_delivered_does_not_add_up() -> None:
+def test_reported_but_delivered_does_not_add_up() -> None:
     found = verdict([*range(1, 11)], [GapReported(0, 3, 4, 2)])
     assert not found.adds_up
-    assert any("told as lost but delivered 3..4" in line for line in found.problems())
-    assert not verdict([1, 2, 6, 7, 8, 9, 10], [GapReported(0, 3, 5, 3), GapReported(0, 3, 5, 3)]).adds_up, "told twice"
+    assert any("reported as lost but delivered 3..4" in line for line in found.problems())
+    assert not verdict([1, 2, 6, 7, 8, 9, 10], [GapReported(0, 3, 5, 3), GapReported(0, 3, 5, 3)]).adds_up, "reported twice"
 
 
 def test_a_gap_needs_a_fault_that_cuts_for_longer_than_the_ring() -> None:
     heard = SubscriberHistory(1)
-    heard.told = [GapReported(0, 3, 5, 3, 12.0), GapReported(0, 7, 8, 2, 41.0), GapReported(0, 9, 9, 1, 9.0)]
+    heard.reported = [GapReported(0, 3, 5, 3, 12.0), GapReported(0, 7, 8, 2, 41.0), GapReported(0, 9, 9, 1, 9.0)]
     faults = [
         FaultDone(4.0, "kill", "host-1", 1.2, "host"),
         FaultDone(10.0, "partition", "host-2", 5.5, "monitor"),
@@ -134,8 +132,8 @@ def test_a_gap_needs_a_fault_that_cuts_for_longer_than_the_ring() -> None:
     found, problems = gaps([heard], faults, ring_seconds=5.0)
     assert [(gap.t, gap.messages, gap.fault) for gap in found] == [(12.0, 3, 10.0), (41.0, 2, None), (9.0, 1, None)]
     assert problems == [
-        "subscriber 0: 2 messages told lost at 41.0 s, no long fault was on",
-        "subscriber 0: 1 messages told lost at 9.0 s, no long fault was on",
+        "subscriber 0: 2 messages reported lost at 41.0 s, no long fault was on",
+        "subscriber 0: 1 messages reported lost at 9.0 s, no long fault was on",
     ]
 
 
@@ -234,7 +232,7 @@ def test_reigns_that_do_not_mix() -> None:
     assert unsettled(NOW, []) == []
 
 
-def test_a_write_of_a_reign_that_is_over_is_found() -> None:
+def test_a_write_of_an_epoch_that_is_over_is_found() -> None:
     late = history_violations([EpochWritten(3, 2), EpochWritten(10, 3), Order(11, "h", 2, 9)])
     assert late == ["C1: assignment of h: epoch 2 wrote after epoch 3 had begun (zxid b)"]
     assert "before it began" in history_violations([EpochWritten(10, 3), Order(9, "h", 3, 1)])[0]
@@ -255,7 +253,7 @@ def test_a_term_with_two_active_monitors_is_found() -> None:
 def test_what_is_unsettled_is_found() -> None:
     assert unsettled(NOW, ["transactions/queue/t"]) == ["C1: transaction transactions/queue/t is left"]
     assert unsettled([*NOW, Order(14, "i", 4, 1), HostReported(15, "i", 4, 1)], []) == [
-        "C1: assignment of i has epoch 4, the reign is 3"
+        "C1: assignment of i has epoch 4, the epoch is 3"
     ]
     assert unsettled([*NOW, Order(14, "i", 3, 2), HostReported(15, "i", 3, 1)], []) == [
         "C1: i has obeyed 3/1, its assignment is 3/2"
@@ -266,7 +264,7 @@ def test_what_is_unsettled_is_found() -> None:
 def test_the_picture_is_well_formed() -> None:
     heard = SubscriberHistory(1)
     heard.per_second.extend([100, 50, 0, 100])
-    heard.told = [GapReported(0, 3, 5, 3)]
+    heard.reported = [GapReported(0, 3, 5, 3)]
     text = timeline("seed 1 <&>", [heard, heard], [FaultDone(1.0, "kill", "host-1:exchange/q/3f", 0.0, "exchange")], 4.0)
     assert ElementTree.fromstring(text).tag.endswith("svg")
     assert "kill exchange/q" in text

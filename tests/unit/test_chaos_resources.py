@@ -12,7 +12,6 @@ import pytest
 
 from roq.tools.chaos.history import FaultDone
 from roq.tools.chaos.nemesis import Spared
-from roq.tools.chaos.picture import memory
 from roq.tools.chaos.resources import (
     CLIENT_FLOOR,
     DESCRIPTORS_MORE,
@@ -24,6 +23,7 @@ from roq.tools.chaos.resources import (
     judge,
     warm_up,
 )
+from roq.tools.chaos.result import memory
 from roq.tools.chaos.schedule import ChaosFault, ChaosKind, Role, gentle
 from roq.tools.chaos.watch import read
 

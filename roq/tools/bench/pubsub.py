@@ -12,11 +12,9 @@ import msgspec
 
 from roq.client.cluster import Cluster, connect
 from roq.ids import new_token
-from roq.tools.bench.children import CLIENT_MODULE
 from roq.tools.bench.cpu import Pids, daemon_pids, queue_pids
-from roq.tools.bench.harness import IDLE_SECONDS, drive
+from roq.tools.bench.harness import CLIENT_MODULE, IDLE_SECONDS, PubSubResult, drive
 from roq.tools.bench.load import Load
-from roq.tools.bench.result import PubSubResult
 from roq.tools.local.cluster import LocalCluster
 from roq.wire.assignment import Overflow
 from roq.wire.limits import FRAME_BYTES_MAX, FRAME_OVERHEAD_BYTES

@@ -23,7 +23,7 @@ class Sent(NamedTuple):
 
 
 class GapReported(NamedTuple):
-    """One gap told by on_lost: `messages` many within first..last. t: seconds after the start of the load."""
+    """One gap reported by on_lost: `messages` many within first..last. t: seconds after the start of the load."""
 
     publisher: int
     first: int
@@ -51,7 +51,7 @@ class SubscriberHistory:
 
     def __init__(self, publishers: int) -> None:
         self.runs: list[list[tuple[int, int]]] = [[] for _ in range(publishers)]
-        self.told: list[GapReported] = []
+        self.reported: list[GapReported] = []
         self.foreign = 0
         self.per_second = array("L")  # compact: a soak keeps many
         self.silence_seconds = 0.0
@@ -86,5 +86,5 @@ class SubscriberHistory:
             runs.append((number, number))
 
     def progress(self) -> int:
-        """Grows with everything that comes or is told."""
-        return sum(self.per_second) + self.foreign + sum(told.messages for told in self.told)
+        """Grows with everything that comes or is reported."""
+        return sum(self.per_second) + self.foreign + sum(gap.messages for gap in self.reported)

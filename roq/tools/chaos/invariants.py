@@ -1,7 +1,7 @@
 """The control plane's invariants: of a quiet cluster at the end, and of what a witness saw all the time. Pure.
 
-C1 Writes of two reigns never mix: in the order of ZooKeeper's transactions the epochs of all assignments and of `gcm/epoch`
-   never decrease, and no host takes orders of an older epoch or revision than before. Quiet, no order is newer than the reign,
+C1 Writes of two epochs never mix: in the order of ZooKeeper's transactions the epochs of all assignments and of `gcm/epoch`
+   never decrease, and no host takes orders of an older epoch or revision than before. Quiet, no order is newer than the epoch,
    every host has obeyed its newest order, and no transaction is left.
 C2 One active Monitor per queue; over time, one host per term of a queue.
 C3 Quiet: that, replication - 1 backups on distinct hosts, one ScalingProcess, an Exchange at least.
@@ -80,13 +80,13 @@ def unsettled(now: Iterable[Seen], transactions: Collection[str]) -> list[str]:
     """C1 of a quiet cluster. now: everything in ZooKeeper at one moment."""
     now = list(now)
     found = [f"C1: transaction {path} is left" for path in transactions]
-    reign = max((one.epoch for one in now if isinstance(one, EpochWritten)), default=0)
+    newest = max((one.epoch for one in now if isinstance(one, EpochWritten)), default=0)
     reports = {one.host: one for one in now if isinstance(one, HostReported)}
     for order in now:
         if not isinstance(order, Order):
             continue
-        if order.epoch > reign:
-            found.append(f"C1: assignment of {order.host} has epoch {order.epoch}, the reign is {reign}")
+        if order.epoch > newest:
+            found.append(f"C1: assignment of {order.host} has epoch {order.epoch}, the epoch is {newest}")
         report = reports.get(order.host)
         if report is None or report[2:] != order[2:]:
             obeyed = f"{report.epoch}/{report.revision}" if report is not None else "nothing"
@@ -96,7 +96,7 @@ def unsettled(now: Iterable[Seen], transactions: Collection[str]) -> list[str]:
 
 def history_violations(seen: Collection[Seen]) -> list[str]:
     """C1 and C2 over the whole run."""
-    found = [*_reigns(seen), *_obedience(seen)]
+    found = [*_epochs(seen), *_obedience(seen)]
     places: dict[tuple[str, int], set[str]] = {}
     for one in seen:
         if isinstance(one, Term):
@@ -107,7 +107,7 @@ def history_violations(seen: Collection[Seen]) -> list[str]:
     return found
 
 
-def _reigns(seen: Collection[Seen]) -> list[str]:
+def _epochs(seen: Collection[Seen]) -> list[str]:
     began = {one.epoch: one.zxid for one in seen if isinstance(one, EpochWritten)}
     found, highest = [], 0
     for write in sorted((one for one in seen if isinstance(one, EpochWritten | Order)), key=lambda one: one.zxid):

@@ -1,7 +1,7 @@
 """The load: publishers and subscribers at a fixed rate in this process, writing histories of their own (history.py).
 
-One topic per publisher, so that a told gap names exactly the messages it means. What a client does that it should not (an error
-out of publish() or of the iteration) is kept in `failures`.
+One topic per publisher, so that a reported gap names exactly the messages it means. What a client does that it should not (an
+error out of publish() or of the iteration) is kept in `failures`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ChaosLoad:
     def _teller(self, heard: SubscriberHistory) -> Callable[[MessagesLost], None]:
         def tell(gap: MessagesLost) -> None:
             at = round(time.monotonic() - self.started, 3)
-            heard.told.append(GapReported(self._indexes.get(gap.publisher, -1), gap.first, gap.last, gap.count, at))
+            heard.reported.append(GapReported(self._indexes.get(gap.publisher, -1), gap.first, gap.last, gap.count, at))
 
         return tell
 
@@ -154,7 +154,8 @@ class ChaosLoad:
         self.failures += [f"publisher {at}: the last flush() failed" for at, good in enumerate(confirmed) if not good]
 
     async def drain(self, idle_seconds: float, timeout_seconds: float) -> None:
-        """Until every subscriber has got or been told everything, or nothing more has come for `idle_seconds`."""
+        """Until every subscriber has got everything, or had it reported as lost, or nothing more has come for
+        `idle_seconds`."""
         published = sum(self._published)
         until = time.monotonic() + timeout_seconds
         seen, since = -1, time.monotonic()

@@ -148,7 +148,7 @@ class Nemesis:
                 await cluster.partition(machine, others)
         return cluster.heal
 
-    async def mend(self) -> None:
+    async def heal(self) -> None:
         """Open all ways; try again to end what could not be ended. The waits that follow tell what is still missing."""
         await self._cluster.heal()
         unended, self._unended = self._unended, []

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from types import TracebackType
 
 from msgspec import structs
 
@@ -15,14 +16,15 @@ from roq.errors import RoqError
 from roq.pubsub.replay_buffer import KEPT_SECONDS
 from roq.testing import DockerCluster, LoopbackCluster, TestedCluster
 from roq.testing.docker_cluster import IMAGE
-from roq.tools.chaos import resources
-from roq.tools.chaos.beside import Beside
+from roq.tools.chaos import invariants, resources
+from roq.tools.chaos.administration import Administration
 from roq.tools.chaos.history import FaultDone
 from roq.tools.chaos.load import ChaosLoad
 from roq.tools.chaos.nemesis import NOTHING, Nemesis, Spared, possible_in
 from roq.tools.chaos.result import ChaosOptions, ChaosRun, result
 from roq.tools.chaos.schedule import Role, gentle, schedule
 from roq.tools.chaos.verdict import gaps, judge, together
+from roq.tools.chaos.watch import ResourceWatch, Witness
 
 QUEUE, SECOND = "chaos", "second"  # a soak has both
 SESSION_SECONDS = 4.0
@@ -32,6 +34,74 @@ CALM_SECONDS = 2.0  # of load with everything healed, before the end
 IDLE_SECONDS = 12.0  # with nothing more coming, what is missing is lost; longer than a held path plus a watermark's period
 DRAIN_SECONDS = 60.0
 FLUSH_LAST_SECONDS = 30.0
+
+
+class Observers:
+    """What goes on beside load and nemesis: the resource watch, the witness and the administration; at the end, what they
+    found.
+
+    `async with Observers(cluster, started, every) as observers`: goes on until `stop()`; then `violations`.
+
+    started: monotonic seconds; every: seconds between two rounds of administration.
+    """
+
+    def __init__(self, cluster: TestedCluster, started: float, every_seconds: float) -> None:
+        self._cluster, self._started, self._every = cluster, started, every_seconds
+        self.watch = ResourceWatch(cluster)
+        self.administration = Administration(cluster.zookeeper)
+        self._witness = Witness(cluster.zookeeper)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Observers:
+        await self._open.enter_async_context(self._witness)
+        self._open.callback(self.administration.close)
+        works = (self.watch.run(self._started), self._witness.run(), self.administration.run(self._every))
+        self._tasks = [asyncio.create_task(work) for work in works]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._open.aclose()
+
+    async def stop(self) -> None:
+        """End the three. What one of them failed with is raised here."""
+        for task in self._tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+
+    async def violations(self, client: Cluster, within_seconds: float) -> list[str]:
+        """Everything that is wrong: with the history, with administration, and with the quiet cluster when it had its time."""
+        try:
+            found = list(await self.administration.check())
+        except RoqError as error:
+            found = [*self.administration.violations, f"C5: {type(error).__name__}: {error}"]
+        found += await self._unsettled(client, within_seconds)
+        try:
+            await self.administration.clear()
+        except RoqError as error:
+            found.append(f"C6: {type(error).__name__}: {error}")
+        return found + invariants.history_violations(self._witness.seen)
+
+    async def _unsettled(self, client: Cluster, within_seconds: float) -> list[str]:
+        found: list[str] = []
+
+        async def right() -> bool:
+            view = await client.view()
+            processes = {host: await self._cluster.processes(host) for host in self._cluster.hosts}
+            now, transactions = await self._witness.look(), await self._witness.transactions()
+            found[:] = [*invariants.violations(view, processes), *invariants.unsettled(now, transactions)]
+            return not found
+
+        try:
+            await self._cluster.wait_for(right, "the invariants hold", within_seconds)
+        except RoqError as error:
+            return found or [str(error)]
+        return []
 
 
 def local_cluster() -> TestedCluster:
@@ -84,11 +154,11 @@ async def run(cluster: TestedCluster, options: ChaosOptions, tell: Callable[[str
         counts = {"publishers": options.publishers, "subscribers": options.subscribers, "size": options.size}
         loads = [await exits.enter_async_context(ChaosLoad(client, queue, rate=options.rate, **counts)) for queue in queues]
         started = loads[0].started
-        beside = await exits.enter_async_context(Beside(cluster, started, options.every))
+        observers = await exits.enter_async_context(Observers(cluster, started, options.every))
         tell(f"load: {options.publishers} publishers, {options.rate:g} messages/s each; {len(faults)} faults to come")
         await nemesis.run(started, lambda done: tell(_line(done)))
         await asyncio.sleep(started + options.seconds - time.monotonic())
-        await beside.stop()
+        await observers.stop()
         healed, missing = await _settle(cluster, nemesis, loads, queues)
         tell(f"healed after {healed:.1f} s" + (f", except: {missing}" if missing else ""))
         await asyncio.sleep(CALM_SECONDS)
@@ -96,7 +166,7 @@ async def run(cluster: TestedCluster, options: ChaosOptions, tell: Callable[[str
             await load.stop_publishing(FLUSH_LAST_SECONDS)
         for load in loads:
             await load.drain(IDLE_SECONDS, DRAIN_SECONDS)
-        found = await beside.violations(client, HEALED_SECONDS / 2)
+        found = await observers.violations(client, HEALED_SECONDS / 2)
         seconds = time.monotonic() - started
         verdict = together([judge(load.sent(), load.heard) for load in loads])
         await exits.aclose()
@@ -108,9 +178,9 @@ async def run(cluster: TestedCluster, options: ChaosOptions, tell: Callable[[str
     told, unexcused = gaps(heard, nemesis.log, ring_seconds=KEPT_SECONDS)
     problems = [*verdict.problems(), *unexcused, *failures, *([f"not healed: {missing}"] if missing else [])]
     kind = "docker" if isinstance(cluster, DockerCluster) else "local"
-    taken = resources.judge(beside.watch.series, beside.watch.znodes, options.seconds)
-    answer = result(options, kind, verdict, nemesis.log, problems, found, healed, taken, beside.administration.counts, told)
-    return ChaosRun(answer, heard, seconds, beside.watch.series, beside.watch.znodes)
+    taken = resources.judge(observers.watch.series, observers.watch.znodes, options.seconds)
+    answer = result(options, kind, verdict, nemesis.log, problems, found, healed, taken, observers.administration.counts, told)
+    return ChaosRun(answer, heard, seconds, observers.watch.series, observers.watch.znodes)
 
 
 async def _queue(cluster: TestedCluster, client: Cluster, queue: str, first: int) -> None:
@@ -135,7 +205,7 @@ async def _settle(
         return not unhealthy()
 
     try:
-        await nemesis.mend()
+        await nemesis.heal()
         await cluster.wait_hosts(len(cluster.hosts), timeout_seconds=HEALED_SECONDS)
         for queue in queues:
             await cluster.wait_queue_ready(queue, timeout_seconds=HEALED_SECONDS)

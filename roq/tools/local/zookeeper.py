@@ -29,6 +29,7 @@ READY_SECONDS = 60.0  # a cold start takes 0.4 s; with a twentieth of a processo
 STOP_SECONDS = 5.0
 PROBE_SECONDS = 0.01  # between two looks whether it serves
 ANSWER_SECONDS = 1.0
+ANSWER_BYTES_MAX = 64 * 1024
 SESSION_SECONDS_MAX = 60
 LOG_TAIL_BYTES = 2000  # of its log, in the error when it doesn't start
 PORT_TRIES = 3  # a free port may be taken by another program before ZooKeeper has it
@@ -301,16 +302,28 @@ def _usable_port(address: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
+async def server_status(host: str, port: int, timeout_seconds: float = ANSWER_SECONDS) -> str:
+    """A ZooKeeper's answer to `srvr`; one that takes sessions tells its mode. Raises OSError, TimeoutError."""
+    async with asyncio.timeout(timeout_seconds):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(b"srvr")
+            answer = b""
+            while len(answer) < ANSWER_BYTES_MAX and (more := await reader.read(ANSWER_BYTES_MAX)):
+                answer += more
+            return answer.decode(errors="replace")
+        finally:
+            writer.close()
+
+
+def takes_sessions(status: str) -> bool:
+    """Whether a server that tells this serves, instead of waiting for a quorum."""
+    return "Mode:" in status
+
+
 async def _serves(address: str, port: int) -> bool:
-    """It answers `srvr` as a server that takes sessions."""
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            reader, writer = await asyncio.open_connection(address, port)
-            try:
-                writer.write(b"srvr")
-                return b"Mode:" in await reader.read()
-            finally:
-                writer.close()
+        return takes_sessions(await server_status(address, port))
     except (OSError, TimeoutError):
         return False
 

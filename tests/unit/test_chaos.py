@@ -226,7 +226,7 @@ NOW: list[Seen] = [
 ]
 
 
-def test_reigns_that_do_not_mix() -> None:
+def test_epochs_that_do_not_mix() -> None:
     seen = [*NOW, EpochWritten(3, 2), Order(11, "g", 3, 5), Term(4, "q", 1, "h"), Term(12, "q", 2, "g"), Term(13, "q", 2, "g")]
     assert history_violations(seen) == []
     assert unsettled(NOW, []) == []

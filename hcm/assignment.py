@@ -1,4 +1,5 @@
-"""What the GCM wants against what the HCM has: the actions that make the host match. Pure; whole states in, actions out.
+"""What the GCM wants against what the HCM has: the actions that make the host match, and whether what runs may go on. Pure;
+whole states in, actions out.
 
 Not covered: how an action is carried out (`hcm.host`), and how a single process stays alive (`hcm.supervisor`).
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from roq.coordination.session import SessionState
 from roq.errors import CallError, StaleEpoch
 from roq.wire.assignment import Assignment, MonitorRole, ProcessKind, ProcessSpec
 
@@ -78,3 +80,18 @@ def _action(spec: ProcessSpec, present: ProcessSpec | None) -> Action:
     same_settings = spec.settings == present.settings
     demoted = present.role is MonitorRole.ACTIVE and spec.role is MonitorRole.BACKUP  # it begins anew: it knows old things
     return Reconfigure(spec) if same_settings and not demoted else Replace(spec)
+
+
+def may_go_on(state: SessionState | None, *, registered: bool, lease_over: bool, unanswered: bool) -> bool:
+    """Whether the HCM renews the lease of this host's Monitors, ScalingProcesses and Exchanges (roq/runtime/liveness.py);
+    decided once a second.
+
+    state: of the session, None while there is none yet; registered: in this session; unanswered: no ZooKeeper answered at our
+    start. They go on while we are registered, and while ZooKeeper is away: nothing is replaced then. Not between a lost session
+    and its new registration: what is not wanted here any more must be stopped first. Nor, until then, once the lease is over.
+    """
+    if state is None:
+        return unanswered
+    if state is SessionState.CONNECTED:
+        return registered
+    return not lease_over

@@ -1,7 +1,7 @@
-"""The processes behind the state machines: forks through the template, exits through pidfds, ready datagrams.
+"""The processes behind the state machines: forks through the fork server, exits through pidfds, ready datagrams.
 
 Everything is told through one callback, `on_event(name, event)`. What to do about an event is decided in `hcm.supervisor`.
-A child that its template forked has its exit code told by the template; an adopted one ends without a code.
+A child that its fork server forked has its exit code told by the fork server; an adopted one ends without a code.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -22,10 +23,8 @@ from pathlib import Path
 
 import msgspec
 
-from hcm.last_words import epitaph
+from hcm.fork_server import Died, ForkDone, ForkServerReady, NotForked, Report
 from hcm.supervisor import Event, Exited, Forked, ForkFailed, ProcessReady
-from hcm.template import Died, NotForked, Report, TemplateReady
-from hcm.template import ForkAnswer as TemplateForked
 from roq.errors import ProcessFailed
 from roq.runtime.backoff import delays
 from roq.runtime.liveness import start_time
@@ -34,15 +33,17 @@ from roq.wire.child import ChildSpec
 
 log = logger(__name__)
 
-TEMPLATE_START_SECONDS = 60.0  # imports, on a machine that has no time; nothing but new processes waits for them
-TEMPLATE_SILENT_SECONDS = 10.0  # with orders under way; then it hangs and is killed
-TEMPLATE_STOP_SECONDS = 2.0
-CODE_WAIT_SECONDS = 0.05  # from a pidfd's news to the template's telling the exit code
+FORK_SERVER_START_SECONDS = 60.0  # imports, on a machine that has no time; nothing but new processes waits for them
+FORK_SERVER_SILENT_SECONDS = 10.0  # with orders under way; then it hangs and is killed
+FORK_SERVER_STOP_SECONDS = 2.0
+CODE_WAIT_SECONDS = 0.05  # from a pidfd's news to the fork server's telling the exit code
 STARTS_AT_ONCE = 32  # forks that are not ready yet: hundreds at once would only make each other late
 START_SETTLED_SECONDS = 2.0  # a start that is not ready by then no longer counts as under way
 READY_BYTES_MAX = 4096
 UNIX_PATH_BYTES_MAX = 100  # the kernel allows 107
 EARLY_READY_MAX = 1000
+TAIL_BYTES = 16 * 1024  # of a log, in which the reason of an exit is looked for
+REASON_CHARACTERS_MAX = 400  # goes into a znode
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_report = msgspec.msgpack.Decoder(Report).decode
@@ -56,7 +57,7 @@ class _Process:
     pid: int
     descriptor: int
     log_path: Path
-    forked: bool  # by the present template, which will tell the code
+    forked: bool  # by the present fork server, which will tell the code
 
 
 class Children:
@@ -66,13 +67,13 @@ class Children:
         self.ready_path = _ready_path(directory)
         self._programs, self._counters, self._on_event = programs, counters, on_event
         self._processes: dict[int, _Process] = {}
-        self._orders: dict[str, ChildSpec] = {}  # sent to the template, not answered
+        self._orders: dict[str, ChildSpec] = {}  # sent to the fork server, not answered
         self._pending: deque[ChildSpec] = deque()  # not sent yet
         self._starting: dict[str, float] = {}
         self._early_ready: set[int] = set()
         self._link: socket.socket | None = None
-        self._template: asyncio.subprocess.Process | None = None
-        self._template_heard = 0.0
+        self._fork_server: asyncio.subprocess.Process | None = None
+        self._fork_server_heard = 0.0
         self._hello = asyncio.Event()
         self._closing = False
         self._starter: asyncio.Task[None] | None = None
@@ -84,36 +85,36 @@ class Children:
         os.chmod(self.ready_path, 0o600)
         self._loop.add_reader(self._ready_socket.fileno(), self._read_ready)
 
-    # --- the template ---------------------------------------------------------------------------------------------------
+    # --- the fork server ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the template. Raises ProcessFailed if it does not come up."""
-        await self._start_template()
+        """Start the fork server. Raises ProcessFailed if it does not come up."""
+        await self._start_fork_server()
         try:
-            async with asyncio.timeout(TEMPLATE_START_SECONDS):
+            async with asyncio.timeout(FORK_SERVER_START_SECONDS):
                 await self._hello.wait()
         except TimeoutError:
-            raise ProcessFailed(f"the template process said nothing for {TEMPLATE_START_SECONDS:g} s") from None
+            raise ProcessFailed(f"the fork server was not ready after {FORK_SERVER_START_SECONDS:g} s") from None
         if self._link is None:
-            raise ProcessFailed("the template process ended while it started; its reason is on standard error")
+            raise ProcessFailed("the fork server ended while it started; its reason is on standard error")
 
-    async def _start_template(self) -> None:
+    async def _start_fork_server(self) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with its:
-            self._template = await asyncio.create_subprocess_exec(
+            self._fork_server = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "hcm.template", str(its.fileno()), self._programs),
+                *("-m", "hcm.fork_server", str(its.fileno()), self._programs),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(its.fileno(),),
                 start_new_session=True,  # Ctrl-C at the terminal is for the HCM, which then ends its children in order
             )
         self._link = ours
-        self._template_heard = time.monotonic()
-        self._loop.add_reader(ours.fileno(), self._read_template, ours)
+        self._fork_server_heard = time.monotonic()
+        self._loop.add_reader(ours.fileno(), self._read_fork_server, ours)
 
-    def _read_template(self, link: socket.socket) -> None:
+    def _read_fork_server(self, link: socket.socket) -> None:
         while link is self._link:
             try:
                 message = link.recv(READY_BYTES_MAX)
@@ -122,18 +123,18 @@ class Children:
             except ConnectionResetError:
                 message = b""
             if not message:
-                self._template_lost()
+                self._fork_server_lost()
                 return
-            self._template_heard = time.monotonic()
+            self._fork_server_heard = time.monotonic()
             self._take(_decode_report(message))
 
     def _take(self, report: Report) -> None:
         match report:
-            case TemplateReady(pid):
-                log.info("template ready", extra={"fields": {"template": pid}})
+            case ForkServerReady(pid):
+                log.info("fork server is ready", extra={"fields": {"fork_server": pid}})
                 self._hello.set()
                 self._send_orders()
-            case TemplateForked(name, pid):
+            case ForkDone(name, pid):
                 self._forked(name, pid)
             case NotForked(name, reason):
                 self._orders.pop(name, None)
@@ -142,10 +143,10 @@ class Children:
             case Died(pid, code):
                 self._ended(pid, code)
 
-    def _template_lost(self) -> None:
+    def _fork_server_lost(self) -> None:
         """It ended: what it forked lives on; what it was asked and did not answer has failed."""
         self._close_link()
-        self._counters["templates_lost"] += 1
+        self._counters["fork_servers_lost"] += 1
         if not self._hello.is_set():
             self._hello.set()  # `start` looks at the link
             return
@@ -155,20 +156,20 @@ class Children:
         lost, self._orders = list(self._orders), {}
         if self._closing:
             return
-        log.error("the template process ended; starting another one")
-        self._starter = self._loop.create_task(self._restart_template(), name="template")
+        log.error("the fork server ended: starting another one")
+        self._starter = self._loop.create_task(self._restart_fork_server(), name="fork server")
         for name in lost:
             self._settled(name)
-            self._on_event(name, ForkFailed("the template process ended while it forked"))
+            self._on_event(name, ForkFailed("the fork server ended while it forked"))
 
-    async def _restart_template(self) -> None:
+    async def _restart_fork_server(self) -> None:
         for delay in delays(0.1, 5.0):
             try:
                 await self.start()
                 return
             except (ProcessFailed, OSError) as error:
-                log.error("no template process", extra={"fields": {"reason": str(error)}})
-                await self._end_template()
+                log.error("the fork server did not start: trying again", extra={"fields": {"reason": str(error)}})
+                await self._end_fork_server()
                 self._hello.clear()
             await asyncio.sleep(delay)
 
@@ -195,7 +196,7 @@ class Children:
                 self._loop.add_writer(self._link.fileno(), self._writable, self._link)
                 return
             except (BrokenPipeError, ConnectionResetError):
-                return  # its end is read in a moment; the order waits for the next template
+                return  # its end is read in a moment; the order waits for the next fork server
             self._pending.popleft()
             self._orders[spec.process.name] = spec
             self._starting[spec.process.name] = time.monotonic()
@@ -211,7 +212,7 @@ class Children:
         self._on_event(name, Forked(pid))
         if not self._watch(name, pid, Path(spec.log_path), forked=True):
             self._settled(name)
-            self._on_event(name, Exited(pid, epitaph(None, pid, Path(spec.log_path))))
+            self._on_event(name, Exited(pid, exit_reason(None, pid, Path(spec.log_path))))
         elif pid in self._early_ready:
             self._ready(pid, name)
         self._early_ready.discard(pid)
@@ -258,7 +259,7 @@ class Children:
         if process is None:
             return
         self._release(process)
-        reason = epitaph(code, pid, process.log_path)
+        reason = exit_reason(code, pid, process.log_path)
         log.info("process ended", extra={"fields": {"name": process.name, "child": pid, "reason": reason}})
         self._settled(process.name)
         self._on_event(process.name, Exited(pid, reason))
@@ -286,49 +287,49 @@ class Children:
         if pid in self._processes:
             self._settled(name)
             self._on_event(name, ProcessReady(pid))
-        elif len(self._early_ready) < EARLY_READY_MAX:  # faster than the template's word of its fork
+        elif len(self._early_ready) < EARLY_READY_MAX:  # faster than the fork server's word of its fork
             self._early_ready.add(pid)
 
     def tick(self, now: float) -> None:
-        """Once a second: a template that hangs is killed; starts that take long no longer hold up others."""
+        """Once a second: a fork server that hangs is killed; starts that take long no longer hold up others."""
         for name, since in list(self._starting.items()):
             if now - since > START_SETTLED_SECONDS and name not in self._orders:
                 self._settled(name)
-        if self._orders and self._template is not None and now - self._template_heard > TEMPLATE_SILENT_SECONDS:
-            log.error("the template process hangs: killing it")
-            self._template_heard = now
+        if self._orders and self._fork_server is not None and now - self._fork_server_heard > FORK_SERVER_SILENT_SECONDS:
+            log.error("the fork server hangs: killing it")
+            self._fork_server_heard = now
             with contextlib.suppress(ProcessLookupError):
-                self._template.kill()
+                self._fork_server.kill()
         if not self._orders:
-            self._template_heard = now
+            self._fork_server_heard = now
 
     async def close(self) -> None:
-        """End the template (its children live on) and stop watching."""
+        """End the fork server (its children live on) and stop watching."""
         self._closing = True
         if self._starter is not None:
             self._starter.cancel()
             await asyncio.gather(self._starter, return_exceptions=True)
         self._close_link()
-        await self._end_template()
+        await self._end_fork_server()
         for process in self._processes.values():
             self._release(process)
         self._processes.clear()
         self._loop.remove_reader(self._ready_socket.fileno())
         self._ready_socket.close()
 
-    async def _end_template(self) -> None:
+    async def _end_fork_server(self) -> None:
         """With its link closed it ends by itself; one that does not is killed."""
         self._close_link()
-        template, self._template = self._template, None
-        if template is None:
+        server, self._fork_server = self._fork_server, None
+        if server is None:
             return
         try:
-            async with asyncio.timeout(TEMPLATE_STOP_SECONDS):
-                await template.wait()
+            async with asyncio.timeout(FORK_SERVER_STOP_SECONDS):
+                await server.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
-                template.kill()
-            await template.wait()
+                server.kill()
+            await server.wait()
 
 
 def _ready_path(directory: Path) -> str:
@@ -338,3 +339,56 @@ def _ready_path(directory: Path) -> str:
         return path
     digest = hashlib.sha256(path.encode()).hexdigest()[:16]
     return str(Path(tempfile.gettempdir()) / f"roq-{digest}.ready.sock")
+
+
+def exit_reason(code: int | None, pid: int, log_path: Path) -> str:
+    """Why a child ended, in one line for people: how, and the last thing it logged.
+
+    code: exit code, minus the signal number, or None if nobody saw it.
+    """
+    logged = _last_logged(pid, log_path) if code != 0 else ""
+    if code is None:
+        how = "ended (nobody saw how)"
+    elif code < 0:
+        how = f"killed by {_signal_name(-code)}"
+    else:
+        how = f"exit code {code}"
+    return f"{how}: {logged}" if logged else how
+
+
+def _last_logged(pid: int, log_path: Path) -> str:
+    """The last error this process logged, else the last line of whatever kind; "" if there is none."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    last = ""
+    for line in reversed(lines):
+        level, text = _read_line(line, pid)
+        if level in ("error", "critical"):
+            return text[:REASON_CHARACTERS_MAX]
+        last = last or text
+    return last[:REASON_CHARACTERS_MAX]
+
+
+def _read_line(line: str, pid: int) -> tuple[str, str]:
+    """(level, text) of a log line; ("", "") for one of another process, ("", line) for one that is no record."""
+    try:
+        record = json.loads(line)
+        if record["pid"] != pid:
+            return "", ""
+        parts = [record["message"], record.get("error", ""), record.get("reason", "")]
+        parts += record.get("exception", "").strip().splitlines()[-1:]
+        return record["level"], ": ".join(part for part in parts if part)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", line.strip()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hcm import ports, supervisor
+from hcm import machine, supervisor
 from hcm.assignment import Keep, Reconfigure, Replace, StartProcess, Stop, admit, plan
 from hcm.children import Children
 from hcm.local_state import ChildRecord, LocalState, StateDirectory
@@ -82,7 +82,7 @@ class HostProcesses:
         self._gone = asyncio.Event()  # one more is
         self._stopping = False
         self._search: asyncio.Task[None] | None = None
-        self._template: asyncio.Task[None] | None = None
+        self._fork_server: asyncio.Task[None] | None = None
         self._last_tick = time.monotonic()
         self._last_prune = 0.0
 
@@ -101,7 +101,7 @@ class HostProcesses:
             unknown.append(managed)
         log.info("adopted", extra={"fields": {"processes": len(self._managed) - len(unknown), "of": len(self._managed)}})
         self._search = self._tasks.start(self._find(unknown), "adopt what is not written down")
-        self._template = self._tasks.start(self._children.start(), "start the template")
+        self._fork_server = self._tasks.start(self._children.start(), "start the fork server")
         self._tasks.start(self._save_when_dirty(), "save state")
         self._dirty.set()
 
@@ -113,8 +113,8 @@ class HostProcesses:
 
     async def able_to_fork(self) -> None:
         """Returns when processes can be started. Raises ProcessFailed."""
-        assert self._template is not None
-        await asyncio.shield(self._template)
+        assert self._fork_server is not None
+        await asyncio.shield(self._fork_server)
 
     async def _find(self, unknown: list[_Managed]) -> None:
         await asyncio.gather(*(self._find_one(managed) for managed in unknown))
@@ -124,7 +124,7 @@ class HostProcesses:
         """One that was forked but not written down yet answers at its control port, with its name. What is dead stays so
         until it is wanted."""
         name, control = managed.child.name, managed.record.ports.get("control")
-        if control is None or ports.is_free(self._config.address, control):
+        if control is None or machine.is_free(self._config.address, control):
             return
         try:
             pong = await ask(self._config.address, control, process_wire.Ping(), PING_SECONDS)
@@ -241,12 +241,12 @@ class HostProcesses:
     def _ensure_ports(self, managed: _Managed) -> None:
         """Ports that served once are fixed. Before that, taken ones are given up for others. Raises PortTaken."""
         record, config = managed.record, self._config
-        kept = record.ports if record.served or ports.all_free(config.address, record.ports.values()) else {}
-        lacking = ports.lacking(record.spec.kind, kept)
+        kept = record.ports if record.served or machine.all_free(config.address, record.ports.values()) else {}
+        lacking = machine.lacking(record.spec.kind, kept)
         if not lacking:
             return
         used = self.state.ports_in_use() | {config.port, config.control_port}
-        more, self.state.next_port = ports.choose(
+        more, self.state.next_port = machine.choose_ports(
             record.spec.kind, config.address, config.port_base, config.port_count, self.state.next_port, used, lacking
         )
         record.ports = {**kept, **more}

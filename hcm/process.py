@@ -19,10 +19,10 @@ import time
 
 import msgspec
 
+from hcm.assignment import may_go_on
 from hcm.host import HostProcesses
-from hcm.host_stats import HostStats, disk_free_bytes, memory_bytes, noticeably_different
-from hcm.lease import may_go_on
 from hcm.local_state import StateDirectory
+from hcm.machine import HostStats, disk_free_bytes, memory_bytes, noticeably_different
 from roq.config import HcmConfig
 from roq.coordination import paths
 from roq.coordination.address import parse_address

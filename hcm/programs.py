@@ -1,4 +1,4 @@
-"""Which program a process kind is. The template imports this module, so everything the children need is loaded once."""
+"""Which program a process kind is. The fork server imports this module, so everything the children need is loaded once."""
 
 from __future__ import annotations
 

@@ -19,8 +19,10 @@ ports before the predecessor's exit was seen.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from roq.runtime.liveness import BEAT_SECONDS, LATE_BEATS
 
@@ -74,14 +76,14 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """The template forked it."""
+    """The fork server forked it."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class ForkFailed:
-    """The template could not, or died over it."""
+    """The fork server could not, or died over it."""
 
     reason: str
 
@@ -109,7 +111,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The process has ended. reason: exit code or signal and its last words."""
+    """The process has ended. reason: exit code or signal, and what it logged last."""
 
     pid: int
     reason: str
@@ -179,29 +181,8 @@ class Child:
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event in at `now` (monotonic seconds); what is to be done, in order."""
-        match event:
-            case Beat(last_beat):
-                return self._tick(last_beat, now)
-            case ProcessReady(pid):
-                return self._now_ready() if self.phase is Phase.STARTING and pid == self.pid else []
-            case Exited(pid, reason):
-                return self._exited(reason, now) if pid == self.pid and pid else []
-            case Due(time):
-                return self._fork(now) if self.phase is Phase.WAITING and time == self._due else []
-            case Forked(pid):
-                return self._forked(pid, now)
-            case ForkFailed(reason):
-                return self._exited(reason, now) if self.pid == 0 and self._process_expected() else []
-            case ProcessWanted():
-                return self._wanted(now)
-            case Unwanted():
-                return self._unwanted(now)
-            case SpecificationReplaced():
-                return self._replaced(now)
-            case Adopted(pid, started):
-                self.phase, self.pid, self._forked_at, self._ready = Phase.STARTING, pid, started, False
-                self._judged_from = now + LATE_SECONDS
-                return [Changed()]
+        transition = TRANSITIONS[self.phase].get(type(event))
+        return transition(self, event, now) if transition is not None else []
 
     def check(self) -> None:
         """Invariants, for tests."""
@@ -214,51 +195,132 @@ class Child:
         assert 0 <= self._quick_deaths <= QUICK_DEATHS_MAX
         assert (self.phase is Phase.FAILED) <= bool(self.error)
 
-    def _process_expected(self) -> bool:
-        return self.phase in (Phase.STARTING, Phase.STOPPING)
+    # --- wanted or not ------------------------------------------------------------------------------------------------
+
+    def _wanted_at_first(self, event: ProcessWanted, now: float) -> list[Instruction]:
+        return self._begin(event, now) if self._due == float("inf") else []  # else its back-off ends first
+
+    def _begin(self, event: ProcessWanted | SpecificationReplaced, now: float) -> list[Instruction]:
+        self._quick_deaths = 0
+        return self._fork(now)
+
+    def _drop(self, event: Unwanted, now: float) -> list[Instruction]:
+        self.phase, self._due = Phase.GONE, float("inf")
+        return [Forget(), Changed()]
+
+    def _stop_starting(self, event: Event, now: float) -> list[Instruction]:
+        self._stopping(now)
+        return [*self._terminate(now), Changed()] if self.pid else [Changed()]  # its control port may not be there yet
+
+    def _stop_running(self, event: Event, now: float) -> list[Instruction]:
+        self._stopping(now)
+        return [AskShutdown(), Changed()]
+
+    def _stop_killed(self, event: Event, now: float) -> list[Instruction]:
+        self._stopping(now)
+        self._terminated = True
+        return [Changed()]
+
+    def _stopping(self, now: float) -> None:
+        self.phase, self._deadline, self._terminated = Phase.STOPPING, now + ASK_SECONDS, False
+
+    def _restart(self, event: SpecificationReplaced, now: float) -> list[Instruction]:
+        instructions = TRANSITIONS[self.phase][Unwanted](self, event, now)
+        self.again = True
+        return instructions
+
+    def _stop_for_good(self, event: Unwanted, now: float) -> list[Instruction]:
+        self.again = False
+        return []
+
+    def _start_again(self, event: ProcessWanted | SpecificationReplaced, now: float) -> list[Instruction]:
+        self.again = True
+        return []
+
+    # --- the process begins -------------------------------------------------------------------------------------------
+
+    def _adopted(self, event: Adopted, now: float) -> list[Instruction]:
+        self.phase, self.pid, self._forked_at, self._ready = Phase.STARTING, event.pid, event.started, False
+        self._judged_from = now + LATE_SECONDS
+        return [Changed()]
+
+    def _back_off_over(self, event: Due, now: float) -> list[Instruction]:
+        return self._fork(now) if event.time == self._due else []
 
     def _fork(self, now: float) -> list[Instruction]:
         self.phase, self.pid, self._forked_at, self._ready, self._due = Phase.STARTING, 0, now, False, float("inf")
         return [Fork(), Changed()]
 
-    def _forked(self, pid: int, now: float) -> list[Instruction]:
-        self.pid, self._forked_at = pid, now
-        if self.phase is Phase.STOPPING:  # it was unwanted before it existed; it has no control port to be asked at yet
-            return self._terminate(now)
+    def _forked(self, event: Forked, now: float) -> list[Instruction]:
+        self.pid, self._forked_at = event.pid, now
         return [Changed()]
+
+    def _forked_unwanted(self, event: Forked, now: float) -> list[Instruction]:
+        self.pid, self._forked_at = event.pid, now
+        return self._terminate(now)  # it has no control port to be asked at yet
+
+    def _said_ready(self, event: ProcessReady, now: float) -> list[Instruction]:
+        return self._now_ready() if event.pid == self.pid else []
 
     def _now_ready(self) -> list[Instruction]:
         self.phase, self._ready = Phase.RUNNING, True
         return [Changed()]
 
-    def _tick(self, last_beat: float, now: float) -> list[Instruction]:
-        if self.phase is Phase.RUNNING:
-            if now - last_beat > LATE_SECONDS and now - self._forked_at > LATE_SECONDS:
-                return self._kill(f"no heartbeat for {now - last_beat:.1f} s" if last_beat else "no heartbeat at all")
-        elif self.phase is Phase.STARTING and self.pid:
-            if last_beat and now - last_beat <= LATE_SECONDS and now - self._forked_at > READY_LOST_SECONDS:
-                return self._now_ready()
-            if now - self._forked_at > START_SECONDS and now > self._judged_from:
-                return self._kill(f"not ready after {START_SECONDS:g} s")
-        elif self.phase is Phase.STOPPING and now >= self._deadline and self.pid:
-            return self._escalate(now)
+    # --- it is watched ------------------------------------------------------------------------------------------------
+
+    def _watch_start(self, event: Beat, now: float) -> list[Instruction]:
+        if not self.pid:
+            return []
+        if event.last_beat and now - event.last_beat <= LATE_SECONDS and now - self._forked_at > READY_LOST_SECONDS:
+            return self._now_ready()
+        if now - self._forked_at > START_SECONDS and now > self._judged_from:
+            return self._kill(f"not ready after {START_SECONDS:g} s")
         return []
+
+    def _watch_heartbeat(self, event: Beat, now: float) -> list[Instruction]:
+        silent = now - event.last_beat
+        if silent <= LATE_SECONDS or now - self._forked_at <= LATE_SECONDS:
+            return []
+        return self._kill(f"no heartbeat for {silent:.1f} s" if event.last_beat else "no heartbeat at all")
 
     def _kill(self, error: str) -> list[Instruction]:
         self.phase, self.error = Phase.KILLING, error
         return [Signal(self.pid, signal.SIGKILL), Changed()]
 
-    def _exited(self, reason: str, now: float) -> list[Instruction]:
+    def _escalate(self, event: Beat, now: float) -> list[Instruction]:
+        if now < self._deadline or not self.pid:
+            return []
+        if not self._terminated:
+            return self._terminate(now)
+        self._deadline = now + TERM_SECONDS
+        return [Signal(self.pid, signal.SIGKILL)]
+
+    def _terminate(self, now: float) -> list[Instruction]:
+        self._deadline, self._terminated = now + TERM_SECONDS, True
+        return [Signal(self.pid, signal.SIGTERM)]
+
+    # --- it ends ------------------------------------------------------------------------------------------------------
+
+    def _ended(self, event: Exited | ForkFailed) -> bool:
+        """Whether this is about our process: the one that runs, or the fork that was ordered and not answered."""
+        return event.pid == self.pid != 0 if isinstance(event, Exited) else self.pid == 0
+
+    def _stopped(self, event: Exited | ForkFailed, now: float) -> list[Instruction]:
+        if not self._ended(event):
+            return []
+        self.pid, self._deadline = 0, float("inf")
+        if self.again:
+            self.again = False
+            self._quick_deaths = 0
+            return self._fork(now)
+        self.phase = Phase.GONE
+        return [Forget(), Changed()]
+
+    def _died(self, event: Exited | ForkFailed, now: float) -> list[Instruction]:
+        if not self._ended(event):
+            return []
         pid, self.pid = self.pid, 0
-        if self.phase is Phase.STOPPING:
-            self._deadline = float("inf")
-            if self.again:
-                self.again = False
-                self._quick_deaths = 0
-                return self._fork(now)
-            self.phase = Phase.GONE
-            return [Forget(), Changed()]
-        self.error = f"{self.error}; {reason}" if self.phase is Phase.KILLING else reason
+        self.error = f"{self.error}; {event.reason}" if self.phase is Phase.KILLING else event.reason
         quick = pid == 0 or not self._ready or now - self._forked_at < QUICK_SECONDS
         self._quick_deaths = self._quick_deaths + 1 if quick else 0
         if self._quick_deaths >= QUICK_DEATHS_MAX:
@@ -272,44 +334,50 @@ class Child:
         self.phase, self._due = Phase.WAITING, now + wait
         return [WakeAt(self._due), Changed()]
 
-    def _wanted(self, now: float) -> list[Instruction]:
-        if self.phase is Phase.STOPPING:
-            self.again = True
-            return []
-        if self.phase is Phase.FAILED or (self.phase is Phase.WAITING and self._due == float("inf")):
-            self._quick_deaths = 0
-            return self._fork(now)
-        return []
 
-    def _unwanted(self, now: float) -> list[Instruction]:
-        self.again = False
-        if self.phase in (Phase.STOPPING, Phase.GONE):
-            return []
-        if self.phase in (Phase.WAITING, Phase.FAILED):
-            self.phase, self._due = Phase.GONE, float("inf")
-            return [Forget(), Changed()]
-        before, self.phase = self.phase, Phase.STOPPING
-        self._deadline, self._terminated = now + ASK_SECONDS, before is Phase.KILLING
-        if before is Phase.RUNNING:
-            return [AskShutdown(), Changed()]
-        if before is Phase.STARTING and self.pid:  # its control port may not be there yet
-            return [*self._terminate(now), Changed()]
-        return [Changed()]
-
-    def _replaced(self, now: float) -> list[Instruction]:
-        if self.phase in (Phase.WAITING, Phase.FAILED):
-            self._quick_deaths = 0
-            return self._fork(now)
-        instructions = self._unwanted(now)
-        self.again = self.phase is Phase.STOPPING
-        return instructions
-
-    def _terminate(self, now: float) -> list[Instruction]:
-        self._deadline, self._terminated = now + TERM_SECONDS, True
-        return [Signal(self.pid, signal.SIGTERM)]
-
-    def _escalate(self, now: float) -> list[Instruction]:
-        if not self._terminated:
-            return self._terminate(now)
-        self._deadline = now + TERM_SECONDS
-        return [Signal(self.pid, signal.SIGKILL)]
+# What an event does in a phase; what is not here changes nothing.
+Transition = Callable[[Child, Any, float], list[Instruction]]
+TRANSITIONS: Mapping[Phase, Mapping[type[Event], Transition]] = {
+    Phase.WAITING: {
+        ProcessWanted: Child._wanted_at_first,
+        SpecificationReplaced: Child._begin,
+        Unwanted: Child._drop,
+        Adopted: Child._adopted,
+        Due: Child._back_off_over,
+    },
+    Phase.STARTING: {
+        Forked: Child._forked,
+        ForkFailed: Child._died,
+        ProcessReady: Child._said_ready,
+        Beat: Child._watch_start,
+        Exited: Child._died,
+        SpecificationReplaced: Child._restart,
+        Unwanted: Child._stop_starting,
+    },
+    Phase.RUNNING: {
+        Beat: Child._watch_heartbeat,
+        Exited: Child._died,
+        SpecificationReplaced: Child._restart,
+        Unwanted: Child._stop_running,
+    },
+    Phase.KILLING: {
+        Exited: Child._died,
+        SpecificationReplaced: Child._restart,
+        Unwanted: Child._stop_killed,
+    },
+    Phase.STOPPING: {
+        Forked: Child._forked_unwanted,
+        ForkFailed: Child._stopped,
+        Beat: Child._escalate,
+        Exited: Child._stopped,
+        ProcessWanted: Child._start_again,
+        SpecificationReplaced: Child._start_again,
+        Unwanted: Child._stop_for_good,
+    },
+    Phase.FAILED: {
+        ProcessWanted: Child._begin,
+        SpecificationReplaced: Child._begin,
+        Unwanted: Child._drop,
+    },
+    Phase.GONE: {},
+}

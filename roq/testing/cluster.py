@@ -28,7 +28,7 @@ from roq.wire.assignment import ProcessState, RunningProcess
 CLIENT = "client"
 WAIT_SECONDS = 30.0  # default bound of a wait
 ANSWER_SECONDS = 2.0  # one question inside a wait
-HCM, GCM, TEMPLATE = "roq-hcm", "roq-gcm", "roq-template"  # process names beside those of ProcessSpec.name
+HCM, GCM, FORK_SERVER = "roq-hcm", "roq-gcm", "roq-fork-server"  # process names beside those of ProcessSpec.name
 
 CHILDREN = ("roq-monitor", "roq-exchange", "roq-scaling")  # what an HCM runs and must know
 log = logger(__name__)

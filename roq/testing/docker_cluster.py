@@ -16,7 +16,7 @@ from typing import Any
 
 from roq.errors import CallError, DeadlineExceeded, ProcessFailed, RoqError
 from roq.runtime.observe import logger
-from roq.testing.cluster import CLIENT, GCM, HCM, TEMPLATE, Cut, HostProcess, NotPossible, TestedCluster, names
+from roq.testing.cluster import CLIENT, FORK_SERVER, GCM, HCM, Cut, HostProcess, NotPossible, TestedCluster, names
 from roq.testing.engine import STOP_SECONDS, Engine
 from roq.testing.links import DELAY_QUEUE, Links
 from roq.tools.local.cluster import GCM_BROADCAST_PORT, GCM_PORT, HCM_PORT, HCM_PORT_BASE
@@ -329,7 +329,7 @@ class DockerCluster(TestedCluster):
         await self.run(name, f"kill -CONT {pid} 2>/dev/null || true")
 
     async def _signal(self, name: str, process: str, signal: str) -> int:
-        if process in (HCM, GCM, TEMPLATE):  # an HCM that hangs need not be asked
+        if process in (HCM, GCM, FORK_SERVER):  # an HCM that hangs need not be asked
             pids = [pid for pid, program in (await self._programs(name)).items() if program == process]
         else:
             pids = [found.pid for found in await self.processes(name) if found.name == process]

@@ -22,7 +22,7 @@ from roq.tools.local.cluster import HCM_PORT, JAVA, LocalCluster
 
 T = TypeVar("T")
 CALL_SECONDS = 90.0
-PROGRAMS = ("roq-gcm", "roq-hcm", "roq-template", "roq-monitor", "roq-exchange", "roq-scaling", "roq-store", "roq-master")
+PROGRAMS = ("roq-gcm", "roq-hcm", "roq-fork-server", "roq-monitor", "roq-exchange", "roq-scaling", "roq-store", "roq-master")
 DAEMONS, CHILDREN = PROGRAMS[:3], PROGRAMS[3:]
 
 

@@ -41,7 +41,7 @@ async def test_it_starts_whole_and_tells_what_runs(machines: DockerCluster, clie
     info = await machines.wait_queue_ready("told")
     assert info.monitors[0].address == machines.address("host-1")
     names = {process.name.partition("/")[0] for process in await machines.processes("host-1")}
-    assert names == {"roq-hcm", "roq-template", "monitor", "scaling", "exchange"}
+    assert names == {"roq-hcm", "roq-fork-server", "monitor", "scaling", "exchange"}
     assert await hearing(machines, machines.machines()) == all_pairs(machines.machines())
 
 

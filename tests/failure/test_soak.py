@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = int(os.environ.get("ROQ_SOAK_SECONDS", "90"))
 END_SECONDS = 150  # to start, to heal and to come to an end
 ARGUMENTS = {"--seconds": SECONDS, "--every": 12, "--seed": 11, "--publishers": 2, "--subscribers": 2, "--rate": 500}
-JUDGED = {"client", "roq-gcm", "roq-hcm", "roq-template", "monitor", "scaling", "exchange"}
+JUDGED = {"client", "roq-gcm", "roq-hcm", "roq-fork-server", "monitor", "scaling", "exchange"}
 
 
 @pytest.mark.timeout(SECONDS + END_SECONDS + 30)

@@ -42,7 +42,7 @@ async def test_twenty_seconds_without_a_message_lost(tmp_path: Path) -> None:
     assert (result["problems"], result["violations"], process.returncode) == ([], [], 0)
     assert result["administration"]["acked"] > 0
     seen = {life["name"].partition("/")[0] for life in result["resources"]["lives"]}
-    assert seen >= {"client", "roq-gcm", "roq-hcm", "roq-template", "monitor", "exchange", "scaling"}
+    assert seen >= {"client", "roq-gcm", "roq-hcm", "roq-fork-server", "monitor", "exchange", "scaling"}
     assert {"t", "kind", "target", "seconds"} <= set(result["faults"][0])
     assert picture.read_text().startswith("<svg")
 

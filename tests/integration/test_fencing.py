@@ -189,7 +189,7 @@ async def test_a_fenced_monitor_names_its_subscribers_to_the_one_that_follows(tm
 
 
 MEMBERS = 300
-AS_A_TEMPLATE_ENDS_IT = """
+AS_A_FORK_SERVER_ENDS_IT = """
 import os, sys
 import msgspec
 from roq.pubsub.monitor.process import main
@@ -201,7 +201,7 @@ os._exit(main(msgspec.json.decode(sys.argv[1], type=ChildSpec)))
 async def test_what_a_fenced_monitor_says_last_leaves_before_its_process_ends(tmp_path: Path) -> None:
     ports = {name: free_port(ADDRESS) for name in ("clients", "kpis", "control")}
     spec = msgspec.json.encode(child(ProcessSpec(ProcessKind.MONITOR, "q"), ports, tmp_path)).decode()
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", AS_A_TEMPLATE_ENDS_IT, spec)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", AS_A_FORK_SERVER_ENDS_IT, spec)
     played = Played(ports["clients"])
     try:
         for subscriber in range(MEMBERS):

@@ -1,4 +1,4 @@
-"""A real HCM with its template and forked children, a real ZooKeeper, and the test in the GCM's place.
+"""A real HCM with its fork server and forked children, a real ZooKeeper, and the test in the GCM's place.
 
 Not covered: what the real child programs do; what the GCM assigns.
 """
@@ -319,11 +319,11 @@ async def test_ports_that_never_served_are_given_up_when_taken(rig: Rig) -> None
     assert "none runs on this host" in after["scaling/crash-not"].error
 
 
-async def test_a_killed_template_is_replaced(rig: Rig) -> None:
+async def test_a_killed_fork_server_is_replaced(rig: Rig) -> None:
     await rig.start()
     before = await rig.running(*queue("orders"))
-    template = next(process for process in leftovers.find(rig.token) if process.command.startswith("roq-template"))
-    os.kill(template.pid, signal.SIGKILL)
+    server = next(process for process in leftovers.find(rig.token) if process.command.startswith("roq-fork-server"))
+    os.kill(server.pid, signal.SIGKILL)
     after = await rig.running(*queue("orders"), *queue("more"))
     assert after["monitor/orders"].pid == before["monitor/orders"].pid
     os.kill(before["monitor/orders"].pid, signal.SIGKILL)

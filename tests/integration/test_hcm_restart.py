@@ -83,7 +83,7 @@ async def test_it_is_registered_and_has_adopted_all_before_it_can_fork(rig: Rig,
     after = await rig.until(adopted)
     assert pids(after) == pids(before)
     assert not any(process.restarts for process in after.values())
-    await rig.assign(*MANY[1:], ONE_MORE)  # obeyed, as far as it goes without a template
+    await rig.assign(*MANY[1:], ONE_MORE)  # obeyed, as far as it goes without a fork server
     after = await rig.until(lambda found: MANY[0].name not in found and ONE_MORE.name in found)
     assert after[ONE_MORE.name].state is ProcessState.STARTING
     may_fork.touch()

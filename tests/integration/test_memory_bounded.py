@@ -20,7 +20,7 @@ NO_QUICK_TEST = "half a gibibyte has to pass"
 PAYLOAD = bytes(64 * 1024 - 200)
 MESSAGES = 8_000
 MIB = 1 << 20
-GROWTH_MAX = {"client": 192, "exchange": 64, "monitor": 16, "scaling": 8, "roq-hcm": 8, "roq-template": 8}  # MiB
+GROWTH_MAX = {"client": 192, "exchange": 64, "monitor": 16, "scaling": 8, "roq-hcm": 8, "roq-fork-server": 8}  # MiB
 # the client holds the publisher's replay buffer (64 MiB) and the buffers of two subscribers
 
 

@@ -41,7 +41,7 @@ async def test_the_same_operations_without_containers(cluster: TestedCluster) ->
         await client.create_queue("q", host="host-1")
     await cluster.wait_queue_ready("q")
     before = {process.name: process.pid for process in await cluster.processes("host-1")}
-    assert {"roq-hcm", "roq-template", "monitor/q", "scaling/q"} < set(before)
+    assert {"roq-hcm", "roq-fork-server", "monitor/q", "scaling/q"} < set(before)
     killed = await cluster.kill_process("host-1", "monitor/q")
     assert (await cluster.wait_process("host-1", "monitor/q", not_pid=killed)).restarts == 1
     await cluster.kill_process("host-1", "roq-hcm")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hcm.lease import may_go_on
+from hcm.assignment import may_go_on
 from roq.coordination.session import SessionState
 from roq.errors import ProcessFailed
 from roq.runtime.liveness import LEASE_MARGIN_SECONDS, HeartbeatBoard, HostLease, HostLoad, lease_left_seconds, lease_seconds

@@ -1,4 +1,4 @@
-"""What an HCM remembers: the state file, its lock, process start times, ports, last words."""
+"""What an HCM remembers: the state file, its lock, process start times, ports, exit reasons."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hcm import ports
-from hcm.last_words import epitaph
+from hcm import machine
+from hcm.children import exit_reason
 from hcm.local_state import LOGS_KEPT, ChildRecord, LocalState, StateDirectory
 from roq.errors import CallError, InvalidConfiguration, PortTaken
 from roq.runtime.liveness import start_time
@@ -118,18 +118,18 @@ def test_ports_skip_what_is_taken_and_go_round() -> None:
         other.listen()
         taken = other.getsockname()[1]
         base = taken - 1
-        chosen, after = ports.choose(ProcessKind.SCALING, ADDRESS, base, 10, start=taken, used=set())
+        chosen, after = machine.choose_ports(ProcessKind.SCALING, ADDRESS, base, 10, start=taken, used=set())
         assert taken < chosen["control"] < base + 10
         assert after == chosen["control"] + 1
         used = set(range(taken + 1, base + 10))
-        chosen, _ = ports.choose(ProcessKind.SCALING, ADDRESS, base, 10, start=after, used=used)
+        chosen, _ = machine.choose_ports(ProcessKind.SCALING, ADDRESS, base, 10, start=after, used=used)
         assert chosen == {"control": base}
         with pytest.raises(PortTaken):
-            ports.choose(ProcessKind.MONITOR, ADDRESS, base, 10, start=0, used=used)
-    assert ports.is_free(ADDRESS, taken)
+            machine.choose_ports(ProcessKind.MONITOR, ADDRESS, base, 10, start=0, used=used)
+    assert machine.is_free(ADDRESS, taken)
 
 
-def test_last_words_tell_the_last_error_of_that_process(tmp_path: Path) -> None:
+def test_an_exit_reason_tells_the_last_error_of_that_process(tmp_path: Path) -> None:
     file = tmp_path / "x.log"
     records = [
         {"level": "error", "pid": 7, "message": "process ends with an error", "error": "PortTaken", "reason": "can't bind x:1"},
@@ -137,9 +137,9 @@ def test_last_words_tell_the_last_error_of_that_process(tmp_path: Path) -> None:
         {"level": "error", "pid": 8, "message": "another life"},
     ]
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert epitaph(1, 7, file) == "exit code 1: process ends with an error: PortTaken: can't bind x:1"
-    assert epitaph(-9, 9, file) == "killed by SIGKILL"
-    assert epitaph(0, 7, file) == "exit code 0"
+    assert exit_reason(1, 7, file) == "exit code 1: process ends with an error: PortTaken: can't bind x:1"
+    assert exit_reason(-9, 9, file) == "killed by SIGKILL"
+    assert exit_reason(0, 7, file) == "exit code 0"
     file.write_text("Fatal Python error: Segmentation fault\n")
-    assert epitaph(-11, 7, file) == "killed by SIGSEGV: Fatal Python error: Segmentation fault"
-    assert epitaph(None, 7, tmp_path / "none") == "ended (nobody saw how)"
+    assert exit_reason(-11, 7, file) == "killed by SIGSEGV: Fatal Python error: Segmentation fault"
+    assert exit_reason(None, 7, tmp_path / "none") == "ended (nobody saw how)"

@@ -78,7 +78,7 @@ DYNAMIC_IMPORTS = {
     "roq/shuffle/service.py": "a folder needs none of a cluster's network code",
     "roq/shuffle/node/splitter.py": "a store without pyarrow serves logs all the same; who cuts needs it",
     "roq/tools/simulation/run.py": "clusters and work queues are simulated without pyarrow",
-    "hcm/template.py": "which programs it can become is told by its HCM: a test's are others",
+    "hcm/fork_server.py": "which programs it can become is told by its HCM: a test's are others",
 }
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -178,7 +178,7 @@ EVENTS = st.sampled_from(
 
 @given(st.lists(EVENTS, max_size=60))
 def test_any_history_keeps_the_invariants(history: list[str]) -> None:
-    """A world that answers instructions as the template and the kernel would: never two processes at a time."""
+    """A world that answers instructions as the fork server and the kernel would: never two processes at a time."""
     child, now, pid, alive, ordered, due, beat = Child("x"), 0.0, 0, False, False, 0.0, 0.0
     for step in history:
         event: sup.Event | None = None

@@ -61,7 +61,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def queue_pids(view: ClusterView, queue: str) -> Pids:
-    """Processes of one queue on this machine's hosts, and these hosts' HCMs with their templates."""
+    """Processes of one queue on this machine's hosts, and these hosts' HCMs with their fork servers."""
     pids: Pids = {kind: set() for kind in (*map(str, KINDS), "hcm")}
     for host in view.hosts:
         if host.report is None or not _is_here(host.address):
@@ -83,7 +83,7 @@ def _is_here(address: str) -> bool:
 
 
 def _hcm_of(pid: int) -> set[int]:
-    """The template the process was forked from and the HCM above it; empty once the HCM has been restarted."""
+    """The fork server the process was forked from and the HCM above it; empty once the HCM has been restarted."""
     try:
         return {parent.pid for parent in psutil.Process(pid).parents() if _names(parent, ("roq-hcm", "hcm"))}
     except psutil.Error:

@@ -1,7 +1,8 @@
 """Resources over time: what a leak looks like, and what it does not. Pure.
 
 Memory is *anonymous* memory (heap and stacks, as /proc/<pid>/smaps_rollup tells it): every leak of a program shows there, and
-unlike private memory or PSS it does not jump when a sibling of the same template ends and shared pages become somebody's own.
+unlike private memory or PSS it does not jump when a sibling of the same fork server ends and shared pages become
+somebody's own.
 
 A process is judged from `warm_up` seconds after it was first seen, and only if it was then watched for as long again. That time
 is cut into WINDOWS equal pieces; the median of each stands for it, so that what a fault heaps up for some seconds is no leak.

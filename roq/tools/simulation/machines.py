@@ -34,7 +34,7 @@ from roq.tools.simulation.network import Network
 from roq.wire.assignment import ProcessKind
 from roq.wire.child import ChildSpec
 
-FORK_SECONDS, TEMPLATE_SECONDS, DATAGRAM_SECONDS = 0.004, 0.05, 0.0003
+FORK_SECONDS, FORK_SERVER_SECONDS, DATAGRAM_SECONDS = 0.004, 0.05, 0.0003
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PROGRAMS: dict[ProcessKind, Callable[[ChildSpec, asyncio.Event], Awaitable[None]]] = {
     ProcessKind.MONITOR: roq.pubsub.monitor.process.serve,
@@ -183,8 +183,8 @@ class SimulatedChildren:
         self._machine.children = self
 
     async def start(self) -> None:
-        """The template comes up."""
-        await asyncio.sleep(TEMPLATE_SECONDS)
+        """The fork server comes up."""
+        await asyncio.sleep(FORK_SERVER_SECONDS)
 
     def fork(self, spec: ChildSpec) -> None:
         """Forked or ForkFailed follows."""

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
-import hcm.ports
+import hcm.machine
 import roq
 import roq.shuffle.blocks  # followers import it when they need it
 import roq.shuffle.cluster
@@ -30,13 +30,13 @@ from roq.wire.shuffle import CountRows, Counts, Reply
 ADDRESS = f"roq://{ZOOKEEPER}"
 LOOK_SECONDS, ASK_SECONDS = 1.0, 5.0
 RUN_ROWS, BLOCK_ROWS = 60, 12  # few enough for several runs and blocks
-ROLES = {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control", "shuffle")}
+ROLES = {**hcm.machine.ROLES, ProcessKind.STORE: ("clients", "control", "shuffle")}
 
 
 def replacements(loop: SimulatedLoop) -> list[tuple[Any, str, Any]]:
     """Below writers and readers, beside surroundings.py: (owner, name, what stands in its place)."""
     return [
-        (hcm.ports, "ROLES", ROLES),
+        (hcm.machine, "ROLES", ROLES),
         (roq.shuffle.blocks, "BLOCK_ROWS", BLOCK_ROWS),
         (roq.shuffle.writer, "RUN_ROWS_MAX", RUN_ROWS),
         (roq.shuffle.cluster, "StopEvent", SimulatedStopEvent),

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import hcm.host
-import hcm.ports
+import hcm.machine
 import hcm.process
 import roq.coordination.session
 import roq.log.store.blobs
@@ -118,7 +118,7 @@ def _table(
         (roq.pubsub.exchange.process, "resident_bytes", lambda: 1 << 25),
         (hcm.host, "Children", machines.SimulatedChildren),
         (hcm.host, "start_time", machines.start_time),
-        (hcm.ports, "is_free", network.is_free),
+        (hcm.machine, "is_free", network.is_free),
         (hcm.process, "HostStats", _HostStats),
         (hcm.process, "disk_free_bytes", lambda path: 1 << 40),
         (hcm.process.HostManager, "_say_ready", lambda manager: None),
@@ -144,7 +144,7 @@ def _below_work_queues(
         *_below_followers(loop),
         (roq.log.store.identity, "BOOT_ID", files),
         *Forks(loop, seed, lambda: machines.SimulatedChildren.machines).replacements(),
-        (hcm.ports, "ROLES", {**hcm.ports.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles
+        (hcm.machine, "ROLES", {**hcm.machine.ROLES, ProcessKind.STORE: ("clients", "control")}),  # no part in shuffles
         (roq.runtime.blocking_connection, "socket", Sockets(network).module()),
         (roq.runtime.blocking_connection, "select", SELECT),
         (roq.runtime.blocking_connection, "StopEvent", SimulatedStopEvent),

@@ -23,7 +23,7 @@ def test_what_a_host_and_the_gcm_load_is_free_of_it() -> None:
 
 
 def test_such_a_host_has_no_port_for_shuffles() -> None:
-    program = "from hcm.ports import ROLES; from roq.wire.assignment import ProcessKind; print(ROLES[ProcessKind.STORE])"
+    program = "from hcm.machine import ROLES; from roq.wire.assignment import ProcessKind; print(ROLES[ProcessKind.STORE])"
     assert run(WITHOUT + program) == "('clients', 'control')"
     assert run(program) == "('clients', 'control', 'shuffle')"
 

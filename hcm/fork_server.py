@@ -1,11 +1,11 @@
-"""The fork server: imports everything the children need once, then forks a child per order. Run as `python -m hcm.template`.
+"""The fork server: imports everything the children need once, then forks a child per order. Run as `python -m hcm.fork_server`.
 
 It has one thread, no event loop and no ZeroMQ context, so a fork copies a quiet process; the objects of all imported
 modules are frozen out of garbage collection, so children share their pages. It speaks msgpack over a SOCK_SEQPACKET
-socket: ChildSpec in; Hello, Forked, NotForked and Died out. When that socket closes (the HCM is gone) it ends, and its
-children run on.
+socket: ChildSpec in; ForkServerReady, ForkDone, NotForked and Died out. When that socket closes (the HCM is gone) it ends, and
+its children run on.
 
-    python -m hcm.template <descriptor> <module with PROGRAMS>
+    python -m hcm.fork_server <descriptor> <module with PROGRAMS>
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ OUT_OF_MEMORY_SCORE = Path("/proc/self/oom_score_adj")
 EXIT_DEFECT = 70  # a child's main raised something that is no RoqError (EX_SOFTWARE)
 
 
-class TemplateReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ForkServerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Everything is imported; orders are taken."""
 
     pid: int
 
 
-class ForkAnswer(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ForkDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The process exists."""
 
     name: str
@@ -65,7 +65,7 @@ class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
     code: int
 
 
-Report = TemplateReady | ForkAnswer | NotForked | Died
+Report = ForkServerReady | ForkDone | NotForked | Died
 Programs = Mapping[ProcessKind, Callable[[ChildSpec], int]]
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def serve(link: socket.socket) -> ChildSpec | None:
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler must exist for the wake-up descriptor to work
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    _say(link, TemplateReady(os.getpid()))
+    _say(link, ForkServerReady(os.getpid()))
     poller = select.poll()
     poller.register(link, select.POLLIN)
     poller.register(woken, select.POLLIN)
@@ -108,7 +108,7 @@ def _fork(link: socket.socket, name: str) -> bool:
         return False
     if pid == 0:
         return True
-    _say(link, ForkAnswer(name, pid))
+    _say(link, ForkDone(name, pid))
     return False
 
 
@@ -172,9 +172,9 @@ def _stand_back() -> None:
 
 
 def main() -> None:
-    """Entry of `python -m hcm.template`; also where every child's life ends."""
+    """Entry of `python -m hcm.fork_server`; also where every child's life ends."""
     link = socket.socket(fileno=int(sys.argv[1]))
-    set_process_name("roq-template")
+    set_process_name("roq-fork-server")
     _stand_back()
     programs: Programs = importlib.import_module(sys.argv[2]).PROGRAMS
     gc.collect()

@@ -1,10 +1,14 @@
-"""Which ports a process gets: by role, chosen once by test-binding, then fixed."""
+"""What this machine has to give: ports (which roles a process needs; chosen once by test-binding, then fixed), and how loaded
+its processor, memory and disk are."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
 
 from roq.errors import PortTaken
 from roq.wire.assignment import ProcessKind
@@ -17,6 +21,7 @@ ROLES: dict[ProcessKind, tuple[str, ...]] = {
     ProcessKind.STORE: ("clients", "control", *(("shuffle",) if all(map(find_spec, SHUFFLE)) else ())),
     ProcessKind.MASTER: ("clients", "control"),
 }
+NOTICEABLE = 0.05  # a change of load by less is not worth a ZooKeeper write
 
 
 def is_free(address: str, port: int) -> bool:
@@ -42,7 +47,7 @@ def lacking(kind: ProcessKind, ports: dict[str, int]) -> tuple[str, ...]:
     return tuple(role for role in ROLES[kind] if role not in ports)
 
 
-def choose(
+def choose_ports(
     kind: ProcessKind, address: str, base: int, count: int, start: int, used: set[int], wanted: Sequence[str] = ()
 ) -> tuple[dict[str, int], int]:
     """(port by role, where to go on next time): free ports of base … base + count - 1 from `start` on, none of `used`.
@@ -61,3 +66,32 @@ def choose(
             if len(ports) == len(roles):
                 return ports, base + (first + step + 1) % count
     raise PortTaken(f"no free ports for a {kind} on {address} between {base} and {base + count - 1}")
+
+
+class HostStats:
+    """Asked about once a second; the processor fraction is the average since the call before."""
+
+    def __init__(self) -> None:
+        psutil.cpu_percent(None)  # the first call only starts the interval
+
+    def sample(self) -> tuple[float, float]:
+        """(processor fraction, memory fraction)."""
+        return psutil.cpu_percent(None) / 100, psutil.virtual_memory().percent / 100
+
+
+def memory_bytes() -> int:
+    """Memory this host has."""
+    return int(psutil.virtual_memory().total)
+
+
+def disk_free_bytes(directory: Path) -> int:
+    """Room on the file system of `directory`, -1 if it does not tell."""
+    try:
+        return int(psutil.disk_usage(str(directory)).free)
+    except OSError:
+        return -1
+
+
+def noticeably_different(left: tuple[float, float], right: tuple[float, float]) -> bool:
+    """Is either fraction off by NOTICEABLE?"""
+    return any(abs(a - b) >= NOTICEABLE for a, b in zip(left, right, strict=True))

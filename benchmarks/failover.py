@@ -13,7 +13,7 @@ from statistics import median
 import msgspec
 
 from benchmarks.failover_rig import ANSWER_SECONDS, LOOK_SECONDS, QUEUE, SESSION_SECONDS, Rig, rig, until
-from roq.coordination.leader import read_leader
+from roq.coordination.locate import read_leader
 from roq.errors import RoqError
 from roq.runtime.rpc import RpcClient
 from roq.wire import monitor as wire

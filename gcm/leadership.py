@@ -18,9 +18,9 @@ from gcm.cluster import ClusterState
 from gcm.shuffle_leader import ShuffleLeader
 from gcm.term import LeaderTerm
 from roq.coordination import paths
-from roq.coordination.latch import LeaderLatch
-from roq.coordination.multi import CreateEphemeral, Delete, Fence, Op, fenced, take_epoch
-from roq.coordination.session import Node, Session
+from roq.coordination.election import Fence, LeaderLatch, fenced, take_epoch
+from roq.coordination.link import CreateEphemeral, Delete, Node, Op
+from roq.coordination.session import Session
 from roq.errors import NotLeader, RoqError, StaleEpoch
 from roq.runtime.backoff import delays
 from roq.runtime.observe import Counters, logger

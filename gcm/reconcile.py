@@ -15,7 +15,7 @@ import msgspec
 from gcm.cluster import ClusterState, Host, Record, monitor_address
 from gcm.placement import takes_monitor
 from roq.coordination import paths
-from roq.coordination.multi import Create, Delete, Op, SetData
+from roq.coordination.link import Create, Delete, Op, SetData
 from roq.coordination.paths import TransactionKind
 from roq.wire.assignment import STORES, MonitorAddress, MonitorRole, ProcessKind, ProcessSpec, QueueRecord, to_json
 from roq.wire.work_queue import WorkQueueRecord

@@ -17,8 +17,7 @@ import msgspec
 
 from gcm.term import LeaderTerm
 from roq.coordination import paths
-from roq.coordination.errors import NoNode
-from roq.coordination.multi import Create, Delete, SetData
+from roq.coordination.link import Create, Delete, NoNode, SetData
 from roq.coordination.session import Session
 from roq.errors import DataLost, FrameError
 from roq.runtime.observe import logger

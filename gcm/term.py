@@ -18,8 +18,8 @@ from gcm.cluster import ClusterState
 from gcm.reconcile import assign, assign_all, changed_hosts, changes, stamp
 from gcm.watcher import ClusterWatcher, read_snapshot
 from roq.coordination import paths
-from roq.coordination.errors import NoNode
-from roq.coordination.multi import Create, Delete, Fence, Op, SetData, fenced
+from roq.coordination.election import Fence, fenced
+from roq.coordination.link import Create, Delete, NoNode, Op, SetData
 from roq.coordination.session import Session
 from roq.errors import CallError, HostFull, NotLeader, RoqError
 from roq.runtime.observe import Counters, logger

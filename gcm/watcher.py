@@ -18,8 +18,9 @@ import msgspec
 from gcm.cluster import ClientTransaction, ClusterState, Host, HostRecovery, HostRegistration
 from gcm.reconcile import changed_hosts
 from roq.coordination import paths
+from roq.coordination.link import Node
 from roq.coordination.registration import parse_instance
-from roq.coordination.session import Node, Session, Watch
+from roq.coordination.session import Session, Watch
 from roq.errors import FrameError, NotLeader, RoqError
 from roq.runtime.observe import logger
 from roq.runtime.run import Tasks

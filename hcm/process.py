@@ -25,9 +25,7 @@ from hcm.local_state import StateDirectory
 from hcm.machine import HostStats, disk_free_bytes, memory_bytes, noticeably_different
 from roq.config import HcmConfig
 from roq.coordination import paths
-from roq.coordination.address import parse_address
-from roq.coordination.errors import NodeExists, NoNode
-from roq.coordination.operations import ANY_VERSION, Node
+from roq.coordination.link import ANY_VERSION, Node, NodeExists, NoNode, parse_address
 from roq.coordination.registration import SERVICE_NAME, Registration, ServiceInstance
 from roq.coordination.session import Session, SessionState
 from roq.errors import CallError, FrameError, HostConflict, RoqError, StaleEpoch, ZooKeeperUnavailable

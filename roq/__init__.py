@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 # Loaded when asked for: a worker of a folder's queue needs no ZooKeeper client, a daemon no publisher. Types: __init__.pyi.
 _HOMES = {
     "client.cluster": ("Cluster", "connect"),
-    "client.topology": ("Change", "TopologyEvent"),
+    "client.broadcasts": ("Change", "TopologyEvent"),
     "errors": ("LeaseLost", "MessagesLost", "RoqError", "SlowSubscriber"),
     "pubsub.publisher": ("Publisher", "PublisherHealth"),
     "pubsub.subscriber": ("Subscriber",),

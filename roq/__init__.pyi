@@ -1,6 +1,6 @@
 from roq import blocking as blocking
+from roq.client.broadcasts import Change, TopologyEvent
 from roq.client.cluster import Cluster, connect
-from roq.client.topology import Change, TopologyEvent
 from roq.errors import LeaseLost, MessagesLost, RoqError, SlowSubscriber
 from roq.pubsub.publisher import Publisher, PublisherHealth
 from roq.pubsub.subscriber import Subscriber

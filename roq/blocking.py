@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roq.client import cluster as asynchronous
+from roq.client.broadcasts import TopologyEvent
 from roq.client.cluster import ADMIN_SECONDS
-from roq.client.topology import TopologyEvent
 from roq.coordination.locate import ZOOKEEPER_SECONDS
 from roq.errors import Closed, MessagesLost, RoqError
 from roq.pubsub.publisher import Publisher as AsyncPublisher

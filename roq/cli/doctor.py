@@ -25,7 +25,7 @@ from roq.cli.doctor_cluster import check_cluster
 from roq.cli.finding import Finding, Severity, good, warning, wrong
 from roq.cli.local import COMMAND, named
 from roq.cli.output import console, print_json
-from roq.coordination.address import parse_address
+from roq.coordination.link import parse_address
 from roq.errors import InvalidConfiguration, RoqError
 from roq.runtime.sockets import zeromq_versions
 from roq.tools.local import starter

@@ -17,9 +17,8 @@ import msgspec
 from roq.cli.finding import Finding, good, warning, wrong
 from roq.client.cluster import Cluster, connect
 from roq.client.overview import MONITOR_SECONDS, NOT_ASKED, Overview, read_overview
-from roq.coordination.address import parse_address
-from roq.coordination.leader import read_election, read_leader
-from roq.coordination.locate import GcmClient
+from roq.coordination.link import parse_address
+from roq.coordination.locate import GcmClient, read_election, read_leader
 from roq.errors import ClusterNotFound, DataLost, InvalidConfiguration, RoqError, Unavailable
 from roq.runtime.installation import SOURCE, installed_version
 from roq.runtime.rpc import OnDisconnect, RpcClient

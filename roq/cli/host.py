@@ -26,7 +26,7 @@ from roq.cli.output import console, print_found, print_json, say, table
 from roq.cli.status import host_table
 from roq.client.cluster import Cluster
 from roq.client.overview import host_rows
-from roq.coordination.address import parse_address
+from roq.coordination.link import parse_address
 from roq.errors import (
     CallError,
     DeadlineExceeded,

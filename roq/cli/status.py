@@ -16,9 +16,9 @@ from rich.text import Text
 
 from roq.cli.address import ClusterOption, JsonOption, with_cluster
 from roq.cli.output import console, percent, print_found, print_json, rate, seconds, size, table, visible
+from roq.client.broadcasts import TopologyChange, TopologyEvent
 from roq.client.cluster import Cluster
 from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow, read_overview
-from roq.client.topology import TopologyChange, TopologyEvent
 from roq.errors import TemporaryError
 
 FOR_EVER = 0

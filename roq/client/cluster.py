@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from roq.client.kpis import kpi_stream
-from roq.client.topology import TopologyEvent, topology_events
+from roq.client.broadcasts import TopologyEvent, kpi_stream, topology_events
 from roq.coordination.locate import ZOOKEEPER_SECONDS, GcmClient
 from roq.errors import InvalidConfiguration, MessagesLost, NotReady, QueueStopped
 from roq.ids import check_name, new_token

@@ -21,10 +21,24 @@ from kazoo.handlers.threading import SequentialThreadingHandler  # type: ignore[
 from kazoo.protocol.connection import ConnectionHandler  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
 
-from roq.coordination.address import ZooKeeperAddress
-from roq.coordination.errors import CoordinationError, NodeExists, NodeNotEmpty, NoNode, VersionConflict
-from roq.coordination.link import LinkState, Watcher, full_path
-from roq.coordination.operations import Check, Create, CreateEphemeral, Delete, Node, Op, SetData
+from roq.coordination.link import (
+    Check,
+    CoordinationError,
+    Create,
+    CreateEphemeral,
+    Delete,
+    LinkState,
+    Node,
+    NodeExists,
+    NodeNotEmpty,
+    NoNode,
+    Op,
+    SetData,
+    VersionConflict,
+    Watcher,
+    ZooKeeperAddress,
+    full_path,
+)
 from roq.errors import ZooKeeperUnavailable
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,5 @@
-"""Finding and asking the leading GCM. Clients know ZooKeeper's addresses only and keep no session there.
+"""Finding and asking the leading GCM. Clients know ZooKeeper's addresses only and keep no session there: one short session, one
+read, nothing kept.
 
 Every request is retried with the same body (and so the same transaction id) until its deadline: after NotLeader at the
 leader it names, after silence at the leader ZooKeeper names.
@@ -8,23 +9,78 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
 
-from roq.coordination.leader import read_leader
-from roq.errors import Closed, DeadlineExceeded, NotLeader, RoqError, StaleEpoch, Unavailable, ZooKeeperUnavailable
+from roq.coordination import paths
+from roq.coordination.election import participants
+from roq.coordination.session import SESSION_SECONDS, Session
+from roq.errors import (
+    Closed,
+    ClusterNotFound,
+    DeadlineExceeded,
+    FrameError,
+    NotLeader,
+    RoqError,
+    StaleEpoch,
+    Unavailable,
+    ZooKeeperUnavailable,
+)
 from roq.runtime.backoff import delays
 from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.wire import gcm as wire
+from roq.wire.assignment import from_json
 
 T = TypeVar("T", bound=msgspec.Struct)
+V = TypeVar("V")
 TRY_SECONDS = 3.0  # one try; the whole request has its own deadline
 LOOK_UP_SECONDS = 2.0  # one look at ZooKeeper
 RETRY_SECONDS_MAX = 0.25  # between two tries
 ZOOKEEPER_SECONDS = (
     5.0  # a ZooKeeper that has never answered: longer than its restart, shorter than people wait for a wrong address
 )
+
+
+async def read_leader(zookeeper: str, timeout_seconds: float = 5.0) -> wire.LeaderAddress:
+    """The leading GCM's address. `zookeeper`: "zk1:2181,zk2:2181[/chroot]".
+
+    Raises InvalidConfiguration, ZooKeeperUnavailable, ClusterNotFound (no such chroot), Unavailable (no leader just now).
+    """
+    return await _with_session(zookeeper, timeout_seconds, _read)
+
+
+async def read_election(zookeeper: str, timeout_seconds: float = 5.0) -> list[str]:
+    """What the participants of the election call themselves, the leader first: GCMs, and whoever else takes part.
+
+    Raises InvalidConfiguration, ZooKeeperUnavailable.
+    """
+    return await _with_session(zookeeper, timeout_seconds, lambda session: participants(session, paths.LATCH))
+
+
+async def _with_session(zookeeper: str, timeout_seconds: float, work: Callable[[Session], Awaitable[V]]) -> V:
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            session = await Session.connect(zookeeper, SESSION_SECONDS, connect_seconds=timeout_seconds)
+            try:
+                return await work(session)
+            finally:
+                await session.close()
+    except TimeoutError:
+        raise ZooKeeperUnavailable(f"no ZooKeeper answered at {zookeeper} within {timeout_seconds:.1f} s") from None
+
+
+async def _read(session: Session) -> wire.LeaderAddress:
+    node = await session.get(paths.LEADER)
+    if node is None:
+        if await session.get("") is None:
+            raise ClusterNotFound(f"no RoQ cluster at ZooKeeper {session.address}")
+        raise Unavailable("no Global Configuration Manager leads just now")
+    try:
+        return from_json(node.data, wire.LeaderAddress)
+    except FrameError as error:
+        raise Unavailable(f"gcm/leader: {error}") from error
 
 
 class GcmClient:

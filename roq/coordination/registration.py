@@ -13,10 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from roq.coordination.errors import CoordinationError, NodeExists, NoNode, VersionConflict
-from roq.coordination.operations import CreateEphemeral, Delete, Node
-from roq.coordination.session import Session
-from roq.coordination.watch import Watch
+from roq.coordination.link import CoordinationError, CreateEphemeral, Delete, Node, NodeExists, NoNode, VersionConflict
+from roq.coordination.session import Session, Watch
 from roq.errors import Closed, FrameError, HostConflict, ZooKeeperUnavailable
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger

@@ -23,10 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from roq.config import CoordinatorConfig
 from roq.coordinator.changes import TreeTransaction, encode
 from roq.coordinator.connection import Connection
-from roq.coordinator.expiry import Expiry, negotiated
 from roq.coordinator.journal import TreeJournal
+from roq.coordinator.sessions import Expiry, Firing, negotiated
 from roq.coordinator.tree import Outcome
-from roq.coordinator.watches import Firing
 from roq.errors import FrameError, StorageFull
 from roq.runtime.connections import listen
 from roq.runtime.files import Disk

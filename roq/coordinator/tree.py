@@ -12,7 +12,7 @@ gaps only.
 
 Stat.cversion is counted in creates and derived: creates twice, less the children there are. The number of a sequential node is
 the count of creates alone. Not covered: ACLs other than "world: everything", quotas, containers, TTLs, lasting watches; when a
-session is over (expiry.py); bytes (roq/wire/jute.py, changes.py).
+session is over (sessions.py); bytes (roq/wire/jute.py, changes.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from roq.coordinator.changes import (
     TreeImage,
     TreeTransaction,
 )
-from roq.coordinator.watches import Firing, Watches, WatchKind
+from roq.coordinator.sessions import Firing, Watches, WatchKind
 from roq.errors import StorageFailed
 from roq.wire.zookeeper import (
     OPEN_ACL,

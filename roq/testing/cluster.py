@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from roq.client.cluster import Cluster, connect
-from roq.coordination.leader import read_leader
+from roq.coordination.locate import read_leader
 from roq.errors import CallError, DeadlineExceeded, HostNotFound, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gcm.crash import VARIABLE
 from roq.coordination import paths
-from roq.coordination.latch import participants
+from roq.coordination.election import participants
 from roq.coordination.session import Session
 from roq.testing import DockerCluster
 

@@ -12,9 +12,10 @@ import msgspec
 from gcm.process import GcmReady, serve
 from roq.config import GcmConfig
 from roq.coordination import paths
-from roq.coordination.leader import read_leader
+from roq.coordination.link import Node
+from roq.coordination.locate import read_leader
 from roq.coordination.registration import Registration, ServiceInstance
-from roq.coordination.session import Node, Session
+from roq.coordination.session import Session
 from roq.errors import (
     HostFull,
     NoHosts,

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from roq.coordination import paths
-from roq.coordination.operations import ANY_VERSION, Node
+from roq.coordination.link import ANY_VERSION, Node
 from roq.coordination.session import Session
 from roq.runtime.rpc import RpcClient
 from roq.runtime.shutdown import ask

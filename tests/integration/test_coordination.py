@@ -14,19 +14,23 @@ import msgspec
 import pytest
 
 from roq.coordination import paths
-from roq.coordination.leader import read_leader
-from roq.coordination.multi import Fence, fenced, take_epoch
-from roq.coordination.operations import ANY_VERSION, Check, Create, CreateEphemeral, Delete, Node, Op, SetData
-from roq.coordination.session import (
-    CALLS_IN_FLIGHT,
-    DATA_BYTES_MAX,
+from roq.coordination.election import Fence, fenced, take_epoch
+from roq.coordination.link import (
+    ANY_VERSION,
+    Check,
+    Create,
+    CreateEphemeral,
+    Delete,
+    Node,
     NodeExists,
     NodeNotEmpty,
     NoNode,
-    Session,
-    SessionState,
+    Op,
+    SetData,
     VersionConflict,
 )
+from roq.coordination.locate import read_leader
+from roq.coordination.session import CALLS_IN_FLIGHT, DATA_BYTES_MAX, Session, SessionState
 from roq.errors import CallError, Closed, ClusterNotFound, StaleEpoch, Unavailable, ZooKeeperUnavailable
 from roq.wire.gcm import LeaderAddress
 from tests.integration.faults import Connect, roq_threads

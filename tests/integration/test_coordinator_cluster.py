@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import roq
-from roq.coordination.leader import read_leader
+from roq.coordination.locate import read_leader
 from roq.errors import TemporaryError
 from roq.tools.local.cluster import LocalCluster
 from tests.integration.coordinator_rig import RunningCoordinator

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from roq.coordination import paths
-from roq.coordination.latch import LeaderLatch, participants
-from roq.coordination.operations import ANY_VERSION, Delete
+from roq.coordination.election import LeaderLatch, participants
+from roq.coordination.link import ANY_VERSION, Delete
 from roq.coordination.registration import Registration, ServiceInstance, parse_instance
 from roq.coordination.session import Session, SessionState
 from roq.errors import Closed, HostConflict, ZooKeeperUnavailable

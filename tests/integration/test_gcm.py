@@ -13,7 +13,7 @@ import zmq
 
 from gcm.transactions import exchange_id
 from roq.coordination import paths
-from roq.coordination.leader import read_leader
+from roq.coordination.locate import read_leader
 from roq.errors import (
     FrameError,
     HostFull,

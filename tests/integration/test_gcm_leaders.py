@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from roq.coordination import paths
-from roq.coordination.leader import read_leader
-from roq.coordination.multi import take_epoch
+from roq.coordination.election import take_epoch
+from roq.coordination.locate import read_leader
 from roq.errors import (
     NotLeader,
     TemporaryError,

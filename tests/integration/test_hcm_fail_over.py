@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from roq.coordination import paths
-from roq.coordination.operations import Node
+from roq.coordination.link import Node
 from roq.coordination.session import Session
 from roq.tools.local import leftovers
 from roq.wire.assignment import MonitorAddress, MonitorRole, ProcessKind, ProcessSpec, ProcessState

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from roq.coordination import paths
-from roq.coordination.operations import Node
+from roq.coordination.link import Node
 from roq.coordination.session import Session
 from roq.wire.assignment import HostReport, ProcessKind, ProcessSpec, ProcessState, from_json
 from tests.integration.hcm_rig import HOST, WAIT_SECONDS, Report, Rig, queue

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from roq.coordination import paths
+from roq.coordination.link import Node
 from roq.coordination.locate import GcmClient
-from roq.coordination.session import Node, Session
+from roq.coordination.session import Session
 from roq.tools.local.cluster import JAVA, LocalCluster
 from roq.wire import gcm as wire
 from roq.wire.assignment import (

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 import roq
-from roq.coordination.leader import read_leader
+from roq.coordination.locate import read_leader
 from roq.runtime import sockets
 from roq.runtime.shutdown import ask
 from roq.wire import frame as frames

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from roq.coordination.operations import ANY_VERSION, Node
+from roq.coordination.link import ANY_VERSION, Node
 from roq.coordination.session import Session, SessionState
 from roq.errors import PortTaken, ProcessFailed, ZooKeeperUnavailable
 from roq.tools.local.zookeeper import LocalCoordinator, LocalZooKeeper

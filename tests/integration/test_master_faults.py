@@ -19,7 +19,7 @@ import pytest
 import roq
 from roq import blocking
 from roq.coordination import paths
-from roq.coordination.operations import Node
+from roq.coordination.link import Node
 from roq.coordination.session import Session
 from roq.errors import (
     NotLeader,

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from roq.coordination.kazoo_link import KazooLink
-from roq.coordination.operations import ANY_VERSION, Node
+from roq.coordination.link import ANY_VERSION, Node
 from roq.coordination.session import Session, SessionState
 from roq.errors import ZooKeeperUnavailable
 from tests.integration.faults import Connect, Expire, Seen, Wire, roq_threads

@@ -15,7 +15,7 @@ from gcm.shuffle_driver import Driver, DriverContext
 from gcm.shuffle_store import ShuffleStore
 from gcm.term import LeaderTerm
 from roq.coordination import paths
-from roq.coordination.multi import take_epoch
+from roq.coordination.election import take_epoch
 from roq.coordination.session import Session
 from roq.errors import RoqError, ShuffleNotFound
 from roq.runtime.observe import Counters

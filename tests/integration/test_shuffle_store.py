@@ -11,7 +11,8 @@ import pytest
 from gcm.shuffle_store import CHUNK_BYTES, ShuffleStore, read_all
 from gcm.term import LeaderTerm
 from roq.coordination import paths
-from roq.coordination.multi import Op, take_epoch
+from roq.coordination.election import take_epoch
+from roq.coordination.link import Op
 from roq.coordination.session import Session
 from roq.errors import CallError, NotLeader
 from roq.runtime.observe import Counters

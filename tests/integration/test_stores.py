@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from roq.coordination import paths
-from roq.coordination.operations import Check
+from roq.coordination.link import Check
 from roq.coordination.session import Session
 from roq.errors import CallError, DataLost, LogFenced, LogTrimmed, LogUnavailable, NoHosts, StorageFull
 from roq.log.replicated.chain import Chain

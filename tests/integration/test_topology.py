@@ -17,7 +17,7 @@ import pytest
 
 import roq
 from roq import blocking
-from roq.client.topology import topology_events
+from roq.client.broadcasts import topology_events
 from roq.coordination.locate import GcmClient
 from roq.errors import Closed
 from roq.tools.local.cluster import JAVA, LocalCluster

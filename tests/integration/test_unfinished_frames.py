@@ -19,7 +19,7 @@ import pytest
 
 import roq
 from roq import blocking
-from roq.coordination.leader import read_leader
+from roq.coordination.locate import read_leader
 from roq.runtime.shutdown import ask
 from roq.tools.chaos.watch import read
 from roq.wire import process as process_wire

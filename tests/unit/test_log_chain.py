@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from roq.coordination import paths
-from roq.coordination.errors import VersionConflict
-from roq.coordination.operations import Node
+from roq.coordination.link import Node, VersionConflict
 from roq.coordination.session import Session
 from roq.errors import LogFenced, ZooKeeperUnavailable
 from roq.log.replicated import metadata

@@ -12,7 +12,7 @@ from gcm import transactions
 from gcm.cluster import ClusterState, Host, HostRegistration, exchange_name, queue_info
 from gcm.placement import place, place_exchange
 from gcm.reconcile import assign, assign_all, changes, stamp
-from roq.coordination.multi import Create, Delete, SetData
+from roq.coordination.link import Create, Delete, SetData
 from roq.errors import (
     ExchangeNotFound,
     HostFull,

@@ -13,7 +13,7 @@ from gcm import recovery, transactions
 from gcm.cluster import Action, ClientTransaction, ClusterState, Host, HostRegistration, exchange_name, queue_info
 from gcm.reconcile import assign, assign_all, changes, stamp
 from roq.coordination import paths
-from roq.coordination.multi import Create, Delete
+from roq.coordination.link import Create, Delete
 from roq.wire.assignment import (
     LEASE_UNKNOWN_SECONDS,
     FormerProcess,

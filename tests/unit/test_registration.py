@@ -7,8 +7,8 @@ import json
 import msgspec
 import pytest
 
-from roq.coordination.address import parse_address
-from roq.coordination.latch import order
+from roq.coordination.election import order
+from roq.coordination.link import parse_address
 from roq.coordination.registration import ServiceInstance, instance_json, parse_instance
 from roq.errors import FrameError, InvalidConfiguration
 from roq.wire.hcm import HostPayload

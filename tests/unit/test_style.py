@@ -44,10 +44,9 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
         "roq/runtime",
         # shells that read a socket made by roq.runtime.sockets: constants and zmq.Again
         "gcm/process",
-        "roq/client/kpis",
         "roq/pubsub/links",
         "roq/pubsub/subscriber",
-        "roq/client/topology",
+        "roq/client/broadcasts",
         "roq/pubsub/exchange/process",
         "roq/pubsub/monitor/process",
         "roq/pubsub/monitor/watch",

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from roq.cli.status import event_row
-from roq.client.topology import Change, Latest, TopologyEvent, changes
+from roq.client.broadcasts import Change, Latest, TopologyEvent, changes
 from roq.wire.assignment import QueueRecord, QueueSettings
 from roq.wire.gcm import ClusterView, HostInfo, QueueInfo, WorkQueueInfo
 from roq.wire.policy import Policy

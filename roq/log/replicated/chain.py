@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from roq.coordination import paths
-from roq.coordination.errors import NodeExists, NoNode, VersionConflict
-from roq.coordination.operations import Check, Create
+from roq.coordination.link import Check, Create, NodeExists, NoNode, VersionConflict
 from roq.coordination.session import Session, SessionState
 from roq.errors import LogFenced, ZooKeeperUnavailable
 from roq.ids import new_token

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from roq.coordination import paths
-from roq.coordination.operations import Node
+from roq.coordination.link import Node
 from roq.coordination.session import Session
 from roq.errors import DataLost, FrameError, LogTrimmed, LogUnavailable, RoqError
 from roq.log.replicated.health import Directory

@@ -15,9 +15,8 @@ from zlib import crc32
 import msgspec
 
 from roq.coordination import paths
-from roq.coordination.operations import Node
-from roq.coordination.session import Session
-from roq.coordination.watch import Watch
+from roq.coordination.link import Node
+from roq.coordination.session import Session, Watch
 from roq.errors import DataLost, FrameError, LogUnavailable, RoqError, StorageFailed, TaskNotFound
 from roq.log.replicated.health import Directory
 from roq.log.replicated.repair import Comparison, Holding, OpenPart

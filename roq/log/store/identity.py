@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from roq.coordination import paths
-from roq.coordination.errors import NodeExists, NoNode, VersionConflict
+from roq.coordination.link import NodeExists, NoNode, VersionConflict
 from roq.coordination.session import Session
 from roq.errors import InvalidConfiguration, StorageFailed, ZooKeeperUnavailable
 from roq.log.store.storage import SegmentStorage

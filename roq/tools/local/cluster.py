@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from roq.client.cluster import connect
-from roq.coordination.address import DEFAULT_CHROOT, parse_address
+from roq.coordination.link import DEFAULT_CHROOT, parse_address
 from roq.errors import CallError, DeadlineExceeded, HostNotFound, ProcessFailed, RoqError, TemporaryError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger

@@ -14,10 +14,24 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from roq.coordination.address import ZooKeeperAddress
-from roq.coordination.errors import CoordinationError, NodeExists, NodeNotEmpty, NoNode, VersionConflict
-from roq.coordination.link import LinkState, Watcher, full_path
-from roq.coordination.operations import Check, Create, CreateEphemeral, Delete, Node, Op, SetData
+from roq.coordination.link import (
+    Check,
+    CoordinationError,
+    Create,
+    CreateEphemeral,
+    Delete,
+    LinkState,
+    Node,
+    NodeExists,
+    NodeNotEmpty,
+    NoNode,
+    Op,
+    SetData,
+    VersionConflict,
+    Watcher,
+    ZooKeeperAddress,
+    full_path,
+)
 from roq.coordinator.tree import EPHEMERAL, SEQUENTIAL, Tree
 from roq.errors import ZooKeeperUnavailable
 from roq.tools.simulation.clocks import Wall

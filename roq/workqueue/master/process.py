@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from roq.coordination import paths
-from roq.coordination.operations import Check
+from roq.coordination.link import Check
 from roq.coordination.session import Session
 from roq.errors import (
     DataLost,

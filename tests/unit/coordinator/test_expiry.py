@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roq.coordinator.expiry import Expiry, negotiated
+from roq.coordinator.sessions import Expiry, negotiated
 
 TICK = 0.5
 

@@ -5,7 +5,9 @@
 Sorted by the text after the last "latch-"; the first leads; each other one watches only its predecessor. Before it claims
 leadership, a latch reads its own node and requires that its current session owns it (CURATOR-696). SUSPENDED ends leadership at
 once; the same session back and our node still first: it leads again, as a new term. LOST: new node.
-Safety never rests on the latch alone: see multi.py for the fence.
+
+Safety never rests on the latch alone. Every write of a GCM is fenced: it carries the version of `gcm/epoch` that its term began
+with (RELIABILITY §2.4). A GCM that has been replaced without knowing it can't change anything: ZooKeeper itself refuses.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from roq.coordination.errors import CoordinationError, NoNode
-from roq.coordination.operations import Node
-from roq.coordination.session import Session, SessionState
-from roq.coordination.watch import Watch
-from roq.errors import Closed, ZooKeeperUnavailable
+from roq.coordination import paths
+from roq.coordination.link import Check, CoordinationError, Node, NoNode, Op, VersionConflict
+from roq.coordination.session import Session, SessionState, Watch
+from roq.errors import Closed, StaleEpoch, ZooKeeperUnavailable
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 
@@ -238,3 +240,41 @@ class LeaderLatch:
     def _tell(self) -> None:
         told, self._told = self._told, asyncio.Event()
         told.set()
+
+
+# --- the fence --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fence:
+    """One term of a leading GCM. `epoch` goes into every order; `version` of `gcm/epoch` is checked by every write."""
+
+    epoch: int
+    version: int
+
+
+async def take_epoch(session: Session) -> Fence:
+    """Begin a new term: bump `gcm/epoch` (made if missing). Only the winner of the latch calls this, before it reads anything.
+
+    Raises VersionConflict if somebody else did so at the same moment, ZooKeeperUnavailable.
+    """
+    await session.ensure_path(paths.EPOCH)
+    node = await session.get(paths.EPOCH)
+    if node is None:
+        raise NoNode("gcm/epoch vanished", paths.EPOCH)
+    version = await session.set(paths.EPOCH, str(node.version + 1).encode(), node.version)
+    return Fence(epoch=version, version=version)
+
+
+async def fenced(session: Session, fence: Fence, *ops: Op) -> None:
+    """All of `ops` or none, and only while `fence` is the current leadership term.
+
+    Raises StaleEpoch (step down at once), VersionConflict, NodeExists, NoNode of the other operations, ZooKeeperUnavailable
+    (whether it took effect is unknown).
+    """
+    try:
+        await session.multi((Check(paths.EPOCH, fence.version), *ops))
+    except (VersionConflict, NoNode) as error:
+        if error.path == paths.EPOCH:
+            raise StaleEpoch(f"epoch {fence.epoch} is over") from error
+        raise

@@ -1,15 +1,16 @@
-"""The topology as it changes: hosts, queues, work queues, and where their processes are.
+"""What a cluster broadcasts: its topology as it changes (hosts, queues, work queues, where processes are), and queues' KPIs.
 
 The leading GCM broadcasts the whole cluster, soon after each change and every few seconds (roq/wire/gcm.py); what changed is
 found here, by comparing it with the one before. A broadcast may be missed, a reader may be slow: what happened in between is
-told then, as one step. Not covered: rates and health (overview.py, kpis.py).
+told then, as one step. Not covered: health (overview.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from enum import StrEnum
 from functools import partial
@@ -18,12 +19,13 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from roq.coordination.leader import read_leader
-from roq.coordination.locate import GcmClient
-from roq.errors import Closed, TemporaryError
+from roq.coordination.locate import GcmClient, read_leader
+from roq.errors import Closed, FrameError, TemporaryError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.sockets import Link, control_socket
+from roq.wire import kpi
+from roq.wire.assignment import MonitorAddress
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, GetCluster, LeaderAddress
 
@@ -31,6 +33,7 @@ K = TypeVar("K")
 SILENCE_SECONDS = 2.5  # without a broadcast, until it is asked whether another GCM leads; longer than between two broadcasts
 LOOK_SECONDS = 2.0  # one look at ZooKeeper
 VIEW_SECONDS = 5.0  # one question to the GCM
+RECORDS_KEPT = 60  # KPIs read ahead of a slow reader; older ones are dropped
 log = logger(__name__)
 
 
@@ -231,3 +234,33 @@ async def _leader(client: GcmClient) -> LeaderAddress:
 def _check_open(client: GcmClient) -> None:
     if client.closed:
         raise Closed("this cluster connection is closed")
+
+
+async def kpi_stream(address: MonitorAddress, queue: str) -> AsyncIterator[kpi.QueueKpi]:
+    """A queue's KPIs as they come, for ever."""
+    socket = control_socket(zmq.SUB)
+    socket.subscribe(queue.encode())
+    socket.connect(address.kpis_endpoint())
+    records: deque[kpi.QueueKpi] = deque(maxlen=RECORDS_KEPT)
+    arrived = asyncio.Event()
+    refusals = Refusals(log, Counters())
+
+    def take(parts: list[bytes]) -> None:
+        try:
+            record = kpi.decode(parts[-1])
+        except FrameError as error:
+            refusals.note("undecodable", error)
+            return
+        if record.queue == queue:
+            records.append(record)
+            arrived.set()
+
+    link = Link(socket, take)
+    try:
+        while True:
+            await arrived.wait()
+            arrived.clear()
+            while records:
+                yield records.popleft()
+    finally:
+        link.close()

@@ -224,4 +224,7 @@ class HostRepairer:
                 if isinstance(outcome, NotLeader):
                     raise outcome
                 if isinstance(outcome, BaseException):
-                    log.error("queue could not be recovered", extra={"fields": {"queue": queue, "reason": str(outcome)}})
+                    log.error(
+                        "queue was not recovered: trying again when hosts change",
+                        extra={"fields": {"queue": queue, "reason": str(outcome)}},
+                    )

@@ -112,7 +112,7 @@ class Leadership:
             await self._publish(fence)
             self._serving = Serving(term, finisher, shuffles)
             self._counters["terms"] += 1
-            log.info("leading", extra={"fields": {"epoch": fence.epoch, "queues": len(term.view.cluster.queues)}})
+            log.info("this GCM leads", extra={"fields": {"epoch": fence.epoch, "queues": len(term.view.cluster.queues)}})
             self._on_change(ClusterState(), term.view.cluster)
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
             reason = term.ended.result() if term.ended.done() else None
@@ -124,7 +124,7 @@ class Leadership:
             await term.end(reason)
             shuffles.close()
             await finisher.stop()
-            log.warning("not leading any more", extra={"fields": {"epoch": fence.epoch, "reason": str(reason or "")}})
+            log.warning("this GCM leads no longer", extra={"fields": {"epoch": fence.epoch, "reason": str(reason or "")}})
             await self._withdraw()
         return reason
 
@@ -150,7 +150,7 @@ class Leadership:
             if node is not None and node.owner == self._session.session_id:
                 await self._session.delete(paths.LEADER, node.version)
         except RoqError as error:  # it goes with the session
-            log.info("leader address could not be withdrawn", extra={"fields": {"reason": str(error)}})
+            log.info("leader address was not withdrawn: it ends with the session", extra={"fields": {"reason": str(error)}})
 
     def _leader_seen(self, node: Node | None) -> None:
         try:

@@ -145,7 +145,7 @@ class LeaderTerm:
                 change.done.set_exception(error)
                 continue
             except Exception as error:  # a defect that concerns this request only
-                log.exception("reconciliation failed")
+                log.exception("a request could not be decided: answering it with the error")
                 change.done.set_exception(RoqError(f"{type(error).__name__}: {error}"))
                 continue
             accepted.append(change)

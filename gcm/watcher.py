@@ -126,7 +126,10 @@ class ClusterWatcher:
             host = await read_host(self._session, name)
         except RoqError as error:
             self._watched.discard(name)  # the watch tells its name again
-            log.warning("registration of a new host is unreadable", extra={"fields": {"host": name, "reason": str(error)}})
+            log.warning(
+                "registration of a new host is unreadable: nothing is placed there",
+                extra={"fields": {"host": name, "reason": str(error)}},
+            )
             return
         if name not in self.cluster.hosts:
             self._become(self.cluster.with_host(host))
@@ -161,7 +164,10 @@ class ClusterWatcher:
             after = replace(after, report=self._report(name), last_report=None)
         self._become(self.cluster.with_host(after))
         if host.alive != after.alive:
-            log.info("host joined" if after.alive else "host lost", extra={"fields": {"host": name}})
+            log.info(
+                "host joined" if after.alive else "host is lost: its queues are recovered elsewhere",
+                extra={"fields": {"host": name}},
+            )
             self._wake(list(self._waiters))
 
     def _report_seen(self, name: str, node: Node | None) -> None:

@@ -99,7 +99,10 @@ class HostProcesses:
                 continue
             record.pid = 0
             unknown.append(managed)
-        log.info("adopted", extra={"fields": {"processes": len(self._managed) - len(unknown), "of": len(self._managed)}})
+        log.info(
+            "adopted processes of an earlier HCM",
+            extra={"fields": {"adopted": len(self._managed) - len(unknown), "of": len(self._managed)}},
+        )
         self._search = self._tasks.start(self._find(unknown), "adopt what is not written down")
         self._fork_server = self._tasks.start(self._children.start(), "start the fork server")
         self._tasks.start(self._save_when_dirty(), "save state")
@@ -129,19 +132,17 @@ class HostProcesses:
         try:
             pong = await ask(self._config.address, control, process_wire.Ping(), PING_SECONDS)
         except RoqError as error:
-            log.warning(
-                "port is taken by another process", extra={"fields": {"process": name, "port": control, "reason": str(error)}}
-            )
-            return
-        if not isinstance(pong, process_wire.Pong) or pong.name != name:
-            log.warning(
-                "port is taken by another process",
-                extra={"fields": {"process": name, "port": control, "by": getattr(pong, "name", "")}},
-            )
-            return
-        started = start_time(pong.pid)
-        if started is not None and self._adopt(managed, pong.pid, started):
-            log.info("adopted", extra={"fields": {"name": name, "child": pong.pid}})
+            by = str(error)
+        else:
+            by = pong.name if isinstance(pong, process_wire.Pong) else ""
+            if isinstance(pong, process_wire.Pong) and by == name:
+                started = start_time(pong.pid)
+                if started is not None and self._adopt(managed, pong.pid, started):
+                    log.info(
+                        "adopted a process that was not written down", extra={"fields": {"process": name, "child": pong.pid}}
+                    )
+                return
+        log.warning("port is taken by another process", extra={"fields": {"process": name, "port": control, "by": by}})
 
     def _adopt(self, managed: _Managed, pid: int, started: int) -> bool:
         """Watch a living process, which pid and start time name; False if it lives no more. How it is, its heartbeat tells."""
@@ -236,7 +237,9 @@ class HostProcesses:
         try:
             self._ensure_ports(managed)
         except PortTaken as error:
-            log.error("no free ports for a process", extra={"fields": {"process": spec.name, "reason": str(error)}})
+            log.error(
+                "process is not started: no ports are free", extra={"fields": {"process": spec.name, "reason": str(error)}}
+            )
 
     def _ensure_ports(self, managed: _Managed) -> None:
         """Ports that served once are fixed. Before that, taken ones are given up for others. Raises PortTaken."""
@@ -363,7 +366,10 @@ class HostProcesses:
         try:
             await ask(self._config.address, managed.record.ports["control"], request, ASK_SECONDS)
         except RoqError as error:  # it is stopped by signal then
-            log.info("shutdown request failed", extra={"fields": {"name": managed.child.name, "reason": str(error)}})
+            log.info(
+                "process did not take its shutdown request: stopping it by signal",
+                extra={"fields": {"process": managed.child.name, "reason": str(error)}},
+            )
 
     def _forget(self, name: str) -> None:
         del self._managed[name]

@@ -166,7 +166,7 @@ class HostManager:
             try:
                 return await Session.connect(self._zookeeper, self._config.session_seconds)
             except ZooKeeperUnavailable as error:
-                log.warning("waiting for ZooKeeper", extra={"fields": {"reason": str(error)}})
+                log.warning("ZooKeeper does not answer: trying again", extra={"fields": {"reason": str(error)}})
                 if attempt == 0:
                     self._without_zookeeper = True
                     self._renew_lease()  # before anything that takes time: what runs here goes on
@@ -183,7 +183,9 @@ class HostManager:
                 await registration.start()
                 return
             except ZooKeeperUnavailable as error:
-                log.warning("host is not registered yet", extra={"fields": {"reason": str(error)}})
+                log.warning(
+                    "host is not registered: ZooKeeper does not answer, trying again", extra={"fields": {"reason": str(error)}}
+                )
 
     def _registered(self, generation: int) -> None:
         session = self._session

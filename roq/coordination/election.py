@@ -144,7 +144,9 @@ class LeaderLatch:
             except Closed:
                 return
             except CoordinationError as error:
-                log.warning("election is unreadable", extra={"fields": {"path": self._path, "reason": str(error)}})
+                log.warning(
+                    "election is unreadable: trying again", extra={"fields": {"path": self._path, "reason": str(error)}}
+                )
                 await asyncio.sleep(next(waits))  # a node vanished under our hands, or ZooKeeper refuses: don't spin
                 continue
             await self._stale.wait()
@@ -228,13 +230,13 @@ class LeaderLatch:
         if not self._leading:
             self._leading = True
             self._term += 1
-            log.info("leading", extra={"fields": {"path": self._path, "node": self._node, "term": self._term}})
+            log.info("election is won", extra={"fields": {"path": self._path, "node": self._node, "term": self._term}})
             self._tell()
 
     def _lose(self) -> None:
         if self._leading:
             self._leading = False
-            log.info("not leading any more", extra={"fields": {"path": self._path, "term": self._term}})
+            log.info("election is lost", extra={"fields": {"path": self._path, "term": self._term}})
             self._tell()
 
     def _tell(self) -> None:

@@ -239,6 +239,6 @@ class Registration:
             except Closed:
                 return
             except CoordinationError as error:
-                log.warning("registration failed; retrying", extra={"fields": {"path": self._path, "reason": str(error)}})
+                log.warning("registration failed: trying again", extra={"fields": {"path": self._path, "reason": str(error)}})
                 await asyncio.sleep(next(waits))
                 self._stale.set()

@@ -2,6 +2,8 @@
 
 Each shuffle is driven by itself (shuffle_driver.py). Followers that join are asked what they keep: what belongs to no shuffle
 any more is forgotten. A shuffle whose record can't be read exists all the same: nothing is done about it, or to it.
+Receipts of a large commit come in parts, and are in memory for the few commits that are told last: whoever finds that some are
+not here (any more, or as another GCM leads now) tells all of them again.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,7 +20,6 @@ from gcm.crash import crash_point
 from gcm.followers import STORE, FollowerLinks, FollowerMembership, endpoints
 from gcm.placement import takes_monitor
 from gcm.shuffle_driver import Driver, DriverContext
-from gcm.shuffle_receipts import Receipts
 from gcm.shuffle_store import ShuffleStore, read_all
 from gcm.term import LeaderTerm
 from gcm.transactions import REMOVAL_KEPT_SECONDS
@@ -42,15 +44,46 @@ from roq.shuffle.sampling import is_sound
 from roq.wire import gcm as wire
 from roq.wire import shuffle
 from roq.wire.assignment import STORES, ProcessState
-from roq.wire.gcm import ShuffleInfo, TableInfo
-from roq.wire.shuffle import RANGES_MAX, REPLICAS_MAX, ShuffleState, Spec
+from roq.wire.gcm import CommitShuffle, NameReceipts, ShuffleInfo, TableInfo
+from roq.wire.shuffle import PARTITIONS_MAX, RANGES_MAX, REPLICAS_MAX, WINNERS_AT_ONCE, Receipt, ShuffleState, Spec
 
+COMMITS_MAX = 8  # told at a time
+PARTS_MAX = -(-PARTITIONS_MAX // WINNERS_AT_ONCE)
 log = logger(__name__)
 KEYS_MAX = 100
 KEY_NAME_BYTES_MAX = 64 * 1024  # of all keys: they are in the record's node, of which ZooKeeper takes 1 MB
 SCHEMA_BYTES_MAX = 1024 * 1024
 FORGET_SECONDS = 5.0  # a removal waits so long for followers to forget; they do all the same
 START_SECONDS = 10.0  # a new shuffle waits so long for hosts to start their stores
+
+
+class Receipts:
+    """Of one term."""
+
+    def __init__(self) -> None:
+        self._told: OrderedDict[tuple[str, str], dict[int, list[Receipt]]] = OrderedDict()  # by shuffle and transaction
+
+    def add(self, part: NameReceipts) -> None:
+        """One part; again: the same. Raises FrameError."""
+        if not 0 <= part.number < PARTS_MAX or len(part.receipts) > WINNERS_AT_ONCE:
+            raise FrameError(f"part {part.number} of the receipts of shuffle {part.name!r}, with {len(part.receipts)}")
+        commit = (part.name, part.transaction)
+        self._told.setdefault(commit, {})[part.number] = part.receipts
+        self._told.move_to_end(commit)
+        while len(self._told) > COMMITS_MAX:
+            self._told.popitem(last=False)
+
+    def of(self, commit: CommitShuffle) -> tuple[Receipt, ...]:
+        """All that the commit names. Raises NotReady."""
+        told = self._told.get((commit.name, commit.transaction), {})
+        missing = [number for number in range(min(commit.parts, PARTS_MAX + 1)) if number not in told]
+        if missing:
+            raise NotReady(f"{len(missing)} of {commit.parts} parts of the receipts of {commit.name!r} are not known")
+        return (*(receipt for number in range(commit.parts) for receipt in told[number]), *commit.receipts)
+
+    def forget(self, commit: CommitShuffle) -> None:
+        """It is sealed."""
+        self._told.pop((commit.name, commit.transaction), None)
 
 
 class ShuffleLeader:

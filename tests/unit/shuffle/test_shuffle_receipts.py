@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gcm.shuffle_inquirer import Inquirer
-from gcm.shuffle_receipts import COMMITS_MAX, Receipts
+from gcm.shuffle_driver import Inquirer
+from gcm.shuffle_leader import COMMITS_MAX, Receipts
 from roq.errors import FrameError, NotReady, WinnersUnknown
 from roq.shuffle.committed import Winners
 from roq.shuffle.record import ShuffleRecord

@@ -21,7 +21,7 @@ from gcm.term import LeaderTerm
 from roq.errors import DataLost, FrameError, NotLeader, RoqError, ShuffleNotFound, StaleEpoch, WinnersUnknown
 from roq.runtime.observe import logger
 from roq.shuffle import events
-from roq.shuffle.committed import Winners, parts
+from roq.shuffle.committed import CommittedAttempts, parts
 from roq.shuffle.events import Event, Instruction
 from roq.shuffle.plan import ShufflePlan, StageStep
 from roq.shuffle.record import ShuffleRecord, new_table
@@ -32,8 +32,8 @@ from roq.wire.shuffle import Cursor, RunSample, ShuffleState
 T = TypeVar("T", bound=msgspec.Struct)
 SAMPLES_HELD = 16  # times the keys that are wanted; more are made fewer at once
 SAMPLE_BYTES_MAX = 8 * 1024 * 1024  # of one answer
-TELL_SECONDS = 20.0  # one part of the winners
-WithWinners = wire.TellSamples | wire.CountRows | wire.FetchInterval | wire.KeepIntervals
+TELL_SECONDS = 20.0  # one part of the committed attempts
+AboutCommitted = wire.TellSamples | wire.CountRows | wire.FetchInterval | wire.KeepIntervals
 log = logger(__name__)
 PAUSE_SECONDS = (0.1, 5.0)  # between two tries of one request to a follower
 ASKS_AT_ONCE = 8  # of one host, of all shuffles
@@ -48,63 +48,67 @@ class FollowerRequest(Protocol):
 
 
 class Inquirer:
-    """Of one shuffle. record: any of it; which winners count is said by each request."""
+    """Of one shuffle. record: any of it; which committed attempts count is said by each request."""
 
     def __init__(self, request: FollowerRequest, record: ShuffleRecord) -> None:
         self._request, self._record = request, record
-        self._named: tuple[dict[int, str], Winners] | None = None  # as they are in requests, and as they are told
+        self._named: tuple[dict[int, str], CommittedAttempts] | None = None  # as they are in requests, and as they are told
         self._telling: dict[str, asyncio.Lock] = {}
         self._told: dict[str, int] = {}  # how often, by host
 
     async def answer(self, host: str, request: wire.Request, expect: type[msgspec.Struct], seconds: float) -> msgspec.Struct:
         """All of it. seconds: for each page. Raises what the follower raises, Unavailable, DeadlineExceeded, FrameError."""
-        if not isinstance(request, WithWinners):
+        if not isinstance(request, AboutCommitted):
             return await self._request(host, request, expect, seconds)
-        winners = self._winners(request.winners)
-        if len(winners):
-            request = msgspec.structs.replace(request, winners={}, digest=winners.digest)
+        committed = self._committed(request.committed)
+        if len(committed):
+            request = msgspec.structs.replace(request, committed={}, digest=committed.digest)
         match request:
             case wire.CountRows():
-                return await self._counts(host, request, winners, seconds)
+                return await self._counts(host, request, committed, seconds)
             case wire.TellSamples():
-                return await self._samples(host, request, winners, seconds)
+                return await self._samples(host, request, committed, seconds)
             case wire.FetchInterval():
-                return await self._fetched(host, request, winners, seconds)
+                return await self._fetched(host, request, committed, seconds)
             case wire.KeepIntervals():
-                return await self._one(host, request, winners, wire.FollowerDone, seconds)
+                return await self._one(host, request, committed, wire.FollowerDone, seconds)
 
-    def _winners(self, named: dict[int, str]) -> Winners:
+    def _committed(self, named: dict[int, str]) -> CommittedAttempts:
         if self._named is None or (self._named[0] is not named and self._named[0] != named):
-            self._named = (named, Winners(named))
+            self._named = (named, CommittedAttempts(named))
         self._named = (named, self._named[1])
         return self._named[1]
 
-    async def _one(self, host: str, request: msgspec.Struct, winners: Winners, expect: type[T], seconds: float) -> T:
-        """One page. Who does not know the winners is told them once, however many requests wait for that."""
+    async def _one(
+        self, host: str, request: msgspec.Struct, committed: CommittedAttempts, expect: type[T], seconds: float
+    ) -> T:
+        """One page. Who does not know the committed attempts is told them once, however many requests wait for that."""
         told = self._told.get(host, 0)
         try:
             return await self._request(host, request, expect, seconds)
         except WinnersUnknown:
             async with self._telling.setdefault(host, asyncio.Lock()):
                 if self._told.get(host, 0) == told:
-                    for part in parts(self._record.id, self._record.name, self._record.spec, winners):
+                    for part in parts(self._record.id, self._record.name, self._record.spec, committed):
                         await self._request(host, part, wire.FollowerDone, TELL_SECONDS)
                     self._told[host] = told + 1
         return await self._request(host, request, expect, seconds)
 
-    async def _fetched(self, host: str, request: wire.FetchInterval, winners: Winners, seconds: float) -> wire.Fetched:
+    async def _fetched(
+        self, host: str, request: wire.FetchInterval, committed: CommittedAttempts, seconds: float
+    ) -> wire.Fetched:
         """When it is whole, however long that takes: each time the follower says that it goes on."""
         size, whole = 0, False
         while not whole:
-            reply = await self._one(host, request, winners, wire.Fetched, seconds)
+            reply = await self._one(host, request, committed, wire.Fetched, seconds)
             size, whole = size + reply.size, reply.whole
         return wire.Fetched(size)
 
-    async def _counts(self, host: str, request: wire.CountRows, winners: Winners, seconds: float) -> wire.Counts:
+    async def _counts(self, host: str, request: wire.CountRows, committed: CommittedAttempts, seconds: float) -> wire.Counts:
         rows, sizes = [0] * len(request.intervals), [0] * len(request.intervals)
         begin: Cursor | None = request.begin
         while begin is not None:
-            page = await self._one(host, msgspec.structs.replace(request, begin=begin), winners, wire.Counts, seconds)
+            page = await self._one(host, msgspec.structs.replace(request, begin=begin), committed, wire.Counts, seconds)
             if not len(rows) == len(page.rows) == len(page.sizes):
                 raise FrameError("that does not answer what was asked")
             rows = [one + other for one, other in zip(rows, page.rows, strict=True)]
@@ -112,23 +116,25 @@ class Inquirer:
             begin = _following(begin, page)
         return wire.Counts(rows, sizes)
 
-    async def _samples(self, host: str, request: wire.TellSamples, winners: Winners, seconds: float) -> wire.Samples:
+    async def _samples(
+        self, host: str, request: wire.TellSamples, committed: CommittedAttempts, seconds: float
+    ) -> wire.Samples:
         """All samples, or fewer that stand for them, as if they had been one page."""
         found: list[RunSample] = []
         keys = 0
         begin: Cursor | None = request.begin
         while begin is not None:
-            page = await self._one(host, msgspec.structs.replace(request, begin=begin), winners, wire.Samples, seconds)
+            page = await self._one(host, msgspec.structs.replace(request, begin=begin), committed, wire.Samples, seconds)
             if not all(map(is_sound, page.samples)):
                 raise FrameError("that does not answer what was asked")
             found += page.samples
             keys += key_count(page.samples)
             begin = _following(begin, page)
             if request.keys and keys > SAMPLES_HELD * request.keys:
-                found = await asyncio.to_thread(reduced, found, 4 * request.keys, 4 * SAMPLE_BYTES_MAX, winners.by)
+                found = await asyncio.to_thread(reduced, found, 4 * request.keys, 4 * SAMPLE_BYTES_MAX, committed.by)
                 keys = key_count(found)
         if request.keys and (keys > 2 * request.keys or sum(map(message_bytes, found)) > SAMPLE_BYTES_MAX):
-            found = await asyncio.to_thread(reduced, found, request.keys, SAMPLE_BYTES_MAX, winners.by)
+            found = await asyncio.to_thread(reduced, found, request.keys, SAMPLE_BYTES_MAX, committed.by)
         return wire.Samples(found)
 
 
@@ -165,7 +171,7 @@ class Driver:
 
     def __init__(self, plan: ShufflePlan, store: ShuffleStore, around: DriverContext) -> None:
         self.plan, self.store = plan, store
-        self.refused: RoqError | None = None  # why the winners named last can't win
+        self.refused: RoqError | None = None  # why the committed attempts named last can't win
         self.parked: RoqError | None = None  # why it is left alone
         self._around = around
         self._events: deque[tuple[Event, asyncio.Future[None] | None]] = deque()

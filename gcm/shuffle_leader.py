@@ -45,10 +45,10 @@ from roq.wire import gcm as wire
 from roq.wire import shuffle
 from roq.wire.assignment import STORES, ProcessState
 from roq.wire.gcm import CommitShuffle, NameReceipts, ShuffleInfo, TableInfo
-from roq.wire.shuffle import PARTITIONS_MAX, RANGES_MAX, REPLICAS_MAX, WINNERS_AT_ONCE, Receipt, ShuffleState, Spec
+from roq.wire.shuffle import COMMITTED_AT_ONCE, PARTITIONS_MAX, RANGES_MAX, REPLICAS_MAX, Receipt, ShuffleState, Spec
 
 COMMITS_MAX = 8  # told at a time
-PARTS_MAX = -(-PARTITIONS_MAX // WINNERS_AT_ONCE)
+PARTS_MAX = -(-PARTITIONS_MAX // COMMITTED_AT_ONCE)
 log = logger(__name__)
 KEYS_MAX = 100
 KEY_NAME_BYTES_MAX = 64 * 1024  # of all keys: they are in the record's node, of which ZooKeeper takes 1 MB
@@ -65,7 +65,7 @@ class Receipts:
 
     def add(self, part: NameReceipts) -> None:
         """One part; again: the same. Raises FrameError."""
-        if not 0 <= part.number < PARTS_MAX or len(part.receipts) > WINNERS_AT_ONCE:
+        if not 0 <= part.number < PARTS_MAX or len(part.receipts) > COMMITTED_AT_ONCE:
             raise FrameError(f"part {part.number} of the receipts of shuffle {part.name!r}, with {len(part.receipts)}")
         commit = (part.name, part.transaction)
         self._told.setdefault(commit, {})[part.number] = part.receipts
@@ -218,7 +218,7 @@ class ShuffleLeader:
         return wire.Done()
 
     async def commit(self, request: wire.CommitShuffle) -> ShuffleInfo:
-        """Sealed with these winners. Raises what can't be, or why they can't win."""
+        """Sealed with these committed attempts. Raises what can't be, or why they can't win."""
         check_name(request.transaction, "transaction")
         driver = self._driver(request.name)
         await driver.submit(events.Commit(self._receipts.of(request)))
@@ -261,11 +261,11 @@ class ShuffleLeader:
             raise FrameError(f"follower {request.host} told samples that can't be")
         await driver.submit(events.AttemptReported(tuple(request.samples), tuple(request.stored), request.wanted))
         record = driver.record
-        winners = record.winners if record.state is ShuffleState.SEALED else {}
-        if record.state is ShuffleState.SEALED and not winners:
+        committed = record.committed if record.state is ShuffleState.SEALED else {}
+        if record.state is ShuffleState.SEALED and not committed:
             raise ShuffleSealed(f"shuffle {record.name!r} is sealed: no attempt has won")
         ranges = record.table if record.epoch != request.epoch else ()
-        return TableInfo(record.epoch, ranges, dict(self._links.endpoints), record.spec.replicas, winners)
+        return TableInfo(record.epoch, ranges, dict(self._links.endpoints), record.spec.replicas, committed)
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""A shuffle's record in ZooKeeper. The node `shuffles/<id>` is small; tables, winners and the schema are *parts* beside it, in
-chunks below the node, which are written before the node names them and never changed: whoever reads the node finds what it
-names. A leader that dies in between leaves parts that nothing names; the next one deletes them.
+"""A shuffle's record in ZooKeeper. The node `shuffles/<id>` is small; tables, committed attempts and the schema are *parts*
+beside it, in chunks below the node, which are written before the node names them and never changed: whoever reads the node
+finds what it names. A leader that dies in between leaves parts that nothing names; the next one deletes them.
 
     shuffles/<id>                      JSON: Node; empty while the shuffle is being created
     shuffles/<id>/<part>-<epoch>-<n>.0, .1, …    msgpack of the part; epoch: of the term that wrote it

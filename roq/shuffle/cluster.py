@@ -48,7 +48,7 @@ from roq.runtime.blocking_connection import ConnectionPool, StopEvent
 from roq.runtime.installation import install
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.observe import logger
-from roq.shuffle.committed import Winners, parts
+from roq.shuffle.committed import CommittedAttempts, parts
 from roq.shuffle.contract import AttemptSink, Opened, RangeSource
 from roq.shuffle.ranges import buffer_of, intersection, replica_order
 from roq.wire import gcm
@@ -239,7 +239,7 @@ class Holders(NamedTuple):
     """Who may have the range, the likeliest first: (host, endpoint)."""
 
     range: Range
-    winners: Winners
+    committed: CommittedAttempts
     found: list[tuple[str, str]]
 
 
@@ -267,7 +267,7 @@ class ClusterSource:
             if intersection(each.interval, self._wanted.interval) is not None:
                 hosts += replica_order(self._reader, self._shuffle, self._number, each.holders)
         known = [(host, info.followers[host]) for host in dict.fromkeys(hosts) if host in info.followers]
-        return Holders(self._wanted, Winners(description.winners), known)
+        return Holders(self._wanted, CommittedAttempts(description.winners), known)
 
     def _persist(self, attempt: Callable[[str], R]) -> R:
         """What attempt(endpoint) returns at the first holder that can. Raises Unavailable, DataLost, Closed."""
@@ -310,14 +310,14 @@ class ClusterSource:
         self.slices = slices
 
     def _page(self, endpoint: str, begin: Cursor) -> wire.Slices:
-        """Who does not know the winners (any more) is told them."""
-        winners = self._holders.winners
-        digest = winners.digest if len(winners) else ""
+        """Who does not know the committed attempts (any more) is told them."""
+        committed = self._holders.committed
+        digest = committed.digest if len(committed) else ""
         request = wire.ListSlices(self._shuffle, self._wanted.interval, {}, digest=digest, begin=begin)
         try:
             return self._link.ask(endpoint, request, wire.Slices, TRY_SECONDS)
         except WinnersUnknown:
-            for part in parts(self._shuffle, self._name, self._spec, winners):
+            for part in parts(self._shuffle, self._name, self._spec, committed):
                 self._link.ask(endpoint, part, wire.FollowerDone, TRY_SECONDS)
             return self._link.ask(endpoint, request, wire.Slices, TRY_SECONDS)
 
@@ -382,7 +382,7 @@ class ClusterService:
 
     def commit(self, name: str, receipts: Sequence[Receipt]) -> Description:
         """See Service."""
-        transaction, size = new_token(), wire.WINNERS_AT_ONCE
+        transaction, size = new_token(), wire.COMMITTED_AT_ONCE
         parts = [[*receipts[at : at + size]] for at in range(0, len(receipts), size)] if len(receipts) > size else []
         request = gcm.CommitShuffle(name, transaction, [] if parts else [*receipts], len(parts))
         deadline, pauses = time.monotonic() + COMMIT_SECONDS, delays(0.05, 1.0)

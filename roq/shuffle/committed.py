@@ -9,20 +9,20 @@ from itertools import islice
 
 import msgspec
 
-from roq.wire.shuffle import WINNERS_AT_ONCE, NameWinners, Spec
+from roq.wire.shuffle import COMMITTED_AT_ONCE, NameCommitted, Spec
 
 DIGEST_DIGITS = 32
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Winners:
+class CommittedAttempts:
     """Immutable. by: partition → attempt, in order of partitions."""
 
     __slots__ = ("_digest", "by", "partitions")
 
-    def __init__(self, winners: dict[int, str]) -> None:
+    def __init__(self, committed: dict[int, str]) -> None:
         """Sorting 100,000 takes some 20 ms."""
-        self.by = dict(sorted(winners.items()))
+        self.by = dict(sorted(committed.items()))
         self.partitions = list(self.by)
         self._digest = ""
 
@@ -37,18 +37,18 @@ class Winners:
         return self._digest
 
 
-def joined(parts: Iterable[dict[int, str]]) -> Winners:
+def joined(parts: Iterable[dict[int, str]]) -> CommittedAttempts:
     """What was told in parts."""
-    winners: dict[int, str] = {}
+    committed: dict[int, str] = {}
     for part in parts:
-        winners |= part
-    return Winners(winners)
+        committed |= part
+    return CommittedAttempts(committed)
 
 
-def parts(shuffle: str, name: str, spec: Spec, winners: Winners) -> Iterator[NameWinners]:
+def parts(shuffle: str, name: str, spec: Spec, committed: CommittedAttempts) -> Iterator[NameCommitted]:
     """The messages that tell them."""
-    items = iter(winners.by.items())
-    last = max(0, len(winners) - 1) // WINNERS_AT_ONCE
+    items = iter(committed.by.items())
+    last = max(0, len(committed) - 1) // COMMITTED_AT_ONCE
     for number in range(last + 1):
-        part = dict(islice(items, WINNERS_AT_ONCE))
-        yield NameWinners(shuffle, name, spec, winners.digest, number, number == last, part)
+        part = dict(islice(items, COMMITTED_AT_ONCE))
+        yield NameCommitted(shuffle, name, spec, committed.digest, number, number == last, part)

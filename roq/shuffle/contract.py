@@ -82,8 +82,9 @@ class ShuffleService(Protocol):
         """Raises ShuffleNotFound, ShuffleSealed, AttemptConflict (this very attempt was begun before)."""
 
     def commit(self, name: str, receipts: Sequence[Receipt]) -> Description:
-        """Name the winners and seal: returns when readers may read. The same receipts again: the same answer. Raises
-        ShuffleSealed (with other winners), AttemptConflict (two attempts of one partition), AttemptNotFound (never stored)."""
+        """Name the committed attempts and seal: returns when readers may read. The same receipts again: the same answer. Raises
+        ShuffleSealed (with other committed attempts), AttemptConflict (two attempts of one partition), AttemptNotFound (never
+        stored)."""
 
     def rebalance(self, name: str, ranges: int = 0) -> Description:
         """Cut a sealed shuffle anew, into `ranges` (0: as many as it has). Returns when the data has moved."""

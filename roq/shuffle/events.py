@@ -23,7 +23,7 @@ class AttemptReported:
 
 @dataclass(frozen=True)
 class Commit:
-    """The winners. Raises AttemptConflict, ShuffleSealed."""
+    """The committed attempts. Raises AttemptConflict, ShuffleSealed."""
 
     receipts: tuple[Receipt, ...]
 
@@ -129,7 +129,7 @@ class ComputeTable:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The winners that were named can't win; who waits for the commit is told."""
+    """The committed attempts that were named can't win; who waits for the commit is told."""
 
     error: RoqError
 

@@ -272,9 +272,9 @@ class FolderService:
 
     def commit(self, name: str, receipts: Sequence[Receipt]) -> Description:
         """See the contract."""
-        winners = {receipt.partition: receipt.attempt for receipt in receipts}
-        if len(winners) != len(receipts):
-            twice = sorted({each.partition for each in receipts if winners[each.partition] != each.attempt})
+        committed = {receipt.partition: receipt.attempt for receipt in receipts}
+        if len(committed) != len(receipts):
+            twice = sorted({each.partition for each in receipts if committed[each.partition] != each.attempt})
             raise AttemptConflict(f"partitions with several receipts: {twice or 'the same attempt is reported twice'}")
         with self._locked(name) as home, storage_errors(home, InvalidAddress):
             table = self._table(home)
@@ -282,9 +282,9 @@ class FolderService:
                 files = [self._stored(home, receipt) for receipt in sorted(receipts, key=lambda each: each.partition)]
                 made = self._made(home)
                 self._write_table(home, make_table(self._disk, files, self._encoder(made.spec), made.spec.ranges, None))
-            elif table.winners != winners:
+            elif table.committed != committed:
                 raise ShuffleSealed(f"shuffle {name!r} is sealed with other winners")
-            self._sweep(home, winners)
+            self._sweep(home, committed)
             return self._description(home)
 
     def rebalance(self, name: str, ranges: int = 0) -> Description:
@@ -292,12 +292,12 @@ class FolderService:
         with self._locked(name) as home, storage_errors(home, InvalidAddress):
             former = self._sealed(home)
             made = self._made(home)
-            files = [self._winner(home, made.id, *winner) for winner in sorted(former.winners.items())]
+            files = [self._winner(home, made.id, *winner) for winner in sorted(former.committed.items())]
             wanted = ranges or len(former.ranges)
             table = make_table(self._disk, files, self._encoder(made.spec), wanted, former)
             if not same_borders(table, former):
                 self._write_table(home, table)
-            self._sweep(home, former.winners)
+            self._sweep(home, former.committed)
             return self._description(home)
 
     def open_range(self, name: str, number: int) -> FolderRange:
@@ -308,7 +308,7 @@ class FolderService:
             if not 0 <= number < len(table.ranges):
                 raise CallError(f"shuffle {name!r} has the ranges 0 to {len(table.ranges) - 1}, not {number}")
             made = self._made(home)
-            self._sweep_after_the_dead(home, table.winners)
+            self._sweep_after_the_dead(home, table.committed)
             opened = Opened(made.id, table.ranges[number].interval)
             return FolderRange(self._disk, opened, [self._covering(home, made.id, piece) for piece in table.slices(number)])
 
@@ -393,11 +393,11 @@ class FolderService:
         made = self._made(home)
         with storage_errors(home, InvalidAddress):
             table = self._table(home)
-            stored = sum(1 for _ in (home / "attempts").glob(f"*{RUN}")) if table is None else len(table.winners)
+            stored = sum(1 for _ in (home / "attempts").glob(f"*{RUN}")) if table is None else len(table.committed)
         state = ShuffleState.FILLING if table is None else ShuffleState.SEALED
         table = table or Table(0, {}, (), [], 0, 0)
         return Description(
-            made.name, made.id, made.spec, state, made.created, table.epoch, table.ranges, (), table.winners,
+            made.name, made.id, made.spec, state, made.created, table.epoch, table.ranges, (), table.committed,
             table.rows, table.size, stored, 0, 0,
         )  # fmt: skip
 
@@ -437,21 +437,21 @@ class FolderService:
         file = self._winner(home, shuffle, piece.partition, piece.attempt)
         return piece, file.path, file.runs[piece.run].covering(piece)
 
-    def _litter(self, home: Path, winners: dict[int, str]) -> Sequence[Path]:
-        """What a sealed shuffle has no use for: all attempts but the winners, and tables nobody has finished."""
-        kept = {file_name(partition, attempt, RUN) for partition, attempt in winners.items()}
+    def _litter(self, home: Path, committed: dict[int, str]) -> Sequence[Path]:
+        """What a sealed shuffle has no use for: all attempts but the committed ones, and tables nobody has finished."""
+        kept = {file_name(partition, attempt, RUN) for partition, attempt in committed.items()}
         attempts = home / "attempts"
         return [*(attempts / name for name in os.listdir(attempts) if name not in kept), *home.glob("table.*.tmp")]
 
-    def _sweep(self, home: Path, winners: dict[int, str]) -> None:
+    def _sweep(self, home: Path, committed: dict[int, str]) -> None:
         """Under its lock."""
-        for path in self._litter(home, winners):
+        for path in self._litter(home, committed):
             self._disk.remove(path)
 
-    def _sweep_after_the_dead(self, home: Path, winners: dict[int, str]) -> None:
+    def _sweep_after_the_dead(self, home: Path, committed: dict[int, str]) -> None:
         """Who sealed or cut it may have died before sweeping. Readers can do without, and may not be allowed to."""
         with contextlib.suppress(OSError):
-            if not self._litter(home, winners):
+            if not self._litter(home, committed):
                 return
             lock = os.open(home / "lock", os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -459,7 +459,7 @@ class FolderService:
                 try:
                     table = self._table(home) if same_file(home / "lock", lock) else None
                     if table is not None:
-                        self._sweep(home, table.winners)
+                        self._sweep(home, table.committed)
                 finally:
                     flock(lock, LOCK_UN)
             finally:

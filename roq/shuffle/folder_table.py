@@ -35,7 +35,7 @@ _head = Struct("<8sI")
 
 
 class RunBorders(msgspec.Struct, frozen=True, array_like=True):
-    """A winning run. at: its first row in each range, and the number of its rows at the end."""
+    """A committed run. at: its first row in each range, and the number of its rows at the end."""
 
     partition: int
     attempt: str
@@ -47,7 +47,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True):
     """A sealed shuffle. epoch: grows with each new cut."""
 
     epoch: int
-    winners: dict[int, str]
+    committed: dict[int, str]
     ranges: tuple[Range, ...]
     cuts: list[RunBorders]
     rows: int
@@ -73,7 +73,7 @@ def decode_table(data: bytes) -> Table:
 
 
 def make_table(disk: Disk, files: Sequence[AttemptFile], encoder: KeyEncoder, wanted: int, former: Table | None) -> Table:
-    """Cut the winners' files into ranges. wanted: how many, 0 for as many as fit. Raises DataLost, OSError."""
+    """Cut the committed attempts' files into ranges. wanted: how many, 0 for as many as fit. Raises DataLost, OSError."""
     samples = [run.sample for file in files for run in file.runs]
     coarse = _thinned(samples)
     table = _cut_by(disk, files, encoder, coarse, wanted, former)
@@ -110,8 +110,8 @@ def _cut_by(
         RunBorders(file.owner.partition, file.owner.attempt, number, rows_at)
         for (file, number), (rows_at, _) in zip(runs, places, strict=True)
     ]
-    winners = {file.owner.partition: file.owner.attempt for file in files}
-    return Table(former.epoch + 1 if former else 1, winners, tuple(ranges), cuts, rows, size)
+    committed = {file.owner.partition: file.owner.attempt for file in files}
+    return Table(former.epoch + 1 if former else 1, committed, tuple(ranges), cuts, rows, size)
 
 
 def same_borders(one: Table, other: Table) -> bool:

@@ -45,20 +45,20 @@ def fetch(record: ShuffleRecord, epoch: int, running: frozenset[str]) -> Asks:
 
 
 def _fetches(record: ShuffleRecord, epoch: int, wanted: Iterable[tuple[str, Interval, Sequence[str]]]) -> Asks:
-    winners = record.winners  # one value for all: there may be many
+    committed = record.committed  # one value for all: there may be many
     return [
-        (host, wire.FetchInterval(epoch, record.id, interval, winners, list(sources), record.epoch))
+        (host, wire.FetchInterval(epoch, record.id, interval, committed, list(sources), record.epoch))
         for host, interval, sources in wanted
     ]
 
 
 def count(record: ShuffleRecord) -> Asks:
     """Every holder counts its ranges. Nothing is asked when nothing has won."""
-    winners = record.winners
+    committed = record.committed
     return [
-        (host, wire.CountRows(record.id, [each.interval for each in ranges[first : first + INTERVALS_AT_ONCE]], winners))
+        (host, wire.CountRows(record.id, [each.interval for each in ranges[first : first + INTERVALS_AT_ONCE]], committed))
         for host, ranges in sorted(held_by(record.table).items())
-        for first in range(0, len(ranges) if winners else 0, INTERVALS_AT_ONCE)
+        for first in range(0, len(ranges) if committed else 0, INTERVALS_AT_ONCE)
     ]
 
 
@@ -91,17 +91,17 @@ def sample(record: ShuffleRecord, running: frozenset[str]) -> Asks:
         able = [host for host in each.holders if host in running] or list(each.holders)
         return able[each.number % len(able)]
 
-    winners, ranges = record.winners, max(1, len(record.table))
+    committed, ranges = record.committed, max(1, len(record.table))
     finer = -(-record.cut // ranges)  # a range is to be cut into so many
     each = max(1, SAMPLES_PER_RANGE * finer, min(KEYS_PER_RANGE, KEYS_MAX // ranges))
     parts = _parts(record, {each.number: one(each) for each in record.table}, SAMPLED_AT_ONCE)
-    return [(host, wire.TellSamples(record.id, part, winners, each * len(part))) for host, part in parts]
+    return [(host, wire.TellSamples(record.id, part, committed, each * len(part))) for host, part in parts]
 
 
 def account(record: ShuffleRecord, chosen: dict[int, str]) -> Asks:
-    """How many rows of each winner these holders have of these ranges."""
-    winners = record.winners
-    return [(host, wire.TellSamples(record.id, part, winners, 0)) for host, part in _parts(record, chosen, INTERVALS_AT_ONCE)]
+    """How many rows of each committed attempt these holders have of these ranges."""
+    committed = record.committed
+    return [(host, wire.TellSamples(record.id, part, committed, 0)) for host, part in _parts(record, chosen, INTERVALS_AT_ONCE)]
 
 
 def _parts(record: ShuffleRecord, chosen: dict[int, str], most: int) -> list[tuple[str, list[Interval]]]:
@@ -124,7 +124,7 @@ def samples_of(answers: Answers) -> list[RunSample]:
 
 
 def fault(record: ShuffleRecord, samples: Iterable[RunSample], stored: set[tuple[int, str]]) -> RoqError | None:
-    """Which winner can't win, as its rows in storage are not those of its receipt; None if all are right."""
+    """Which committed attempt can't win, as its rows in storage are not those of its receipt; None if all are right."""
     found: Counter[tuple[int, str]] = Counter()
     for each in samples:
         found[each.partition, each.attempt] += each.rows
@@ -140,9 +140,9 @@ def fault(record: ShuffleRecord, samples: Iterable[RunSample], stored: set[tuple
 
 def keep(record: ShuffleRecord, epoch: int, hosts: Iterable[str]) -> Asks:
     """These hosts forget what the table does not give them."""
-    winners = record.winners
+    committed = record.committed
     return [
-        (host, wire.KeepIntervals(epoch, record.id, kept_intervals(record.table, host), winners, True, record.epoch))
+        (host, wire.KeepIntervals(epoch, record.id, kept_intervals(record.table, host), committed, True, record.epoch))
         for host in sorted(hosts)
     ]
 

@@ -28,7 +28,7 @@ from roq.shuffle.ranges import (
 from roq.shuffle.sampling import Distribution, thinned
 from roq.wire.shuffle import Description, Interval, Range, Receipt, RunSample, ShuffleState, Spec
 
-IMBALANCE_MAX = 1.15  # largest / mean by bytes; above it a shuffle is cut again when it is sealed
+IMBALANCE_MAX = 1.15  # largest / mean by bytes; above it a shuffle is split again when it is sealed
 CUTS_MAX = 3  # of one sealing: a row larger than a range can't be cut
 Table = tuple[Range, ...]
 
@@ -37,7 +37,7 @@ class Stage(StrEnum):
     """What is being done about the table."""
 
     NONE = "none"
-    CHECKING = "checking"  # are the winners whole at every holder?
+    CHECKING = "checking"  # are the committed attempts complete at every holder?
     CUTTING = "cutting"  # samples of what is stored are asked for; a new table comes of them
     MOVING = "moving"  # from the former table to the new one
     KEEPING = "keeping"  # the new one is whole: who holds more may forget it
@@ -83,23 +83,24 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
     removal: str = ""
 
     @property
-    def winners(self) -> dict[int, str]:
+    def committed(self) -> dict[int, str]:
         """partition → attempt."""
         return {receipt.partition: receipt.attempt for receipt in self.receipts}
 
     @property
     def rows(self) -> int:
-        """Of the winners."""
+        """Of the committed attempts."""
         return sum(receipt.rows for receipt in self.receipts)
 
     @property
     def size(self) -> int:
-        """Bytes of the winners."""
+        """Bytes of the committed attempts."""
         return sum(receipt.size for receipt in self.receipts)
 
     def describe(self, stored: int, *, whole: bool = True) -> Description:
-        """As clients see it. whole: with ranges and winners. A sealed shuffle that was cut anew is read by the table before
-        until the new one was counted: how many rows a range should have is not known sooner, and a new holder may lack some."""
+        """As clients see it. whole: with ranges and committed attempts. A sealed shuffle that was split anew is read by the
+        table before until the new one was counted: how many rows a range should have is not known sooner, and a new holder may
+        lack some."""
         table, former = self.table, self.former
         if self.state is ShuffleState.SEALED and any(each.rows < 0 for each in table):
             table, former = former, table
@@ -112,7 +113,7 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
             self.epoch,
             table if whole else (),
             former if whole else (),
-            self.winners if whole else {},
+            self.committed if whole else {},
             self.rows,
             self.size,
             max(stored, len(self.receipts)),
@@ -241,25 +242,25 @@ def kept_intervals(table: Sequence[Range], host: str) -> list[Interval]:
 
 
 def commit(record: ShuffleRecord, receipts: tuple[Receipt, ...]) -> ShuffleRecord:
-    """The winners are named. Raises AttemptConflict, ShuffleSealed."""
+    """The committed attempts are named. Raises AttemptConflict, ShuffleSealed."""
     unique = tuple({receipt.partition: receipt for receipt in receipts}.values())
-    winners = {receipt.partition: receipt.attempt for receipt in unique}
-    if any(winners[receipt.partition] != receipt.attempt for receipt in receipts):
+    committed = {receipt.partition: receipt.attempt for receipt in unique}
+    if any(committed[receipt.partition] != receipt.attempt for receipt in receipts):
         raise AttemptConflict("two attempts of one partition are to win")
     if record.state is ShuffleState.FILLING:
         return replace(record, state=ShuffleState.SEALING, stage=Stage.CHECKING, receipts=unique, cut=0, cuts=0)
-    if record.state is ShuffleState.REMOVED or winners != record.winners:
+    if record.state is ShuffleState.REMOVED or committed != record.committed:
         raise ShuffleSealed(f"shuffle {record.name!r} was committed with other winners")
     return record
 
 
 def refuse(record: ShuffleRecord) -> ShuffleRecord:
-    """The winners can't win: others may be written."""
+    """These attempts can't be committed: others may be written."""
     return replace(record, state=ShuffleState.FILLING, stage=Stage.MOVING if record.former else Stage.NONE, receipts=())
 
 
 def rebalance(record: ShuffleRecord, transaction: str, ranges: int) -> ShuffleRecord:
-    """A sealed shuffle is to be cut anew."""
+    """A sealed shuffle is to be split anew."""
     count = range_count(record.size, 1, ranges or len(record.table))
     return replace(record, rebalanced=transaction, cut=count, stage=Stage.CUTTING)
 

@@ -69,12 +69,13 @@ class Shuffles:
     def commit(self, name: str, receipts: Sequence[Receipt]) -> Description:
         """Name the attempts that count, one per partition, and seal. Returns when readers may read. The same again: the same.
 
-        Raises ShuffleNotFound, ShuffleSealed (with other winners), AttemptConflict (two of one partition), AttemptNotFound.
+        Raises ShuffleNotFound, ShuffleSealed (with other committed attempts), AttemptConflict (two of one partition),
+        AttemptNotFound.
         """
         return self._service.commit(name, receipts)
 
     def describe(self, name: str) -> Description:
-        """State, ranges, winners, sizes. Raises ShuffleNotFound."""
+        """State, ranges, committed attempts, sizes. Raises ShuffleNotFound."""
         return self._service.describe(name)
 
     def list(self) -> list[Description]:
@@ -98,8 +99,8 @@ class Shuffles:
         describe() told when the ranges were given out to several readers: one that comes after another cut is told so
         (CallError), since its number stands for other rows then.
 
-        Raises ShuffleNotFound, ShuffleNotSealed, CallError (no such range) at once; Unavailable, DataLost, CallError (cut anew)
-        while it is read.
+        Raises ShuffleNotFound, ShuffleNotSealed, CallError (no such range) at once; Unavailable, DataLost, CallError (split
+        anew) while it is read.
         """
         check_memory(memory_bytes)
         if planned is not None and planned.name != name:

@@ -170,7 +170,7 @@ class DescribeShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ListShuffles(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All shuffles, without their ranges and winners."""
+    """All shuffles, without their ranges and committed attempts."""
 
 
 class NameReceipts(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -184,8 +184,8 @@ class NameReceipts(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class CommitShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Name the winners and seal. Answered when readers may read; the same receipts again get the same answer. parts: those of
-    as many NameReceipts of the same transaction are meant too; NotReady: tell them (again)."""
+    """Name the committed attempts and seal. Answered when readers may read; the same receipts again get the same answer. parts:
+    those of as many NameReceipts of the same transaction are meant too; NotReady: tell them (again)."""
 
     name: str
     transaction: str
@@ -274,14 +274,14 @@ class ShuffleList(msgspec.Struct, frozen=True, tag="Shuffles", array_like=True):
 
 
 class TableInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to ReportRuns. epoch 0: no table yet, ask again. ranges: empty if the follower has them. winners: of a sealed
+    """Answer to ReportRuns. epoch 0: no table yet, ask again. ranges: empty if the follower has them. committed: of a sealed
     shuffle, else empty."""
 
     epoch: int
     ranges: tuple[Range, ...]
     followers: dict[str, str]
     replicas: int
-    winners: dict[int, str]
+    committed: dict[int, str]
 
 
 class ExchangeCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -7,9 +7,9 @@ them from other followers. Requests of the leader carry its epoch; a follower re
 (StaleEpoch). What is stored, fetched or forgotten is so on stable storage when it is answered. Without room a follower answers
 Overloaded.
 
-Winners are many: questions and orders carry their digest (roq/shuffle/committed.py) instead, and whoever does not know them
-raises WinnersUnknown and is told them (NameWinners). What can be long comes in pages: an answer's `next` is where the next page
-begins, None on the last one. Not covered: the conversation with the leader (gcm.py).
+Committed attempts are many: queries and commands carry their digest (roq/shuffle/committed.py) instead, and whoever does not
+know them raises WinnersUnknown and is told them (NameCommitted). What can be long comes in pages: an answer's `next` is where
+the next page begins, None on the last one. Not covered: the conversation with the leader (gcm.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROW_BYTES_MAX = 7 * 1024 * 1024  # it must fit one message, with its keys (limit
 BLOCKS_BYTES_MAX = 2 * 1024 * 1024  # of blocks in one message, unless a single one is larger
 SAMPLE_KEYS_MAX = 4096  # of one run
 SAMPLE_BYTES_MAX = 512 * 1024  # of the keys of one run's sample: it travels in one message, and several in a report
-WINNERS_AT_ONCE = 20_000  # in one message; receipts too: 1.4 MiB with usual names
+COMMITTED_AT_ONCE = 20_000  # in one message; receipts too: 1.4 MiB with usual names
 Cursor = tuple[int, str, int]  # partition, attempt, run: a page begins there
 BEGIN: Cursor = (-1, "", 0)
 
@@ -50,7 +50,7 @@ class ShuffleState(StrEnum):
     """Where a shuffle is in its life."""
 
     FILLING = "filling"  # attempts are written
-    SEALING = "sealing"  # the winners are named; ranges are checked, balanced, moved
+    SEALING = "sealing"  # the committed attempts are named; ranges are checked, balanced, moved
     SEALED = "sealed"  # readers may read
     REMOVED = "removed"
 
@@ -111,9 +111,9 @@ class Range(msgspec.Struct, frozen=True):
 
 class Description(msgspec.Struct, frozen=True):
     """A shuffle as it is now. ranges: what readers read by (epoch: number of the last table, 0 while there is none); former:
-    the other table while data moves, the one before or the one that comes; readers try the holders of both. winners:
-    partition → attempt. rows, size: of the winners. stored: attempts whose data is stored so far. moved, moved_least: bytes
-    that rebalancing has sent, and the least the overlap of old and new ranges demands."""
+    the other table while data moves, the one before or the one that comes; readers try the holders of both. winners: the
+    committed attempts, partition → attempt. rows, size: of the committed attempts. stored: attempts whose data is stored so
+    far. moved, moved_least: bytes that rebalancing has sent, and the least the overlap of old and new ranges demands."""
 
     name: str
     id: str
@@ -143,7 +143,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunSlice(msgspec.Struct, frozen=True, array_like=True):
-    """The rows first … first+rows-1 of one winning run, which lie in the range that is read."""
+    """The rows first … first+rows-1 of one committed run, which lie in the range that is read."""
 
     partition: int
     attempt: str
@@ -223,9 +223,9 @@ class StorePieces(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pieces: list[Piece]
 
 
-class NameWinners(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Remember these, to be named by their digest from then on. winners: a part of them, in order of partitions. number: of the
-    part, from 0. last: no part follows. Anybody may tell them: a digest has but one meaning."""
+class NameCommitted(msgspec.Struct, frozen=True, tag="NameWinners", array_like=True):
+    """Remember these, to be named by their digest from then on. committed: a part of them, in order of partitions. number: of
+    the part, from 0. last: no part follows. Anybody may tell them: a digest has but one meaning."""
 
     shuffle: str
     name: str
@@ -233,16 +233,16 @@ class NameWinners(msgspec.Struct, frozen=True, tag=True, array_like=True):
     digest: str
     number: int
     last: bool
-    winners: dict[int, str]
+    committed: dict[int, str]
 
 
 class ListSlices(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What of the winners (digest: or of those) lies in the interval here, cut exactly at its bounds. every: of all attempts.
-    begin: of the page."""
+    """What of the committed attempts (digest: or of those) lies in the interval here, cut exactly at its bounds. every: of all
+    attempts. begin: of the page."""
 
     shuffle: str
     interval: Interval
-    winners: dict[int, str]
+    committed: dict[int, str]
     every: bool = False
     digest: str = ""
     begin: Cursor = BEGIN
@@ -279,49 +279,49 @@ class TellSpec(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TellSamples(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Samples of what is stored of the winners within these intervals (a leader computes its distribution from them). keys: how
-    many are enough; 0: none, only how many rows and bytes there are, once per attempt (as of run 0)."""
+    """Samples of what is stored of the committed attempts within these intervals (a leader computes its distribution from
+    them). keys: how many are enough; 0: none, only how many rows and bytes there are, once per attempt (as of run 0)."""
 
     shuffle: str
     intervals: list[Interval]
-    winners: dict[int, str]
+    committed: dict[int, str]
     keys: int = SAMPLE_KEYS_MAX
     digest: str = ""
     begin: Cursor = BEGIN
 
 
 class CountRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Per interval: rows and bytes of the winners here. The pages add up."""
+    """Per interval: rows and bytes of the committed attempts here. The pages add up."""
 
     shuffle: str
     intervals: list[Interval]
-    winners: dict[int, str]
+    committed: dict[int, str]
     digest: str = ""
     begin: Cursor = BEGIN
 
 
 class FetchInterval(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Leader: have everything of the winners in the interval here; fetch what is missing from the sources (endpoints), which
-    all hold it whole. No winners and no digest: every attempt. Answered when it is whole here, or when that takes long: asked
-    again until it is. table_epoch: of the table that gives the interval to this follower."""
+    """Leader: have everything of the committed attempts in the interval here; fetch what is missing from the sources
+    (endpoints), which all hold it whole. No committed attempts and no digest: every attempt. Answered when it is whole here, or
+    when that takes long: asked again until it is. table_epoch: of the table that gives the interval to this follower."""
 
     epoch: int
     shuffle: str
     interval: Interval
-    winners: dict[int, str]
+    committed: dict[int, str]
     sources: list[str]
     table_epoch: int = 0
     digest: str = ""
 
 
 class KeepIntervals(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Leader: forget what lies outside of these intervals, and (sealed) what is not the winners'. table_epoch: of the table
-    they are of; refused (TemporaryError) below the highest of any FetchInterval or KeepIntervals of the shuffle."""
+    """Leader: forget what lies outside of these intervals, and (sealed) what is not the committed attempts'. table_epoch: of
+    the table they are of; refused (TemporaryError) below the highest of any FetchInterval or KeepIntervals of the shuffle."""
 
     epoch: int
     shuffle: str
     intervals: list[Interval]
-    winners: dict[int, str]
+    committed: dict[int, str]
     sealed: bool
     table_epoch: int = 0
     digest: str = ""
@@ -418,7 +418,7 @@ Request = (
     | FinishAttempt
     | AbandonAttempt
     | StorePieces
-    | NameWinners
+    | NameCommitted
     | ListSlices
     | ReadBlocks
     | CutBlocks

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roq.shuffle.committed import Winners
-from roq.shuffle.node.queries import Orders, Questions
+from roq.shuffle.committed import CommittedAttempts
+from roq.shuffle.node.queries import FencedCommands, RangeQueries
 from roq.shuffle.node.storage import RangeStorage
 from roq.wire.shuffle import BEGIN, SAMPLE_KEYS_MAX, Cursor, Interval, RunSample, RunSlice
 
 
 async def slices(storage: RangeStorage, interval: Interval, winners: dict[int, str] | None, id: str = "s") -> list[RunSlice]:
     """winners: None for every attempt."""
-    named = None if winners is None else Winners(winners)
+    named = None if winners is None else CommittedAttempts(winners)
     found: list[RunSlice] = []
     begin: Cursor | None = BEGIN
     while begin is not None:
-        page = await Questions(storage).slices(id, interval, named, begin)
+        page = await RangeQueries(storage).slices(id, interval, named, begin)
         found += page.slices
         begin = page.next
     return found
@@ -29,7 +29,7 @@ async def count(
     rows, sizes = [0] * len(intervals), [0] * len(intervals)
     begin: Cursor | None = BEGIN
     while begin is not None:
-        page = await Questions(storage).count(id, intervals, Winners(winners), begin)
+        page = await RangeQueries(storage).count(id, intervals, CommittedAttempts(winners), begin)
         rows = [one + other for one, other in zip(rows, page.rows, strict=True)]
         sizes = [one + other for one, other in zip(sizes, page.sizes, strict=True)]
         begin = page.next
@@ -43,7 +43,7 @@ async def samples(
     found: list[RunSample] = []
     begin: Cursor | None = BEGIN
     while begin is not None:
-        page = await Questions(storage).samples(id, intervals, Winners(winners), keys, begin)
+        page = await RangeQueries(storage).samples(id, intervals, CommittedAttempts(winners), keys, begin)
         found += page.samples
         begin = page.next
     return found
@@ -51,5 +51,5 @@ async def samples(
 
 async def keep(storage: RangeStorage, intervals: Sequence[Interval], winners: dict[int, str] | None, id: str = "s") -> None:
     """As a leader orders it that nobody contradicts. winners: None while any attempt may win."""
-    orders = Orders(storage, Questions(storage))
-    await orders.keep(storage.epoch, id, 1, intervals, None if winners is None else Winners(winners))
+    orders = FencedCommands(storage, RangeQueries(storage))
+    await orders.keep(storage.epoch, id, 1, intervals, None if winners is None else CommittedAttempts(winners))

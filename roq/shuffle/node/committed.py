@@ -19,31 +19,31 @@ import msgspec
 from roq.errors import FrameError, WinnersUnknown
 from roq.runtime.files import DISK
 from roq.runtime.observe import logger
-from roq.shuffle.committed import Winners, joined
+from roq.shuffle.committed import CommittedAttempts, joined
 from roq.shuffle.node.stored import StoredShuffle, write_durably
 from roq.wire.decoding import UNDECODABLE
-from roq.wire.shuffle import PARTITIONS_MAX, WINNERS_AT_ONCE, NameWinners
+from roq.wire.shuffle import COMMITTED_AT_ONCE, PARTITIONS_MAX, NameCommitted
 
 log = logger(__name__)
 TELLING_MAX = 8  # digests that are being told at a time
 KNOWN_MAX = 300_000  # names in memory, or a single shuffle's: some 45 MiB
-PARTS_MAX = -(-PARTITIONS_MAX // WINNERS_AT_ONCE)
+PARTS_MAX = -(-PARTITIONS_MAX // COMMITTED_AT_ONCE)
 _crc = Struct("<I")
 _decode = msgspec.msgpack.Decoder(dict[int, str]).decode
 Name = tuple[str, str]  # shuffle, digest
 
 
-class Naming:
+class CommittedRegistry:
     """On the follower's loop. free_bytes_min: of the disk, below which nothing is written."""
 
     def __init__(self, free_bytes_min: int) -> None:
         self._free_bytes_min = free_bytes_min
-        self._known: OrderedDict[Name, Winners] = OrderedDict()
-        self._telling: OrderedDict[Name, dict[int, NameWinners]] = OrderedDict()
+        self._known: OrderedDict[Name, CommittedAttempts] = OrderedDict()
+        self._telling: OrderedDict[Name, dict[int, NameCommitted]] = OrderedDict()
         self._writing = asyncio.Lock()
 
-    async def of(self, shuffle: str, stored: StoredShuffle | None, digest: str) -> Winners:
-        """The winners of this digest. Raises WinnersUnknown."""
+    async def of(self, shuffle: str, stored: StoredShuffle | None, digest: str) -> CommittedAttempts:
+        """The committed attempts of this digest. Raises WinnersUnknown."""
         name = (shuffle, digest)
         if name not in self._known and stored is not None:
             found = await asyncio.to_thread(_read, stored.directory, digest)
@@ -54,13 +54,13 @@ class Naming:
         self._known.move_to_end(name)
         return self._known[name]
 
-    def _keep(self, name: Name, winners: Winners) -> None:
-        self._known[name] = winners
+    def _keep(self, name: Name, committed: CommittedAttempts) -> None:
+        self._known[name] = committed
         while len(self._known) > 1 and sum(map(len, self._known.values())) > KNOWN_MAX:
             self._known.popitem(last=False)
 
-    async def told(self, part: NameWinners) -> Winners | None:
-        """One part came; the winners when all have. Raises FrameError."""
+    async def told(self, part: NameCommitted) -> CommittedAttempts | None:
+        """One part came; the committed attempts when all have. Raises FrameError."""
         if not 0 <= part.number < PARTS_MAX:
             raise FrameError(f"part {part.number} of the winners of shuffle {part.shuffle}")
         name = (part.shuffle, part.digest)
@@ -74,17 +74,17 @@ class Naming:
         if not parts[max(parts)].last or len(parts) <= max(parts):
             return None
         self._telling.pop(name, None)
-        winners = await asyncio.to_thread(joined, [parts[number].winners for number in sorted(parts)])
-        if winners.digest != part.digest:
+        committed = await asyncio.to_thread(joined, [parts[number].committed for number in sorted(parts)])
+        if committed.digest != part.digest:
             raise FrameError(f"the winners of shuffle {part.shuffle} are not those of their digest")
-        self._keep(name, winners)
-        return winners
+        self._keep(name, committed)
+        return committed
 
-    async def save(self, stored: StoredShuffle, winners: Winners) -> None:
+    async def save(self, stored: StoredShuffle, committed: CommittedAttempts) -> None:
         """Also after a new start, if the disk has room."""
         async with self._writing:
             try:
-                await asyncio.to_thread(_write, stored.directory, winners, self._free_bytes_min)
+                await asyncio.to_thread(_write, stored.directory, committed, self._free_bytes_min)
             except OSError as error:  # also when the shuffle was just forgotten
                 log.warning(
                     "committed attempts could not be stored", extra={"fields": {"shuffle": stored.id, "reason": str(error)}}
@@ -101,23 +101,23 @@ def _path(directory: Path, digest: str) -> Path | None:
     return directory / f"winners-{digest}" if digest.isalnum() and len(digest) <= 64 else None
 
 
-def _read(directory: Path, digest: str) -> Winners | None:
+def _read(directory: Path, digest: str) -> CommittedAttempts | None:
     path = _path(directory, digest)
     try:
         data = path.read_bytes() if path is not None else b""
         if data[: _crc.size] != _crc.pack(crc32(data[_crc.size :])):
             return None
-        return Winners(_decode(data[_crc.size :]))
+        return CommittedAttempts(_decode(data[_crc.size :]))
     except (OSError, *UNDECODABLE):
         return None
 
 
-def _write(directory: Path, winners: Winners, free_bytes_min: int) -> None:
+def _write(directory: Path, committed: CommittedAttempts, free_bytes_min: int) -> None:
     """In place of others."""
-    path = _path(directory, winners.digest)
+    path = _path(directory, committed.digest)
     if path is None or path.exists():
         return
-    data = msgspec.msgpack.encode(winners.by)
+    data = msgspec.msgpack.encode(committed.by)
     if DISK.free(directory) < len(data) + free_bytes_min:
         raise OSError("no space")
     write_durably(path, _crc.pack(crc32(data)) + data)

@@ -240,7 +240,7 @@ async def give_back(stored: StoredShuffle, committer: Committer, counters: Count
                 stored.replace(key, old, new)
             for key, entry in living:
                 if stored.remove(key, entry):  # still there: it was damaged
-                    stored.hurt = True
+                    stored.damaged = True
             if file.live:
                 log.error("file is in use and could not be freed", extra={"fields": {"file": str(file.path)}})
                 continue

@@ -217,7 +217,7 @@ class FillPlan:
         self._reported = now
         told = set(map(id, report.request.samples))
         self._samples = [sample for sample in self._samples if id(sample) not in told]
-        if info.winners:
+        if info.committed:
             self.end(ShuffleSealed())
         elif info.epoch != self.epoch:
             self._adopt(info)

@@ -18,7 +18,7 @@ from random import Random
 from typing import NamedTuple
 
 from roq.errors import StaleEpoch, TemporaryError
-from roq.shuffle.committed import Winners
+from roq.shuffle.committed import CommittedAttempts
 from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.node.stored import BlockEntry, RunIndex, RunKey, StoredShuffle
 from roq.shuffle.ranges import rows_before
@@ -37,7 +37,7 @@ SAMPLE_BYTES_MAX = 4 * 1024 * 1024  # of one page
 TABLES_MAX = 10_000  # shuffles whose table is remembered; who is forgotten is not being moved
 
 
-class Turn:
+class Pager:
     """How long a page is being worked on."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def drawn(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
     return found
 
 
-class Questions:
+class RangeQueries:
     """On the follower's loop."""
 
     def __init__(self, storage: RangeStorage) -> None:
@@ -115,29 +115,33 @@ class Questions:
         assert isinstance(end, int)
         return first, end
 
-    async def slices(self, shuffle: str, interval: Interval, winners: Winners | None, begin: Cursor = BEGIN) -> Slices:
-        """What lies in the interval of the winners (None: of all attempts), and the bytes of each, about; a run with a gap is
-        several. Nothing if the shuffle isn't known. Raises as `row`."""
-        stored, turn = self._storage.shuffles.get(shuffle), Turn()
+    async def slices(
+        self, shuffle: str, interval: Interval, committed: CommittedAttempts | None, begin: Cursor = BEGIN
+    ) -> Slices:
+        """What lies in the interval of the committed attempts (None: of all attempts), and the bytes of each, about; a run with
+        a gap is several. Nothing if the shuffle isn't known. Raises as `row`."""
+        stored, pager = self._storage.shuffles.get(shuffle), Pager()
         slices: list[RunSlice] = []
         sizes: list[int] = []
-        for key, run in stored.runs_of(winners, begin) if stored is not None else ():
-            if key > begin and (turn.over or len(slices) >= SLICES_MAX):
+        for key, run in stored.runs_of(committed, begin) if stored is not None else ():
+            if key > begin and (pager.over or len(slices) >= SLICES_MAX):
                 return Slices(slices, sizes, key)
             assert stored is not None
             first, end = await self.rows(stored, key, run, interval)
             for start, stop, size in run.stretches(first, end):
                 slices.append(RunSlice(*key, start, stop - start))
                 sizes.append(size)
-            await turn.pause()
+            await pager.pause()
         return Slices(slices, sizes)
 
-    async def count(self, shuffle: str, intervals: Sequence[Interval], winners: Winners, begin: Cursor = BEGIN) -> Counts:
+    async def count(
+        self, shuffle: str, intervals: Sequence[Interval], committed: CommittedAttempts, begin: Cursor = BEGIN
+    ) -> Counts:
         """Rows and bytes per interval. Raises as `row`."""
-        stored, turn = self._storage.shuffles.get(shuffle), Turn()
+        stored, pager = self._storage.shuffles.get(shuffle), Pager()
         rows, sizes = [0] * len(intervals), [0] * len(intervals)
-        for key, run in stored.runs_of(winners, begin) if stored is not None else ():
-            if key > begin and turn.over:
+        for key, run in stored.runs_of(committed, begin) if stored is not None else ():
+            if key > begin and pager.over:
                 return Counts(rows, sizes, key)
             assert stored is not None
             for at, interval in enumerate(intervals):
@@ -145,11 +149,11 @@ class Questions:
                 here, size = run.tally(first, end)
                 rows[at] += here
                 sizes[at] += size
-                await turn.pause()
+                await pager.pause()
         return Counts(rows, sizes)
 
     async def samples(
-        self, shuffle: str, intervals: Sequence[Interval], winners: Winners, keys: int, begin: Cursor = BEGIN
+        self, shuffle: str, intervals: Sequence[Interval], committed: CommittedAttempts, keys: int, begin: Cursor = BEGIN
     ) -> Samples:
         """A sample per stretch of a run that is here and lies in an interval, or fewer that stand for all of a page. keys:
         wanted, 0: see TellSamples. Raises as `row`."""
@@ -157,39 +161,39 @@ class Questions:
         if stored is None:
             return Samples([])
         if keys <= 0:
-            return await self._rows_per_attempt(stored, intervals, winners, begin)
-        stretches, following = await self._stretches(stored, intervals, winners, begin)
+            return await self._rows_per_attempt(stored, intervals, committed, begin)
+        stretches, following = await self._stretches(stored, intervals, committed, begin)
         few = SAMPLE_BLOCKS_MAX  # of a stretch, if every one is looked into
         if sum(len(stretch.entries) for stretch in stretches) > SAMPLE_BLOCKS_MAX:
             few, stretches = FEW_BLOCKS, await asyncio.to_thread(drawn, stretches, SAMPLE_BLOCKS_MAX)
         short = sum(len(stretch.entries) for stretch in stretches if len(stretch.entries) <= few)
         each = max(KEYS_OF_BLOCK, keys // max(1, short))
-        turn = Turn()
+        pager = Pager()
         samples: list[RunSample] = []
         for stretch in stretches:
             samples.append(await self._sample(stored, stretch, each if len(stretch.entries) <= few else 1))
-            await turn.pause()
+            await pager.pause()
         most = keys if following is None and begin == BEGIN else min(keys, PAGE_KEYS)
         if key_count(samples) > 2 * most or sum(map(message_bytes, samples)) > SAMPLE_BYTES_MAX:
-            samples = await asyncio.to_thread(reduced, samples, most, SAMPLE_BYTES_MAX, winners.by)
+            samples = await asyncio.to_thread(reduced, samples, most, SAMPLE_BYTES_MAX, committed.by)
         return Samples(samples, following)
 
     async def _stretches(
-        self, stored: StoredShuffle, intervals: Sequence[Interval], winners: Winners, begin: Cursor
+        self, stored: StoredShuffle, intervals: Sequence[Interval], committed: CommittedAttempts, begin: Cursor
     ) -> tuple[list[Stretch], Cursor | None]:
         """Those of one page, and where the next one begins."""
-        turn = Turn()
+        pager = Pager()
         found: list[Stretch] = []
         blocks = 0
-        for key, run in stored.runs_of(winners, begin):
-            if key > begin and (turn.over or blocks >= PAGE_BLOCKS):
+        for key, run in stored.runs_of(committed, begin):
+            if key > begin and (pager.over or blocks >= PAGE_BLOCKS):
                 return found, key
             for number, interval in enumerate(intervals):
                 first, end = await self.rows(stored, key, run, interval)
                 for start, stop, size in run.stretches(first, end):
                     found.append(Stretch(key, number, run.between(start, stop), start, stop, size, size))
                     blocks += len(found[-1].entries)
-                await turn.pause()
+                await pager.pause()
         return found, None
 
     async def _sample(self, stored: StoredShuffle, stretch: Stretch, each: int) -> RunSample:
@@ -213,29 +217,29 @@ class Questions:
         return RunSample(*stretch.key, stretch.end - stretch.first, sum(weights), tuple(keys), tuple(rows), tuple(weights))
 
     async def _rows_per_attempt(
-        self, stored: StoredShuffle, intervals: Sequence[Interval], winners: Winners, begin: Cursor
+        self, stored: StoredShuffle, intervals: Sequence[Interval], committed: CommittedAttempts, begin: Cursor
     ) -> Samples:
-        turn = Turn()
+        pager = Pager()
         found: dict[tuple[int, str], tuple[int, int]] = {}
         following: Cursor | None = None
-        for key, run in stored.runs_of(winners, begin):
-            if key > begin and (turn.over or len(found) >= SLICES_MAX):
+        for key, run in stored.runs_of(committed, begin):
+            if key > begin and (pager.over or len(found) >= SLICES_MAX):
                 following = key
                 break
             rows, size = found.get(key[:2], (0, 0))
             for interval in intervals:
                 here = run.tally(*await self.rows(stored, key, run, interval))
                 rows, size = rows + here[0], size + here[1]
-                await turn.pause()
+                await pager.pause()
             found[key[:2]] = (rows, size)
         return Samples([RunSample(*place, 0, *counts, (), (), ()) for place, counts in found.items()], following)
 
 
-class Orders:
+class FencedCommands:
     """On the follower's loop."""
 
-    def __init__(self, storage: RangeStorage, questions: Questions) -> None:
-        self._storage, self._questions = storage, questions
+    def __init__(self, storage: RangeStorage, queries: RangeQueries) -> None:
+        self._storage, self._queries = storage, queries
         self._tables: OrderedDict[str, int] = OrderedDict()
 
     def note(self, shuffle: str, table_epoch: int) -> None:
@@ -246,19 +250,20 @@ class Orders:
             self._tables.popitem(last=False)
 
     async def keep(
-        self, epoch: int, shuffle: str, table_epoch: int, intervals: Sequence[Interval], winners: Winners | None
+        self, epoch: int, shuffle: str, table_epoch: int, intervals: Sequence[Interval], committed: CommittedAttempts | None
     ) -> None:
-        """Forget blocks outside of the intervals, and what isn't the winners' (None: all attempts may win). What comes
-        meanwhile stays. Raises StaleEpoch, TemporaryError when this order has become an old one; and as Questions.row."""
+        """Forget blocks outside of the intervals, and what isn't the committed attempts' (None: all attempts may be committed). What
+        comes meanwhile stays. Raises StaleEpoch, TemporaryError when this command has become an old one; and as
+        RangeQueries.row."""
         self._check(epoch, shuffle, table_epoch)
         self.note(shuffle, table_epoch)
         stored = self._storage.shuffles.get(shuffle)
         if stored is None:
             return
-        turn = Turn()
+        pager = Pager()
         for key in list(stored.runs):
-            await self._keep_run(stored, key, intervals, winners, lambda: self._check(epoch, shuffle, table_epoch))
-            await turn.pause()
+            await self._keep_run(stored, key, intervals, committed, lambda: self._check(epoch, shuffle, table_epoch))
+            await pager.pause()
         await self._storage.give_back(stored)
 
     def _check(self, epoch: int, shuffle: str, table_epoch: int) -> None:
@@ -272,7 +277,7 @@ class Orders:
         stored: StoredShuffle,
         key: RunKey,
         intervals: Iterable[Interval],
-        winners: Winners | None,
+        committed: CommittedAttempts | None,
         check: Callable[[], None],
     ) -> None:
         run = stored.runs.get(key)
@@ -280,9 +285,9 @@ class Orders:
             return
         before = list(run.entries)
         wanted: set[int] = set()
-        if winners is None or winners.by.get(key[0]) == key[1]:
+        if committed is None or committed.by.get(key[0]) == key[1]:
             for interval in intervals:
-                first, end = await self._questions.rows(stored, key, run, interval)
+                first, end = await self._queries.rows(stored, key, run, interval)
                 wanted.update(entry.first for entry in run.between(first, end))
         check()  # nothing is awaited from here on
         for entry in before:

@@ -34,10 +34,10 @@ from roq.log.replicated.repair import Holding, plan
 from roq.log.replicated.repairer import from_sources
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
-from roq.shuffle.committed import Winners, parts
+from roq.shuffle.committed import CommittedAttempts, parts
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.peers import Peers
-from roq.shuffle.node.queries import Orders
+from roq.shuffle.node.queries import FencedCommands
 from roq.shuffle.node.storage import RangeStorage
 from roq.wire import shuffle as wire
 from roq.wire.gcm import ReportRuns, ShuffleList, TableInfo
@@ -49,8 +49,8 @@ ROUNDS = 8  # tries at all sources before a fetch fails; the leader asks again
 AT_ONCE = 8  # requests of one follower's fetches under way at a time
 OVERLOADED_MAX = 40  # times in a row that a source has no room to read for us: some 20 s
 SIZES_MAX = 10_000  # fetches whose size is remembered
-Order = tuple[int, int, tuple[str, ...]]  # epoch, table epoch, sources
-Fetch = tuple[str, Interval, str]  # shuffle, interval, digest of the winners: empty for every attempt
+Command = tuple[int, int, tuple[str, ...]]  # epoch, table epoch, sources
+Fetch = tuple[str, Interval, str]  # shuffle, interval, digest of the committed: empty for every attempt
 REPAIR_SECONDS = 2.0  # between two looks
 Report = Callable[[ReportRuns], Awaitable[TableInfo]]
 List = Callable[[], Awaitable[ShuffleList]]
@@ -67,27 +67,29 @@ class _OwnDisk(Exception):
 class Fetcher:
     """All fetches of one follower."""
 
-    def __init__(self, storage: RangeStorage, peers: Peers, budget: Budget, orders: Orders) -> None:
-        self._storage, self._peers, self._budget, self._orders = storage, peers, budget, orders
+    def __init__(self, storage: RangeStorage, peers: Peers, budget: Budget, commands: FencedCommands) -> None:
+        self._storage, self._peers, self._budget, self._commands = storage, peers, budget, commands
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._under_way: dict[Fetch, tuple[asyncio.Task[int], Order]] = {}
+        self._under_way: dict[Fetch, tuple[asyncio.Task[int], Command]] = {}
         self._sizes: OrderedDict[Fetch, int] = OrderedDict()  # of those that aren't whole yet
 
-    async def fetch(self, request: wire.FetchInterval, winners: Winners | None) -> int:
-        """Returns when the interval is whole here; bytes of blocks that were sent for it. winners: those of the request, None:
-        every attempt. Raises Unavailable, DataLost, StorageFull, ShuffleNotFound."""
-        self._orders.note(request.shuffle, request.table_epoch)
-        what = (request.shuffle, request.interval, winners.digest if winners is not None else "")
-        order = (request.epoch, request.table_epoch, tuple(request.sources))
+    async def fetch(self, request: wire.FetchInterval, committed: CommittedAttempts | None) -> int:
+        """Returns when the interval is whole here; bytes of blocks that were sent for it. committed: those of the request,
+        None: every attempt. Raises Unavailable, DataLost, StorageFull, ShuffleNotFound."""
+        self._commands.note(request.shuffle, request.table_epoch)
+        what = (request.shuffle, request.interval, committed.digest if committed is not None else "")
+        command = (request.epoch, request.table_epoch, tuple(request.sources))
         size = 0
-        task, its_order = self._under_way.get(what, (None, order))
-        if task is not None and its_order != order:  # since it looked, an order it does not know of may have taken rows away
+        task, its_command = self._under_way.get(what, (None, command))
+        if (
+            task is not None and its_command != command
+        ):  # since it looked, a command it does not know of may have taken rows away
             await asyncio.wait({task})
             size = 0 if task.cancelled() or task.exception() is not None else task.result()
-            task, _ = self._under_way.get(what, (None, order))  # of another one that waited
+            task, _ = self._under_way.get(what, (None, command))  # of another one that waited
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._fetch(what, request.sources, winners), name="fetch")
-            self._under_way[what] = task, order
+            task = asyncio.get_running_loop().create_task(self._fetch(what, request.sources, committed), name="fetch")
+            self._under_way[what] = task, command
             task.add_done_callback(lambda done: self._ended(what, done))
         return size + await asyncio.shield(task)
 
@@ -96,33 +98,33 @@ class Fetcher:
         if not task.cancelled():
             task.exception()  # whoever waits is told; nobody may
 
-    async def _fetch(self, what: Fetch, sources: Sequence[str], winners: Winners | None) -> int:
+    async def _fetch(self, what: Fetch, sources: Sequence[str], committed: CommittedAttempts | None) -> int:
         self._sizes.setdefault(what, 0)
         while len(self._sizes) > SIZES_MAX:
             self._sizes.popitem(last=False)
         name = f"an interval of shuffle {what[0]}"
         retry_on, pauses = (TemporaryError, DataLost), delays(0.05, 1.0)
         try:
-            await from_sources(name, sources, lambda source: self._from(source, what, winners), retry_on, ROUNDS, pauses)
+            await from_sources(name, sources, lambda source: self._from(source, what, committed), retry_on, ROUNDS, pauses)
         except _OwnDisk as own:
             raise own.error from own
         return self._sizes.pop(what, 0)
 
-    async def _from(self, source: str, what: Fetch, winners: Winners | None) -> None:
-        question: wire.ListSlices | None = wire.ListSlices(*what[:2], {}, winners is None, what[2])
+    async def _from(self, source: str, what: Fetch, committed: CommittedAttempts | None) -> None:
+        query: wire.ListSlices | None = wire.ListSlices(*what[:2], {}, committed is None, what[2])
         named: wire.SpecTold | None = None
-        while question is not None:
+        while query is not None:
             try:
-                page = await self._peers.request(source, question, wire.Slices)
+                page = await self._peers.request(source, query, wire.Slices)
             except WinnersUnknown:
                 named = named or await self._named(source, what[0])
-                for part in parts(what[0], named.name, named.spec, winners or Winners({})):
+                for part in parts(what[0], named.name, named.spec, committed or CommittedAttempts({})):
                     await self._peers.request(source, part, wire.FollowerDone)
-                page = await self._peers.request(source, question, wire.Slices)
+                page = await self._peers.request(source, query, wire.Slices)
             if page.slices:
                 named = named or await self._named(source, what[0])
                 await self._all(source, what, named, page.slices)
-            question = None if page.next is None else msgspec.structs.replace(question, begin=page.next)
+            query = None if page.next is None else msgspec.structs.replace(query, begin=page.next)
 
     async def _named(self, source: str, shuffle: str) -> wire.SpecTold:
         known = self._storage.shuffles.get(shuffle)
@@ -207,8 +209,8 @@ class RangeRepair:
         """Ids of sealed shuffles that are not complete here, as far as is known; None until the leader said what there is."""
         if not self._compared:
             return None
-        hurt = [one.id for one in self._storage.shuffles.values() if one.hurt]
-        return tuple(sorted({*hurt, *self._missing, *self._fetching}))
+        damaged = [one.id for one in self._storage.shuffles.values() if one.damaged]
+        return tuple(sorted({*damaged, *self._missing, *self._fetching}))
 
     async def run(self) -> None:
         """For ever."""
@@ -219,11 +221,11 @@ class RangeRepair:
             for id, name in tuple(self._missing.items()):
                 if await self._try(id, name):
                     del self._missing[id]
-            for stored in [one for one in self._storage.shuffles.values() if one.hurt and one.id not in self._missing]:
+            for stored in [one for one in self._storage.shuffles.values() if one.damaged and one.id not in self._missing]:
                 self._fetching.add(stored.id)
-                stored.hurt = False  # what is found from now on counts again
+                stored.damaged = False  # what is found from now on counts again
                 if not await self._try(stored.id, stored.name):
-                    stored.hurt = True
+                    stored.damaged = True
                 self._fetching.discard(stored.id)
 
     async def _compare(self) -> None:
@@ -255,11 +257,11 @@ class RangeRepair:
     async def _repair(self, id: str, name: str) -> bool:
         """Fetch what is missing; False if nothing of it belongs here."""
         info = await self._report(ReportRuns(name, id, self._host, [], [], False))
-        winners, ours = Winners(info.winners), [one for one in info.ranges if self._host in one.holders]
-        for one in ours if info.winners else ():
+        committed, ours = CommittedAttempts(info.committed), [one for one in info.ranges if self._host in one.holders]
+        for one in ours if info.committed else ():
             what = Holding(id, one.holders)
             for copy in plan([what], len(one.holders), {*info.followers, self._host}, lacking=[(what, self._host)]):
                 sources = [info.followers[source] for source in copy.sources]
-                order = FetchInterval(self._storage.epoch, id, one.interval, {}, sources, info.epoch)
-                await self._fetcher.fetch(order, winners)
-        return bool(ours and info.winners)
+                command = FetchInterval(self._storage.epoch, id, one.interval, {}, sources, info.epoch)
+                await self._fetcher.fetch(command, committed)
+        return bool(ours and info.committed)

@@ -16,14 +16,14 @@ from roq.errors import Closed, DeadlineExceeded, Overloaded, RoqError, StorageFa
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcServer
-from roq.shuffle.committed import Winners
+from roq.shuffle.committed import CommittedAttempts
 from roq.shuffle.node.buffer import Buffer
-from roq.shuffle.node.committed import Naming
+from roq.shuffle.node.committed import CommittedRegistry
 from roq.shuffle.node.committer import FREE_BYTES_MIN
 from roq.shuffle.node.datafile import raise_limit
 from roq.shuffle.node.memory import BlockMemory, Budget
 from roq.shuffle.node.peers import Peers
-from roq.shuffle.node.queries import Orders, Questions
+from roq.shuffle.node.queries import FencedCommands, RangeQueries
 from roq.shuffle.node.repair import Fetcher, List, RangeRepair
 from roq.shuffle.node.storage import RangeStorage
 from roq.wire import shuffle as wire
@@ -54,11 +54,11 @@ class Follower:
         self.host, self.storage, self.budget = host, storage, budget
         self.counters = storage.counters
         self._peers = Peers()
-        self.questions, self.naming = Questions(storage), Naming(FREE_BYTES_MIN)
-        self.orders = Orders(storage, self.questions)
-        self.fetcher = Fetcher(storage, self._peers, budget, self.orders)
-        self.mending = RangeRepair(host, storage, self.fetcher, report, list)
-        self._mending = asyncio.get_running_loop().create_task(self.mending.run(), name="mend")
+        self.queries, self.registry = RangeQueries(storage), CommittedRegistry(FREE_BYTES_MIN)
+        self.commands = FencedCommands(storage, self.queries)
+        self.fetcher = Fetcher(storage, self._peers, budget, self.commands)
+        self.repair = RangeRepair(host, storage, self.fetcher, report, list)
+        self._repairing = asyncio.get_running_loop().create_task(self.repair.run(), name="mend")
         memory = BlockMemory(directory, budget, self.counters, FREE_BYTES_MIN)
         self.buffer = Buffer(host, memory, self.counters, report, self._store)
         self._server: RpcServer | None = None
@@ -115,30 +115,34 @@ class Follower:
                 self.buffer.abandon(request)
             case wire.StorePieces(shuffle, name, spec, pieces):
                 await self.storage.store(shuffle, name, spec, pieces)
-            case wire.NameWinners():
+            case wire.NameCommitted():
                 await self._name(request)
             case wire.DescribeFollower():
                 return self._describe()
             case wire.FetchInterval() | wire.KeepIntervals() | wire.ForgetShuffle() | wire.TableChanged():
                 await self.storage.obey(request.epoch)
-                return await self._order(request)
+                return await self._command(request)
             case _:
-                return await self._question(request)
+                return await self._query(request)
         return wire.FollowerDone()
 
-    async def _name(self, request: wire.NameWinners) -> None:
-        winners = await self.naming.told(request)
-        if winners is not None:
-            await self.naming.save(await self.storage.opened(request.shuffle, request.name, request.spec), winners)
+    async def _name(self, request: wire.NameCommitted) -> None:
+        committed = await self.registry.told(request)
+        if committed is not None:
+            await self.registry.save(await self.storage.opened(request.shuffle, request.name, request.spec), committed)
 
-    async def _winners(self, shuffle: str, winners: dict[int, str], digest: str) -> Winners:
+    async def _committed(self, shuffle: str, committed: dict[int, str], digest: str) -> CommittedAttempts:
         """Raises WinnersUnknown."""
-        return await self.naming.of(shuffle, self.storage.shuffles.get(shuffle), digest) if digest else Winners(winners)
+        return (
+            await self.registry.of(shuffle, self.storage.shuffles.get(shuffle), digest)
+            if digest
+            else CommittedAttempts(committed)
+        )
 
-    async def _question(self, request: wire.Request) -> msgspec.Struct:
+    async def _query(self, request: wire.Request) -> msgspec.Struct:
         match request:
             case wire.ListSlices() | wire.TellSamples() | wire.CountRows():
-                return await self._about_winners(request)
+                return await self._about_committed(request)
             case wire.ReadBlocks():
                 self._check_room_to_read(self.storage.answer_bytes(request))
                 return wire.Blocks(await self.storage.read(request))
@@ -149,43 +153,43 @@ class Follower:
                 return wire.SpecTold(*self.storage.known_as(shuffle))
         raise RoqError(f"{type(request).__name__} is not for a follower")
 
-    async def _about_winners(self, request: wire.ListSlices | wire.TellSamples | wire.CountRows) -> msgspec.Struct:
+    async def _about_committed(self, request: wire.ListSlices | wire.TellSamples | wire.CountRows) -> msgspec.Struct:
         there = request.shuffle in self.storage.shuffles  # of what is not, nothing counts
-        winners = await self._winners(request.shuffle, request.winners, request.digest if there else "")
+        committed = await self._committed(request.shuffle, request.committed, request.digest if there else "")
         match request:
             case wire.ListSlices(shuffle, interval, every=every, begin=begin):
-                return await self.questions.slices(shuffle, interval, None if every else winners, begin)
+                return await self.queries.slices(shuffle, interval, None if every else committed, begin)
             case wire.TellSamples(shuffle, intervals, keys=keys, begin=begin):
-                return await self.questions.samples(shuffle, intervals, winners, keys, begin)
+                return await self.queries.samples(shuffle, intervals, committed, keys, begin)
             case wire.CountRows(shuffle, intervals, begin=begin):
-                return await self.questions.count(shuffle, intervals, winners, begin)
+                return await self.queries.count(shuffle, intervals, committed, begin)
 
     def _check_room_to_read(self, size: int) -> None:
         if self._server is not None and not self.budget.room_to_read(size, self._server.unsent()):
             self.counters["refused_reads"] += 1
             raise Overloaded("too much is being read: ask another replica")
 
-    async def _order(self, request: wire.Request) -> msgspec.Struct:
+    async def _command(self, request: wire.Request) -> msgspec.Struct:
         match request:
             case wire.FetchInterval():
                 return await self._fetch(request)
             case wire.KeepIntervals(epoch, shuffle, intervals, named, sealed, table_epoch, digest):
-                winners = await self._winners(shuffle, named, digest) if sealed else None
-                await self.orders.keep(epoch, shuffle, table_epoch, intervals, winners)
+                committed = await self._committed(shuffle, named, digest) if sealed else None
+                await self.commands.keep(epoch, shuffle, table_epoch, intervals, committed)
             case wire.ForgetShuffle(_, shuffle):
                 self.buffer.forget(shuffle)
-                self.naming.forget(shuffle)
+                self.registry.forget(shuffle)
                 await self.storage.forget(shuffle)
             case wire.TableChanged(_, shuffle, table_epoch):
                 await self.buffer.table_changed(shuffle, table_epoch)
         return wire.FollowerDone()
 
     async def _fetch(self, request: wire.FetchInterval) -> wire.Fetched:
-        every = not (request.winners or request.digest)
-        winners = None if every else await self._winners(request.shuffle, request.winners, request.digest)
+        every = not (request.committed or request.digest)
+        committed = None if every else await self._committed(request.shuffle, request.committed, request.digest)
         try:
             async with asyncio.timeout(FETCH_SECONDS):
-                return wire.Fetched(await self.fetcher.fetch(request, winners))
+                return wire.Fetched(await self.fetcher.fetch(request, committed))
         except TimeoutError:
             return wire.Fetched(0, whole=False)
 
@@ -193,7 +197,7 @@ class Follower:
         stored = {shuffle.id: shuffle.live for shuffle in self.storage.shuffles.values()}
         budget = self.budget
         used = budget.used + (self._server.unfinished() if self._server is not None else 0)
-        counters, lacking = dict(self.counters), self.mending.lacking
+        counters, lacking = dict(self.counters), self.repair.lacking
         return wire.FollowerView(
             self.host,
             used,
@@ -210,8 +214,8 @@ class Follower:
         """Stop serving; what is not answered is not promised."""
         if self._server is not None:
             self._server.close()
-        self._mending.cancel()
-        await asyncio.gather(self._mending, return_exceptions=True)
+        self._repairing.cancel()
+        await asyncio.gather(self._repairing, return_exceptions=True)
         await self.fetcher.close()
         await self.buffer.close()
         await self.storage.close()

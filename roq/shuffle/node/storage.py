@@ -32,7 +32,7 @@ READ_THREADS = 3
 READS_WAITING_MAX = 64  # then readers are sent to another replica
 FORGOTTEN_MAX = 10_000  # ids of shuffles that late pieces must not bring back
 STORE_ROUNDS = 8  # each leaves fewer rows to be stored
-GIVE_BACK_SECONDS = 20.0  # an order to forget waits so long for the space
+GIVE_BACK_SECONDS = 20.0  # a command to forget waits so long for the space
 
 
 class RangeStorage:
@@ -217,7 +217,7 @@ class RangeStorage:
     def _damaged(self, stored: StoredShuffle, key: RunKey, entry: BlockEntry) -> None:
         if stored.remove(key, entry):
             self.counters["damaged"] += 1
-            stored.hurt = True
+            stored.damaged = True
             fields = {"shuffle": stored.id, "run": key, "first": entry.first, "rows": entry.rows, "file": str(entry.file.path)}
             log.error("damaged block dropped", extra={"fields": fields})
             self._beside.add(task := self._loop.create_task(self._void(entry)))
@@ -237,10 +237,10 @@ class RangeStorage:
         (block,) = await self._blocks(stored, key, [entry])
         return await self._read(lambda: splitter().keys_of(stored.spec, block))
 
-    # --- the leader's orders ------------------------------------------------------------------------------------------
+    # --- the leader's commands ------------------------------------------------------------------------------------------
 
     async def obey(self, epoch: int) -> None:
-        """Remember the leader's epoch. Raises StaleEpoch if a later one gave orders here."""
+        """Remember the leader's epoch. Raises StaleEpoch if a later one gave commands here."""
         async with self._obeying:
             if epoch < self.epoch:
                 raise StaleEpoch(f"epoch {epoch} is over: {self.epoch} leads")

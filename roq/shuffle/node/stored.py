@@ -24,7 +24,7 @@ import msgspec
 from roq.errors import CallError, StorageFailed
 from roq.runtime.files import DISK, TEMPORARY
 from roq.runtime.observe import logger
-from roq.shuffle.committed import Winners
+from roq.shuffle.committed import CommittedAttempts
 from roq.shuffle.node.datafile import UNREADABLE, DataFile, Descriptors
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.shuffle import BEGIN, Cursor, Position, Spec
@@ -228,11 +228,11 @@ class StoredShuffle:
     def __init__(self, directory: Path, name: str, spec: Spec, descriptors: Descriptors) -> None:
         self.id, self.directory, self.name, self.spec = directory.name, directory, name, spec
         self._descriptors = descriptors
-        self.hurt = False
+        self.damaged = False
         self.files: dict[int, DataFile] = {}
         self.runs: dict[RunKey, RunIndex] = {}
         self.attempts: dict[tuple[int, str], set[int]] = {}
-        self._order: list[tuple[int, str]] = []  # of all attempts
+        self._command: list[tuple[int, str]] = []  # of all attempts
         self.current: DataFile | None = None
         self.last_number = 0
         self.live = 0  # bytes of blocks that are wanted
@@ -259,7 +259,7 @@ class StoredShuffle:
             raise StorageFailed(f"{directory / 'spec'} is damaged: {error}") from None
         numbers = sorted(int(path.name.removeprefix("data-")) for path in directory.glob("data-*"))
         damaged = sum(stored._load_file(number, last=number == numbers[-1]) for number in numbers)
-        stored.hurt |= damaged > 0
+        stored.damaged |= damaged > 0
         return stored, damaged
 
     def _load_file(self, number: int, *, last: bool) -> int:
@@ -267,7 +267,7 @@ class StoredShuffle:
         self.last_number = number
         seen = end = damaged = 0
         for head, offset, size, begin in file.scan():
-            self.hurt |= begin > seen  # something was there that can't be read, or was dropped and perhaps not mended yet
+            self.damaged |= begin > seen  # something was there that can't be read, or was dropped and perhaps not mended yet
             seen = offset + size
             if last and file.whole(offset, size, head.crc) is None:  # written, not synced when the power went
                 damaged += 1
@@ -280,7 +280,7 @@ class StoredShuffle:
             file.sync()  # of what the process before wrote it is not known whether it was synced
             self.current = file
         else:
-            self.hurt |= seen < file.size
+            self.damaged |= seen < file.size
         return damaged
 
     def new_file(self) -> DataFile:
@@ -308,7 +308,7 @@ class StoredShuffle:
             run = self.runs[key] = RunIndex((key[0], key[2]))
             if key[:2] not in self.attempts:
                 self.attempts[key[:2]] = set()
-                insort(self._order, key[:2])
+                insort(self._command, key[:2])
             self.attempts[key[:2]].add(key[2])
         if not run.add(entry):
             return False
@@ -334,7 +334,7 @@ class StoredShuffle:
             del self.runs[key]
             self.attempts[key[:2]].discard(key[2])
             if not self.attempts[key[:2]]:
-                del self.attempts[key[:2]], self._order[bisect_left(self._order, key[:2])]
+                del self.attempts[key[:2]], self._command[bisect_left(self._command, key[:2])]
         return True
 
     def replace(self, key: RunKey, old: BlockEntry, new: BlockEntry) -> bool:
@@ -346,26 +346,26 @@ class StoredShuffle:
         new.file.live += new.size
         return True
 
-    def runs_of(self, winners: Winners | None, begin: Cursor = BEGIN) -> Iterator[tuple[RunKey, RunIndex]]:
+    def runs_of(self, committed: CommittedAttempts | None, begin: Cursor = BEGIN) -> Iterator[tuple[RunKey, RunIndex]]:
         """The runs of these attempts (None: of all), in order, from one on. Others may come and go meanwhile."""
-        for attempt in self._attempts(winners, begin):
+        for attempt in self._attempts(committed, begin):
             for number in sorted(self.attempts.get(attempt, ())):
                 key = (*attempt, number)
                 run = self.runs.get(key)
                 if run is not None and key >= begin:
                     yield key, run
 
-    def _attempts(self, winners: Winners | None, begin: Cursor) -> Iterator[tuple[int, str]]:
-        if winners is not None:
-            for at in range(bisect_left(winners.partitions, begin[0]), len(winners)):
-                partition = winners.partitions[at]
-                yield partition, winners.by[partition]
+    def _attempts(self, committed: CommittedAttempts | None, begin: Cursor) -> Iterator[tuple[int, str]]:
+        if committed is not None:
+            for at in range(bisect_left(committed.partitions, begin[0]), len(committed)):
+                partition = committed.partitions[at]
+                yield partition, committed.by[partition]
             return
-        index = bisect_left(self._order, begin[:2])
-        while index < len(self._order):
-            attempt = self._order[index]
+        index = bisect_left(self._command, begin[:2])
+        while index < len(self._command):
+            attempt = self._command[index]
             yield attempt
-            index = bisect_right(self._order, attempt)
+            index = bisect_right(self._command, attempt)
 
     def entries(self) -> Iterator[tuple[RunKey, BlockEntry]]:
         """All blocks."""

@@ -322,11 +322,11 @@ async def test_a_block_that_can_not_be_read_is_damaged(opened: Open, tmp_path: P
     bad.at = set(range(page * PAGE_BYTES, (page + 1) * PAGE_BYTES))
     with pytest.raises(DataLost):
         await storage.read(ReadBlocks("s", 0, "a", 0, 30, 39))
-    assert storage.shuffles["s"].hurt, "to be fetched again"
+    assert storage.shuffles["s"].damaged, "to be fetched again"
     assert here(storage, 0, 100) == 90
     storage = await opened()
     assert here(storage, 0, 100) == 90
-    assert storage.shuffles["s"].hurt
+    assert storage.shuffles["s"].damaged
     assert here(storage, 0, 100, "other") == 100
     await store(storage, 0, blocks)
     assert here(storage, 0, 100) == 100
@@ -347,7 +347,7 @@ async def test_a_record_whose_head_can_not_be_read_is_told_at_the_start(
     bad.at = set(range(at - at % PAGE_BYTES, at - at % PAGE_BYTES + PAGE_BYTES))
     storage = await opened()
     assert here(storage, 0, 100) in (80, 90), "its page may hold the end of the one before"
-    assert storage.shuffles["s"].hurt
+    assert storage.shuffles["s"].damaged
 
 
 async def test_a_shuffle_that_can_not_be_read_is_put_aside_alone(

@@ -15,21 +15,21 @@ import pytest_asyncio
 
 from roq.errors import FrameError, WinnersUnknown
 from roq.runtime.observe import Counters
-from roq.shuffle.committed import Winners, parts
+from roq.shuffle.committed import CommittedAttempts, parts
 from roq.shuffle.node import queries
-from roq.shuffle.node.committed import Naming
+from roq.shuffle.node.committed import CommittedRegistry
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.queries import Questions
+from roq.shuffle.node.queries import RangeQueries
 from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.ranges import even_borders, intervals
 from roq.shuffle.sampling import Distribution
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.shuffle import (
+    COMMITTED_AT_ONCE,
     SAMPLE_KEYS_MAX,
-    WINNERS_AT_ONCE,
     Cursor,
     Interval,
-    NameWinners,
+    NameCommitted,
     Piece,
     Position,
     RunSample,
@@ -87,7 +87,7 @@ async def test_samples_of_many_attempts_fit_a_message_and_say_the_same(storage: 
     found: list[RunSample] = []
     async with Watch() as watch:
         while begin is not None:
-            page = await Questions(storage).samples("s", PARTS, Winners(WINNERS), SAMPLE_KEYS_MAX, begin)
+            page = await RangeQueries(storage).samples("s", PARTS, CommittedAttempts(WINNERS), SAMPLE_KEYS_MAX, begin)
             assert len(msgspec.msgpack.encode(Samples(page.samples))) < CONTROL_BYTES_MAX / 2
             found += page.samples
             begin = page.next
@@ -134,10 +134,10 @@ async def test_counting_many_attempts_ends_in_time_and_lets_others_work(
     pages = 0
     begin: Cursor | None = (-1, "", 0)
     rows = [0] * RANGES
-    winners = Winners(WINNERS)
+    winners = CommittedAttempts(WINNERS)
     async with Watch() as watch:
         while begin is not None:
-            page = await Questions(storage).count("s", PARTS, winners, begin)
+            page = await RangeQueries(storage).count("s", PARTS, winners, begin)
             rows = [one + other for one, other in zip(rows, page.rows, strict=True)]
             begin = page.next
             pages += 1
@@ -148,7 +148,7 @@ async def test_counting_many_attempts_ends_in_time_and_lets_others_work(
 
 async def test_slices_of_many_attempts_come_in_pages(storage: RangeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roq.shuffle.node.queries.SLICES_MAX", 1000)
-    page = await Questions(storage).slices("s", PARTS[3], Winners(WINNERS))
+    page = await RangeQueries(storage).slices("s", PARTS[3], CommittedAttempts(WINNERS))
     assert (len(page.slices), page.next) == (1000, (1000, WINNERS[1000], 0))
     found = await slices(storage, PARTS[3], WINNERS)
     assert [(one.partition, one.first, one.rows) for one in found] == [(number, 3, 1) for number in range(PARTITIONS)]
@@ -160,16 +160,16 @@ async def test_slices_of_many_attempts_come_in_pages(storage: RangeStorage, monk
 
 
 async def test_winners_are_told_in_parts_and_known_after_a_new_start(tmp_path: Path) -> None:
-    winners = Winners({number: f"a{number}" for number in range(2 * WINNERS_AT_ONCE + 5)})
+    winners = CommittedAttempts({number: f"a{number}" for number in range(2 * COMMITTED_AT_ONCE + 5)})
     told = list(parts("s", "visits", SPEC, winners))
-    assert [(part.number, part.last, len(part.winners)) for part in told] == [
-        (0, False, WINNERS_AT_ONCE),
-        (1, False, WINNERS_AT_ONCE),
+    assert [(part.number, part.last, len(part.committed)) for part in told] == [
+        (0, False, COMMITTED_AT_ONCE),
+        (1, False, COMMITTED_AT_ONCE),
         (2, True, 5),
     ]
     storage = await RangeStorage.open(tmp_path / "s", Budget(1 << 30), Counters(), 0)
     await storage.store("s", "visits", SPEC, [piece(0, "a0", 0, run_of([1], 1))])
-    stored, naming = storage.shuffles["s"], Naming(0)
+    stored, naming = storage.shuffles["s"], CommittedRegistry(0)
     with pytest.raises(WinnersUnknown):
         await naming.of("s", stored, winners.digest)
     assert [await naming.told(part) for part in (told[2], told[0], told[0])] == [None] * 3, "in any order, and again"
@@ -177,20 +177,20 @@ async def test_winners_are_told_in_parts_and_known_after_a_new_start(tmp_path: P
     assert whole is not None
     assert whole.by == winners.by
     await naming.save(stored, whole)
-    assert (await Naming(0).of("s", stored, winners.digest)).by == winners.by
+    assert (await CommittedRegistry(0).of("s", stored, winners.digest)).by == winners.by
     path = tmp_path / "s" / "s" / f"winners-{winners.digest}"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(WinnersUnknown):
-        await Naming(0).of("s", stored, winners.digest)
+        await CommittedRegistry(0).of("s", stored, winners.digest)
     await storage.close()
 
 
 async def test_a_full_disk_does_not_keep_winners_from_being_known(tmp_path: Path) -> None:
     storage = await RangeStorage.open(tmp_path / "s", Budget(1 << 30), Counters(), 0)
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of([1], 1))])
-    winners, naming = Winners({0: "a"}), Naming(1 << 60)
+    winners, naming = CommittedAttempts({0: "a"}), CommittedRegistry(1 << 60)
     for part in parts("s", "visits", SPEC, winners):
         assert await naming.told(part) is not None
     await naming.save(storage.shuffles["s"], winners)
@@ -201,4 +201,4 @@ async def test_a_full_disk_does_not_keep_winners_from_being_known(tmp_path: Path
 
 async def test_winners_that_are_not_those_of_their_digest_are_refused() -> None:
     with pytest.raises(FrameError):
-        await Naming(0).told(NameWinners("s", "visits", SPEC, "0" * 32, 0, True, {0: "a"}))
+        await CommittedRegistry(0).told(NameCommitted("s", "visits", SPEC, "0" * 32, 0, True, {0: "a"}))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from roq.errors import CallError, DataLost, FrameError, Overloaded, ShuffleNotFound, StaleEpoch, StorageFull, TemporaryError
 from roq.runtime.observe import Counters
-from roq.shuffle.committed import Winners
+from roq.shuffle.committed import CommittedAttempts
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.queries import Orders, Questions
+from roq.shuffle.node.queries import FencedCommands, RangeQueries
 from roq.shuffle.node.storage import RangeStorage
 from roq.wire.shuffle import Block, CutBlocks, Interval, Position, ReadBlocks
 from tests.harness.shuffle_answers import count, keep, samples, slices
@@ -263,25 +263,27 @@ async def test_an_order_to_forget_of_an_older_table_is_refused(opened: Open) -> 
     """The same leader gave it before it ordered this follower to fetch: it was late on its way."""
     storage, everything = await opened(), run_of(range(100), 10)
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, everything)])
-    orders = Orders(storage, Questions(storage))
+    orders = FencedCommands(storage, RangeQueries(storage))
     orders.note("s", 3)
     with pytest.raises(TemporaryError):
-        await orders.keep(1, "s", 2, [], Winners({0: "a"}))
+        await orders.keep(1, "s", 2, [], CommittedAttempts({0: "a"}))
     assert await read_all(storage) == [*range(100)]
-    await orders.keep(1, "s", 3, [], Winners({0: "a"}))
+    await orders.keep(1, "s", 3, [], CommittedAttempts({0: "a"}))
     assert await read_all(storage) == []
 
 
 @pytest.mark.parametrize(
     "late", [lambda storage, orders: setattr(storage, "epoch", 2), lambda storage, orders: orders.note("s", 3)]
 )
-async def test_an_order_to_forget_ends_when_it_becomes_late(opened: Open, late: Callable[[RangeStorage, Orders], None]) -> None:
+async def test_an_order_to_forget_ends_when_it_becomes_late(
+    opened: Open, late: Callable[[RangeStorage, FencedCommands], None]
+) -> None:
     """It looks into a block; meanwhile another order comes."""
     storage = await opened()
     await storage.store("s", "visits", SPEC, [piece(0, "a", 0, run_of(range(100), 50))])
-    orders = Orders(storage, Questions(storage))
+    orders = FencedCommands(storage, RangeQueries(storage))
     inside = Interval(Position(key_of(10), 0, 0, 0), Position(key_of(20), 0, 0, 0))
-    going = asyncio.create_task(orders.keep(1, "s", 2, [inside], Winners({0: "a"})))
+    going = asyncio.create_task(orders.keep(1, "s", 2, [inside], CommittedAttempts({0: "a"})))
     await asyncio.sleep(0)
     late(storage, orders)
     with pytest.raises((StaleEpoch, TemporaryError)):

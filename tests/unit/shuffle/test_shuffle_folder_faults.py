@@ -255,7 +255,7 @@ def test_an_attempt_that_could_not_begin_can_begin_again(tmp_path: Path) -> None
 
 def die_before_sweeping(address: str) -> None:
     """In a process: seal or cut anew as far as the table."""
-    FolderService._sweep = lambda self, home, winners: os._exit(9)  # type: ignore[method-assign]
+    FolderService._sweep = lambda self, home, committed: os._exit(9)  # type: ignore[method-assign]
     with roq.shuffle.open(address) as shuffles:
         shuffles.commit("s", [write(shuffles, 0, 10)])
 

@@ -8,7 +8,7 @@ import pytest
 from gcm.shuffle_driver import Inquirer
 from gcm.shuffle_leader import COMMITS_MAX, Receipts
 from roq.errors import FrameError, NotReady, WinnersUnknown
-from roq.shuffle.committed import Winners
+from roq.shuffle.committed import CommittedAttempts
 from roq.shuffle.record import ShuffleRecord
 from roq.shuffle.sampling import reduced
 from roq.wire import shuffle as wire
@@ -56,8 +56,8 @@ class OneFollower:
     ) -> msgspec.Struct:
         self.asked.append(request)
         match request:
-            case wire.NameWinners():
-                self.known[request.digest] = request.winners
+            case wire.NameCommitted():
+                self.known[request.digest] = request.committed
                 return wire.FollowerDone()
             case wire.CountRows(digest=digest, begin=begin) if digest in self.known:
                 at = begin[0] + 1 if begin == BEGIN else begin[0]
@@ -74,14 +74,14 @@ async def test_winners_are_told_once_and_pages_add_up() -> None:
     for _ in range(2):
         assert await inquirer.answer("h", counting, wire.Counts, 1.0) == wire.Counts([3], [30])
     told = [type(request).__name__ for request in follower.asked]
-    assert told == ["CountRows", "NameWinners", *["CountRows"] * 6]
-    assert follower.known == {Winners(WINNERS).digest: WINNERS}
-    assert not any(request.winners for request in follower.asked if isinstance(request, wire.CountRows))
+    assert told == ["CountRows", "NameCommitted", *["CountRows"] * 6]
+    assert follower.known == {CommittedAttempts(WINNERS).digest: WINNERS}
+    assert not any(request.committed for request in follower.asked if isinstance(request, wire.CountRows))
     follower.known.clear()  # it was started again, and its disk was full
     follower.asked.clear()
     fetching = wire.FetchInterval(1, "id", EVERYTHING, WINNERS, ["x"], 1)
     assert await inquirer.answer("h", fetching, wire.Fetched, 1.0) == wire.Fetched(15)
-    assert [type(request).__name__ for request in follower.asked[:3]] == ["FetchInterval", "NameWinners", "FetchInterval"]
+    assert [type(request).__name__ for request in follower.asked[:3]] == ["FetchInterval", "NameCommitted", "FetchInterval"]
 
 
 def test_few_samples_stand_for_many() -> None:

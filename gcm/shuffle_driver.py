@@ -9,7 +9,9 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from operator import add
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -33,7 +35,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 SAMPLES_HELD = 16  # times the keys that are wanted; more are made fewer at once
 SAMPLE_BYTES_MAX = 8 * 1024 * 1024  # of one answer
 TELL_SECONDS = 20.0  # one part of the committed attempts
-AboutCommitted = wire.TellSamples | wire.CountRows | wire.FetchInterval | wire.KeepIntervals
+P = TypeVar("P", wire.Counts, wire.Samples)
 log = logger(__name__)
 PAUSE_SECONDS = (0.1, 5.0)  # between two tries of one request to a follower
 ASKS_AT_ONCE = 8  # of one host, of all shuffles
@@ -58,20 +60,21 @@ class Inquirer:
 
     async def answer(self, host: str, request: wire.Request, expect: type[msgspec.Struct], seconds: float) -> msgspec.Struct:
         """All of it. seconds: for each page. Raises what the follower raises, Unavailable, DeadlineExceeded, FrameError."""
-        if not isinstance(request, AboutCommitted):
+        if not isinstance(request, wire.AboutCommitted):
             return await self._request(host, request, expect, seconds)
         committed = self._committed(request.committed)
         if len(committed):
             request = msgspec.structs.replace(request, committed={}, digest=committed.digest)
+        ask = partial(self._one, host, committed, seconds)
         match request:
             case wire.CountRows():
-                return await self._counts(host, request, committed, seconds)
+                return await _counts(ask, request)
             case wire.TellSamples():
-                return await self._samples(host, request, committed, seconds)
+                return await _samples(ask, request, committed)
             case wire.FetchInterval():
-                return await self._fetched(host, request, committed, seconds)
-            case wire.KeepIntervals():
-                return await self._one(host, request, committed, wire.FollowerDone, seconds)
+                return await _fetched(ask, request)
+            case _:
+                return await ask(request, expect)
 
     def _committed(self, named: dict[int, str]) -> CommittedAttempts:
         if self._named is None or (self._named[0] is not named and self._named[0] != named):
@@ -80,9 +83,9 @@ class Inquirer:
         return self._named[1]
 
     async def _one(
-        self, host: str, request: msgspec.Struct, committed: CommittedAttempts, expect: type[T], seconds: float
+        self, host: str, committed: CommittedAttempts, seconds: float, request: msgspec.Struct, expect: type[T]
     ) -> T:
-        """One page. Who does not know the committed attempts is told them once, however many requests wait for that."""
+        """One page. Who does not know what is committed is told once, however many requests wait for that."""
         told = self._told.get(host, 0)
         try:
             return await self._request(host, request, expect, seconds)
@@ -94,55 +97,58 @@ class Inquirer:
                     self._told[host] = told + 1
         return await self._request(host, request, expect, seconds)
 
-    async def _fetched(
-        self, host: str, request: wire.FetchInterval, committed: CommittedAttempts, seconds: float
-    ) -> wire.Fetched:
-        """When it is whole, however long that takes: each time the follower says that it goes on."""
-        size, whole = 0, False
-        while not whole:
-            reply = await self._one(host, request, committed, wire.Fetched, seconds)
-            size, whole = size + reply.size, reply.whole
-        return wire.Fetched(size)
 
-    async def _counts(self, host: str, request: wire.CountRows, committed: CommittedAttempts, seconds: float) -> wire.Counts:
-        rows, sizes = [0] * len(request.intervals), [0] * len(request.intervals)
-        begin: Cursor | None = request.begin
-        while begin is not None:
-            page = await self._one(host, msgspec.structs.replace(request, begin=begin), committed, wire.Counts, seconds)
-            if not len(rows) == len(page.rows) == len(page.sizes):
-                raise FrameError("that does not answer what was asked")
-            rows = [one + other for one, other in zip(rows, page.rows, strict=True)]
-            sizes = [one + other for one, other in zip(sizes, page.sizes, strict=True)]
-            begin = _following(begin, page)
-        return wire.Counts(rows, sizes)
+class PageRequest(Protocol):
+    """One page of an answer."""
 
-    async def _samples(
-        self, host: str, request: wire.TellSamples, committed: CommittedAttempts, seconds: float
-    ) -> wire.Samples:
-        """All samples, or fewer that stand for them, as if they had been one page."""
-        found: list[RunSample] = []
-        keys = 0
-        begin: Cursor | None = request.begin
-        while begin is not None:
-            page = await self._one(host, msgspec.structs.replace(request, begin=begin), committed, wire.Samples, seconds)
-            if not all(map(is_sound, page.samples)):
-                raise FrameError("that does not answer what was asked")
-            found += page.samples
-            keys += key_count(page.samples)
-            begin = _following(begin, page)
-            if request.keys and keys > SAMPLES_HELD * request.keys:
-                found = await asyncio.to_thread(reduced, found, 4 * request.keys, 4 * SAMPLE_BYTES_MAX, committed.by)
-                keys = key_count(found)
-        if request.keys and (keys > 2 * request.keys or sum(map(message_bytes, found)) > SAMPLE_BYTES_MAX):
-            found = await asyncio.to_thread(reduced, found, request.keys, SAMPLE_BYTES_MAX, committed.by)
-        return wire.Samples(found)
+    async def __call__(self, request: msgspec.Struct, expect: type[T], /) -> T:
+        """Raises as FollowerRequest."""
 
 
-def _following(begin: Cursor, page: wire.Counts | wire.Samples) -> Cursor | None:
-    """Where the next page begins. Raises FrameError: it does not go on."""
-    if page.next is not None and page.next <= begin:
-        raise FrameError("pages do not go on")
-    return page.next
+async def _pages(ask: PageRequest, request: wire.CountRows | wire.TellSamples, expect: type[P]) -> AsyncIterator[P]:
+    """Raises FrameError: they do not go on."""
+    begin: Cursor | None = request.begin
+    while begin is not None:
+        page = await ask(msgspec.structs.replace(request, begin=begin), expect)
+        if page.next is not None and page.next <= begin:
+            raise FrameError("pages do not go on")
+        yield page
+        begin = page.next
+
+
+async def _fetched(ask: PageRequest, request: wire.FetchInterval) -> wire.Fetched:
+    """When it is complete, however long that takes: each time the follower says that it goes on."""
+    size, whole = 0, False
+    while not whole:
+        reply = await ask(request, wire.Fetched)
+        size, whole = size + reply.size, reply.whole
+    return wire.Fetched(size)
+
+
+async def _counts(ask: PageRequest, request: wire.CountRows) -> wire.Counts:
+    rows, sizes = [0] * len(request.intervals), [0] * len(request.intervals)
+    async for page in _pages(ask, request, wire.Counts):
+        if not len(rows) == len(page.rows) == len(page.sizes):
+            raise FrameError("that does not answer what was asked")
+        rows, sizes = [*map(add, rows, page.rows)], [*map(add, sizes, page.sizes)]
+    return wire.Counts(rows, sizes)
+
+
+async def _samples(ask: PageRequest, request: wire.TellSamples, committed: CommittedAttempts) -> wire.Samples:
+    """All samples, or fewer that stand for them, as if they had been one page."""
+    found: list[RunSample] = []
+    keys = 0
+    async for page in _pages(ask, request, wire.Samples):
+        if not all(map(is_sound, page.samples)):
+            raise FrameError("that does not answer what was asked")
+        found += page.samples
+        keys += key_count(page.samples)
+        if request.keys and keys > SAMPLES_HELD * request.keys:
+            found = await asyncio.to_thread(reduced, found, 4 * request.keys, 4 * SAMPLE_BYTES_MAX, committed.by)
+            keys = key_count(found)
+    if request.keys and (keys > 2 * request.keys or sum(map(message_bytes, found)) > SAMPLE_BYTES_MAX):
+        found = await asyncio.to_thread(reduced, found, request.keys, SAMPLE_BYTES_MAX, committed.by)
+    return wire.Samples(found)
 
 
 # what answers a request, and how long that may take: of what comes in pages, one of them (roq/shuffle/node/queries.py)
@@ -169,11 +175,11 @@ class Driver:
     """One shuffle. `start` it; its tasks end with the term, or with `stop`. A defect of ours parks it: the term goes on, this
     shuffle does not before the next leader reads it."""
 
-    def __init__(self, plan: ShufflePlan, store: ShuffleStore, around: DriverContext) -> None:
+    def __init__(self, plan: ShufflePlan, store: ShuffleStore, context: DriverContext) -> None:
         self.plan, self.store = plan, store
         self.refused: RoqError | None = None  # why the committed attempts named last can't win
         self.parked: RoqError | None = None  # why it is left alone
-        self._around = around
+        self._context = context
         self._events: deque[tuple[Event, asyncio.Future[None] | None]] = deque()
         self._work = asyncio.Event()
         self._changed: dict[asyncio.Future[None], None] = {}
@@ -182,7 +188,7 @@ class Driver:
         self._timers: list[asyncio.TimerHandle] = []
         self._running: asyncio.Task[None] | None = None
         self._chance = random.Random()
-        self._inquirer = Inquirer(around.links.request, plan.record)
+        self._inquirer = Inquirer(context.links.request, plan.record)
 
     @property
     def record(self) -> ShuffleRecord:
@@ -191,7 +197,7 @@ class Driver:
 
     def start(self) -> None:
         """From now on."""
-        self._running = self._around.term.tasks.start(self._run(), f"shuffle {self.record.name}")
+        self._running = self._context.term.tasks.start(self._run(), f"shuffle {self.record.name}")
 
     def stop(self) -> None:
         """It is gone: nothing holds on to it."""
@@ -229,7 +235,7 @@ class Driver:
         return self.record
 
     async def _or_over(self, future: asyncio.Future[None]) -> None:
-        over: list[asyncio.Future[Any]] = [future, self._around.term.ended]
+        over: list[asyncio.Future[Any]] = [future, self._context.term.ended]
         await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
             future.cancel()
@@ -250,13 +256,12 @@ class Driver:
                     self._events.popleft()
         except NotLeader:
             return  # the next leader goes on
-        except Exception as error:  # a defect that concerns this shuffle only
-            log.exception(
-                "shuffle failed and is not driven any further by this leader", extra={"fields": {"shuffle": self.record.name}}
-            )
+        except Exception as error:  # noqa: BLE001 (a defect that concerns this shuffle only; it is logged)
             self._park(error)
 
     def _park(self, error: Exception) -> None:
+        fields = {"shuffle": self.record.name}
+        log.error("shuffle failed and is not driven any further by this leader", exc_info=error, extra={"fields": fields})
         what = f"{type(error).__name__}: {error}"
         self._leave(RoqError(f"shuffle {self.record.name!r} is left alone until another GCM leads: {what}"))
 
@@ -326,7 +331,7 @@ class Driver:
                 ahead = [timer for timer in self._timers if timer.when() > loop.time()]
                 self._timers = [*ahead, loop.call_later(seconds + LATE_SECONDS, self.feed, events.TimePassed())]
             case events.DeleteShuffle():
-                self._around.deleted(self.record.id)
+                self._context.deleted(self.record.id)
         return []
 
     async def _write(self, record: ShuffleRecord) -> list[Instruction]:
@@ -344,14 +349,10 @@ class Driver:
         async def run() -> None:
             try:
                 await work()
-            except Exception as error:  # a defect that concerns this shuffle only
-                log.exception(
-                    "shuffle failed and is not driven any further by this leader",
-                    extra={"fields": {"shuffle": self.record.name}},
-                )
+            except Exception as error:  # noqa: BLE001 (as above)
                 self._park(error)
 
-        return self._around.term.tasks.start(run(), f"shuffle {self.record.name}: {what}")
+        return self._context.term.tasks.start(run(), f"shuffle {self.record.name}: {what}")
 
     async def _compute_table(self, job: events.ComputeTable) -> None:
         """In a thread: it may take seconds."""
@@ -360,13 +361,13 @@ class Driver:
 
     async def _ask(self, ask: events.Ask) -> None:
         expect, seconds = ANSWERS[type(ask.request)]
-        room = self._around.rooms.setdefault(ask.host, asyncio.Semaphore(ASKS_AT_ONCE))
+        room = self._context.rooms.setdefault(ask.host, asyncio.Semaphore(ASKS_AT_ONCE))
         try:
             async with room:
                 reply = await self._inquirer.answer(ask.host, self._addressed(ask.request), expect, seconds)
             self.feed(events.Answered(ask.id, reply))  # type: ignore[arg-type]  # one of wire.Reply: see ANSWERS
         except StaleEpoch as error:
-            self._around.term.step_down(error)
+            self._context.term.step_down(error)
         except RoqError as error:
             tries = self._tries[ask.id] = self._tries.get(ask.id, 0) + 1
             fields = {
@@ -384,5 +385,5 @@ class Driver:
         """With the endpoints of sources in place of their hosts."""
         if not isinstance(request, wire.FetchInterval):
             return request
-        known = self._around.links.endpoints
+        known = self._context.links.endpoints
         return msgspec.structs.replace(request, sources=[known[host] for host in request.sources if host in known])

@@ -92,7 +92,7 @@ class ShuffleLeader:
     def __init__(self, term: LeaderTerm, abandoned_seconds: float) -> None:
         self._term, self._abandoned_seconds = term, abandoned_seconds
         self._links = FollowerLinks()
-        self._around = DriverContext(term, self._links, {}, self._forgotten)
+        self._context = DriverContext(term, self._links, {}, self._forgotten)
         self._drivers: dict[str, Driver] = {}  # by id
         self._unreadable: frozenset[str] = frozenset()  # ids
         self._receipts = Receipts()
@@ -121,7 +121,7 @@ class ShuffleLeader:
 
     def _drive(self, record: ShuffleRecord, store: ShuffleStore) -> Driver:
         plan = ShufflePlan(record, self._term.fence.epoch, self._abandoned_seconds)
-        driver = self._drivers[record.id] = Driver(plan, store, self._around)
+        driver = self._drivers[record.id] = Driver(plan, store, self._context)
         driver.feed(self._hosts)
         driver.start()
         return driver

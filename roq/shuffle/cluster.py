@@ -173,11 +173,9 @@ class ClusterSink:
 
     def send(self, blocks: Sequence[Block]) -> None:
         """See AttemptSink."""
-        for part in _parts(blocks):
-            self._say(
-                wire.SendBlocks(self._shuffle, self._partition, self._attempt, self._number, self._run, part), ANSWER_SECONDS
-            )
-            self._number += 1
+        request = wire.SendBlocks(self._shuffle, self._partition, self._attempt, self._number, self._run, [*blocks])
+        self._say(request, ANSWER_SECONDS)
+        self._number += 1
 
     def end(self, sample: RunSample) -> None:
         """See AttemptSink."""
@@ -219,20 +217,6 @@ class ClusterSink:
                 raise AttemptLost(f"its buffer on host {self._buffer.host} is of no use: {failure}") from failure
             waited = isinstance(request, wire.FinishAttempt) and isinstance(failure, Overloaded)
             self._link.pause(next(quick if waited else pauses))
-
-
-def _parts(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    """As they fit one message."""
-    part: list[Block] = []
-    size = 0
-    for block in blocks:
-        if part and size + len(block.data) > BLOCKS_BYTES_MAX:
-            yield part
-            part, size = [], 0
-        part.append(block)
-        size += len(block.data)
-    if part:
-        yield part
 
 
 class Holders(NamedTuple):
@@ -384,26 +368,20 @@ class ClusterService:
         """See Service."""
         transaction, size = new_token(), wire.COMMITTED_AT_ONCE
         parts = [[*receipts[at : at + size]] for at in range(0, len(receipts), size)] if len(receipts) > size else []
-        request = gcm.CommitShuffle(name, transaction, [] if parts else [*receipts], len(parts))
-        deadline, pauses = time.monotonic() + COMMIT_SECONDS, delays(0.05, 1.0)
-        while True:
-            try:
-                for number, part in enumerate(parts):
-                    told = gcm.NameReceipts(name, transaction, number, part)
-                    self._link.leader(told, gcm.Done, min(LEADER_SECONDS, deadline - time.monotonic()))
-                return self._info(request, deadline - time.monotonic()).description
-            except NotReady:  # the leader could not go on with it, or it is a new one that was not told all receipts
-                pause = next(pauses)
-                if time.monotonic() + pause > deadline:
-                    raise
-                self._link.pause(pause)
+        told = [gcm.NameReceipts(name, transaction, number, part) for number, part in enumerate(parts)]
+        return self._when_ready(gcm.CommitShuffle(name, transaction, [] if parts else [*receipts], len(parts)), told)
 
     def rebalance(self, name: str, ranges: int = 0) -> Description:
         """See Service. One after the other, and when data does not move for other reasons."""
-        request = gcm.RebalanceShuffle(name, new_token(), ranges)
+        return self._when_ready(gcm.RebalanceShuffle(name, new_token(), ranges))
+
+    def _when_ready(self, request: gcm.Request, told: Sequence[gcm.Request] = ()) -> Description:
+        """Asked again while the leader can't go on with it; it may be a new one that was not told all, too."""
         deadline, pauses = time.monotonic() + COMMIT_SECONDS, delays(0.05, 1.0)
         while True:
             try:
+                for each in told:
+                    self._link.leader(each, gcm.Done, min(LEADER_SECONDS, deadline - time.monotonic()))
                 return self._info(request, deadline - time.monotonic()).description
             except NotReady:
                 pause = next(pauses)

@@ -39,10 +39,10 @@ class CommittedAttempts:
 
 def joined(parts: Iterable[dict[int, str]]) -> CommittedAttempts:
     """What was told in parts."""
-    committed: dict[int, str] = {}
+    found: dict[int, str] = {}
     for part in parts:
-        committed |= part
-    return CommittedAttempts(committed)
+        found |= part
+    return CommittedAttempts(found)
 
 
 def parts(shuffle: str, name: str, spec: Spec, committed: CommittedAttempts) -> Iterator[NameCommitted]:

@@ -23,7 +23,8 @@ class AttemptSink(Protocol):
         """The next blocks belong to this run; runs come one after the other."""
 
     def send(self, blocks: Sequence[Block]) -> None:
-        """Blocks of the run in order. Waits while the other side has no room. Raises Unavailable, StorageFull, AttemptLost."""
+        """Blocks of the run in order, BLOCKS_BYTES_MAX of them unless a single one is larger. Waits while the other side has no
+        room. Raises Unavailable, StorageFull, AttemptLost."""
 
     def end(self, sample: RunSample) -> None:
         """The run is whole."""

@@ -431,4 +431,5 @@ Request = (
     | TableChanged
     | DescribeFollower
 )
+AboutCommitted = ListSlices | TellSamples | CountRows | FetchInterval | KeepIntervals  # by their digest, or one by one
 Reply = FollowerDone | Slices | Blocks | SpecTold | Samples | Counts | Fetched | FollowerView

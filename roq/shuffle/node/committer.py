@@ -190,7 +190,7 @@ def _lacking(batch: list[Job]) -> list[Job]:
     for job in batch:
         wanted = []
         for one in job.wanted:
-            rows, run = coming.setdefault((job.stored.id, one.key), []), job.stored.run(one.key)
+            rows, run = coming.setdefault((job.stored.id, one.key), []), job.stored.runs.get(one.key)
             at = bisect_left(rows, (one.end, 0))
             twice = at > 0 and rows[at - 1][1] > one.begin
             if not twice and (run is None or run.missing(one.begin, one.end) == [(one.begin, one.end)]):
@@ -233,7 +233,7 @@ async def give_back(stored: StoredShuffle, committer: Committer, counters: Count
     for file in await committer.call(closed):
         if not mostly_dead(file):
             continue
-        living = [(key, entry) for key, entry in stored.entries() if entry.file is file]
+        living = [(key, entry) for key, run in stored.runs.items() for entry in run.entries if entry.file is file]
         try:
             moved = await committer.call(lambda: committer.rewrite(stored, file, living))  # noqa: B023
             for key, old, new in moved:

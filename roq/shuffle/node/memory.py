@@ -43,6 +43,7 @@ class Budget:
         self.held_max = int((1 - 4 * SHARE) * size)
         self.coming_max = int(SHARE * size)
         self.held = self.pending = self.borrowed = self.reading = 0
+        self.unsent: Callable[[], int] = lambda: 0
         self._paused = False
         self._given_back = asyncio.Event()
 
@@ -74,9 +75,9 @@ class Budget:
         """Whether storage may take so much more."""
         return not self.pending or self.pending + size <= SHARE * self.size
 
-    def room_to_read(self, size: int, unsent: int) -> bool:
-        """Whether so much more may be read for readers. unsent: what others have not taken yet."""
-        there = self.reading + unsent
+    def room_to_read(self, size: int) -> bool:
+        """Whether so much more may be read for readers."""
+        there = self.reading + self.unsent()
         return not there or there + size <= SHARE * self.size
 
     async def borrow(self, size: int) -> None:

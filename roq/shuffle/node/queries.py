@@ -11,9 +11,10 @@ ends. Not covered: how a block is read, the leader's epoch (storage.py); fetchin
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -38,16 +39,18 @@ TABLES_MAX = 10_000  # shuffles whose table is remembered; who is forgotten is n
 
 
 class Pager:
-    """How long a page is being worked on."""
+    """A page, from `begin` on; `next`: where the one after it begins. size: of what is in it so far, over with `most`."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Cursor = BEGIN, most: int = sys.maxsize) -> None:
+        self.begin, self.size, self._most = begin, 0, most
+        self.next: Cursor | None = None
         now = time.monotonic()
         self._end, self._pause = now + PAGE_SECONDS, now + TURN_SECONDS
 
     @property
     def over(self) -> bool:
-        """The page has taken long enough."""
-        return time.monotonic() >= self._end
+        """It is long enough, or has taken long enough."""
+        return self.size >= self._most or time.monotonic() >= self._end
 
     async def pause(self) -> None:
         """Let others work if it is time to."""
@@ -115,42 +118,47 @@ class RangeQueries:
         assert isinstance(end, int)
         return first, end
 
+    async def _walk(
+        self, stored: StoredShuffle | None, committed: CommittedAttempts | None, intervals: Sequence[Interval], pager: Pager
+    ) -> AsyncIterator[tuple[RunKey, RunIndex, int, int, int]]:
+        """(key, run, number of an interval, first, end): rows first … end-1 of the run lie in it; of the committed attempts
+        (None: of all), as far as the page goes. Raises as `row`."""
+        for key, run in stored.runs_of(committed, pager.begin) if stored is not None else ():
+            if key > pager.begin and pager.over:
+                pager.next = key
+                return
+            assert stored is not None
+            for number, interval in enumerate(intervals):
+                first, end = await self.rows(stored, key, run, interval)
+                yield key, run, number, first, end
+                await pager.pause()
+
     async def slices(
         self, shuffle: str, interval: Interval, committed: CommittedAttempts | None, begin: Cursor = BEGIN
     ) -> Slices:
-        """What lies in the interval of the committed attempts (None: of all attempts), and the bytes of each, about; a run with
-        a gap is several. Nothing if the shuffle isn't known. Raises as `row`."""
-        stored, pager = self._storage.shuffles.get(shuffle), Pager()
+        """What lies in the interval, and the bytes of each, about; a run with a gap is several. Nothing if the shuffle isn't
+        known. Raises as `row`."""
+        stored, pager = self._storage.shuffles.get(shuffle), Pager(begin, SLICES_MAX)
         slices: list[RunSlice] = []
         sizes: list[int] = []
-        for key, run in stored.runs_of(committed, begin) if stored is not None else ():
-            if key > begin and (pager.over or len(slices) >= SLICES_MAX):
-                return Slices(slices, sizes, key)
-            assert stored is not None
-            first, end = await self.rows(stored, key, run, interval)
+        async for key, run, _, first, end in self._walk(stored, committed, [interval], pager):
             for start, stop, size in run.stretches(first, end):
                 slices.append(RunSlice(*key, start, stop - start))
                 sizes.append(size)
-            await pager.pause()
-        return Slices(slices, sizes)
+            pager.size = len(slices)
+        return Slices(slices, sizes, pager.next)
 
     async def count(
         self, shuffle: str, intervals: Sequence[Interval], committed: CommittedAttempts, begin: Cursor = BEGIN
     ) -> Counts:
         """Rows and bytes per interval. Raises as `row`."""
-        stored, pager = self._storage.shuffles.get(shuffle), Pager()
+        stored, pager = self._storage.shuffles.get(shuffle), Pager(begin)
         rows, sizes = [0] * len(intervals), [0] * len(intervals)
-        for key, run in stored.runs_of(committed, begin) if stored is not None else ():
-            if key > begin and pager.over:
-                return Counts(rows, sizes, key)
-            assert stored is not None
-            for at, interval in enumerate(intervals):
-                first, end = await self.rows(stored, key, run, interval)
-                here, size = run.tally(first, end)
-                rows[at] += here
-                sizes[at] += size
-                await pager.pause()
-        return Counts(rows, sizes)
+        async for _, run, at, first, end in self._walk(stored, committed, intervals, pager):
+            here, size = run.tally(first, end)
+            rows[at] += here
+            sizes[at] += size
+        return Counts(rows, sizes, pager.next)
 
     async def samples(
         self, shuffle: str, intervals: Sequence[Interval], committed: CommittedAttempts, keys: int, begin: Cursor = BEGIN
@@ -182,19 +190,13 @@ class RangeQueries:
         self, stored: StoredShuffle, intervals: Sequence[Interval], committed: CommittedAttempts, begin: Cursor
     ) -> tuple[list[Stretch], Cursor | None]:
         """Those of one page, and where the next one begins."""
-        pager = Pager()
+        pager = Pager(begin, PAGE_BLOCKS)
         found: list[Stretch] = []
-        blocks = 0
-        for key, run in stored.runs_of(committed, begin):
-            if key > begin and (pager.over or blocks >= PAGE_BLOCKS):
-                return found, key
-            for number, interval in enumerate(intervals):
-                first, end = await self.rows(stored, key, run, interval)
-                for start, stop, size in run.stretches(first, end):
-                    found.append(Stretch(key, number, run.between(start, stop), start, stop, size, size))
-                    blocks += len(found[-1].entries)
-                await pager.pause()
-        return found, None
+        async for key, run, number, first, end in self._walk(stored, committed, intervals, pager):
+            for start, stop, size in run.stretches(first, end):
+                found.append(Stretch(key, number, run.between(start, stop), start, stop, size, size))
+                pager.size += len(found[-1].entries)
+        return found, pager.next
 
     async def _sample(self, stored: StoredShuffle, stretch: Stretch, each: int) -> RunSample:
         """each: keys to take of a block."""
@@ -219,20 +221,13 @@ class RangeQueries:
     async def _rows_per_attempt(
         self, stored: StoredShuffle, intervals: Sequence[Interval], committed: CommittedAttempts, begin: Cursor
     ) -> Samples:
-        pager = Pager()
+        pager = Pager(begin, SLICES_MAX)
         found: dict[tuple[int, str], tuple[int, int]] = {}
-        following: Cursor | None = None
-        for key, run in stored.runs_of(committed, begin):
-            if key > begin and (pager.over or len(found) >= SLICES_MAX):
-                following = key
-                break
-            rows, size = found.get(key[:2], (0, 0))
-            for interval in intervals:
-                here = run.tally(*await self.rows(stored, key, run, interval))
-                rows, size = rows + here[0], size + here[1]
-                await pager.pause()
-            found[key[:2]] = (rows, size)
-        return Samples([RunSample(*place, 0, *counts, (), (), ()) for place, counts in found.items()], following)
+        async for key, run, _, first, end in self._walk(stored, committed, intervals, pager):
+            counts, here = found.get(key[:2], (0, 0)), run.tally(first, end)
+            found[key[:2]] = counts[0] + here[0], counts[1] + here[1]
+            pager.size = len(found)
+        return Samples([RunSample(*place, 0, *counts, (), (), ()) for place, counts in found.items()], pager.next)
 
 
 class FencedCommands:
@@ -243,7 +238,7 @@ class FencedCommands:
         self._tables: OrderedDict[str, int] = OrderedDict()
 
     def note(self, shuffle: str, table_epoch: int) -> None:
-        """An order of this table came."""
+        """A command by this table came."""
         self._tables[shuffle] = max(table_epoch, self._tables.get(shuffle, 0))
         self._tables.move_to_end(shuffle)
         while len(self._tables) > TABLES_MAX:
@@ -252,9 +247,8 @@ class FencedCommands:
     async def keep(
         self, epoch: int, shuffle: str, table_epoch: int, intervals: Sequence[Interval], committed: CommittedAttempts | None
     ) -> None:
-        """Forget blocks outside of the intervals, and what isn't the committed attempts' (None: all attempts may be committed). What
-        comes meanwhile stays. Raises StaleEpoch, TemporaryError when this command has become an old one; and as
-        RangeQueries.row."""
+        """Forget blocks outside of the intervals, and what isn't committed (None: all attempts may be). What comes meanwhile
+        stays. Raises StaleEpoch, TemporaryError when this command has become an old one; and as RangeQueries.row."""
         self._check(epoch, shuffle, table_epoch)
         self.note(shuffle, table_epoch)
         stored = self._storage.shuffles.get(shuffle)

@@ -12,7 +12,7 @@ import msgspec
 
 from roq.config import FollowerConfig, load
 from roq.coordination.locate import GcmClient
-from roq.errors import Closed, DeadlineExceeded, Overloaded, RoqError, StorageFailed
+from roq.errors import Closed, DeadlineExceeded, RoqError, StorageFailed
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcServer
@@ -58,7 +58,7 @@ class Follower:
         self.commands = FencedCommands(storage, self.queries)
         self.fetcher = Fetcher(storage, self._peers, budget, self.commands)
         self.repair = RangeRepair(host, storage, self.fetcher, report, list)
-        self._repairing = asyncio.get_running_loop().create_task(self.repair.run(), name="mend")
+        self._repairing = asyncio.get_running_loop().create_task(self.repair.run(), name="repair")
         memory = BlockMemory(directory, budget, self.counters, FREE_BYTES_MIN)
         self.buffer = Buffer(host, memory, self.counters, report, self._store)
         self._server: RpcServer | None = None
@@ -91,6 +91,7 @@ class Follower:
         except RoqError:
             await follower.close()
             raise
+        budget.unsent = follower._server.unsent
         return follower
 
     @property
@@ -115,47 +116,32 @@ class Follower:
                 self.buffer.abandon(request)
             case wire.StorePieces(shuffle, name, spec, pieces):
                 await self.storage.store(shuffle, name, spec, pieces)
-            case wire.NameCommitted():
-                await self._name(request)
-            case wire.DescribeFollower():
-                return self._describe()
+            case wire.NameCommitted(shuffle, name, spec):
+                if (committed := await self.registry.told(request)) is not None:
+                    await self.registry.save(await self.storage.opened(shuffle, name, spec), committed)
+            case wire.ReadBlocks() | wire.CutBlocks():
+                return wire.Blocks(await self.storage.read(request))
+            case wire.TellSpec(shuffle):
+                return wire.SpecTold(*self.storage.known_as(shuffle))
+            case wire.ListSlices() | wire.TellSamples() | wire.CountRows():
+                return await self._query(request)
             case wire.FetchInterval() | wire.KeepIntervals() | wire.ForgetShuffle() | wire.TableChanged():
                 await self.storage.obey(request.epoch)
                 return await self._command(request)
-            case _:
-                return await self._query(request)
+            case wire.DescribeFollower():
+                return self._describe()
         return wire.FollowerDone()
 
-    async def _name(self, request: wire.NameCommitted) -> None:
-        committed = await self.registry.told(request)
-        if committed is not None:
-            await self.registry.save(await self.storage.opened(request.shuffle, request.name, request.spec), committed)
+    async def _committed(self, request: wire.AboutCommitted) -> CommittedAttempts:
+        """Those that the request is about. Raises WinnersUnknown."""
+        if not request.digest:
+            return CommittedAttempts(request.committed)
+        return await self.registry.of(request.shuffle, self.storage.shuffles.get(request.shuffle), request.digest)
 
-    async def _committed(self, shuffle: str, committed: dict[int, str], digest: str) -> CommittedAttempts:
-        """Raises WinnersUnknown."""
-        return (
-            await self.registry.of(shuffle, self.storage.shuffles.get(shuffle), digest)
-            if digest
-            else CommittedAttempts(committed)
-        )
-
-    async def _query(self, request: wire.Request) -> msgspec.Struct:
-        match request:
-            case wire.ListSlices() | wire.TellSamples() | wire.CountRows():
-                return await self._about_committed(request)
-            case wire.ReadBlocks():
-                self._check_room_to_read(self.storage.answer_bytes(request))
-                return wire.Blocks(await self.storage.read(request))
-            case wire.CutBlocks():
-                self._check_room_to_read(self.storage.answer_bytes(request))
-                return wire.Blocks(await self.storage.cut(request))
-            case wire.TellSpec(shuffle):
-                return wire.SpecTold(*self.storage.known_as(shuffle))
-        raise RoqError(f"{type(request).__name__} is not for a follower")
-
-    async def _about_committed(self, request: wire.ListSlices | wire.TellSamples | wire.CountRows) -> msgspec.Struct:
-        there = request.shuffle in self.storage.shuffles  # of what is not, nothing counts
-        committed = await self._committed(request.shuffle, request.committed, request.digest if there else "")
+    async def _query(self, request: wire.ListSlices | wire.TellSamples | wire.CountRows) -> msgspec.Struct:
+        if request.shuffle not in self.storage.shuffles:  # of what is not here nothing counts
+            request = msgspec.structs.replace(request, digest="")
+        committed = await self._committed(request)
         match request:
             case wire.ListSlices(shuffle, interval, every=every, begin=begin):
                 return await self.queries.slices(shuffle, interval, None if every else committed, begin)
@@ -164,17 +150,14 @@ class Follower:
             case wire.CountRows(shuffle, intervals, begin=begin):
                 return await self.queries.count(shuffle, intervals, committed, begin)
 
-    def _check_room_to_read(self, size: int) -> None:
-        if self._server is not None and not self.budget.room_to_read(size, self._server.unsent()):
-            self.counters["refused_reads"] += 1
-            raise Overloaded("too much is being read: ask another replica")
-
-    async def _command(self, request: wire.Request) -> msgspec.Struct:
+    async def _command(
+        self, request: wire.FetchInterval | wire.KeepIntervals | wire.ForgetShuffle | wire.TableChanged
+    ) -> msgspec.Struct:
         match request:
             case wire.FetchInterval():
                 return await self._fetch(request)
-            case wire.KeepIntervals(epoch, shuffle, intervals, named, sealed, table_epoch, digest):
-                committed = await self._committed(shuffle, named, digest) if sealed else None
+            case wire.KeepIntervals(epoch, shuffle, intervals, sealed=sealed, table_epoch=table_epoch):
+                committed = await self._committed(request) if sealed else None
                 await self.commands.keep(epoch, shuffle, table_epoch, intervals, committed)
             case wire.ForgetShuffle(_, shuffle):
                 self.buffer.forget(shuffle)
@@ -186,7 +169,7 @@ class Follower:
 
     async def _fetch(self, request: wire.FetchInterval) -> wire.Fetched:
         every = not (request.committed or request.digest)
-        committed = None if every else await self._committed(request.shuffle, request.committed, request.digest)
+        committed = None if every else await self._committed(request)
         try:
             async with asyncio.timeout(FETCH_SECONDS):
                 return wire.Fetched(await self.fetcher.fetch(request, committed))
@@ -195,20 +178,12 @@ class Follower:
 
     def _describe(self) -> wire.FollowerView:
         stored = {shuffle.id: shuffle.live for shuffle in self.storage.shuffles.values()}
-        budget = self.budget
+        budget, lacking = self.budget, self.repair.lacking
         used = budget.used + (self._server.unfinished() if self._server is not None else 0)
-        counters, lacking = dict(self.counters), self.repair.lacking
         return wire.FollowerView(
-            self.host,
-            used,
-            budget.size,
-            budget.paused,
-            self.buffer.attempts,
-            stored,
-            counters,
-            lacking or (),
-            lacking is not None,
-        )
+            self.host, used, budget.size, budget.paused, self.buffer.attempts, stored, dict(self.counters),
+            lacking or (), lacking is not None,
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Stop serving; what is not answered is not promised."""

@@ -124,7 +124,7 @@ class RangeStorage:
 
     @staticmethod
     def _missing(stored: StoredShuffle, key: RunKey, first: int, end: int) -> list[tuple[int, int]]:
-        run = stored.run(key)
+        run = stored.runs.get(key)
         return [(first, end)] if run is None else run.missing(first, end)
 
     def missing(self, shuffle: str, piece: RunSlice) -> list[tuple[int, int]]:
@@ -153,32 +153,21 @@ class RangeStorage:
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
-    def answer_bytes(self, request: wire.ReadBlocks | wire.CutBlocks) -> int:
-        """Of the blocks of its answer, about. Raises ShuffleNotFound."""
-        key = (request.partition, request.attempt, request.run)
-        found = self._following(self._stored(request.shuffle), key, request.first, request.last, bytes_of(request))
-        return sum(entry.size for entry in found)
-
-    async def read(self, request: wire.ReadBlocks) -> list[Block]:
-        """Whole blocks. Raises DataLost, Overloaded, ShuffleNotFound."""
+    async def read(self, request: wire.ReadBlocks | wire.CutBlocks) -> list[Block]:
+        """Whole blocks, or blocks split exactly. Raises DataLost, Overloaded, ShuffleNotFound."""
         stored, key = self._stored(request.shuffle), (request.partition, request.attempt, request.run)
-        found = self._following(stored, key, request.first, request.last, bytes_of(request))
+        most = (
+            min(max(request.size, 0), wire.BLOCKS_BYTES_MAX) if isinstance(request, wire.ReadBlocks) else wire.BLOCKS_BYTES_MAX
+        )
+        found = self._following(stored, key, request.first, request.last, most)
         size = sum(entry.size for entry in found)
-        self._budget.reading += size
-        try:
-            return await self._blocks(stored, key, found)
-        finally:
-            self._budget.reading -= size
-
-    async def cut(self, request: wire.CutBlocks) -> list[Block]:
-        """Blocks cut exactly. Raises as read."""
-        stored, key = self._stored(request.shuffle), (request.partition, request.attempt, request.run)
-        found = self._following(stored, key, request.first, request.last, bytes_of(request))
-        size = sum(entry.size for entry in found)
+        if not self._budget.room_to_read(size):
+            self.counters["refused_reads"] += 1
+            raise Overloaded("too much is being read: ask another replica")
         self._budget.reading += size
         try:
             blocks = await self._blocks(stored, key, found)
-            for at in {0, len(blocks) - 1} if blocks else ():
+            for at in {0, len(blocks) - 1} if blocks and isinstance(request, wire.CutBlocks) else ():
                 block = blocks[at]
                 begin, end = max(block.first, request.first), min(block.first + block.rows, request.last + 1)
                 if (begin, end) != (block.first, block.first + block.rows):
@@ -189,8 +178,8 @@ class RangeStorage:
 
     @staticmethod
     def _following(stored: StoredShuffle, key: RunKey, first: int, last: int, size: int) -> list[BlockEntry]:
-        """Blocks from the one with row `first` on, up to the first gap."""
-        run, found = stored.run(key), list[BlockEntry]()
+        """Blocks from the one with row `first` on, up to the first gap, of so many bytes unless a single one is larger."""
+        run, found = stored.runs.get(key), list[BlockEntry]()
         for entry in run.between(first, last + 1) if run is not None else ():
             size -= entry.size
             if entry.first > first or (found and size < 0):
@@ -283,11 +272,6 @@ class RangeStorage:
         await asyncio.gather(*self._beside, return_exceptions=True)
         await self._committer.close()
         self._threads.shutdown(wait=False)
-
-
-def bytes_of(request: wire.ReadBlocks | wire.CutBlocks) -> int:
-    """Of the blocks of its answer at most, unless a single one is larger."""
-    return min(max(request.size, 0), wire.BLOCKS_BYTES_MAX) if isinstance(request, wire.ReadBlocks) else wire.BLOCKS_BYTES_MAX
 
 
 def _load_blocks(entries: list[BlockEntry]) -> list[Block]:

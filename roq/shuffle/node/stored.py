@@ -297,10 +297,6 @@ class StoredShuffle:
 
     # --- index --------------------------------------------------------------------------------------------------------
 
-    def run(self, key: RunKey) -> RunIndex | None:
-        """The blocks of a run, None if there are none."""
-        return self.runs.get(key)
-
     def add(self, key: RunKey, entry: BlockEntry) -> bool:
         """False: its rows are here already."""
         run = self.runs.get(key)
@@ -366,12 +362,6 @@ class StoredShuffle:
             attempt = self._command[index]
             yield attempt
             index = bisect_right(self._command, attempt)
-
-    def entries(self) -> Iterator[tuple[RunKey, BlockEntry]]:
-        """All blocks."""
-        for key, run in self.runs.items():
-            for entry in run.entries:
-                yield key, entry
 
     def closed(self) -> list[DataFile]:
         """Files nothing is appended to any more. In the thread that writes."""

@@ -278,7 +278,7 @@ async def test_space_is_given_back_while_others_store(opened: Open, monkeypatch:
 
     async def forget() -> None:
         while busy:
-            for key, entry in list(storage.shuffles["s"].entries()):
+            for key, entry in [(key, entry) for key, run in storage.shuffles["s"].runs.items() for entry in run.entries]:
                 if key[0] % 3:
                     storage.shuffles["s"].remove(key, entry)
             await storage.give_back(storage.shuffles["s"])

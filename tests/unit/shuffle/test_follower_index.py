@@ -204,7 +204,7 @@ def test_all_that_is_let_in_is_within_the_budget(wishes: list[tuple[str, int]]) 
             budget.held += size
         elif kind == "store" and budget.room_to_store(size):
             budget.pending += size
-        elif kind == "read" and budget.room_to_read(size, 0):
+        elif kind == "read" and budget.room_to_read(size):
             budget.reading += size
         assert budget.used <= budget.size
 

@@ -47,7 +47,7 @@ async def read_all(storage: RangeStorage, interval: Interval = EVERYTHING, winne
     for one in await slices(storage, interval, winners):
         row, last = one.first, one.first + one.rows - 1
         while row <= last:
-            blocks = await storage.cut(CutBlocks("s", one.partition, one.attempt, one.run, row, last))
+            blocks = await storage.read(CutBlocks("s", one.partition, one.attempt, one.run, row, last))
             assert blocks[0].first == row
             found += [id for _, id in rows_in(blocks)]
             row = blocks[-1].first + blocks[-1].rows

@@ -46,7 +46,7 @@ _HOMES = {
     "wire.work_queue": ("MasterAddress", "TaskSettings", "WorkQueueRecord", "WorkQueueSpec"),
     "workqueue.contract": ("ClusterSettings",),
     "workqueue.handling": ("Work",),
-    "workqueue.leasing": ("Task",),
+    "workqueue.prefetch": ("Task",),
     "workqueue.queue": ("WorkQueue", "open_queue"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

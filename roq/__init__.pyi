@@ -25,7 +25,7 @@ from roq.wire.task import NewTask, Status, TaskState, TaskView
 from roq.wire.work_queue import MasterAddress, TaskSettings, WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.contract import ClusterSettings
 from roq.workqueue.handling import Work
-from roq.workqueue.leasing import Task
+from roq.workqueue.prefetch import Task
 from roq.workqueue.queue import WorkQueue, open_queue
 
 __version__: str

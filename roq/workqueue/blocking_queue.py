@@ -7,28 +7,31 @@
             task.ack()
 
 No event loop and no other thread is in the way: this is the fast path of a program that does one thing at a time. Objects may
-be used from any thread. Leases are renewed by the same thread as in the asynchronous queue (lease_keeper.py).
+be used from any thread. In `run` the calling thread only waits: for the workers' threads, and for signals. A thread can't be
+cancelled: a handler that outlives the grace time goes on, but its task is given back. Leases are renewed by the same thread as
+in the asynchronous queue (lease_keeper.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TypeVar
 
-from roq.errors import Closed, TemporaryError
+from roq.errors import Closed, LeaseLost, TemporaryError
 from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import open_backend
-from roq.workqueue.blocking_worker import work
-from roq.workqueue.contract import LEASE_COUNT_MAX, Backend, RoundTrip, check_lease
-from roq.workqueue.flow import LeaseFlow, at_once
-from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
-from roq.workqueue.inputs import new_task, put_parts
+from roq.workqueue.address import Options, open_backend
+from roq.workqueue.contract import LEASE_COUNT_MAX, Backend, RoundTrip, check_lease, new_task, put_parts
+from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, handle_steps, reason
 from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, Settlements, Target, given_back, raise_lost
-from roq.workqueue.options import Options
+from roq.workqueue.prefetch import TaskPrefetch, at_once
+from roq.workqueue.stop_signals import stopped_by_signals
 
 logger = logging.getLogger(__name__)
 Held = TypeVar("Held", bound=HeldTask | str)  # a task, or its token
@@ -41,18 +44,23 @@ class Task(HeldTask):
     Each raises LeaseLost if the lease has ended before.
     """
 
-    __slots__ = ("_flow", "_queue")
+    __slots__ = ("_prefetch", "_queue")
 
     def __init__(
-        self, leased: LeasedTask[bytes], seconds: float, asked: float, queue: WorkQueue, flow: BlockingPrefetch | None = None
+        self,
+        leased: LeasedTask[bytes],
+        seconds: float,
+        asked: float,
+        queue: WorkQueue,
+        prefetch: BlockingPrefetch | None = None,
     ) -> None:
         super().__init__(leased, seconds, asked)
-        self._queue, self._flow = queue, flow
+        self._queue, self._prefetch = queue, prefetch
 
     def ack(self) -> None:
         """The task is done, durably when this returns."""
-        if self._flow is not None and self._flow.goes_on_after(self):
-            self._flow.ack(self)
+        if self._prefetch is not None and self._prefetch.goes_on_after(self):
+            self._prefetch.ack(self)
         else:
             self._queue._settle_one(self, DONE)
 
@@ -148,13 +156,13 @@ class WorkQueue:
     def leases(self, seconds: float = 60.0, *, count: int = 1, wait_seconds: float | None = None) -> Iterator[Task]:
         """See roq.WorkQueue.leases."""
         check_lease(seconds, count, wait_seconds)
-        flow = BlockingPrefetch(self, seconds, count, wait_seconds)
+        prefetch = BlockingPrefetch(self, seconds, count, wait_seconds)
         try:
-            while (task := flow.next()) is not None:
+            while (task := prefetch.next()) is not None:
                 yield task
-                flow.leave()
+                prefetch.leave()
         finally:
-            flow.close()
+            prefetch.close()
 
     def run(
         self,
@@ -266,8 +274,8 @@ class WorkQueue:
         return self._backend.remove_dead(ids)
 
 
-class BlockingPrefetch(LeaseFlow[Task]):
-    """The flow of the plain face (flow.py). One thread, but for `stop`."""
+class BlockingPrefetch(TaskPrefetch[Task]):
+    """Of the plain face. One thread, but for `stop`."""
 
     def __init__(self, queue: WorkQueue, seconds: float, count: int, wait_seconds: float | None) -> None:
         def made(leased: LeasedTask[bytes], asked: float) -> Task:
@@ -292,6 +300,108 @@ class BlockingPrefetch(LeaseFlow[Task]):
     def close(self) -> int:
         """Give the spare tasks back; how many."""
         return at_once(self.close_steps())
+
+
+# --- the worker -------------------------------------------------------------------------------------------------------
+
+
+class _Signalled:
+    """A stop signal came."""
+
+
+class _BlockingWorkers:
+    def __init__(
+        self, queue: str, prefetch: Callable[[], BlockingPrefetch], handler: Callable[[Task], object], rules: Rules
+    ) -> None:
+        self._queue, self._handler, self._rules = queue, handler, rules
+        self._open = [prefetch() for _ in range(rules.concurrency)]
+        self.work = Work()
+        self._lock = threading.Lock()  # of `work` and `_current`
+        self._current: dict[BlockingPrefetch, Task] = {}  # the task each busy worker is at
+        self._events: SimpleQueue[_Signalled | BaseException | None] = SimpleQueue()  # None: a worker has ended
+
+    def signalled(self) -> None:
+        """In the signal handler: SimpleQueue.put may be called there."""
+        self._events.put(_Signalled())
+
+    def run(self) -> Work:
+        """Until there is nothing to do, a signal or a failure."""
+        for number, prefetch in enumerate(self._open):
+            threading.Thread(target=self._one, args=(prefetch,), name=f"roq-worker-{number}", daemon=True).start()
+        left, failure = len(self._open), None
+        try:
+            while left:
+                event = self._events.get()
+                if isinstance(event, _Signalled):
+                    self.work.stopped = True
+                    break
+                left -= 1
+                if event is not None:
+                    failure = event
+                    break
+        finally:  # also when the calling thread is interrupted
+            failure = self._wind_up(left) or failure
+        if failure is not None:
+            raise failure
+        return self.work
+
+    def _wind_up(self, left: int) -> BaseException | None:
+        """Idle workers end, busy ones have their grace; then their tasks are given back."""
+        failure: BaseException | None = None
+        for prefetch in self._open:
+            prefetch.stop()
+        deadline = time.monotonic() + self._rules.grace_seconds
+        while left:
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                break
+            if isinstance(event, _Signalled):
+                break
+            left, failure = left - 1, failure or event
+        with self._lock:
+            unfinished = list(self._current.values())
+        for task in unfinished:
+            with contextlib.suppress(LeaseLost):
+                task.release()
+                self.work.returned += 1
+        return failure
+
+    def _one(self, prefetch: BlockingPrefetch) -> None:
+        """A worker thread."""
+        failure: BaseException | None = None
+        try:
+            try:
+                while (task := prefetch.next()) is not None:
+                    self._work_on(prefetch, task)
+                    prefetch.leave()
+            finally:
+                returned = prefetch.close()
+                with self._lock:
+                    self.work.returned += returned
+        except BaseException as error:  # noqa: BLE001  the thread's boundary: raised again in the caller's
+            failure = error
+        self._events.put(failure)
+
+    def _work_on(self, prefetch: BlockingPrefetch, task: Task) -> None:
+        with self._lock:
+            self._current[prefetch] = task
+        try:
+            outcome = at_once(handle_steps(self._queue, task, self._handler, self._rules, time.sleep))
+        finally:
+            with self._lock:
+                del self._current[prefetch]
+        with self._lock:
+            self.work.count(outcome)
+
+
+def work(queue: str, prefetch: Callable[[], BlockingPrefetch], handler: Callable[[Task], object], rules: Rules) -> Work:
+    """Run a worker on this queue's address; see WorkQueue.run."""
+    workers = _BlockingWorkers(queue, prefetch, handler, rules)
+    if not rules.handle_signals:
+        return workers.run()
+    with stopped_by_signals(workers.signalled):
+        return workers.run()
 
 
 def open_queue(

@@ -1,8 +1,8 @@
 """What every work queue does, whatever its address: the verbs of a backend, and the limits of what they take.
 
 A backend is plain blocking code that any thread may call; `roq.workqueue.queue` puts the asynchronous API on top of it and
-`roq.blocking` the plain one. Not covered here: the values of tasks (roq/wire/task.py),
-how an address finds its backend (address.py).
+`roq.blocking` the plain one. Not covered here: the values of tasks (roq/wire/task.py), how an address finds its backend
+(address.py).
 
 Promises of every backend: what `put` returned is leased until it is acked; `put` and `settle` return when their effect is on
 stable storage (except `memory:`); at most one lease of a task is valid at any time; a settlement with the token of an older
@@ -12,7 +12,7 @@ lease changes nothing and is answered None; order is by priority (higher first),
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -25,7 +25,6 @@ LEASE_COUNT_MAX = 1000  # tasks handed out at once
 PUT_COUNT_MAX = 10_000  # tasks taken at once; `WorkQueue.put_many` cuts longer lists
 PRIORITIES = range(-128, 128)  # 0 is the default, higher goes first
 DEDUP_KEY_BYTES_MAX = 256
-
 
 Asked = Mapping[str, float]  # settings by name; who leaves one out takes what the queue has, and for a new one the default
 
@@ -143,3 +142,36 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go; a lease() that waits in another thread ends with Closed. What is leased stays leased until it expires."""
+
+
+# --- what callers give, for both faces ---------------------------------------------------------------------------------
+
+PUT_BYTES = 4 * 1024 * 1024  # payload bytes that travel together; more only for one payload larger than this
+
+
+def new_task(payload: bytes, delay_seconds: float, priority: int, dedup_key: str) -> NewTask:
+    """A task to put. Raises TypeError for a payload that is not bytes."""
+    if type(payload) is not bytes:
+        payload = _as_bytes(payload)
+    return NewTask(payload, delay_seconds, priority, dedup_key)
+
+
+def _as_bytes(payload: object) -> bytes:
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        return bytes(payload)
+    raise TypeError(f"a payload is bytes, got {type(payload).__name__}")
+
+
+def put_parts(tasks: Iterable[NewTask | bytes]) -> Iterator[list[NewTask]]:
+    """Any number of tasks in parts that travel together."""
+    part: list[NewTask] = []
+    size = 0
+    for given in tasks:
+        task = given if isinstance(given, NewTask) else NewTask(_as_bytes(given))
+        if part and (len(part) == PUT_COUNT_MAX or size + len(task.payload) > PUT_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(task)
+        size += len(task.payload)
+    if part:
+        yield part

@@ -3,7 +3,7 @@
 The thread knows no event loop, so a handler that blocks its loop, or computes for an hour, keeps its lease. It extends at a
 third of the lease and retries until the lease would have ended. A renewal may change a task's token: settlements therefore
 go through `begin` (which waits for a renewal of the same task that is under way) and `finish`. Not covered: how settlements
-travel together (lanes.py).
+travel together (batcher.py).
 """
 
 from __future__ import annotations

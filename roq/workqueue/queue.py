@@ -7,7 +7,7 @@
             await task.ack()
 
 An awaited call that returned has taken effect on stable storage (except with `memory:`). Calls of one loop travel together
-(lanes.py), so many coroutines are faster than one. Not covered: a worker process around it (worker.py), what an address
+(batcher.py), so many coroutines are faster than one. Not covered: a worker process around it (handling.py), what an address
 means (address.py), plain code (blocking_queue.py).
 """
 
@@ -22,21 +22,27 @@ from typing import TypeVar
 from roq.errors import Closed, TemporaryError
 from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import open_backend
-from roq.workqueue.contract import LEASE_COUNT_MAX, PUT_COUNT_MAX, Backend, RoundTrip, check_lease
-from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason
-from roq.workqueue.inputs import PUT_BYTES, new_task, put_parts
-from roq.workqueue.lanes import Batcher, CallThreads, LeaseLane
+from roq.workqueue.address import Options, open_backend
+from roq.workqueue.batcher import Batcher, CallThreads, LeaseBatcher
+from roq.workqueue.contract import (
+    LEASE_COUNT_MAX,
+    PUT_BYTES,
+    PUT_COUNT_MAX,
+    Backend,
+    RoundTrip,
+    check_lease,
+    new_task,
+    put_parts,
+)
+from roq.workqueue.handling import GRACE_SECONDS, Rules, Work, reason, work
 from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, Settlements, Target, given_back, raise_lost
-from roq.workqueue.leasing import Prefetch, Task
-from roq.workqueue.options import Options
-from roq.workqueue.worker import work
+from roq.workqueue.prefetch import Prefetch, Task
 
 logger = logging.getLogger(__name__)
 Held = TypeVar("Held", bound=HeldTask | str)  # a task, or its token
 T = TypeVar("T")
 CLOSE_SECONDS = 2.0  # that calls under way have to end before they are cut off; longer than a waiting one takes
-LEASE_LANES_MAX = 32  # lease times whose lanes are kept though idle
+LEASE_BATCHERS_MAX = 32  # lease times whose batchers are kept though idle
 
 
 class WorkQueue:
@@ -64,7 +70,7 @@ class WorkQueue:
         self._keeper = LeaseKeeper(backend.settle)
         self._puts = Batcher[NewTask, str](self._threads, backend.put, PUT_COUNT_MAX, PUT_BYTES)
         self._settlements = Batcher[tuple[Target, Settlement], str | None](self._threads, self._keeper.settle, LEASE_COUNT_MAX)
-        self._leases: dict[float, LeaseLane] = {}
+        self._leases: dict[float, LeaseBatcher] = {}
         self._unclaimed: list[LeasedTask[bytes]] = []  # came while the queue was being closed
 
     async def close(self, error: str = "") -> None:
@@ -75,8 +81,8 @@ class WorkQueue:
         self._closed = True
         self._puts.close()
         self._settlements.close()
-        for lane in self._leases.values():
-            lane.close()
+        for batcher in self._leases.values():
+            batcher.close()
         try:
             # What a waiting call leases while we leave would be nobody's until its lease ends: so it may end.
             await self._threads.settle_down(CLOSE_SECONDS)
@@ -144,13 +150,13 @@ class WorkQueue:
         lease ends. While the queue can't be reached, it is tried again.
         """
         check_lease(seconds, count, wait_seconds)
-        flow = Prefetch(self, seconds, count, wait_seconds)
+        prefetch = Prefetch(self, seconds, count, wait_seconds)
         try:
-            while (task := await flow.next()) is not None:
+            while (task := await prefetch.next()) is not None:
                 yield task
-                flow.leave()
+                prefetch.leave()
         finally:
-            await flow.close()
+            await prefetch.close()
 
     async def run(
         self,
@@ -179,7 +185,7 @@ class WorkQueue:
         """One lease, after these settlements. Cancelled, it holds nothing."""
         check_lease(seconds, count, wait_seconds)
         self._backend  # noqa: B018
-        future = self._lane(seconds).add(count, wait_seconds, settle)
+        future = self._lease_batcher(seconds).add(count, wait_seconds, settle)
         try:
             return await future
         except asyncio.CancelledError:
@@ -187,13 +193,13 @@ class WorkQueue:
                 self._give_back(future.result().tasks)
             raise
 
-    def _lane(self, seconds: float) -> LeaseLane:
-        lane = self._leases.get(seconds)
-        if lane is None:
-            if len(self._leases) >= LEASE_LANES_MAX:
-                self._leases = {kept: lane for kept, lane in self._leases.items() if not lane.idle}
-            lane = self._leases[seconds] = LeaseLane(self._threads, seconds, self._lease_blocking, self._give_back)
-        return lane
+    def _lease_batcher(self, seconds: float) -> LeaseBatcher:
+        batcher = self._leases.get(seconds)
+        if batcher is None:
+            if len(self._leases) >= LEASE_BATCHERS_MAX:
+                self._leases = {kept: batcher for kept, batcher in self._leases.items() if not batcher.idle}
+            batcher = self._leases[seconds] = LeaseBatcher(self._threads, seconds, self._lease_blocking, self._give_back)
+        return batcher
 
     def _lease_blocking(self, seconds: float, count: int, wait_seconds: float, settle: Settlements) -> RoundTrip:
         """In a thread."""

@@ -1,8 +1,13 @@
 """The work queue of a cluster (`roq://zk1:2181,zk2:2181/name`): every verb is one request to its master.
 
 Puts carry numbers of this client, lease requests numbers of this instance of it, so that a request sent again after silence or
-a fail-over takes effect once. Payloads from the queue's `blob_bytes` on go straight to a store (big_payloads.py). Not covered:
-which master (master_link.py), what it does (roq/workqueue/master).
+a fail-over takes effect once. Payloads from the queue's `blob_bytes` on go straight to a store (Blizzard):
+
+    put   Reserve at the master ─► upload to the store it named ─► Stored at the master, which has it copied and then logged
+    get   the lease names the stores ─► fetch from the first one that has it whole
+
+An upload that breaks is begun again elsewhere; what it left is removed by the master. Not covered: which master
+(master_link.py), what it does (roq/workqueue/master).
 """
 
 from __future__ import annotations
@@ -13,26 +18,43 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, cast
+from zlib import crc32
 
 import msgspec
 
-from roq.errors import CallError, Closed, DataLost, InvalidConfiguration, TemporaryError
+from roq.errors import (
+    CallError,
+    Closed,
+    DataLost,
+    DeadlineExceeded,
+    FrameError,
+    InvalidConfiguration,
+    RoqError,
+    StorageFailed,
+    TaskNotFound,
+    TemporaryError,
+    Unavailable,
+)
 from roq.ids import new_id
+from roq.runtime.blocking_connection import BlockingConnection
 from roq.runtime.observe import logger
 from roq.wire import master as wire
+from roq.wire import store as store_wire
+from roq.wire.decoding import UNDECODABLE
+from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal
 from roq.wire.task import (
     LeasedTask,
     NewTask,
     PayloadReference,
     Settlement,
     Status,
+    StoreAddress,
     TaskState,
     TaskToPut,
     TaskView,
     milliseconds,
 )
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.big_payloads import BigPayloads
 from roq.workqueue.contract import Asked, ClusterSettings, RoundTrip, asked_for, check_lease, check_put, of_new
 from roq.workqueue.master_link import PATIENCE_SECONDS, MasterLink
 
@@ -43,11 +65,18 @@ PutElsewhere = Callable[[int, Sequence[TaskToPut]], list[str]]  # their ids; of 
 PUT_BYTES_AT_ONCE = 2 * 1024 * 1024  # of one request; longer lists travel as several
 IDS_AT_ONCE = 10_000  # dead letters named in one request
 WAIT_SLICE_SECONDS = 2.0  # longest wait asked of the master at once: a lost request costs no more than this
+PART_SECONDS = 5.0  # one part, on stable storage
+TURN_SECONDS = 15.0  # until a store that is sent many parts takes ours
+COPY_SECONDS = 30.0  # the stores among themselves
+UPLOADS_MAX = 5  # of one payload, each to another store
+DAMAGE = (DataLost, StorageFailed, TaskNotFound)  # a store that says so has no copy that is of use
+
+_decode_reply = msgspec.msgpack.Decoder(store_wire.Reply).decode
 
 
 class RemoteQueue:
     """A Backend (contract.py). `zookeeper`: "h1:p,h2:p[/chroot]". settings: those that are asked for; others are taken as
-    they are, or as the defaults if the queue is new; so with the rest, where 0 says nothing (options.py has their meaning)."""
+    they are, or as the defaults if the queue is new; so with the rest, where 0 says nothing (address.py has their meaning)."""
 
     def __init__(
         self,
@@ -297,3 +326,115 @@ def _parts(tasks: list[TaskToPut], blob_bytes: int) -> Iterator[list[TaskToPut]]
             size += length
     if part:
         yield part
+
+
+class BigPayloads:
+    """Any thread."""
+
+    def __init__(self, link: MasterLink) -> None:
+        self._link = link
+        self._ids = itertools.count(1)
+
+    def put(self, producer: int, sequence: int, task: TaskToPut) -> wire.TasksAdded:
+        """Store the payload and add the task. What is told as repeated was used by somebody else."""
+        payload, crc = task.payload, crc32(task.payload)
+        bare = msgspec.structs.replace(task, payload=b"")
+        avoid: list[str] = []
+        sent_again = False
+
+        def make(request: wire.Request) -> Callable[[int], wire.Request]:
+            def made(again: int) -> wire.Request:
+                nonlocal sent_again
+                sent_again = sent_again or again > 0
+                return request
+
+            return made
+
+        for attempt in range(1, UPLOADS_MAX + 1):
+            request = wire.Reserve(producer, sequence, len(payload), crc, list(avoid))
+            reserved = self._link.ask(make(request), wire.Reserved)
+            try:
+                self._upload(reserved, payload, crc)
+                done = wire.PayloadStored(producer, sequence, reserved.blob, bare)
+                added = self._link.ask(make(done), wire.TasksAdded, COPY_SECONDS)
+                return wire.TasksAdded(added.known) if sent_again or attempt > 1 else added
+            except (TemporaryError, TaskNotFound) as error:  # TaskNotFound: the reservation is gone with its master
+                if attempt == UPLOADS_MAX:
+                    if isinstance(error, TemporaryError):
+                        raise
+                    raise Unavailable(f"a payload was lost {attempt} times on its way; the last time: {error}") from error
+                log.warning("upload retried", extra={"fields": {"host": reserved.store.host, "reason": str(error)}})
+                if not isinstance(error, TaskNotFound):
+                    avoid.append(reserved.store.host)
+        raise AssertionError("the loop returns or raises")
+
+    def _upload(self, reserved: wire.Reserved, payload: bytes, crc: int) -> None:
+        connection = self._link.connections.take(reserved.store.endpoint)
+        try:
+            for offset in range(0, len(payload), store_wire.BLOB_PART_BYTES):
+                part = payload[offset : offset + store_wire.BLOB_PART_BYTES]
+                self._ask(connection, store_wire.PutBlob(reserved.blob, offset, len(payload), crc, part), store_wire.StoreDone)
+        finally:
+            self._link.connections.give(connection)
+
+    def get(self, where: PayloadReference) -> bytes | None:
+        """The payload; None if it can't be had from any store just now. Raises DataLost: every store that should have it says
+        that it is damaged or gone."""
+        damaged: list[str] = []
+        for store in where.stores:
+            try:
+                return self._download(store, where)
+            except RoqError as error:
+                fields = {"blob": where.blob, "host": store.host, "reason": str(error)}
+                log.warning("payload could not be fetched", extra={"fields": fields})
+                if isinstance(error, DAMAGE):
+                    damaged.append(f"{store.host} ({error})")
+        if not where.stores or len(damaged) < len(where.stores):
+            return None
+        raise DataLost(f"payload {where.blob} of {where.size} bytes is damaged or missing on every host: {', '.join(damaged)}")
+
+    def peek(self, where: PayloadReference) -> bytes:
+        """The payload, empty if it can't be had: a view of a task is not to fail for that."""
+        try:
+            return self.get(where) or b""
+        except DataLost as error:
+            log.warning("payload could not be fetched for peek: %s", error)
+            return b""
+
+    def _download(self, store: StoreAddress, where: PayloadReference) -> bytes:
+        connection, parts, size = self._link.connections.take(store.endpoint), list[bytes](), 0
+        try:
+            while size < where.size:
+                request = store_wire.GetBlob(where.blob, size, min(store_wire.BLOB_PART_BYTES, where.size - size))
+                part = self._ask(connection, request, store_wire.BlobPart)
+                if not part.data or part.total != where.size:
+                    raise DataLost(f"{part.total} bytes instead of {where.size}")
+                parts.append(part.data)
+                size += len(part.data)
+        finally:
+            self._link.connections.give(connection)
+        payload = b"".join(parts)
+        if crc32(payload) != where.crc:
+            raise DataLost("its check sum is another one")
+        return payload
+
+    def _ask(self, connection: BlockingConnection, request: store_wire.Request, expect: type[T]) -> T:
+        id, until = next(self._ids), time.monotonic() + TURN_SECONDS
+        connection.send(seal(EnvelopeKind.REQUEST, id, request), lambda: time.monotonic() < until)
+        deadline = time.monotonic() + PART_SECONDS
+        while True:
+            parts = connection.receive(deadline)
+            if parts is None:
+                raise DeadlineExceeded(f"no answer to {type(request).__name__} from {connection.endpoint}")
+            envelope = open_envelope(parts[-1])
+            if envelope.id != id:
+                continue
+            if envelope.kind == EnvelopeKind.ERROR:
+                raise error_of(envelope.body)
+            try:
+                reply = _decode_reply(envelope.body)
+            except UNDECODABLE as error:
+                raise FrameError(f"undecodable answer: {error}") from None
+            if isinstance(reply, expect):
+                return reply
+            raise FrameError(f"{type(reply).__name__} in reply to {type(request).__name__}")

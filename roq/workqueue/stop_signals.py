@@ -5,7 +5,7 @@ thread do either. While they are installed every signal goes to every `run` of t
 first stops all, the second ends all at once, since each `run` counts what it was told. Who begins after the first signal, while
 others still wind up, is told at once: a process that was asked to stop begins no more work.
 
-Not covered: what a `run` does when it is told (worker.py, blocking_worker.py).
+Not covered: what a `run` does when it is told (handling.py, blocking_queue.py).
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ from roq.wire import master as wire
 from roq.wire.store import BlobView
 from roq.wire.task import PayloadReference, StoreAddress, TaskToPut
 from roq.wire.work_queue import WorkQueueSpec
-from roq.workqueue.big_payloads import BigPayloads
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.blobs import BlobRegistry, RegistryPace
 from roq.workqueue.master.service import MasterService, Recent
 from roq.workqueue.records import BlobRef
+from roq.workqueue.remote import BigPayloads
 
 PACE = RegistryPace(heartbeat_seconds=0.1, pending_seconds=10.0, inventory_seconds=0.15, orphan_seconds=0.4)
 PAYLOAD = bytes(range(256)) * 1000

@@ -21,7 +21,7 @@ import pytest
 import roq
 from roq import blocking
 from roq.errors import Closed, InvalidConfiguration, LeaseLost, PayloadTooLarge
-from roq.workqueue import lanes
+from roq.workqueue import batcher
 from tests.integration.workqueue_rig import new_address
 
 pytestmark = pytest.mark.timeout(60)
@@ -38,13 +38,13 @@ async def queue() -> AsyncIterator[roq.WorkQueue]:
 
 async def test_a_short_wait_does_not_sit_behind_a_long_one(queue: roq.WorkQueue) -> None:
     long = asyncio.create_task(queue.lease(60, wait_seconds=30))
-    while not (lane := queue._lane(60))._waiting:
+    while not (batcher := queue._lease_batcher(60))._waiting:
         await asyncio.sleep(0)
     for wait_seconds in (0.0, 0.05, 0.1):
         begun = time.monotonic()
         assert await queue.lease(60, wait_seconds=wait_seconds) == []
         assert wait_seconds <= time.monotonic() - begun < wait_seconds + 0.9, "less than the call that waits takes"
-        assert lane._waiting
+        assert batcher._waiting
     await queue.put(b"x")
     [task] = await long
     assert task.payload == b"x"
@@ -53,14 +53,14 @@ async def test_a_short_wait_does_not_sit_behind_a_long_one(queue: roq.WorkQueue)
 async def test_what_was_leased_is_not_kept_by_those_who_waited(queue: roq.WorkQueue) -> None:
     """A worker waits for ever, again and again: what it was given must not live as long as it would have waited."""
     first = asyncio.create_task(queue.lease(60, wait_seconds=600))
-    while not queue._lane(60)._waiting:
+    while not queue._lease_batcher(60)._waiting:
         await asyncio.sleep(0)
     others = [asyncio.create_task(queue.lease(60, wait_seconds=wait)) for wait in (0.9, 600)]
     await asyncio.sleep(0)
     await queue.put_many(b"%d" % number for number in range(3))
     assert [len(tasks) for tasks in await asyncio.gather(first, *others)] == [1, 1, 1]
     gc.collect()
-    assert not [one for one in gc.get_objects() if type(one) is lanes._LeaseRequest]
+    assert not [one for one in gc.get_objects() if type(one) is batcher._LeaseRequest]
 
 
 # --- loops over leases ------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 import roq
 from roq import blocking
 from roq.errors import WorkQueueNotFound
-from roq.workqueue.leasing import Task
+from roq.workqueue.prefetch import Task
 from tests.integration.running import RunningCluster
 
 ROOT = Path(__file__).parents[2]

@@ -6,14 +6,12 @@ import pytest
 
 from roq.errors import InvalidAddress, InvalidName, WorkQueueConflict
 from roq.wire.task import NewTask
-from roq.workqueue.address import BACKENDS, QueueAddress, folder_address, open_backend, parse, queue_address
+from roq.workqueue.address import BACKENDS, Options, QueueAddress, folder_address, open_backend, parse, queue_address
 from roq.workqueue.contract import Backend
 from roq.workqueue.file_queue.queue import FileQueue
 from roq.workqueue.log_queue import LogQueue
-from roq.workqueue.memory import MemoryQueue
-from roq.workqueue.options import Options
+from roq.workqueue.memory import MemoryQueue, SharedMemory
 from roq.workqueue.remote import RemoteQueue
-from roq.workqueue.shared_memory import SharedMemory
 
 
 @pytest.mark.parametrize(

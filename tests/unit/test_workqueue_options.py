@@ -12,9 +12,8 @@ import roq
 from roq import blocking
 from roq.errors import InvalidConfiguration, WorkQueueConflict
 from roq.wire.work_queue import TaskSettings
-from roq.workqueue.address import open_backend, parse
+from roq.workqueue.address import ANY, KINDS, Options, from_query, open_backend, parse
 from roq.workqueue.contract import ClusterSettings
-from roq.workqueue.options import ANY, KINDS, Options, from_query
 
 EXAMPLES = {int: "3", float: "2.5"}
 

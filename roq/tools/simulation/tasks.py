@@ -20,7 +20,7 @@ from roq.errors import LeaseLost, StorageFull, TemporaryError
 from roq.tools.simulation.loop import SimulatedLoop
 from roq.wire.task import Status
 from roq.workqueue.codec import parse_token
-from roq.workqueue.leasing import Task
+from roq.workqueue.prefetch import Task
 
 INLINE_BYTES = 2_000  # payloads from this size on go straight to a store
 LEASE_SECONDS = 4.0

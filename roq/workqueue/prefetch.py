@@ -1,8 +1,10 @@
-"""What both faces of a work queue do the same way, written once: the tasks of a `leases` loop, and a worker's handling of one.
+"""A leased task of the asynchronous queue, and the tasks behind `leases` and `run` of both faces, the next one fetched with the
+ack of the one before.
 
-Each is a generator that yields what takes time. The asynchronous face yields awaitables, and `awaited` awaits them; in the
-plain face the call has been made by then, and `at_once` hands its result back. So the order of things, and what follows an
-error, can't differ between the two.
+What both faces do the same way is written once: a generator that yields what takes time. The asynchronous face yields
+awaitables, and `awaited` awaits them; in the plain face the call has been made by then, and `at_once` hands its result back. So
+the order of things, and what follows an error, can't differ between the two. Not covered: how settlements and leases travel
+(batcher.py), what renews a lease (lease_keeper.py).
 """
 
 from __future__ import annotations
@@ -14,11 +16,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-from roq.errors import LeaseLost, StorageFailed, TemporaryError
+from roq.errors import StorageFailed, TemporaryError
 from roq.runtime.backoff import delays
 from roq.wire.task import LeasedTask, Settlement
 from roq.workqueue.contract import RoundTrip
-from roq.workqueue.handling import Rules, log_failure
 from roq.workqueue.lease_keeper import DONE, HeldTask, LeaseKeeper, Settlements, Target, raise_lost
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ async def awaited(steps: Steps[T]) -> T:
 
 
 class TaskSource(Protocol):
-    """What tasks and their flow need of their queue, of either face; nobody else calls it."""
+    """What tasks and their prefetch need of their queue, of either face; nobody else calls it."""
 
     address: str
     _keeper: LeaseKeeper
@@ -74,9 +75,10 @@ class TaskSource(Protocol):
         """Give back."""
 
 
-class LeaseFlow(Generic[TaskT]):
-    """The tasks of one `leases` loop: the current one, and spare ones that came with an ack. `made` makes a face's task;
-    `pause(seconds)` waits in a face's way; slice_seconds: the longest that one call waits for tasks."""
+class TaskPrefetch(Generic[TaskT]):
+    """The tasks of one `leases` loop, in the order of things of both faces: the current one, and spare ones that came with an
+    ack. `made` makes a face's task; `pause(seconds)` waits in a face's way; slice_seconds: the longest that one call waits for
+    tasks."""
 
     def __init__(
         self,
@@ -157,35 +159,61 @@ class LeaseFlow(Generic[TaskT]):
         return len(spare)
 
 
-def handle_steps(
-    queue: str, task: Any, handler: Callable[[Any], Any], rules: Rules, pause: Callable[[float], Any]
-) -> Steps[str]:
-    """A worker's handling of one task; which count of `Work` grows. A handler that is cancelled has its task given back."""
-    try:
-        yield handler(task)
-    except asyncio.CancelledError:
-        yield from _settle_steps(task, task.release, pause)
-        raise
-    except Exception as error:  # noqa: BLE001  a stranger's code: its error is logged and kept with the task
-        text = log_failure(queue, task.id, task.attempt, error)
-        delay = rules.retry_delay(task.attempt)
-        settled = yield from _settle_steps(task, lambda: task.release(delay, text), pause)
-        return "failed" if settled else "lost"
-    return "done" if (yield from _settle_steps(task, task.ack, pause)) else "lost"
+class Task(HeldTask):
+    """A leased task: .id .payload .attempt .priority .inserted .expires .token .lost. Settle it once: ack, release or reject.
+
+    Each raises LeaseLost if the lease has ended before.
+    """
+
+    __slots__ = ("_prefetch", "_queue")
+
+    def __init__(
+        self, leased: LeasedTask[bytes], seconds: float, asked: float, queue: TaskSource, prefetch: Prefetch | None = None
+    ) -> None:
+        super().__init__(leased, seconds, asked)
+        self._queue, self._prefetch = queue, prefetch
+
+    async def ack(self) -> None:
+        """The task is done, durably when this returns."""
+        if self._prefetch is not None and self._prefetch.goes_on_after(self):
+            await self._prefetch.ack(self)
+        else:
+            await self._queue._settle_one(self, DONE)
+
+    async def extend(self, seconds: float) -> None:
+        """Keep the lease for `seconds` from now. `leases` and `run` do that by themselves."""
+        await self._queue._settle_one(self, Settlement.extend("", seconds))
+
+    async def release(self, delay_seconds: float = 0.0, error: str = "") -> None:
+        """Give it back, to be leased again after `delay_seconds`. error: why; "" if it was not tried."""
+        await self._queue._settle_one(self, Settlement.release("", delay_seconds, error))
+
+    async def reject(self, error: str) -> None:
+        """Never try it again: it becomes a dead letter with this error."""
+        await self._queue._settle_one(self, Settlement.reject("", error))
+
+    async def wait_lost(self) -> None:
+        """Returns when the lease is lost; never, if it is settled first. For tasks of `leases` and `run`."""
+        loop, lost = asyncio.get_running_loop(), asyncio.Event()
+        self.watcher = lambda: loop.call_soon_threadsafe(lost.set)
+        if not self.lost:
+            await lost.wait()
 
 
-def _settle_steps(task: Any, settle: Callable[[], Any], pause: Callable[[float], Any]) -> Steps[bool]:
-    """Tries while the lease holds: the handler's work is not thrown away because a master changes just now."""
-    pauses = delays()
-    while not task.settled:
-        try:
-            yield settle()
-        except TemporaryError as error:
-            if task.lost:
-                return False
-            logger.warning("task %s can't be settled yet: %s", task.id, error)
-            yield pause(next(pauses))
-        except LeaseLost:
-            logger.warning("task %s: its lease was lost before it was settled; it is or was worked on again", task.id)
-            return False
-    return True
+class Prefetch(TaskPrefetch[Task]):
+    """Of the asynchronous face."""
+
+    def __init__(self, queue: TaskSource, seconds: float, count: int, wait_seconds: float | None) -> None:
+        super().__init__(queue, lambda leased, asked: Task(leased, seconds, asked, queue, self), seconds, count, wait_seconds)
+
+    async def next(self) -> Task | None:
+        """The next task, None when none came in time. While the queue can't be reached, tries again."""
+        return self.begin() or await awaited(self.next_steps(asyncio.sleep))
+
+    async def ack(self, task: Task) -> None:
+        """Ack and fetch in one trip that does not wait."""
+        await awaited(self.ack_steps(task))
+
+    async def close(self) -> int:
+        """Give the spare tasks back; how many."""
+        return await awaited(self.close_steps())

@@ -1,7 +1,7 @@
 """How calls of an event loop travel to a blocking backend: in threads, together.
 
-A lane has at most one call under way; what is asked for meanwhile travels with the next, so a thousand waiting coroutines
-cost one call and nobody chooses a linger. Leases have a lane per lease time with two calls: one that never waits, and one
+A batcher has at most one call under way; what is asked for meanwhile travels with the next, so a thousand waiting coroutines
+cost one call and nobody chooses a linger. Leases have a batcher per lease time with two calls: one that never waits, and one
 that waits for tasks on behalf of all who can. Cancelled callers leave nothing behind: what was not sent is dropped, leased
 tasks that nobody takes are given back. Not covered: what the calls mean (queue.py).
 """
@@ -168,7 +168,7 @@ class _LeaseRequest:
         return not self.settle and self.deadline > now
 
 
-class LeaseLane:
+class LeaseBatcher:
     """Leases of one lease time. `call`: Backend.lease with settlements; `give_back`: release what nobody takes."""
 
     def __init__(
@@ -194,106 +194,108 @@ class LeaseLane:
     def close(self) -> None:
         """Everybody who waits gets Closed."""
         self._closed = True
-        for want in (*self._new, *self._patient):
-            answer(want.future, Closed("this work queue is closed"))
+        for request in (*self._new, *self._patient):
+            answer(request.future, Closed("this work queue is closed"))
         self._new.clear()
         self._patient.clear()
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way or wanted."""
+        """Nothing is under way or requested."""
         return not (self._asking or self._waiting or self._new or self._patient)
 
     def _ask(self) -> None:
         """Send what is new; alone and able to wait, it goes straight into the waiting call."""
-        wants = _taken(self._new)
+        requests = _taken(self._new)
         self._asking = False
-        if not wants:
+        if not requests:
             return
         now = time.monotonic()
-        if not self._waiting and all(want.can_wait(now) for want in wants):
-            self._patient.extend(wants)
+        if not self._waiting and all(request.can_wait(now) for request in requests):
+            self._patient.extend(requests)
             self._wait()
             return
         self._asking = True
-        self._start(wants, 0.0, self._asked)
+        self._start(requests, 0.0, self._asked)
 
-    def _asked(self, wants: list[_LeaseRequest], trip: RoundTrip | BaseException) -> None:
-        self._hand_out(wants, trip)
+    def _asked(self, requests: list[_LeaseRequest], trip: RoundTrip | BaseException) -> None:
+        self._hand_out(requests, trip)
         self._ask()
         self._wait()
 
     def _wait(self) -> None:
-        if self._waiting or not (wants := _taken(self._patient)):
+        if self._waiting or not (requests := _taken(self._patient)):
             return
         self._waiting = True
-        left = min(want.deadline for want in wants) - time.monotonic()
-        self._start(wants, min(WAIT_SLICE_SECONDS, max(left, 0.0)), self._waited)
+        left = min(request.deadline for request in requests) - time.monotonic()
+        self._start(requests, min(WAIT_SLICE_SECONDS, max(left, 0.0)), self._waited)
 
-    def _waited(self, wants: list[_LeaseRequest], trip: RoundTrip | BaseException) -> None:
+    def _waited(self, requests: list[_LeaseRequest], trip: RoundTrip | BaseException) -> None:
         self._waiting = False
-        self._hand_out(wants, trip)
+        self._hand_out(requests, trip)
         self._wait()
 
     def _start(
         self,
-        wants: list[_LeaseRequest],
+        requests: list[_LeaseRequest],
         wait_seconds: float,
         then: Callable[[list[_LeaseRequest], RoundTrip | BaseException], None],
     ) -> None:
-        settle = [one for want in wants for one in want.settle]
-        count = min(LEASE_COUNT_MAX, sum(want.count for want in wants))
+        settle = [one for request in requests for one in request.settle]
+        count = min(LEASE_COUNT_MAX, sum(request.count for request in requests))
         call = self._threads.start(self._call, self._seconds, count, wait_seconds, settle)
-        call.add_done_callback(lambda ended: then(wants, ended.exception() or ended.result()))
+        call.add_done_callback(lambda ended: then(requests, ended.exception() or ended.result()))
 
-    def _hand_out(self, wants: list[_LeaseRequest], trip: RoundTrip | BaseException) -> None:
+    def _hand_out(self, requests: list[_LeaseRequest], trip: RoundTrip | BaseException) -> None:
         """Tasks first come, first served; who got none and can wait, waits on; what nobody takes goes back."""
         if isinstance(trip, BaseException):
-            for want in wants:
-                answer(want.future, _copied(trip) if isinstance(trip, RoqError) else trip)
+            for request in requests:
+                answer(request.future, _copied(trip) if isinstance(trip, RoqError) else trip)
             return
         answers, tasks, began = trip
         if self._closed:
             self._give_back(tasks)
             tasks = []
         now, first = time.monotonic(), 0
-        for want in wants:
-            mine, first = answers[first : first + len(want.settle)], first + len(want.settle)
-            if want.future.done():  # cancelled
+        for request in requests:
+            mine, first = answers[first : first + len(request.settle)], first + len(request.settle)
+            if request.future.done():  # cancelled
                 continue
-            got, tasks = tasks[: want.count], tasks[want.count :]
-            if self._closed and not want.settle:
-                want.future.set_exception(Closed("this work queue is closed"))
-            elif got or not want.can_wait(now):
-                want.future.set_result(RoundTrip(mine, got, began))
+            got, tasks = tasks[: request.count], tasks[request.count :]
+            if self._closed and not request.settle:
+                request.future.set_exception(Closed("this work queue is closed"))
+            elif got or not request.can_wait(now):
+                request.future.set_result(RoundTrip(mine, got, began))
             else:
-                self._patient.append(want)
-                if self._waiting and want.deadline < now + WAIT_SLICE_SECONDS:
-                    self._answer_in_time(want, now)
+                self._patient.append(request)
+                if self._waiting and request.deadline < now + WAIT_SLICE_SECONDS:
+                    self._answer_in_time(request, now)
         for queue in (self._patient, self._new):
-            for want in queue:
-                if tasks and not want.settle and not want.future.done():
-                    got, tasks = tasks[: want.count], tasks[want.count :]
-                    want.future.set_result(RoundTrip([], got, began))
+            for request in queue:
+                if tasks and not request.settle and not request.future.done():
+                    got, tasks = tasks[: request.count], tasks[request.count :]
+                    request.future.set_result(RoundTrip([], got, began))
         if tasks:
             self._give_back(tasks)
 
-    def _answer_in_time(self, want: _LeaseRequest, now: float) -> None:
+    def _answer_in_time(self, request: _LeaseRequest, now: float) -> None:
         """The call that waits goes on after this one's time: it is not waited for."""
-        timer = self._threads.loop.call_later(want.deadline - now, answer, want.future, RoundTrip([], [], want.deadline))
-        want.future.add_done_callback(lambda _: timer.cancel())  # what it was answered must not live as long as the timer
+        timer = self._threads.loop.call_later(
+            request.deadline - now, answer, request.future, RoundTrip([], [], request.deadline)
+        )
+        request.future.add_done_callback(lambda _: timer.cancel())  # what it was answered must not live as long as the timer
 
 
 def _taken(queue: deque[_LeaseRequest]) -> list[_LeaseRequest]:
     """Wants of one call, at most LEASE_COUNT_MAX tasks; the cancelled and answered ones are dropped."""
-    wants: list[_LeaseRequest] = []
+    requests: list[_LeaseRequest] = []
     count = 0
     while queue:
         if queue[0].future.done():
             queue.popleft()
             continue
         count += queue[0].count
-        if wants and count > LEASE_COUNT_MAX:
+        if requests and count > LEASE_COUNT_MAX:
             break
-        wants.append(queue.popleft())
-    return wants
+        requests.append(queue.popleft())
+    return requests

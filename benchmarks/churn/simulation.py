@@ -19,7 +19,8 @@ from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.wire.task import ACK, RELEASE, PayloadReference, Settlement, StoreAddress, TaskToPut
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.fold import Fold
-from roq.workqueue.master.blobs import BlobRegistry, RegistryPace
+from roq.workqueue.master.blobs import BlobStores
+from roq.workqueue.master.registry import RegistryPace
 from roq.workqueue.master.service import MasterService, Recent
 from roq.workqueue.master.term import MasterTerm, SteadyClock
 from roq.workqueue.records import Configure
@@ -87,7 +88,7 @@ class Master:
         self._ids = itertools.count(1)
         self.term = MasterTerm(service, SimulatedLog(cluster.speeds), self._answered, self._drop, clock, counters)
         turn, barrier = self.term.turn, self.term.barrier
-        self.blobs = BlobRegistry(spec, stores, service, turn, barrier, clock.now, counters, RegistryPace(), token="reign")
+        self.blobs = BlobStores(spec, stores, service, turn, barrier, clock.now, counters, RegistryPace(), token="reign")
         self.service = service
         service.apply(Configure(clock.now(), service.fold.settings, 0))
         self.term.turn()
@@ -114,10 +115,8 @@ class Master:
         await asyncio.sleep(self._cluster.speeds.network)
         waiting = self._answers[id] = asyncio.get_running_loop().create_future()
         match request:
-            case wire.Reserve():
-                self.blobs.reserve(b"client", id, request)
-            case wire.PayloadStored():
-                self.blobs.stored(b"client", id, request)
+            case wire.Reserve() | wire.PayloadStored():
+                self.blobs.take(b"client", id, request)
             case _:
                 self.term.take(b"client", id, request)
         self.term.turn()

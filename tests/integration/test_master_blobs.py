@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
@@ -19,11 +19,11 @@ from roq.log.store.server import StoreServer
 from roq.runtime.blocking_connection import ConnectionPool, StopEvent
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
-from roq.wire.store import BlobView
 from roq.wire.task import PayloadReference, StoreAddress, TaskToPut
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.fold import Fold
-from roq.workqueue.master.blobs import BlobRegistry, RegistryPace
+from roq.workqueue.master.blobs import BlobStores
+from roq.workqueue.master.registry import RegistryPace
 from roq.workqueue.master.service import MasterService, Recent
 from roq.workqueue.records import BlobRef
 from roq.workqueue.remote import BigPayloads
@@ -52,7 +52,7 @@ class Rig:
         self.service = MasterService(Fold(), Recent(), 1, 65536, self.places)
         self.counters = Counters()
         self.answers: dict[int, wire.Reply | RoqError] = {}
-        self.blobs = BlobRegistry(
+        self.blobs = BlobStores(
             WorkQueueSpec("log", 3, 2), self.stores, self.service, self.turn, self.barrier, self.now, self.counters, pace
         )
         self._ids = 0
@@ -91,7 +91,7 @@ class Rig:
 
     async def reserve(self, sequence: int = 1, avoid: tuple[str, ...] = ()) -> wire.Reserved:
         self._ids += 1
-        self.blobs.reserve(b"peer", self._ids, wire.Reserve(7, sequence, len(PAYLOAD), crc(), list(avoid)))
+        self.blobs.take(b"peer", self._ids, wire.Reserve(7, sequence, len(PAYLOAD), crc(), list(avoid)))
         self.turn()
         reserved = await self.answer(self._ids)
         assert isinstance(reserved, wire.Reserved)
@@ -102,7 +102,7 @@ class Rig:
 
     async def stored(self, blob: str, sequence: int = 1) -> wire.Reply | Exception:
         self._ids += 1
-        self.blobs.stored(b"peer", self._ids, wire.PayloadStored(7, sequence, blob, TaskToPut(b"")))
+        self.blobs.take(b"peer", self._ids, wire.PayloadStored(7, sequence, blob, TaskToPut(b"")))
         self.turn()
         return await self.answer(self._ids)
 
@@ -224,50 +224,6 @@ async def still(tmp_path: Path) -> AsyncIterator[Rig]:
     made = Rig(tmp_path)
     yield made
     await made.close()
-
-
-@pytest.mark.parametrize("when", ["the barrier", "the deletion"])
-async def test_a_copy_made_while_orphans_are_removed_is_not_removed(
-    still: Rig, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    ref = await still.put()
-    spare, lost = next(host for host in still.servers if host not in ref.holders), ref.holders[0]
-    await still.stores.put_blob([spare], ref.blob, PAYLOAD)  # as on a store that came back
-    await asyncio.sleep(PACE.orphan_seconds)
-    delete = still.stores.delete_blob
-
-    async def lose_one() -> None:
-        still.static.alive.discard(lost)
-        await still.blobs._restore((7, 1))
-
-    async def barrier() -> None:
-        if when == "the barrier":
-            await lose_one()
-
-    async def delete_blob(hosts: Iterable[str], blob: str) -> tuple[str, ...]:
-        if when == "the deletion":
-            await lose_one()
-        return await delete(hosts, blob)
-
-    monkeypatch.setattr(still.blobs, "_barrier", barrier)
-    monkeypatch.setattr(still.stores, "delete_blob", delete_blob)
-    await still.blobs._compare(spare)
-    assert (spare in still.ref().holders) == (spare in still.held()), "what is named is there"
-
-
-async def test_what_is_put_during_an_inventory_is_not_taken_for_lost(still: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    inventory, sequences = still.stores.inventory, list[int]()
-
-    async def slow_inventory(host: str, prefix: str) -> list[BlobView]:
-        found = await inventory(host, prefix)
-        sequences.append(len(sequences) + 1)
-        await still.put(sequences[-1])
-        return found
-
-    monkeypatch.setattr(still.stores, "inventory", slow_inventory)
-    for host in still.servers:
-        await still.blobs._compare(host)
-    assert still.counters["copies_lost"] == 0
 
 
 async def test_a_store_that_takes_nothing_keeps_no_other_from_getting_a_copy(rig: Rig) -> None:

@@ -50,8 +50,9 @@ from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
 from roq.wire.task import StoreAddress
 from roq.wire.work_queue import WorkQueueRecord, WorkQueueSpec
-from roq.workqueue.master.blobs import BlobRegistry
+from roq.workqueue.master.blobs import BlobStores
 from roq.workqueue.master.follower import LogFollower
+from roq.workqueue.master.registry import RegistryPace
 from roq.workqueue.master.service import MasterService
 from roq.workqueue.master.term import MasterTerm, SteadyClock, snapshots
 from roq.workqueue.records import BlobRef, Configure
@@ -70,7 +71,7 @@ class ServedTerm:
 
     term: MasterTerm
     writer: LogWriter
-    blobs: BlobRegistry
+    blobs: BlobStores
     repairer: LogRepairer
     beside: Tasks
     asked: list[tuple[bytes, int]] = field(default_factory=list)
@@ -106,8 +107,8 @@ class Master:
             log.info("role changed", extra={"fields": {"role": str(process.role), "term": process.term}})
         self._process, self._work = process, process.work or self._work
         if (serving := self._serving) is not None:
-            serving.writer.quorums, serving.blobs.spec = (self._work.write_quorum, self._work.ack_quorum), self._work
-            serving.blobs.repair_due.set()
+            serving.writer.quorums = self._work.write_quorum, self._work.ack_quorum
+            serving.blobs.registry.configure(self._work)
         self._changed.set()
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -146,10 +147,8 @@ class Master:
             self._get_copies(serving, peer, id)
         elif serving.term.turned_away(peer, id, request):
             return
-        elif type(request) is wire.Reserve:
-            serving.blobs.reserve(peer, id, request)
-        elif type(request) is wire.PayloadStored:
-            serving.blobs.stored(peer, id, request)
+        elif isinstance(request, (wire.Reserve, wire.PayloadStored)):
+            serving.blobs.take(peer, id, request)
         else:
             serving.term.take(peer, id, request)
 
@@ -287,7 +286,9 @@ class Master:
         service = MasterService(follower.fold, follower.recent, self._process.term, inline, self._places, quiet_until, here)
         term = MasterTerm(service, writer, self._router.send, self._drop, self._clock, self.counters)
         term.position = follower.position
-        blobs = BlobRegistry(self._work, writer.stores, service, term.turn, term.barrier, self._clock.now, self.counters)
+        blobs = BlobStores(
+            self._work, writer.stores, service, term.turn, term.barrier, self._clock.now, self.counters, RegistryPace()
+        )
         if not service.fold.version:
             service.apply(Configure(self._clock.now(), self._work.settings, 0))
         beside, lost = Tasks(term.end), asyncio.Event()

@@ -15,7 +15,7 @@ and deliveries that were ended lately tell the master (`Recent`), that it was do
 
 A lease request that finds nothing waits here (waiters.py), not in the log: a Pop is written when there is a task for it. What
 no client of ours would send is refused before anything is applied: others may ask too. Not covered: sockets (process.py), when
-a batch goes to the log (term.py), payloads kept by stores (blobs.py).
+a batch goes to the log (term.py), payloads kept by stores (registry.py).
 """
 
 from __future__ import annotations

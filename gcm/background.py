@@ -2,7 +2,7 @@
 
 A *transaction* is a request that is recorded and under way: one task each waits until the hosts have done their part, then
 clears the record. It makes no difference whether this leader or one before it wrote it. A creation that failed is rolled back;
-a removal stays known for a while, so that its repetition gets the same answer.
+a removal stays known for a while, so that its repetition gets the same answer; what stores keep of its log is deleted.
 
 A *lost host* is recorded as `transactions/host/<host>` before anything is done about it, and forgotten when nothing is left to
 do: the next leader finds both the record and what is still missing. The repairer looks whenever a host is lost or joins, and
@@ -18,18 +18,20 @@ import time
 from collections.abc import Iterable
 
 from gcm import recovery, transactions, work_queues
-from gcm.cluster import Action, ClientTransaction, ClusterState, exchange_name
+from gcm.cluster import Action, ClientTransaction, ClusterState, exchange_name, is_running
 from gcm.crash import crash_point
-from gcm.erase import erase
 from gcm.reconcile import lacking_stores
 from gcm.term import Decide, LeaderTerm
 from roq.errors import ExchangeNotFound, NotLeader, NotReady, ProcessFailed, QueueNotFound, RoqError, WorkQueueNotFound
+from roq.log.replicated.stores import PORT, StaticDirectory, Stores
 from roq.runtime.observe import logger
-from roq.wire.assignment import STORES
+from roq.wire import store as wire
+from roq.wire.assignment import STORES, ProcessKind
 
 log = logger(__name__)
 
 QUEUES_AT_ONCE = 256  # repaired at the same time; the term writes as many of them together as fit
+LAST_EPOCH = 1 << 62  # after every writer of a log there was, and every copy
 LOOK_SECONDS = 1.0  # between two looks for what nobody is waiting for: a slot that was freed, a backup that was given up
 
 
@@ -228,3 +230,36 @@ class HostRepairer:
                         "queue was not recovered: trying again when hosts change",
                         extra={"fields": {"queue": queue, "reason": str(outcome)}},
                     )
+
+
+async def erase(cluster: ClusterState, log_id: str) -> None:
+    """Delete what the stores keep of a work queue that is gone: segments and snapshots of its log, payloads of its tasks. Done
+    once, as well as it goes: a store that is away keeps its part."""
+    stores = Stores(StaticDirectory(_store_endpoints(cluster)))
+    try:
+        await asyncio.gather(*(_erase_on(stores, host, log_id) for host in sorted(stores.directory.hosts())))
+    finally:
+        stores.close()
+
+
+def _store_endpoints(cluster: ClusterState) -> dict[str, str]:
+    name = str(ProcessKind.STORE)
+    return {
+        host.name: f"tcp://{host.report.address}:{host.running[name].ports[PORT]}"
+        for host in cluster.hosts.values()
+        if host.report is not None and is_running(cluster, host.name, name) and PORT in host.running[name].ports
+    }
+
+
+async def _erase_on(stores: Stores, host: str, log_id: str) -> None:
+    count = 0
+    try:
+        for segment in await stores.segments(host, f"{log_id}~"):
+            await stores.request(host, wire.DeleteSegment(segment, LAST_EPOCH), wire.StoreDone)
+            count += 1
+        for prefix in (f"{log_id}~", f"{log_id}/"):
+            for blob in await stores.inventory(host, prefix):
+                await stores.request(host, wire.DeleteBlob(blob.blob), wire.StoreDone)
+                count += 1
+    except RoqError as error:
+        log.warning("host %s keeps part of removed log %s, %d items were deleted: %s", host, log_id, count, error)

@@ -39,6 +39,23 @@ sys.exit(PROGRAMS[spec.process.kind](spec))
 QUICK = LogSettings(resend_seconds=0.2, store_seconds=0.6, check_seconds=0.05, repair_seconds=0.5, give_up_seconds=20.0)
 
 
+def appended(writer: LogWriter, entry: bytes) -> asyncio.Future[int]:
+    """The entry's position when it is acknowledged."""
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def done(result: int | RoqError) -> None:
+        if future.done():
+            return
+        if isinstance(result, int):
+            future.set_result(result)
+        else:
+            future.set_exception(result)
+            future.exception()  # nobody may wait
+
+    writer.write(entry, done)
+    return future
+
+
 class Store:
     """One store process on `directory`."""
 
@@ -196,7 +213,7 @@ class Load:
                     number += 1
                     entry = b"%s %d" % (self.name.encode(), number)
                     self.tried.add(entry)
-                    batch.append((entry, self.writer.append(entry)))
+                    batch.append((entry, appended(self.writer, entry)))
                 for entry, future in batch:
                     self.acked[await future] = entry
         except RoqError as error:

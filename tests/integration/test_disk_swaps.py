@@ -15,7 +15,7 @@ from roq.errors import DataLost, RoqError
 from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import RepairSettings
 from roq.wire import store as wire
-from tests.integration.store_rig import Load, StoreRig
+from tests.integration.store_rig import Load, StoreRig, appended
 
 EVERY = RepairSettings(every_seconds=0.2, gone_seconds=30)  # a deep check is an hour away
 
@@ -52,7 +52,7 @@ async def test_three_disks_replaced_one_after_the_other_lose_nothing_of_an_idle_
     writer = load.writer
     await writer.snapshot(50, b"state" * 100_000)
     await writer.roll()
-    open_entry = await writer.append(b"in the open segment")
+    open_entry = await appended(writer, b"in the open segment")
     repairer = LogRepairer(writer, EVERY)
     repairs = asyncio.ensure_future(repairer.run())
     try:

@@ -17,7 +17,7 @@ from roq.log.store.server import StoreServer
 from roq.runtime.files import Disk
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
-from tests.integration.store_rig import Load, StoreRig
+from tests.integration.store_rig import Load, StoreRig, appended
 
 ENTRY = bytes(64 * 1024)
 BOUND = 4 * 1024 * 1024
@@ -51,11 +51,11 @@ async def test_a_store_whose_disk_hangs_holds_up_nobody_and_gets_later_what_it_m
         rig.static.endpoints["c"] = f"tcp://127.0.0.1:{slow.port}"
         rig.static.alive.add("c")
         writer = await rig.writer()
-        await writer.append(b"first")
+        await appended(writer, b"first")
         disk.open_again.clear()
         async with asyncio.timeout(30):
             for _ in range(40):
-                await asyncio.gather(*(writer.append(ENTRY) for _ in range(8)))  # two of three have it
+                await asyncio.gather(*(appended(writer, ENTRY) for _ in range(8)))  # two of three have it
                 assert slow.storage.pending_bytes < BOUND + 2 * 1024 * 1024
         assert writer.confirmed == 321
         assert slow.counters["refused_overloaded"] > 0

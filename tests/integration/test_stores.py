@@ -22,7 +22,7 @@ from roq.log.replicated.metadata import LogMeta
 from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import LogSettings, RepairSettings
 from roq.wire import store as wire
-from tests.integration.store_rig import QUICK, Load, StoreRig
+from tests.integration.store_rig import QUICK, Load, StoreRig, appended
 
 AT_ONCE = RepairSettings(gone_seconds=0, verify_seconds=0.001, garbage_seconds=0, garbage_every_seconds=0)
 
@@ -46,17 +46,17 @@ def check(acked: dict[int, bytes], found: dict[int, bytes], tried: set[bytes]) -
 async def test_append_read_take_over_snapshot(rig: StoreRig) -> None:
     await rig.start("abc")
     first = await rig.writer()
-    assert [await future for future in [first.append(b"%d" % number) for number in range(1, 101)]] == list(range(1, 101))
+    assert [await future for future in [appended(first, b"%d" % number) for number in range(1, 101)]] == list(range(1, 101))
     assert (await rig.read_all(100))[100] == b"100"
     second = await rig.writer(term=2)
-    assert await second.append(b"101") == 101
+    assert await appended(second, b"101") == 101
     with pytest.raises(LogFenced):
-        await first.append(b"late")
+        await appended(first, b"late")
     with pytest.raises(LogFenced):
         await rig.writer(term=1)
     await second.roll()
     await second.snapshot(60, b"state" * 500_000)
-    assert await second.append(b"102") == 102
+    assert await appended(second, b"102") == 102
     reader = rig.reader()
     assert await reader.load_snapshot() == (60, b"state" * 500_000)
     assert [position for position, _ in await reader.read(100)] == [101]
@@ -361,7 +361,7 @@ async def test_full_disks_stop_the_writer_and_nothing_acknowledged_is_lost(rig: 
     while writer.error is None and len(acked) < 1000:
         entry = b"%d " % len(acked) * 50_000
         try:
-            acked[await writer.append(entry)] = entry
+            acked[await appended(writer, entry)] = entry
         except StorageFull:
             break
     assert 100 < len(acked) < 500
@@ -379,7 +379,7 @@ async def test_full_disks_stop_the_writer_and_nothing_acknowledged_is_lost(rig: 
     assert later.confirmed >= max(acked)
     found = await rig.read_all(later.confirmed)
     assert {position: found[position] for position in acked} == acked
-    assert await later.append(b"more") == later.confirmed
+    assert await appended(later, b"more") == later.confirmed
 
 
 async def test_blobs_are_kept_copied_checked_and_deleted(rig: StoreRig) -> None:

@@ -27,11 +27,9 @@ def rank(key: str, hosts: Iterable[str]) -> list[str]:
     return sorted(hosts, key=lambda host: (blake2b(f"{key}\0{host}".encode(), digest_size=8).digest(), host), reverse=True)
 
 
-def choose(key: str, hosts: Iterable[str], count: int, keep: Iterable[str] = ()) -> tuple[str, ...]:
-    """Up to `count` hosts: those of `keep` first, then the best ones for `key`."""
-    kept = list(dict.fromkeys(keep))[:count]
-    others = [host for host in rank(key, set(hosts)) if host not in kept]
-    return tuple((kept + others)[:count])
+def choose(key: str, hosts: Iterable[str], count: int) -> tuple[str, ...]:
+    """Up to `count` hosts, the best ones for `key`."""
+    return tuple(rank(key, hosts)[:count])
 
 
 class Directory(Protocol):

@@ -124,11 +124,11 @@ class StoreDirectory:
 
 
 class Stores:
-    """Open connections of one program. `on_notice(host, notice)`: answers to entries sent."""
+    """Open connections of one program. on_notice(host, notice): answers to entries sent, may be set anew."""
 
-    def __init__(self, directory: Directory, on_notice: Callable[[str, Any], None] | None = None) -> None:
+    def __init__(self, directory: Directory) -> None:
         self.directory = directory
-        self._on_notice = on_notice
+        self.on_notice: Callable[[str, Any], None] | None = None
         self._clients: dict[str, RpcClient] = {}
 
     def _client(self, host: str) -> RpcClient:
@@ -140,10 +140,15 @@ class Stores:
             raise LogUnavailable(f"the store of host {host} is not known")
         if client is not None:
             client.close()
-        notice = partial(self._on_notice, host) if self._on_notice is not None else None
-        client = RpcClient(endpoint, wire.Reply, wire.NoticeToWriter, notice, on_disconnect=OnDisconnect.FAIL)
+        client = RpcClient(
+            endpoint, wire.Reply, wire.NoticeToWriter, partial(self._noticed, host), on_disconnect=OnDisconnect.FAIL
+        )
         self._clients[host] = client
         return client
+
+    def _noticed(self, host: str, notice: Any) -> None:
+        if self.on_notice is not None:
+            self.on_notice(host, notice)
 
     def endpoint(self, host: str) -> str:
         """Where the host's store serves. Raises LogUnavailable."""

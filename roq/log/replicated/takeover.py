@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from roq.errors import DataLost, LogFenced, LogUnavailable, NoHosts, RoqError, TemporaryError
-from roq.log.replicated.health import choose
-from roq.log.replicated.metadata import LogMeta, SegmentState
+from roq.log.replicated import metadata
+from roq.log.replicated.health import rank
+from roq.log.replicated.metadata import Change, LogMeta, SegmentState
 from roq.log.replicated.recovery import SegmentRecovery
 from roq.log.replicated.stores import Stores
 from roq.runtime.observe import logger
@@ -16,11 +17,6 @@ log = logger(__name__)
 RETRY_SECONDS = 0.1
 SECURE_SECONDS = 2.0  # for writing a recovered entry again, before another node is taken
 REQUEST_SECONDS = 2.0
-
-
-def segment_id(log_id: str, epoch: int, serial: int) -> str:
-    """Name of a segment: never used twice."""
-    return f"{log_id}~{epoch}.{serial}"
 
 
 class TakeOver:
@@ -55,11 +51,24 @@ class TakeOver:
     def waits_for(self) -> str:
         """Who has not answered, in words."""
         recovery = self._recovery
-        if recovery is None:
+        if recovery is None or recovery.done:
             return "new stores"
         if silent := [node for node in recovery.nodes if node not in recovery.fenced]:
             return f"segment {recovery.segment.id} waits for an answer of {', '.join(silent)}"
         return f"segment {recovery.segment.id} waits for entry {recovery.position} to be known or stored by more hosts"
+
+    async def begin(self, quorums: tuple[int, int]) -> Change:
+        """Recover, and find stores for the next segment: the change of the metadata that closes the one and opens the other."""
+        meta, recovery = self._meta, await self.recover()
+        segment, nodes = await announce(self._log_id, self._stores, meta, meta.epoch, quorums[0])
+
+        def change(now: LogMeta) -> LogMeta:
+            metadata.owned(now, meta.epoch)
+            if recovery is not None and recovery.end is not None:
+                now = metadata.close_last(now, recovery.end, recovery.written)
+            return metadata.open_next(now, segment, nodes, metadata.TAKE_OVER_SEGMENTS_MAX, quorums)
+
+        return change
 
     async def recover(self) -> SegmentRecovery | None:
         """The finished recovery, None if there was nothing to recover. Raises LogFenced; waits for stores otherwise."""
@@ -71,7 +80,8 @@ class TakeOver:
             while not recovery.done:
                 self._progress.clear()
                 if recovery.writing is not None:
-                    await self._secure(recovery)
+                    for node, frame in recovery.frames():
+                        self._stores.send(node, frame)
                 if self._failed is not None:
                     raise self._failed
                 if not recovery.done and not self._progress.is_set():
@@ -125,10 +135,6 @@ class TakeOver:
             if recovery.end is None and recovery.writing is not None and recovery.position == before:
                 await asyncio.sleep(RETRY_SECONDS / 5)  # others must answer first
 
-    async def _secure(self, recovery: SegmentRecovery) -> None:
-        for node, frame in recovery.frames():
-            self._stores.send(node, frame)
-
     async def _replace_silent(self) -> None:
         """Entries were not confirmed in time: send again, and take other nodes for silent ones where there are some."""
         recovery = self._recovery
@@ -153,7 +159,7 @@ class TakeOver:
         spares = recovery.spares(self._stores.directory.hosts())
         if not spares:
             return ()
-        segment, candidates = recovery.segment.id, list(choose(recovery.segment.id, spares, len(spares)))
+        segment, candidates = recovery.segment.id, rank(recovery.segment.id, spares)
         try:
             return await open_nodes(self._stores, segment, recovery.epoch, candidates, count, 1)
         except LogFenced as error:
@@ -177,6 +183,17 @@ def _undecided(recovery: SegmentRecovery, position: int, unsure: tuple[str, ...]
         f"of {', '.join(sorted(recovery.nodes))} lost part of what they held, the others do not have it. Bring back their "
         "disks; it is tried again every few seconds. If they are gone for good, remove the queue"
     )
+
+
+async def announce(log_id: str, stores: Stores, meta: LogMeta, epoch: int, write_quorum: int) -> tuple[str, tuple[str, ...]]:
+    """Id and nodes of the epoch's next segment. Raises LogFenced, NoHosts, LogUnavailable."""
+    segment = f"{log_id}~{epoch}.{meta.serial}"  # never used twice
+    candidates, wanted = rank(segment, stores.directory.hosts()), max(meta.write_quorum, write_quorum)
+    nodes = await open_nodes(stores, segment, epoch, candidates, wanted, meta.ack_quorum)
+    if len(nodes) < wanted:
+        fields = {"log": log_id, "nodes": len(nodes), "wanted": wanted}
+        log.warning("log is under-replicated: too few stores for its next segment", extra={"fields": fields})
+    return segment, nodes
 
 
 async def open_nodes(

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from roq.coordination.session import Session
@@ -24,7 +23,7 @@ from roq.log.replicated.metadata import Change, LogMeta, SegmentState, SnapshotM
 from roq.log.replicated.repair import Holding, OpenPart, open_parts
 from roq.log.replicated.settings import LogSettings
 from roq.log.replicated.stores import Stores
-from roq.log.replicated.takeover import TakeOver, open_nodes, segment_id
+from roq.log.replicated.takeover import TakeOver, announce, open_nodes
 from roq.runtime.observe import logger
 from roq.wire import store as wire
 
@@ -33,26 +32,15 @@ ANSWER_SECONDS = 1.0  # of a store that may get a segment which is opened to rep
 Done = Callable[[int | RoqError], None]  # position, or what stopped the log: then the outcome is unknown
 
 
-def _resolve(future: asyncio.Future[int], result: int | RoqError) -> None:
-    if future.done():
-        return
-    if isinstance(result, int):
-        future.set_result(result)
-    else:
-        future.set_exception(result)
-        future.exception()  # a caller that has gone needs no warning
-
-
 class LogWriter:
     """The one writer of a log in its epoch. Made by `take_over`."""
 
-    def __init__(self, log_id: str, chain: Chain, directory: Directory, settings: LogSettings) -> None:
-        self.log_id, self.settings, self._chain = log_id, settings, chain
+    def __init__(self, log_id: str, chain: Chain, stores: Stores, settings: LogSettings) -> None:
+        """The chain's last segment has just been opened for it."""
+        self.log_id, self.settings, self.stores, self._chain = log_id, settings, stores, chain
+        self.epoch = chain.meta.epoch
         self.quorums = settings.write_quorum, settings.ack_quorum  # if higher than the log's: from the next segment on
-        self.stores = Stores(directory, self._notice)
         self._loop = asyncio.get_running_loop()
-        self._taking: TakeOver | None = None
-        self._appending: Appending | None = None
         self._dones: deque[Done] = deque()  # of positions acked+1 …
         self._held: list[bytes] = []  # taken while the next segment is being opened
         self._held_bytes = 0
@@ -62,12 +50,13 @@ class LogWriter:
         self._rolling = False
         self.uploads: set[str] = set()  # snapshots under way: nobody names them yet, and they are no garbage
         self._snapshots = 0  # begun
-        self._sent_confirmed = 0  # the confirmed position the stores know
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._health: SegmentHealth | None = None
         self._repair = SegmentRepair(settings)
         self._busy = asyncio.Lock()  # one roll or ensemble change at a time
+        self._open(chain.meta)
+        stores.on_notice = self._notice
+        self._start(self._look_after())
 
     @classmethod
     async def take_over(
@@ -78,60 +67,34 @@ class LogWriter:
         Raises LogFenced (a later term has it, or took it meanwhile), NoHosts, LogUnavailable, StorageFull, DeadlineExceeded
         after `settings.take_over_seconds`; then it may be tried again.
         """
-        chain = Chain(session, log_id, guard)
-        writer = cls(log_id, chain, directory, settings)
+        chain, stores, quorums = Chain(session, log_id, guard), Stores(directory), (settings.write_quorum, settings.ack_quorum)
+        taking: TakeOver | None = None
         try:
             async with asyncio.timeout(settings.take_over_seconds):
-                await writer._take(term)
+                if await chain.read() is None:
+                    await chain.create(LogMeta(write_quorum=quorums[0], ack_quorum=quorums[1]))
+                    await chain.read()
+                taking = TakeOver(log_id, stores, await chain.change(lambda meta: metadata.take(meta, term)))
+                stores.on_notice = taking.notice
+                await chain.change(await taking.begin(quorums))
         except TimeoutError:
-            waits_for = writer._taking.waits_for() if writer._taking is not None else "new stores"
-            await writer.close()
+            stores.close()
+            waits_for = taking.waits_for() if taking is not None else "new stores"
             seconds = f"{settings.take_over_seconds:g} s"
             raise LogUnavailable(f"too few stores of log {log_id} answered in {seconds}: {waits_for}") from None
         except BaseException:
-            await writer.close()
+            stores.close()
             raise
+        writer = cls(log_id, chain, stores, settings)
+        log.info("log taken over", extra={"fields": {"log": log_id, "epoch": writer.epoch, "confirmed": writer.confirmed}})
         return writer
 
-    async def _take(self, term: int) -> None:
-        chain, settings = self._chain, self.settings
-        if await chain.read() is None:
-            await chain.create(LogMeta(write_quorum=settings.write_quorum, ack_quorum=settings.ack_quorum))
-            await chain.read()
-        meta = await chain.change(lambda meta: metadata.take(meta, term))
-        self.epoch = meta.epoch
-        self._taking = TakeOver(self.log_id, self.stores, meta)
-        recovery = await self._taking.recover()
-        self._taking = None
-        segment, nodes = await self._announce(meta)
-
-        def begin(meta: LogMeta) -> LogMeta:
-            metadata.owned(meta, self.epoch)
-            if recovery is not None and recovery.end is not None:
-                meta = metadata.close_last(meta, recovery.end, recovery.written)
-            return metadata.open_next(meta, segment, nodes, metadata.TAKE_OVER_SEGMENTS_MAX, self.quorums)
-
-        self._open(await chain.change(begin))
-        self._start(self._look_after())
-        log.info("log taken over", extra={"fields": {"log": self.log_id, "epoch": self.epoch, "confirmed": self.confirmed}})
-
-    async def _announce(self, meta: LogMeta) -> tuple[str, tuple[str, ...]]:
-        """Id and nodes of the next segment."""
-        segment = segment_id(self.log_id, self.epoch, meta.serial)
-        candidates, wanted = rank(segment, self.stores.directory.hosts()), max(meta.write_quorum, self.quorums[0])
-        nodes = await open_nodes(self.stores, segment, self.epoch, candidates, wanted, meta.ack_quorum)
-        if len(nodes) < wanted:
-            log.warning(
-                "log is under-replicated: fewer stores than its write quorum take its next segment",
-                extra={"fields": {"log": self.log_id, "nodes": len(nodes), "wanted": wanted}},
-            )
-        return segment, nodes
-
     def _open(self, meta: LogMeta) -> None:
+        """The segment that was opened last is written from now on."""
         segment = meta.segments[-1]
         nodes = segment.fragments[-1].nodes
         self._appending = Appending(segment.id, self.epoch, nodes, meta.ack_quorum, segment.first)
-        self._sent_confirmed = segment.first - 1
+        self._sent_confirmed = segment.first - 1  # the confirmed position the stores know
         self._health = SegmentHealth(self.settings, nodes, time.monotonic())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -151,7 +114,7 @@ class LogWriter:
     @property
     def confirmed(self) -> int:
         """The highest acknowledged position."""
-        return self._appending.acked if self._appending is not None else 0
+        return self._appending.acked
 
     @property
     def meta(self) -> LogMeta:
@@ -169,22 +132,15 @@ class LogWriter:
         assert self._error is not None
         return self._error
 
-    def append(self, entry: bytes) -> asyncio.Future[int]:
-        """Append one entry. The future gives its position when it and all before it are on stable storage of the ack quorum.
-
-        Raises PayloadTooLarge, LogUnavailable (too much is on its way: wait for some of it), and what stopped the writer. The
-        future raises LogFenced, LogUnavailable, StorageFull: the outcome is unknown then.
-        """
-        future: asyncio.Future[int] = self._loop.create_future()
-        self.write(entry, partial(_resolve, future))
-        return future
-
     def write(self, entry: bytes, done: Done) -> None:
-        """As `append`; `done` is called with the position or the error, in the turn of the loop that brings it."""
+        """Append one entry. `done` is called with its position when it and all before it are on stable storage of the ack
+        quorum, in the turn of the loop that brings it; or with LogFenced, LogUnavailable, StorageFull: the outcome is unknown.
+
+        Raises PayloadTooLarge, LogUnavailable (too much is on its way: wait for some of it), and what stopped the writer.
+        """
         if self._error is not None:
             raise self._error
-        appending, health = self._appending, self._health
-        assert appending is not None and health is not None  # noqa: PT018
+        appending = self._appending
         if len(entry) > wire.ENTRY_BYTES_MAX:
             raise PayloadTooLarge(f"{len(entry)} bytes: an entry has at most {wire.ENTRY_BYTES_MAX}")
         if (
@@ -197,16 +153,14 @@ class LogWriter:
             self._held_bytes += len(entry)
         else:
             appending.append(entry)
-            health.took(entry)
+            self._health.took(entry)
         self._dones.append(done)
         self._flush()
 
     def _flush(self) -> None:
-        appending, health = self._appending, self._health
-        if appending is None or health is None or self._error is not None:
-            return
-        health.before_sending(appending, time.monotonic())
-        self._send(appending)
+        if self._error is None:
+            self._health.before_sending(self._appending, time.monotonic())
+            self._send(self._appending)
 
     def _send(self, appending: Appending) -> None:
         for node, frame in appending.frames():
@@ -214,17 +168,13 @@ class LogWriter:
             self._sent_confirmed = appending.acked
 
     def _notice(self, node: str, notice: wire.EntriesAdded | wire.EntriesRefused) -> None:
-        if self._taking is not None:
-            self._taking.notice(node, notice)
-            return
         appending = self._appending
-        if appending is None or notice.segment != appending.segment or self._error is not None:
+        if notice.segment != appending.segment or self._error is not None:
             return
         if isinstance(notice, wire.EntriesRefused):
             self._refusal(node, notice)
             return
-        if self._health is not None:
-            self._health.heard(node, time.monotonic())
+        self._health.heard(node, time.monotonic())
         before = appending.acked
         paced = node in appending.paced
         self._acknowledge(before, appending.added(node, notice.first, notice.count))
@@ -236,14 +186,14 @@ class LogWriter:
             self._dones.popleft()(position)
         if acked > before and self._confirm_timer is None:
             self._confirm_timer = self._loop.call_later(self.settings.confirm_seconds, self._confirm)
-        if self._appending is not None and self._appending.drained:
+        if self._appending.drained:
             self._drained.set()
 
     def _confirm(self) -> None:
         """Nothing was sent since the last acknowledgement: send it to the stores, so that followers see it."""
         self._confirm_timer = None
         appending = self._appending
-        if appending is not None and self._error is None and appending.acked > self._sent_confirmed:
+        if self._error is None and appending.acked > self._sent_confirmed:
             self._sent_confirmed = appending.acked
             for node in appending.nodes:
                 self.stores.send(node, appending.confirmation())
@@ -254,16 +204,11 @@ class LogWriter:
         elif notice.reason is wire.Refusal.DIVERGED:
             self._stop(StorageFailed(f"host {node} holds another entry at {notice.first} of {notice.segment}"))
         elif notice.reason is wire.Refusal.OVERLOADED:
-            appending = self._appending
-            if appending is not None:
-                if node not in appending.paced:
-                    fields = {"segment": notice.segment, "node": node, "first": notice.first}
-                    log.warning(
-                        "store is slow: it gets one frame at a time, and misses what others acknowledge meanwhile",
-                        extra={"fields": fields},
-                    )
-                appending.overloaded(node, notice.first)
-        elif self._health is not None:
+            if node not in self._appending.paced:
+                fields = {"segment": notice.segment, "node": node, "first": notice.first}
+                log.warning("store is slow: it gets one frame at a time until it has caught up", extra={"fields": fields})
+            self._appending.overloaded(node, notice.first)
+        else:
             self._health.refused(node, notice.reason)
 
     def _stop(self, error: RoqError) -> None:
@@ -285,21 +230,19 @@ class LogWriter:
     def open_parts(self) -> list[OpenPart]:
         """What the nodes of the open segment must have by now."""
         segment, appending = self.meta.segments[-1], self._appending
-        if appending is None or appending.segment != segment.id or segment.state is not SegmentState.OPEN:
+        if appending.segment != segment.id or segment.state is not SegmentState.OPEN:
             return []
         return list(open_parts(segment, appending))
 
     def behind(self) -> frozenset[str]:
         """Nodes of the open segment that miss some of it, for longer than it is under way."""
         appending, health = self._appending, self._health
-        if appending is None or health is None:
-            return frozenset()
         late = health.silent(appending, self.settings.resend_seconds, time.monotonic())
         return frozenset(appending.nodes) - health.sound(appending) | frozenset(late)
 
     def lost(self, part: OpenPart) -> None:
         """A node has not what `open_parts` said: the segment is closed soon, for only a closed one is copied."""
-        if self._health is not None and self._appending is not None and self._appending.segment == part.name:
+        if self._appending.segment == part.name:
             self._health.lost(part.node)
 
     # --- looking after the ensemble -----------------------------------------------------------------------------------
@@ -309,7 +252,7 @@ class LogWriter:
         while self._error is None:
             await asyncio.sleep(self.settings.check_seconds)
             appending, health = self._appending, self._health
-            if appending is None or health is None or self._busy.locked():
+            if self._busy.locked():
                 continue
             now = time.monotonic()
             for node in health.silent(appending, self.settings.resend_seconds, now):
@@ -341,7 +284,7 @@ class LogWriter:
         due = health.due(bad, now)
         if self._error is not None or not due or not spares or not self._chain.connected:
             return False
-        candidates = list(choose(appending.segment, spares, len(spares)))
+        candidates = rank(appending.segment, spares)
         try:
             fresh = await open_nodes(self.stores, appending.segment, self.epoch, candidates, len(due), 1)
         except TemporaryError as error:
@@ -360,8 +303,7 @@ class LogWriter:
             first = appending.begin_change()
             await self.change(lambda meta: metadata.change_ensemble(meta, appending.segment, first, nodes))
             log.info("ensemble changed", extra={"fields": {"segment": appending.segment, "first": first, "nodes": nodes}})
-            if self._health is not None:
-                self._health.changed(nodes, time.monotonic())
+            self._health.changed(nodes, time.monotonic())
             self._acknowledge(appending.acked, appending.finish_change(nodes))
             self._flush()
 
@@ -371,10 +313,9 @@ class LogWriter:
         sound: only if the nodes will be others than these."""
         async with self._busy:
             appending, health = self._appending, self._health
-            assert appending is not None and health is not None  # noqa: PT018
             health.since = time.monotonic()  # if it fails, again after `repair_seconds`
             try:
-                segment, nodes = await self._announce(self.meta)
+                segment, nodes = await announce(self.log_id, self.stores, self.meta, self.epoch, self.quorums[0])
             except LogFenced:
                 raise
             except TemporaryError as error:
@@ -413,7 +354,7 @@ class LogWriter:
     def _release_held(self) -> None:
         held, self._held = self._held, []
         self._held_bytes = 0
-        if self._appending is None or self._health is None or self._error is not None:
+        if self._error is not None:
             return
         for entry in held:
             self._appending.append(entry)
@@ -458,7 +399,7 @@ class LogWriter:
         self.uploads.add(blob)
         try:
             nodes = await self.stores.put_blob(hosts, blob, data, enough=meta.ack_quorum)
-            if self._health is not None and self._health.entries >= self.settings.roll_entries:
+            if self._health.entries >= self.settings.roll_entries:
                 await self.roll()  # so that what the snapshot covers can go
             holding = Holding(blob, nodes, size=len(data))
             found = await self.stores.compare([holding], (), nodes)  # the upload may have taken long

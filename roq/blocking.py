@@ -45,6 +45,11 @@ END = object()
 ENDED = "this cluster connection is closed"
 
 
+async def _made(make: Callable[[], T]) -> T:
+    """What has to be made, or looked at, on the loop."""
+    return make()
+
+
 class Publisher:
     """See roq.Publisher. `publish` hands over to the loop and returns; what a message met with shows at the next call."""
 
@@ -159,11 +164,7 @@ class Publisher:
 
     def health(self) -> PublisherHealth:
         """What is well and what is not."""
-
-        async def ask() -> PublisherHealth:
-            return self._publisher.health()
-
-        return self._loop.call(ask())
+        return self._loop.call(_made(self._publisher.health))
 
 
 class Subscriber:
@@ -220,11 +221,7 @@ class Subscriber:
 
     def health(self) -> SubscriberHealth:
         """What is well and what is not."""
-
-        async def ask() -> SubscriberHealth:
-            return self._subscriber.health()
-
-        return self._loop.call(ask())
+        return self._loop.call(_made(self._subscriber.health))
 
 
 def _awaited(
@@ -245,11 +242,7 @@ class Cluster:
     def __init__(self, zookeeper: str, **seconds: float) -> None:
         self.zookeeper = zookeeper
         self._loop = LoopThread(ended=ENDED)
-
-        async def make() -> asynchronous.Cluster:
-            return asynchronous.Cluster(zookeeper, **seconds)
-
-        self._cluster = self._loop.call(make())
+        self._cluster = self._loop.call(_made(lambda: asynchronous.Cluster(zookeeper, **seconds)))
         self._iterating: set[AsyncGenerator[Any, None]] = set()
 
     def __enter__(self) -> Cluster:
@@ -321,19 +314,12 @@ class Cluster:
 
     def publisher(self, queue: str) -> Publisher:
         """A publisher; use it as a context manager."""
-
-        async def make() -> AsyncPublisher:
-            return self._cluster.publisher(queue)
-
-        return Publisher(self._loop, self._loop.call(make()))
+        return Publisher(self._loop, self._loop.call(_made(lambda: self._cluster.publisher(queue))))
 
     def subscriber(self, queue: str, *topics: str, on_lost: Callable[[MessagesLost], None] = log_lost) -> Subscriber:
         """A subscriber; use it as a context manager. `on_lost` is called in the loop's thread."""
-
-        async def make() -> AsyncSubscriber:
-            return self._cluster.subscriber(queue, *topics, on_lost=on_lost)
-
-        return Subscriber(self._loop, self._loop.call(make()))
+        subscriber = self._loop.call(_made(lambda: self._cluster.subscriber(queue, *topics, on_lost=on_lost)))
+        return Subscriber(self._loop, subscriber)
 
 
 def connect(zookeeper: str, *, connect_seconds: float = ADMIN_SECONDS, zookeeper_seconds: float = ZOOKEEPER_SECONDS) -> Cluster:

@@ -17,7 +17,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -192,6 +192,22 @@ class HostLease:
             self._given = True
         elif self._given:
             raise ProcessFailed("the HCM has not renewed this host's lease: the process ends, it may be replaced elsewhere")
+
+
+async def beat_on_lease(board: HeartbeatBoard, spec: ChildSpec, stop: asyncio.Event, on_beat: Callable[[], None]) -> None:
+    """A process of a queue that is ready: say so, beat and call `on_beat` once a beat, until `stop`. Raises ProcessFailed when
+    the host's lease is over."""
+    lease = HostLease(board)
+    board.beat(spec.slot)
+    announce_ready(spec)
+    while not stop.is_set():
+        lease.check()
+        board.beat(spec.slot)
+        try:
+            async with asyncio.timeout(BEAT_SECONDS):
+                await stop.wait()
+        except TimeoutError:
+            on_beat()
 
 
 def open_board(spec: ChildSpec) -> HeartbeatBoard:

@@ -24,14 +24,16 @@ reconnect: whoever receives a control frame over a connection has all its subscr
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from roq.errors import FrameError
 from roq.wire.decoding import UNDECODABLE
 
+T = TypeVar("T")
 VERSION = 1
 CONTROL_PREFIX = b"\xff"
 HEADER = struct.Struct("<BBQIQQQIQ")
@@ -147,12 +149,16 @@ def encode_bundle(publisher: int, path: int, sequence: int, data_frames: list[by
     return CONTROL_PREFIX + header + _encode(data_frames)
 
 
-def bundle_body(body: memoryview) -> list[bytes]:
-    """Body of BUNDLE: whole data frames. Raises FrameError if anything else is in it."""
+def _body(decode: Callable[[memoryview], T], body: memoryview) -> T:
     try:
-        found = _decode_payloads(body)
+        return decode(body)
     except UNDECODABLE as error:
         raise FrameError(f"undecodable body: {error}") from None
+
+
+def bundle_body(body: memoryview) -> list[bytes]:
+    """Body of BUNDLE: whole data frames. Raises FrameError if anything else is in it; likewise the others for their kinds."""
+    found = _body(_decode_payloads, body)
     if any(frame[:1] == CONTROL_PREFIX for frame in found):
         raise FrameError("a control frame within a bundle")
     return found
@@ -165,31 +171,19 @@ def control_prefix(kind: FrameKind) -> bytes:
 
 def text_body(body: memoryview) -> str:
     """Body of PROBE and RETIRE: the Exchange's token."""
-    try:
-        return _decode_text(body)
-    except UNDECODABLE as error:
-        raise FrameError(f"undecodable body: {error}") from None
+    return _body(_decode_text, body)
 
 
 def mark_body(body: memoryview) -> int:
     """Body of MARK: the publisher's mark number."""
-    try:
-        return _decode_int(body)
-    except UNDECODABLE as error:
-        raise FrameError(f"undecodable body: {error}") from None
+    return _body(_decode_int, body)
 
 
 def opening_body(body: memoryview) -> PathOpening:
     """Body of OPEN."""
-    try:
-        return _decode_opening(body)
-    except UNDECODABLE as error:
-        raise FrameError(f"undecodable body: {error}") from None
+    return _body(_decode_opening, body)
 
 
 def watermark_body(body: memoryview) -> dict[str, tuple[int, int]]:
     """Body of WATERMARK: {topic: (number of its last payload, payloads sent on it)}."""
-    try:
-        return _decode_watermark(body)
-    except UNDECODABLE as error:
-        raise FrameError(f"undecodable body: {error}") from None
+    return _body(_decode_watermark, body)

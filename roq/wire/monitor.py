@@ -4,7 +4,7 @@
     subscriber  REQUEST JoinSubscriber → SubscriberWelcome  NOTICE SubscriberReport (1/s+) ← Heard, Exchanges, Evicted, Rejoin
     both        REQUEST Leave → Left
     Exchange    NOTICE ExchangeReport (at start and 1/s)
-    scaling/CLI REQUEST Move | Drain | Record | Describe | Members → Moved | Drained | Recorded | QueueView
+    scaling/CLI REQUEST Move | Drain | AwaitExchange | RecordDecision | Describe → Moved | Drained | Recorded | QueueView
 
 All state is sent whole (level-triggered): the newest notice of a kind makes the earlier ones superfluous.
 """

@@ -53,9 +53,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     queue: QueueRule = QueueRule()
     bounds: Bounds = Bounds()
 
-    def check(self) -> Policy:
-        """The policy itself if its numbers make sense; raises InvalidPolicy."""
-        limits = {
+    def limits(self) -> dict[str, float | None]:
+        """Every limit of a rule by its name; those that are off are None."""
+        return {
             "exchange.max_messages_per_second": self.exchange.max_messages_per_second,
             "exchange.max_bytes_per_second": self.exchange.max_bytes_per_second,
             "host.max_cpu_fraction": self.host.max_cpu_fraction,
@@ -63,7 +63,10 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             "queue.max_messages_per_second_per_exchange": self.queue.max_messages_per_second_per_exchange,
             "queue.max_publishers_per_exchange": self.queue.max_publishers_per_exchange,
         }
-        for name, value in limits.items():
+
+    def check(self) -> Policy:
+        """The policy itself if its numbers make sense; raises InvalidPolicy."""
+        for name, value in self.limits().items():
             if value is not None and not 0 < value < float("inf"):
                 raise InvalidPolicy(f"{name} must be a positive number, got {value}")
             if value is not None and name.endswith("fraction") and value > 1:

@@ -13,7 +13,7 @@ import zmq
 
 from roq.errors import ProcessFailed
 from roq.runtime import sockets
-from roq.runtime.liveness import BEAT_SECONDS, HostLease, announce_ready, open_board
+from roq.runtime.liveness import beat_on_lease, open_board
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcClient
 from roq.runtime.run import run
@@ -135,10 +135,15 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
 
     control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, counters, configure, process.term)
     board = open_board(spec)
-    lease = HostLease(board)
     where = wire.ExchangeAddress(
         process.exchange, spec.address, forwarder.front_port, forwarder.back_port, time.time_ns() & 0xFFFF_FFFF_FFFF
     )
+
+    def on_beat() -> None:
+        if not forwarder.alive:
+            raise ProcessFailed("the forwarding thread ended by itself")
+        forwarder.refresh()
+        report()
 
     def report() -> None:
         load = board.host_load()
@@ -147,20 +152,8 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
 
     forwarder.start(where.token)
     report()
-    board.beat(spec.slot)
-    announce_ready(spec)
     try:
-        while not stop.is_set():
-            if not forwarder.alive:
-                raise ProcessFailed("the forwarding thread ended by itself")
-            lease.check()
-            board.beat(spec.slot)
-            try:
-                async with asyncio.timeout(BEAT_SECONDS):
-                    await stop.wait()
-            except TimeoutError:
-                forwarder.refresh()
-                report()
+        await beat_on_lease(board, spec, stop, on_beat)
     finally:
         forwarder.stop()
         control.close()

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from roq.errors import CallError, FrameError, NotReady, ProcessFailed, RoqError
+from roq.errors import CallError, NotReady, ProcessFailed, RoqError
 from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
 from roq.pubsub.monitor.records import CARRYING, AnswerDue, Instruction, Notify, Probe, Retire, Unwatch, WatchExchange
 from roq.pubsub.monitor.statistics import Statistics
@@ -25,7 +25,7 @@ from roq.pubsub.monitor.watch import ExchangeWatch
 from roq.pubsub.monitor.watermarks import Watermarks
 from roq.runtime import sockets
 from roq.runtime.backoff import delays
-from roq.runtime.liveness import BEAT_SECONDS, HostLease, announce_ready, open_board
+from roq.runtime.liveness import BEAT_SECONDS, beat_on_lease, open_board
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import Tasks, run
@@ -218,31 +218,18 @@ class Monitor:
                 self._statistics.report_exchange(notice, now)
 
     def _control_frame(self, exchange: str, header: Header, body: memoryview, frame: bytes) -> None:
-        """A publisher's control frame came out of an Exchange."""
+        """A publisher's control frame came out of an Exchange. Raises FrameError."""
         now = self._now()
-        if header.kind == FrameKind.FIN:
-            self._perform(self._membership.fin_seen(header.publisher, header.path, exchange, now))
-        elif header.kind == FrameKind.OPEN:
-            try:
+        match header.kind:
+            case FrameKind.FIN:
+                self._perform(self._membership.fin_seen(header.publisher, header.path, exchange, now))
+            case FrameKind.OPEN:
                 opening = frames.opening_body(body)
-            except FrameError as error:
-                self._refusals.note("undecodable_frame", error)
-                return
-            self._perform(self._membership.open_seen(header.publisher, header.path, exchange, opening, now))
-        elif header.kind == FrameKind.MARK:
-            try:
-                mark = frames.mark_body(body)
-            except FrameError as error:
-                self._refusals.note("undecodable_frame", error)
-                return
-            self._perform(self._membership.mark_seen(header.publisher, header.path, mark))
-        elif header.kind == FrameKind.WATERMARK and (known := self._membership.exchanges.get(exchange)) is not None:
-            try:
-                topics = frames.watermark_body(body)
-            except FrameError as error:
-                self._refusals.note("undecodable_frame", error)
-                return
-            self._watermarks.saw(known.address.token, header, topics, frame, now)
+                self._perform(self._membership.open_seen(header.publisher, header.path, exchange, opening, now))
+            case FrameKind.MARK:
+                self._perform(self._membership.mark_seen(header.publisher, header.path, frames.mark_body(body)))
+            case FrameKind.WATERMARK if (known := self._membership.exchanges.get(exchange)) is not None:
+                self._watermarks.saw(known.address.token, header, frames.watermark_body(body), frame, now)
 
     def _probe_heard(self, token: str) -> None:
         self._perform(self._membership.exchange_heard(token, self._now()))
@@ -352,20 +339,10 @@ class Monitor:
     async def serve(self) -> None:
         """Until stopped."""
         board = open_board(self._spec)
-        lease = HostLease(board)
         self._tasks.start(self._probe(), "probe")
         self._fence_all()
-        board.beat(self._spec.slot)
-        announce_ready(self._spec)
         try:
-            while not self._stop.is_set():
-                lease.check()
-                board.beat(self._spec.slot)
-                try:
-                    async with asyncio.timeout(BEAT_SECONDS):
-                        await self._stop.wait()
-                except TimeoutError:
-                    self._tick()
+            await beat_on_lease(board, self._spec, self._stop, self._tick)
         finally:
             await self._tasks.stop()
             for watch in self._watches.values():

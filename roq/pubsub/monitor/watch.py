@@ -27,8 +27,8 @@ HEARD = (
 
 
 class ExchangeWatch:
-    """`on_control(exchange id, header, body, frame)` for a publisher's control frame; `on_connected()` once probes go in;
-    `on_probe(token)` for a probe that came back out."""
+    """`on_control(exchange id, header, body, frame)` for a publisher's control frame, may raise FrameError; `on_connected()`
+    once probes go in; `on_probe(token)` for a probe that came back out."""
 
     def __init__(
         self,

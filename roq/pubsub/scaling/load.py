@@ -83,17 +83,7 @@ def balance_scale(policy: Policy, kpi: QueueKpi) -> LoadScale:
 
 def has_rules(policy: Policy) -> bool:
     """False for the default policy, which only keeps min_exchanges."""
-    return any(
-        limit is not None
-        for limit in (
-            policy.exchange.max_messages_per_second,
-            policy.exchange.max_bytes_per_second,
-            policy.host.max_cpu_fraction,
-            policy.host.max_memory_fraction,
-            policy.queue.max_messages_per_second_per_exchange,
-            policy.queue.max_publishers_per_exchange,
-        )
-    )
+    return any(limit is not None for limit in policy.limits().values())
 
 
 def violations(kpi: QueueKpi, policy: Policy, active: Sequence[ExchangeKpi]) -> list[Violation]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -17,7 +16,7 @@ from roq.ids import new_token
 from roq.pubsub.scaling.decide import Memory, decide
 from roq.pubsub.scaling.load import NEW
 from roq.runtime import sockets
-from roq.runtime.liveness import BEAT_SECONDS, HostLease, announce_ready, open_board
+from roq.runtime.liveness import beat_on_lease, open_board
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcClient
 from roq.runtime.run import Tasks, run
@@ -216,16 +215,8 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
         )
         board = open_board(spec)
         try:
-            lease = HostLease(board)
             tasks.start(scaling.performer.run(), "performer")
-            board.beat(spec.slot)
-            announce_ready(spec)
-            while not stop.is_set():
-                lease.check()
-                board.beat(spec.slot)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(BEAT_SECONDS):
-                        await stop.wait()
+            await beat_on_lease(board, spec, stop, lambda: None)
         finally:
             await tasks.stop()
             control.close()

@@ -189,7 +189,7 @@ def test_a_movement_file_locked_by_another_host_delays_a_settlement(folder: Path
     queue = FileQueue(folder)
     queue.put([NewTask(b"x")])
     _, (lease,), _ = queue.lease(60, 1, 0)
-    with mock.patch("roq.workqueue.file_queue.lane.try_lock", side_effect=[False] * 20 + [True]):
+    with mock.patch("roq.workqueue.file_queue.directory.try_lock", side_effect=[False] * 20 + [True]):
         (token,) = queue.settle([Settlement.extend(lease.token, 60)])
     assert token
 

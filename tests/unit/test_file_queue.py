@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roq.workqueue.contract import PRIORITIES
-from roq.workqueue.file_queue import content, names
+from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.candidates import first
 from roq.workqueue.file_queue.names import DATA, JSON, IdMaker, Name, Why
 
@@ -135,17 +135,17 @@ def test_the_first_of_many_are_all_of_the_smallest() -> None:
     ],
 )
 def test_which_payloads_are_for_both_programs(payload: bytes, suffix: str) -> None:
-    assert content.suffix(payload) == suffix
-    data = content.encode(payload, suffix, THEIRS, "/queue \"'\n")
-    assert content.decode(data, suffix) == payload
+    assert names.suffix(payload) == suffix
+    data = names.encode(payload, suffix, THEIRS, "/queue \"'\n")
+    assert names.decode(data, suffix) == payload
     if suffix == JSON:
         assert json.loads(data) == {"payload": json.loads(payload), "queueName": "/queue \"'\n", "id": THEIRS}
 
 
 @given(st.binary(max_size=50))
 def test_any_payload_comes_back_as_it_was(payload: bytes) -> None:
-    suffix = content.suffix(payload)
-    assert content.decode(content.encode(payload, suffix, THEIRS, "/q"), suffix) == payload
+    suffix = names.suffix(payload)
+    assert names.decode(names.encode(payload, suffix, THEIRS, "/q"), suffix) == payload
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_any_payload_comes_back_as_it_was(payload: bytes) -> None:
     ],
 )
 def test_contents_other_programs_leave(data: bytes, payload: bytes | None) -> None:
-    assert content.decode(data, JSON) == payload
+    assert names.decode(data, JSON) == payload
 
 
 # --- checksums ----------------------------------------------------------------------------------------------------------
@@ -172,22 +172,22 @@ OLD = names.unsealed(OURS)
 
 @pytest.mark.parametrize("payload", [RUNNABLE, b"", b"\0" * 40, b"data"])
 def test_whatever_happens_to_a_file_of_ours_it_is_not_taken_for_whole(payload: bytes) -> None:
-    suffix = content.suffix(payload)
-    data = content.encode(payload, suffix, OURS, "/q")
-    assert content.decode(data, suffix, OURS) == payload
+    suffix = names.suffix(payload)
+    data = names.encode(payload, suffix, OURS, "/q")
+    assert names.decode(data, suffix, OURS) == payload
     flipped = [data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :] for at in range(len(data)) for bit in (1, 0x20, 0x80)]
     cut = [data[:length] for length in range(len(data))]
     zeroed = [data[:at] + bytes(len(data) - at) for at in range(len(data)) if any(data[at:])]
     longer = [data + b"\0", data + data, data + b" "]
     for wrong in (*flipped, *cut, *zeroed, *longer):
-        assert content.decode(wrong, suffix, OURS) is None
+        assert names.decode(wrong, suffix, OURS) is None
 
 
 @pytest.mark.parametrize("payload", [RUNNABLE, b"data"])
 def test_another_task_s_file_is_not_taken_for_this_one_s(payload: bytes) -> None:
     other = IdMaker().make(1_700_000_000_000, [3])[0]
-    suffix = content.suffix(payload)
-    assert content.decode(content.encode(payload, suffix, other, "/q"), suffix, OURS) is None
+    suffix = names.suffix(payload)
+    assert names.decode(names.encode(payload, suffix, other, "/q"), suffix, OURS) is None
 
 
 def test_files_of_0_1_have_no_checksum_and_are_read() -> None:
@@ -195,9 +195,9 @@ def test_files_of_0_1_have_no_checksum_and_are_read() -> None:
     assert not names.is_sealed(OLD)
     assert not names.is_sealed(THEIRS)
     old = b'{"payload": %s, "queueName": "/q", "id": "%s"}' % (RUNNABLE, OLD.encode())
-    assert content.encode(RUNNABLE, JSON, OLD, "/q") == old
-    assert content.decode(old, JSON, OLD) == RUNNABLE
-    assert content.decode(b"data", DATA, OLD) == b"data"
+    assert names.encode(RUNNABLE, JSON, OLD, "/q") == old
+    assert names.decode(old, JSON, OLD) == RUNNABLE
+    assert names.decode(b"data", DATA, OLD) == b"data"
 
 
 def test_a_checksum_neither_moves_a_task_in_the_order_nor_changes_what_its_id_says() -> None:
@@ -210,7 +210,7 @@ def test_a_checksum_neither_moves_a_task_in_the_order_nor_changes_what_its_id_sa
 
 
 def test_python_task_queue_reads_a_file_with_a_checksum() -> None:
-    found = json.loads(content.encode(RUNNABLE, JSON, OURS, "/q"))
+    found = json.loads(names.encode(RUNNABLE, JSON, OURS, "/q"))
     assert {key: found[key] for key in ("payload", "queueName", "id")} == {
         "payload": json.loads(RUNNABLE),
         "queueName": "/q",

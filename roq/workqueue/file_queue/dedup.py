@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from roq.errors import StorageFailed
 from roq.runtime.files import DISK
-from roq.workqueue.file_queue.storage import read_open, try_lock, write_open
+from roq.workqueue.file_queue.folder import read_open, try_lock, write_open
 
 LOCK_SECONDS = 10.0  # to wait for other processes' puts with keys
 _RETRY_SECONDS = 0.002

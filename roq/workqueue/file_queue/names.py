@@ -1,4 +1,4 @@
-"""The names of task files, which hold a task's whole state, and what a movement file tells about the past. Pure.
+"""Task files: their names, which hold a task's whole state, what a movement file tells about the past, and their content. Pure.
 
     queue/{due}--{id}.json        due: Unix seconds from which the task may be leased; 0: from the beginning
     movement/{id}                 every name the task had, one per line, the current one last
@@ -10,20 +10,35 @@ task, so that a name is the token of one lease.
 An id is a UUID; ours (version 8) can be sorted and carry the priority, so that one listing of the folder tells the order:
 
     tttttttt-tttt-8ccc-pppp-rrrrrrrrrrrr    t: milliseconds of the insertion; c: counter within them; r: random
-    pppp = 0x8000 | (127 - priority) << 6 | 1       1: the file's content carries a checksum (content.py); not so in 0.1
+    pppp = 0x8000 | (127 - priority) << 6 | 1       1: the file's content carries a checksum (below); not so in 0.1
 
-Not covered: the files' content (content.py), which tasks go first (candidates.py).
+Not covered: which tasks go first (candidates.py).
+
+A `.json` file is what that program writes: {"payload": ..., "queueName": folder, "id": id}, the payload being a RegisteredTask
+(an object with its "class") or a queueable function ([[module, name], [arguments], {keywords}, id]). The payload stands there
+byte for byte as it was put. Every other payload, JSON or not, would make its workers fail: it goes into a `.data` file, in
+folders that program does not look at.
+
+    .json     {"payload": …, "queueName": …, "id": "…", "crc32": "01234567"}      crc32 of all before `, "crc32"`, in hex
+    .data     payload · crc32 u32 of the id's text and the payload                (little endian)
+
+Tasks whose id says so (above) have a checksum; a file of theirs that has not the right one is damaged. Files of 0.1, which
+end before the checksum, and of python-task-queue can't be checked, but for being JSON.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import threading
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
 
 JSON = ".json"  # tasks python-task-queue can run
 DATA = ".data"  # any other payload; as long as JSON, the slices below rely on it
@@ -168,3 +183,85 @@ def numbered(milliseconds: int, number: int, value: int, mark: bytes) -> str:
 def _id(position: int, value: int, noise: str) -> str:
     group = 0x8000 | (127 - value) << 6 | _SEALED
     return f"{stamp(position >> 12)}-{_OURS}{position & _COUNTER_MAX:03x}-{group:04x}-{noise}"
+
+
+# --- content ----------------------------------------------------------------------------------------------------------
+
+_FUNCTION_PARTS = 4  # key, arguments, keywords, id
+_SUM_BYTES = 4  # at the end of a .data file
+_SEAL = b', "crc32": "%08x"}'
+_SEAL_BYTES = len(_SEAL % 0)
+
+
+class _Wrapper(msgspec.Struct):
+    payload: msgspec.Raw = msgspec.Raw(b"")
+
+
+_wrapper = msgspec.json.Decoder(_Wrapper)
+
+
+def suffix(payload: bytes) -> str:
+    """JSON if python-task-queue can run this payload, DATA if not. White space around it or NaN make it DATA."""
+    if payload[:1] + payload[-1:] not in (b"{}", b"[]"):
+        return DATA
+    try:
+        payload.decode()
+        value = msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return DATA
+    match value:
+        case {"class": str(name)} if name:
+            return JSON
+        case [[str(), str()], list(), dict(), _] if len(value) == _FUNCTION_PARTS:
+            return JSON
+    return DATA
+
+
+def encode(payload: bytes, suffix: str, id: str, folder: str) -> bytes:
+    """The file's content."""
+    sealed = is_sealed(id)
+    if suffix == DATA:
+        return payload + _sum(payload, id) if sealed else payload
+    head = b'{"payload": %s, "queueName": %s, "id": "%s"' % (payload, msgspec.json.encode(folder), id.encode())
+    return head + (_SEAL % crc32(head) if sealed else b"}")
+
+
+def decode(content: bytes, suffix: str, id: str = "") -> bytes | None:
+    """The payload, or None if that is no task: damaged, a file cut short by a crash, or another program's. id: "" for one that
+    tells nothing."""
+    sealed = is_sealed(id)
+    if suffix == DATA:
+        return _checked(content, id) if sealed else content
+    if sealed and not _is_whole(content, id):
+        return None
+    try:
+        payload = bytes(_wrapper.decode(content).payload)
+    except msgspec.DecodeError:
+        return _decode_lax(content)
+    return payload or content  # without "payload" the whole is one, as python-task-queue has it
+
+
+def _sum(payload: bytes, id: str) -> bytes:
+    return crc32(payload, crc32(id.encode())).to_bytes(_SUM_BYTES, "little")
+
+
+def _checked(content: bytes, id: str) -> bytes | None:
+    payload = content[:-_SUM_BYTES]
+    return payload if content[-_SUM_BYTES:] == _sum(payload, id) else None
+
+
+def _is_whole(content: bytes, id: str) -> bool:
+    """Of a JSON file: as it was written, and for this task."""
+    head = content[:-_SEAL_BYTES]
+    return content[-_SEAL_BYTES:] == _SEAL % crc32(head) and head.endswith(b'"id": "%s"' % id.encode())
+
+
+def _decode_lax(content: bytes) -> bytes | None:
+    """As python-task-queue reads it: NaN and the like are JSON to it."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    return json.dumps(value["payload"]).encode() if "payload" in value else content

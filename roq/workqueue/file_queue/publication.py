@@ -22,14 +22,12 @@ from urllib.parse import quote
 from roq.runtime.files import DISK, storage_errors
 from roq.wire.task import NewTask
 from roq.workqueue.contract import check_put
-from roq.workqueue.file_queue import content, names
-from roq.workqueue.file_queue.counters import INSERTED, CounterFiles
-from roq.workqueue.file_queue.counting import Calls
+from roq.workqueue.file_queue import names
+from roq.workqueue.file_queue.counters import INSERTED, Calls, CounterFiles
 from roq.workqueue.file_queue.dedup import Dedup
-from roq.workqueue.file_queue.folder import Folder
-from roq.workqueue.file_queue.lane import Lane
+from roq.workqueue.file_queue.directory import TaskDirectory
+from roq.workqueue.file_queue.folder import Folder, create, rename
 from roq.workqueue.file_queue.names import DATA, JSON, Name, Why
-from roq.workqueue.file_queue.storage import create, rename
 
 MARK_BYTES = 6
 
@@ -44,13 +42,13 @@ class FilePublication:
             self._work = f"{place.path}/{work}"
             os.makedirs(self._work, exist_ok=True)
             mutex, limit = place.mutexes.tasks, place.settings.max_attempts
-            self._lanes = {
-                JSON: Lane(place.path, place.temporary, JSON, mutex, limit),
-                DATA: Lane(place.data, place.temporary, DATA, mutex, limit),
+            self._directories = {
+                JSON: TaskDirectory(place.path, place.temporary, JSON, mutex, limit),
+                DATA: TaskDirectory(place.data, place.temporary, DATA, mutex, limit),
             }
         self._place, self._job, self._decided = place, job, decided
         self._counters = CounterFiles(place.path, place.mutexes.counters)
-        self._calls = Calls(place.path, self._lanes, self._counters)
+        self._calls = Calls(place.path, self._directories, self._counters)
         self._dedup = Dedup(place.dedup, place.temporary, place.mutexes.keys, time.time, self._exists)
 
     def put(self, first: int, tasks: Sequence[NewTask]) -> None:
@@ -89,9 +87,9 @@ class FilePublication:
         os.mkdir(temporary)
         now, files = time.time(), list[tuple[str, bytes]]()
         for task, id in zip(tasks, self._names(first, tasks), strict=True):
-            suffix = content.suffix(task.payload)
+            suffix = names.suffix(task.payload)
             why, due = (Why.WAITING, math.ceil(now + task.delay_seconds)) if task.delay_seconds else (Why.LEASED, 0)
-            data = content.encode(task.payload, suffix, id, self._place.path)
+            data = names.encode(task.payload, suffix, id, self._place.path)
             files.append((f"{temporary}/{Name(why, due, id, suffix)}", data))
         DISK.create_files(files)
         DISK.sync_folder(temporary)
@@ -131,9 +129,9 @@ class FilePublication:
             call.write("put", [quote(path.removeprefix(f"{self._place.path}/")) for path, _ in found])
         try:
             count = sum(self._move_one(path, name) for path, name in found)
-            for lane in self._lanes.values():
-                DISK.sync_folder(lane.movement)
-                DISK.sync_folder(lane.queue)
+            for directory in self._directories.values():
+                DISK.sync_folder(directory.movement)
+                DISK.sync_folder(directory.queue)
             self._counters.add(INSERTED, count, call)
         except BaseException:
             if call is not None:
@@ -144,10 +142,13 @@ class FilePublication:
 
     def _move_one(self, path: str, name: Name) -> bool:
         """False: another has moved it."""
-        lane = self._lanes[name.suffix]
+        directory = self._directories[name.suffix]
         with suppress(FileExistsError):
-            create(f"{lane.movement}/{name.id}", f"{name}\n".encode())
-        return rename(path, f"{lane.queue}/{name}")
+            create(f"{directory.movement}/{name.id}", f"{name}\n".encode())
+        return rename(path, f"{directory.queue}/{name}")
 
     def _exists(self, id: str) -> bool:
-        return any(os.path.exists(f"{self._place.dead}/{id}{lane.suffix}") or lane.find(id) for lane in self._lanes.values())
+        return any(
+            os.path.exists(f"{self._place.dead}/{id}{directory.suffix}") or directory.find(id)
+            for directory in self._directories.values()
+        )

@@ -1,8 +1,8 @@
 """file: a work queue in a folder that any number of programs and hosts share, python-task-queue 2.14 among them.
 
-One task's journey: `put` writes it in tmp/, syncs it and renames it into queue/ (lane.py); `lease` takes the next candidate
-(candidates.py) and renames its file, the new name being the lease's token (names.py); `settle` with an Ack unlinks that very
-name. Payloads that program can run lie where it finds them, all others beside (content.py, folder.py).
+One task's journey: `put` writes it in tmp/, syncs it and renames it into queue/ (directory.py); `lease` takes the next
+candidate (candidates.py) and renames its file, the new name being the lease's token (names.py); `settle` with an ack unlinks
+that very name. Payloads that program can run lie where it finds them, all others beside (names.py, folder.py).
 
 Times are whole seconds on disk: leases and delays end up to a second late, never early. All hosts' clocks should agree; if
 not, leases end early or late by the difference, and an old token is still refused. Not synced: leases (after a power loss there
@@ -24,19 +24,16 @@ from roq.runtime.files import DISK, FULL, storage_errors
 from roq.wire.task import ACK, REJECT, RELEASE, LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.contract import Asked, RoundTrip, asked_for, check_lease, check_put
-from roq.workqueue.file_queue import content, names
+from roq.workqueue.file_queue import names
 from roq.workqueue.file_queue.aftermath import Aftermath, is_local
 from roq.workqueue.file_queue.candidates import Candidates
-from roq.workqueue.file_queue.counters import COMPLETED, INSERTED, CounterFiles
-from roq.workqueue.file_queue.counting import Calls, CountedCall
-from roq.workqueue.file_queue.dead import DeadLetters
+from roq.workqueue.file_queue.counters import COMPLETED, INSERTED, Calls, CountedCall, CounterFiles
 from roq.workqueue.file_queue.dedup import Dedup
-from roq.workqueue.file_queue.folder import Folder
-from roq.workqueue.file_queue.lane import Busy, Lane, NewFile, Spent
+from roq.workqueue.file_queue.directory import AttemptsSpent, Busy, NewFile, TaskDirectory
+from roq.workqueue.file_queue.folder import Folder, Unreadable, check_open, modified_ms, read
 from roq.workqueue.file_queue.names import DATA, JSON, Name, Why
-from roq.workqueue.file_queue.notes import Note, Notes
-from roq.workqueue.file_queue.picture import Look, Picture, damaged
-from roq.workqueue.file_queue.storage import Unreadable, check_open, modified_ms, read
+from roq.workqueue.file_queue.notes import DeadLetters, Note, Notes
+from roq.workqueue.file_queue.snapshot import FolderSnapshot, Listing, damaged
 
 logger = logging.getLogger(__name__)
 LISTINGS = 2  # per lease that does not wait: what stays locked by others must not make it list for ever
@@ -66,23 +63,23 @@ class FileQueue:
             self._place, self.path, self.settings = place, place.path, place.settings
             mutexes = place.mutexes
             limit = place.settings.max_attempts
-            self._lanes = {
-                JSON: Lane(place.path, place.temporary, JSON, mutexes.tasks, limit),
-                DATA: Lane(place.data, place.temporary, DATA, mutexes.tasks, limit),
+            self._directories = {
+                JSON: TaskDirectory(place.path, place.temporary, JSON, mutexes.tasks, limit),
+                DATA: TaskDirectory(place.data, place.temporary, DATA, mutexes.tasks, limit),
             }
             self._counters = CounterFiles(place.path, mutexes.counters)
-            self._calls = Calls(place.path, self._lanes, self._counters)
+            self._calls = Calls(place.path, self._directories, self._counters)
             self._calls.recover()  # before what tells of killed calls is swept
             place.sweep()
-            for lane in self._lanes.values():
-                place.sweep_movement(lane.queue, lane.movement)
+            for directory in self._directories.values():
+                place.sweep_movement(directory.queue, directory.movement)
         self._clock = clock
         self._ids = names.IdMaker()
-        self._candidates = Candidates([lane.queue for lane in self._lanes.values()], clock)
+        self._candidates = Candidates([directory.queue for directory in self._directories.values()], clock)
         self._notes = Notes(place.meta, place.temporary)
-        self._dead = DeadLetters(place.dead, self._lanes, self._notes)
+        self._dead = DeadLetters(place.dead, self._directories, self._notes)
         self._dedup = Dedup(place.dedup, place.temporary, mutexes.keys, clock, self._exists)
-        self._picture = Picture(self._lanes, self._dead, self._notes, clock)
+        self._snapshot = FolderSnapshot(self._directories, self._dead, self._notes, clock)
         self._aftermath = Aftermath(self._counters, ack_sync_seconds)
         weakref.finalize(self, self._calls.close)  # also when the program ends without `close`
         weakref.finalize(self, self._aftermath.forsaken).atexit = False
@@ -139,9 +136,9 @@ class FileQueue:
         now = self._clock()
         files: dict[str, list[NewFile]] = {JSON: [], DATA: []}
         for task, id in zip(tasks, ids, strict=True):
-            suffix = content.suffix(task.payload)
+            suffix = names.suffix(task.payload)
             why, due = (Why.WAITING, math.ceil(now + task.delay_seconds)) if task.delay_seconds else (Why.LEASED, 0)
-            data = content.encode(task.payload, suffix, id, self.path)
+            data = names.encode(task.payload, suffix, id, self.path)
             files[suffix].append(NewFile(Name(why, due, id, suffix), data))
         call = self._calls.begin()
         try:
@@ -158,12 +155,12 @@ class FileQueue:
                 call.write("put", [path.removeprefix(f"{self.path}/") for path in paths])
 
         if files[JSON]:
-            self._lanes[JSON].insert(files[JSON], begun)
+            self._directories[JSON].insert(files[JSON], begun)
         if files[DATA]:
             try:
-                self._lanes[DATA].insert(files[DATA], begun)
+                self._directories[DATA].insert(files[DATA], begun)
             except OSError:
-                self._lanes[JSON].withdraw(files[JSON])
+                self._directories[JSON].withdraw(files[JSON])
                 raise
 
     # --- lease --------------------------------------------------------------------------------------------------------
@@ -204,9 +201,9 @@ class FileQueue:
         return found
 
     def _lease_one(self, name: Name, seconds: float) -> LeasedTask[bytes] | None:
-        lane = self._lanes[name.suffix]
+        directory = self._directories[name.suffix]
         try:
-            moved = lane.lease(name, math.ceil(self._clock() + seconds))
+            moved = directory.lease(name, math.ceil(self._clock() + seconds))
         except Busy:
             return None
         except Unreadable as error:
@@ -214,18 +211,18 @@ class FileQueue:
             return None
         if moved is None:
             return None
-        if isinstance(moved, Spent):
+        if isinstance(moved, AttemptsSpent):
             self._bury(name, "", moved.attempts)
             return None
         try:
-            data = read(f"{lane.queue}/{moved.name}")
-            inserted = names.inserted_ms(name.id) or modified_ms(f"{lane.queue}/{moved.name}")
+            data = read(f"{directory.queue}/{moved.name}")
+            inserted = names.inserted_ms(name.id) or modified_ms(f"{directory.queue}/{moved.name}")
         except FileNotFoundError:
             return None  # purged
         except Unreadable as error:
             self._bury_damaged(moved.name, damaged(str(error.filename), error), moved.attempts)
             return None
-        payload = content.decode(data, name.suffix, name.id)
+        payload = names.decode(data, name.suffix, name.id)
         if payload is None:
             self._set_aside(moved.name, moved.attempts)
             return None
@@ -235,13 +232,13 @@ class FileQueue:
     def _set_aside(self, name: Name, attempts: int) -> None:
         """A file that is no task. Ours are complete when they come into the queue; another's may be under way, later it is a
         dead letter."""
-        lane = self._lanes[name.suffix]
+        directory = self._directories[name.suffix]
         if names.is_sealed(name.id):
-            self._bury_damaged(name, damaged(f"{lane.queue}/{name}"), attempts)
+            self._bury_damaged(name, damaged(f"{directory.queue}/{name}"), attempts)
             return
         now = self._clock()
-        if now - os.stat(f"{lane.queue}/{name}").st_mtime < TORN_SECONDS:
-            lane.move(name, Why.WAITING, int(now) + TORN_RETRY_SECONDS, 1)
+        if now - os.stat(f"{directory.queue}/{name}").st_mtime < TORN_SECONDS:
+            directory.move(name, Why.WAITING, int(now) + TORN_RETRY_SECONDS, 1)
         else:
             self._bury(name, "the file is no task: cut short by a crash, or of another program", attempts)
 
@@ -271,7 +268,7 @@ class FileQueue:
                 answers.append(self._settle(name, one) if name.is_lease else None)
             done = [(name, one) for (name, one), answer in zip(pairs, answers, strict=True) if answer is not None]
             acked = [name for name, one in done if one.kind == ACK]
-            folders = {self._lanes[name.suffix].queue for name, _ in done}
+            folders = {self._directories[name.suffix].queue for name, _ in done}
             late = self._late_sync and len(acked) == len(done)
             if not late:
                 for folder in folders:
@@ -286,30 +283,30 @@ class FileQueue:
         return answers
 
     def _settle(self, name: Name, one: Settlement) -> str | None:
-        lane = self._lanes[name.suffix]
+        directory = self._directories[name.suffix]
         if one.kind == ACK:
-            return "" if lane.ack(name, self._hold) else None
+            return "" if directory.ack(name, self._hold) else None
         now, seconds = self._clock(), one.milliseconds / 1000
         if one.kind == RELEASE:
-            return self._release(lane, name, now, seconds, one.error)
+            return self._release(directory, name, now, seconds, one.error)
         if one.kind == REJECT:
-            return "" if self._bury(name, one.error, names.attempts(lane.history(name.id))) else None
-        moved = lane.move(name, Why.EXTENDED, math.ceil(now + seconds), 1)
+            return "" if self._bury(name, one.error, names.attempts(directory.history(name.id))) else None
+        moved = directory.move(name, Why.EXTENDED, math.ceil(now + seconds), 1)
         if moved is None:
             return None
         self._notes.hold([(name.id, str(moved.name), moved.attempts)])
         return str(moved.name)
 
-    def _release(self, lane: Lane, name: Name, now: float, delay: float, error: str) -> str | None:
+    def _release(self, directory: TaskDirectory, name: Name, now: float, delay: float, error: str) -> str | None:
         if error:
-            attempts = names.attempts(lane.history(name.id))
+            attempts = names.attempts(directory.history(name.id))
             if 0 < self.settings.max_attempts <= attempts:
                 return "" if self._bury(name, error, attempts) else None
-            if not os.path.exists(f"{lane.queue}/{name}"):
+            if not os.path.exists(f"{directory.queue}/{name}"):
                 return None
             self._notes.write(name.id, Note(error, attempts))
         due, step = (math.ceil(now + delay), 1) if delay else (int(now), -1)
-        moved = lane.move(name, Why.WAITING, due, step)
+        moved = directory.move(name, Why.WAITING, due, step)
         if moved is None:
             return None
         self._notes.drop(name.id)
@@ -321,7 +318,7 @@ class FileQueue:
         """A task whose payload nobody gets any more. Put aside at once, so that it holds up no other."""
         where = self._dead.path(name.id, name.suffix)
         if self._bury(name, f"{damage}; what is left of it is in {where}", attempts):
-            DISK.sync_folder(self._lanes[name.suffix].queue)
+            DISK.sync_folder(self._directories[name.suffix].queue)
             logger.error("task %s is %s; it is a dead letter now, its file is %s", name.id, damage, where)
 
     def _bury(self, name: Name, error: str, attempts: int) -> bool:
@@ -336,15 +333,15 @@ class FileQueue:
         count = 0
         with storage_errors(self.path):
             now = int(self._clock())
-            for lane in self._lanes.values():
-                for text in names.split_due(os.listdir(lane.queue), now)[1]:
+            for directory in self._directories.values():
+                for text in names.split_due(os.listdir(directory.queue), now)[1]:
                     name = names.parse(text)
                     try:
-                        count += name is not None and lane.move(name, Why.WAITING, now, -1) is not None
+                        count += name is not None and directory.move(name, Why.WAITING, now, -1) is not None
                     except Unreadable as error:
                         assert name is not None
                         self._bury_damaged(name, damaged(str(error.filename), error), 0)
-                DISK.sync_folder(lane.queue)
+                DISK.sync_folder(directory.queue)
         self._candidates.clear()
         self._tell(())
         return count
@@ -355,7 +352,7 @@ class FileQueue:
         if count < 0:
             raise InvalidConfiguration(f"count is at least 0, got {count}")
         with storage_errors(self.path):
-            return self._picture.peek(self._look(), state, count)
+            return self._snapshot.peek(self._look(), state, count)
 
     def status(self) -> Status:
         """Counts, as of now. Exact but for tasks python-task-queue put with a delay: beyond 1,000 they count as leased."""
@@ -364,13 +361,13 @@ class FileQueue:
             self._aftermath.flush()
             self._counters.settle()
             self._calls.recover()
-            return self._picture.status(self._look(), self._counters.inserted, self._counters.completed)
+            return self._snapshot.status(self._look(), self._counters.inserted, self._counters.completed)
 
     def purge(self) -> int:
         """Remove every task that is not dead; how many."""
         check_open(closed=self._closed)
         with storage_errors(self.path):
-            count = sum(lane.remove_all() for lane in self._lanes.values())
+            count = sum(directory.remove_all() for directory in self._directories.values())
             self._notes.forget(id for id in self._notes.ids() if not self._dead.exists(id))
             with self._dedup.locked():
                 self._dedup.clear()
@@ -400,18 +397,18 @@ class FileQueue:
         self._calls.close()
         self._notes.close()
 
-    def _look(self) -> Look:
+    def _look(self) -> Listing:
         """A listing in which the tasks whose last attempt is over are dead, though nobody tried to lease them yet."""
-        look = self._picture.look()
+        look = self._snapshot.look()
         if self.settings.max_attempts:
-            dead = {str(name) for name, attempts in self._picture.spent(look, self.settings.max_attempts)
+            dead = {str(name) for name, attempts in self._snapshot.spent(look, self.settings.max_attempts)
                     if self._bury(name, "", attempts)}  # fmt: skip
             if dead:
                 look = look._replace(ready=[text for text in look.ready if text not in dead])
         return look
 
     def _exists(self, id: str) -> bool:
-        return self._dead.exists(id) or any(lane.find(id) is not None for lane in self._lanes.values())
+        return self._dead.exists(id) or any(directory.find(id) is not None for directory in self._directories.values())
 
     def _tell(self, ready: Iterable[str]) -> None:
         """These became leasable by this process."""

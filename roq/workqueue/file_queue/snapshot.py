@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from roq.wire.task import Status, TaskState, TaskView
-from roq.workqueue.file_queue import content, names
-from roq.workqueue.file_queue.dead import DeadLetters
-from roq.workqueue.file_queue.lane import Lane
+from roq.workqueue.file_queue import names
+from roq.workqueue.file_queue.directory import TaskDirectory
+from roq.workqueue.file_queue.folder import Unreadable, modified_ms, read
 from roq.workqueue.file_queue.names import Name
-from roq.workqueue.file_queue.notes import Notes
-from roq.workqueue.file_queue.storage import Unreadable, modified_ms, read
+from roq.workqueue.file_queue.notes import DeadLetters, Notes
 
-LOOKS = 1_000  # files looked into for one picture
+LOOKS = 1_000  # files looked into for one snapshot
 
 
-class Look(NamedTuple):
+class Listing(NamedTuple):
     """One listing: the names due by `now`, and the others."""
 
     now: float
@@ -26,19 +25,21 @@ class Look(NamedTuple):
     later: list[str]
 
 
-class Picture:
-    """Of one open queue. lanes: by suffix. clock: Unix seconds."""
+class FolderSnapshot:
+    """Of one open queue. directories: by suffix. clock: Unix seconds."""
 
-    def __init__(self, lanes: Mapping[str, Lane], dead: DeadLetters, notes: Notes, clock: Callable[[], float]) -> None:
-        self._lanes, self._dead, self._notes, self._clock = lanes, dead, notes, clock
+    def __init__(
+        self, directories: Mapping[str, TaskDirectory], dead: DeadLetters, notes: Notes, clock: Callable[[], float]
+    ) -> None:
+        self._directories, self._dead, self._notes, self._clock = directories, dead, notes, clock
 
-    def look(self) -> Look:
+    def look(self) -> Listing:
         """List the folders."""
         now = self._clock()
-        listed = [text for lane in self._lanes.values() for text in os.listdir(lane.queue)]
-        return Look(now, *names.split_due(listed, int(now)))
+        listed = [text for directory in self._directories.values() for text in os.listdir(directory.queue)]
+        return Listing(now, *names.split_due(listed, int(now)))
 
-    def status(self, look: Look, inserted: int, completed: int) -> Status:
+    def status(self, look: Listing, inserted: int, completed: int) -> Status:
         """Counts."""
         now, ready, later = look
         waiting = sum(text[:2] == "00" for text in later)
@@ -48,7 +49,7 @@ class Picture:
         age = -1 if oldest is None else max(0, int(now * 1000) - oldest)
         return Status(len(ready), delayed, len(later) - delayed, len(self._dead.all()), completed, inserted, age)
 
-    def peek(self, look: Look, state: TaskState, count: int) -> list[TaskView]:
+    def peek(self, look: Listing, state: TaskState, count: int) -> list[TaskView]:
         """The first tasks of a state."""
         if state is TaskState.DEAD:
             dead = sorted(self._dead.all(), key=lambda one: names.order(f"0--{one[0]}{one[1]}", ""))
@@ -63,12 +64,15 @@ class Picture:
         holders = self._notes.holders() if state is TaskState.LEASED else {}
         return [view for text in chosen if (view := self._view(text, state, holders.get(text, ""))) is not None]
 
-    def spent(self, look: Look, attempts_max: int) -> Iterator[tuple[Name, int]]:
+    def spent(self, look: Listing, attempts_max: int) -> Iterator[tuple[Name, int]]:
         """Tasks whose last allowed lease is over, with their attempts; LOOKS at most are looked at."""
         over = [text for text in look.ready if text[:2] not in ("0-", "00")]
         for text in over[:LOOKS]:
             name = names.parse(text)
-            if name is not None and (attempts := names.attempts(self._lanes[name.suffix].history(name.id))) >= attempts_max:
+            if (
+                name is not None
+                and (attempts := names.attempts(self._directories[name.suffix].history(name.id))) >= attempts_max
+            ):
                 yield name, attempts
 
     def _foreign(self, later: list[str]) -> list[str]:
@@ -79,7 +83,7 @@ class Picture:
     def _is_new(self, text: str) -> bool:
         """Whether it was put with a delay and never leased."""
         name = names.parse(text)
-        return name is not None and self._lanes[name.suffix].history(name.id) == [name]
+        return name is not None and self._directories[name.suffix].history(name.id) == [name]
 
     def _oldest(self, ready: list[str]) -> int | None:
         """Insertion time (ms) of the oldest ready task; of those of python-task-queue, some are looked at."""
@@ -90,7 +94,7 @@ class Picture:
             name = names.parse(text)
             try:
                 if name is not None:
-                    found.append(modified_ms(f"{self._lanes[name.suffix].queue}/{text}"))
+                    found.append(modified_ms(f"{self._directories[name.suffix].queue}/{text}"))
             except FileNotFoundError:
                 continue
         return min(found, default=None)
@@ -99,14 +103,14 @@ class Picture:
         name = names.parse(text)
         if name is None:
             return None
-        lane = self._lanes[name.suffix]
-        path = f"{lane.queue}/{text}"
+        directory = self._directories[name.suffix]
+        path = f"{directory.queue}/{text}"
         try:
             payload, damage = shown(path, name.id, name.suffix)
             inserted = names.inserted_ms(name.id) or modified_ms(path)
         except FileNotFoundError:
             return None  # leased or done meanwhile
-        attempts, error = names.attempts(lane.history(name.id)), damage or self._notes.read(name.id).error
+        attempts, error = names.attempts(directory.history(name.id)), damage or self._notes.read(name.id).error
         due = 0 if state is TaskState.READY else 1000 * name.due
         return TaskView(name.id, payload, state, attempts, names.priority(name.id), inserted, due, error, holder)
 
@@ -129,7 +133,7 @@ def shown(path: str, id: str, suffix: str) -> tuple[bytes, str]:
         data = read(path)
     except Unreadable as error:
         return b"", damaged(path, error)
-    payload = content.decode(data, suffix, id)
+    payload = names.decode(data, suffix, id)
     if payload is not None:
         return payload, ""
     return (b"", damaged(path)) if names.is_sealed(id) else (data, "")

@@ -22,8 +22,8 @@ from typing import NamedTuple
 from roq.errors import StorageFailed
 from roq.runtime.files import DISK
 from roq.workqueue.file_queue import names
+from roq.workqueue.file_queue.folder import Unreadable, create, read_open, remove_quietly, rename, try_lock, write_open
 from roq.workqueue.file_queue.names import Name, Why
-from roq.workqueue.file_queue.storage import Unreadable, create, read_open, remove_quietly, rename, try_lock, write_open
 
 logger = logging.getLogger(__name__)
 INSERT_GRACE_SECONDS = 5.0  # python-task-queue makes the task file first and the movement file right after
@@ -45,7 +45,7 @@ class LeasedName(NamedTuple):
     attempts: int
 
 
-class Spent(NamedTuple):
+class AttemptsSpent(NamedTuple):
     """The task was leased as often as it may be."""
 
     attempts: int
@@ -55,7 +55,7 @@ class Busy(Exception):
     """Another process has the movement file's lock."""
 
 
-class Lane:
+class TaskDirectory:
     """The tasks of one suffix. mutex: one per folder and process. attempts_max: of the queue, 0 for no limit."""
 
     def __init__(self, folder: str, temporary: str, suffix: str, mutex: threading.Lock, attempts_max: int) -> None:
@@ -91,7 +91,7 @@ class Lane:
         remove_quietly([f"{self.queue}/{file.name}" for file in files])
         remove_quietly([f"{self.movement}/{file.name.id}" for file in files])
 
-    def lease(self, name: Name, due: int) -> LeasedName | Spent | None:
+    def lease(self, name: Name, due: int) -> LeasedName | AttemptsSpent | None:
         """Lease the task until `due` or a little later. None: another has it. Raises Busy."""
         return self._move(name, Why.LEASED, due, 1)
 
@@ -109,7 +109,7 @@ class Lane:
                 continue
             return moved if isinstance(moved, LeasedName) else None
 
-    def _move(self, name: Name, why: Why, due: int, step: int) -> LeasedName | Spent | None:
+    def _move(self, name: Name, why: Why, due: int, step: int) -> LeasedName | AttemptsSpent | None:
         with self._mutex:
             fd = self._open_movement(name)
             if fd is None:
@@ -121,7 +121,7 @@ class Lane:
                 attempts = names.attempts(names.parse_history(before)) if before.count(b"\n") > 1 else 0
                 leases = why is Why.LEASED
                 if leases and 0 < self._attempts_max <= attempts and name.is_lease:
-                    return Spent(attempts)
+                    return AttemptsSpent(attempts)
                 new = names.unused(Name(why, due, name.id, name.suffix), before, step)
                 self._append(fd, before, new)
                 if rename(f"{self.queue}/{name}", f"{self.queue}/{new}"):

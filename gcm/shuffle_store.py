@@ -76,7 +76,7 @@ class ShuffleStore:
         for name, value in values.items():
             if value != PARTS[name][1]:
                 parts[name] = self._known(value) or await self._write_part(name, value)
-        node = ShuffleNode(_bare(record), {name: written.part for name, written in parts.items()})
+        node = ShuffleNode(_joined(record, {}), {name: written.part for name, written in parts.items()})
         await self._term.write(SetData(paths.shuffle(self._id), to_json(node)))
         kept = {written.part.name for written in parts.values()}
         old = dict.fromkeys(written.part for written in self._parts.values() if written.part.name not in kept)
@@ -171,10 +171,6 @@ def _paths(id: str, part: RecordPart) -> list[str]:
 
 def _split(record: ShuffleRecord) -> dict[str, Any]:
     return {"schema": record.spec.schema, "table": record.table, "former": record.former, "receipts": record.receipts}
-
-
-def _bare(record: ShuffleRecord) -> ShuffleRecord:
-    return _joined(record, {})
 
 
 def _joined(record: ShuffleRecord, values: dict[str, Any]) -> ShuffleRecord:

@@ -62,11 +62,6 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 # --- one block ----------------------------------------------------------------------------------------------------------
 
 
-def encode_block(batch: pa.RecordBatch, keys: Keys, first: int) -> Block:
-    """All rows of a batch in key order as one block. first: number of its first row within the run."""
-    return _block(batch, first, keys[0], keys[len(keys) - 1])
-
-
 def decode_block(schema: pa.Schema, block: Block) -> pa.RecordBatch:
     """The rows of a block; they share its memory. Raises DataLost when it is damaged. Not for a block from a stranger: a CRC
     tells damage, not lies, and Arrow follows offsets wherever they point."""

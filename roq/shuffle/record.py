@@ -127,7 +127,7 @@ def check(record: ShuffleRecord) -> None:
     for table in (record.table, record.former):
         assert [each.number for each in table] == list(range(len(table))), "numbers count from 0"
         assert intervals(borders_of(table)) == [each.interval for each in table] or not table, "ranges cover everything once"
-        assert all(one.lower < one.upper for one in _inner(table)), "no range is empty by its borders"  # type: ignore[operator]
+        assert all(one.lower < one.upper for one in [each.interval for each in table[1:-1]]), "no range is empty by its borders"  # type: ignore[operator]
         assert len({each.identity for each in table}) == len(table), "identities are distinct"
         assert all(each.identity < record.fresh for each in table), "identities were given out"
     assert bool(record.table) == bool(record.epoch), "a table has a number"
@@ -142,10 +142,6 @@ def check(record: ShuffleRecord) -> None:
         assert record.stage is Stage.MOVING or all(each.rows >= 0 for each in record.table), "what is sealed was counted"
         whole = record.former if record.stage is Stage.MOVING else record.table
         assert sum(each.rows for each in whole) == record.rows, "what is sealed is complete"
-
-
-def _inner(table: Table) -> list[Interval]:
-    return [each.interval for each in table[1:-1]]
 
 
 # --- tables --------------------------------------------------------------------------------------------------------------

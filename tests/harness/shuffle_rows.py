@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from zlib import crc32
 
 import pyarrow as pa
 
-from roq.shuffle.blocks import decode_block, encode_block, save_schema
-from roq.shuffle.keys import KeyEncoder
+from roq.shuffle.blocks import decode_block, save_schema
+from roq.shuffle.keys import KeyEncoder, Keys
 from roq.wire.shuffle import Block, Piece, Position, RunSample, Spec
 
 SCHEMA = pa.schema([("key", pa.int64()), ("id", pa.int64()), ("pad", pa.binary())])
 SPEC = Spec(("key",), save_schema(SCHEMA), 2, 0)
 ENCODER = KeyEncoder(SCHEMA, SPEC.keys)
+
+
+def encode_block(batch: pa.RecordBatch, keys: Keys, first: int) -> Block:
+    """All rows of a batch in key order as one block. first: number of its first row within the run."""
+    data = batch.serialize().to_pybytes()
+    return Block(first, batch.num_rows, keys[0], keys[len(keys) - 1], crc32(data), data)
 
 
 def batch_of(keys: Sequence[int], ids: Sequence[int] | None = None, pad: int = 0) -> pa.RecordBatch:

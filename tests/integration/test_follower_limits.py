@@ -18,7 +18,7 @@ from roq.runtime.read_budget import READ_BYTES_MIN
 from roq.shuffle import blocks
 from roq.shuffle.cluster import FollowerLink
 from roq.shuffle.node.attempt import Attempt, sample_bytes
-from roq.shuffle.node.collector import AttemptCollector
+from roq.shuffle.node.buffer import AttemptCollector
 from roq.shuffle.node.server import Follower
 from roq.wire import shuffle as wire
 from roq.wire import zmtp

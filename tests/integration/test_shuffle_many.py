@@ -10,12 +10,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from roq.shuffle.blocks import encode_block
 from roq.shuffle.keys import KeyEncoder
 from roq.shuffle.ranges import holders
 from roq.wire.gcm import CommitShuffle
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.shuffle import Piece, Receipt, ShuffleState
+from tests.harness.shuffle_rows import encode_block
 from tests.integration.test_shuffle_leader import HOSTS, SCHEMA, ShuffleScene, blocking
 
 PARTITIONS = 130_000

@@ -1,5 +1,5 @@
 """What a buffer does about one shuffle: attempts come in, their runs are split by the table of ranges, all holders store the
-parts. Pure: time comes in as an argument, what is to be done comes out as instructions (`taken`); collector.py does it.
+parts. Pure: time comes in as an argument, what is to be done comes out as instructions (`taken`); buffer.py does it.
 
     a part is       unsplit → open (some holder lacks it) → stored (all have it) → released
     released        when the leader, told after it was stored, still has the table it was stored by: a later table is filled

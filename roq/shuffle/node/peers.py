@@ -1,6 +1,6 @@
 """Other followers: connections by endpoint, closed when they were not used for a while; and what one of them is to get from
 this buffer: parts of many attempts, batched, a few requests at a time. A part that could not be stored is tried again until
-somebody else is its holder. Not covered: who that is (collector.py).
+somebody else is its holder. Not covered: who that is (fill_plan.py).
 """
 
 from __future__ import annotations

@@ -150,31 +150,28 @@ class Fetcher:
             while begin < end:
                 request = wire.CutBlocks(what[0], piece.partition, piece.attempt, piece.run, begin, end - 1)
                 try:
-                    begin = await self._in_turn(source, what, named, request)
+                    begin = await self._some(source, what, named, request)
                     pauses = islice(delays(0.02, 0.5), OVERLOADED_MAX)
                 except Overloaded:  # it gives to others just now; what has come is not asked for again
                     if (pause := next(pauses, None)) is None:
                         raise
                     await asyncio.sleep(pause)
 
-    async def _in_turn(self, source: str, what: Fetch, named: wire.SpecTold, request: wire.CutBlocks) -> int:
+    async def _some(self, source: str, what: Fetch, named: wire.SpecTold, request: wire.CutBlocks) -> int:
+        """Fetch and store what fits one message, in turn; where to go on."""
         async with self._at_once:
             await self._budget.borrow(wire.BLOCKS_BYTES_MAX)
             try:
-                return await self._some(source, what, named, request)
+                blocks = (await self._peers.request(source, request, wire.Blocks)).blocks
+                if not blocks:
+                    raise DataLost(f"{source} does not have row {request.first} of run {request.run} any more")
+                size = sum(len(block.data) for block in blocks)
+                self._sizes[what] = self._sizes.get(what, 0) + size
+                self._storage.counters["bytes_fetched"] += size
+                await self._store(what[0], named, Piece(request.partition, request.attempt, request.run, blocks))
+                return blocks[-1].first + blocks[-1].rows
             finally:
                 self._budget.give_back(wire.BLOCKS_BYTES_MAX)
-
-    async def _some(self, source: str, what: Fetch, named: wire.SpecTold, request: wire.CutBlocks) -> int:
-        """Fetch and store what fits one message; where to go on."""
-        blocks = (await self._peers.request(source, request, wire.Blocks)).blocks
-        if not blocks:
-            raise DataLost(f"{source} does not have row {request.first} of run {request.run} any more")
-        size = sum(len(block.data) for block in blocks)
-        self._sizes[what] = self._sizes.get(what, 0) + size
-        self._storage.counters["bytes_fetched"] += size
-        await self._store(what[0], named, Piece(request.partition, request.attempt, request.run, blocks))
-        return blocks[-1].first + blocks[-1].rows
 
     async def _store(self, shuffle: str, named: wire.SpecTold, piece: Piece) -> None:
         pauses = delays(0.02, 0.5)

@@ -14,7 +14,6 @@ from roq.shuffle.blocks import (
     SortedRun,
     decode_block,
     decode_foreign,
-    encode_block,
     load_schema,
     part,
     save_schema,
@@ -98,9 +97,9 @@ def test_a_position_cuts_a_block_where_it_says() -> None:
                 assert together.equals(pa.Table.from_batches([decode_block(SCHEMA, block)]))
 
 
-def test_encoding_a_batch_as_one_block() -> None:
+def test_a_small_run_is_one_block() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(["a", "b"]), pa.array([1, 2]), pa.array([b"", None])], schema=SCHEMA)
-    block = encode_block(batch, ENCODER.encode(batch), 7)
+    (block,) = SortedRun(batch, ENCODER.encode(batch), None).blocks(7)
     assert (block.first, block.rows, block.first_key, block.last_key) == (7, 2, b"\x01a", b"\x01b")
     assert decode_block(SCHEMA, block).equals(batch)
 

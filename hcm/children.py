@@ -29,7 +29,7 @@ from roq.errors import ProcessFailed
 from roq.runtime.backoff import delays
 from roq.runtime.liveness import start_time
 from roq.runtime.observe import Counters, logger
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 
 log = logger(__name__)
 

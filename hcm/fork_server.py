@@ -30,7 +30,7 @@ import msgspec
 from roq.runtime.observe import set_up_logging
 from roq.runtime.run import set_process_name
 from roq.wire.assignment import ProcessKind
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 
 MESSAGE_BYTES_MAX = 128 * 1024  # one order; a specification is a few hundred bytes
 DESCRIPTORS_MAX = 1 << 20

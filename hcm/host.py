@@ -28,7 +28,7 @@ from roq.runtime.run import Tasks
 from roq.runtime.shutdown import ask
 from roq.wire import process as process_wire
 from roq.wire.assignment import Assignment, MonitorAddress, ProcessKind, ProcessSpec, ProcessState, RunningProcess
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 
 log = logger(__name__)
 

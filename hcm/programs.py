@@ -12,7 +12,7 @@ import roq.pubsub.scaling.process
 import roq.workqueue.master.process
 from roq.shuffle.node.server import beside_store
 from roq.wire.assignment import ProcessKind
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 
 PROGRAMS: Mapping[ProcessKind, Callable[[ChildSpec], int]] = {
     ProcessKind.MONITOR: roq.pubsub.monitor.process.main,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from roq.errors import ProcessFailed
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 
 K = TypeVar("K", bound=Hashable)
 MAGIC = 0x526F51_0001

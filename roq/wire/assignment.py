@@ -16,8 +16,7 @@ import msgspec
 from roq.errors import FrameError
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.policy import Policy
-from roq.wire.words import in_words
-from roq.wire.work_queue import WorkQueueSpec
+from roq.wire.work_queue import WorkQueueSpec, in_words
 
 T = TypeVar("T")
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import msgspec
 
-from roq.wire.words import in_words
-
 PAYLOAD_BYTES_MAX = 1024 * 1024  # default limit of one payload
 QUORUM_MAX = 9  # stores of one segment
 STANDBYS_MAX = 15
 INLINE_BYTES = 64 * 1024  # payloads from here on do not pass the master, unless its queue was made with another number
 INLINE_BYTES_MAX = 1024 * 1024  # a log's entry may hold one beside a full batch
+
+
+def in_words(value: msgspec.Struct) -> str:
+    """Values in the text of errors: `name value, name value …`, as people write them, without the names of our classes."""
+    return ", ".join(f"{name} {getattr(value, name)}" for name in value.__struct_fields__)
 
 
 class TaskSettings(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from roq.log.replicated.writer import LogWriter
 from roq.runtime.rpc import RpcClient
 from roq.wire import store as wire
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 from tests.harness.ports import free_port, own_address
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ START = """
 import sys, msgspec
 from hcm.programs import PROGRAMS
 from roq.runtime.observe import set_up_logging
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 set_up_logging("store")
 spec = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=ChildSpec)
 sys.exit(PROGRAMS[spec.process.kind](spec))

@@ -26,8 +26,8 @@ from roq.runtime.shutdown import ShutdownMonitor, ask
 from roq.wire import monitor, zmtp
 from roq.wire import process as wire
 from roq.wire.assignment import FormerProcess, MonitorAddress, ProcessKind, ProcessSpec, QueueSettings
-from roq.wire.child import ChildSpec
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal
+from roq.wire.process import ChildSpec
 from tests.harness.ports import free_port
 from tests.integration.follower_rig import until
 from tests.integration.running import RunningCluster
@@ -193,7 +193,7 @@ AS_A_FORK_SERVER_ENDS_IT = """
 import os, sys
 import msgspec
 from roq.pubsub.monitor.process import main
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 os._exit(main(msgspec.json.decode(sys.argv[1], type=ChildSpec)))
 """
 

@@ -19,8 +19,8 @@ from roq.runtime.shutdown import ask
 from roq.wire import kpi as kpis
 from roq.wire import monitor, process
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
-from roq.wire.child import ChildSpec
 from roq.wire.policy import Bounds, ExchangeRule, Policy
+from roq.wire.process import ChildSpec
 from tests.harness.ports import free_port
 
 ADDRESS = "127.0.99.7"  # nobody connects from here, so a port found free stays free

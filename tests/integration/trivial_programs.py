@@ -16,7 +16,7 @@ from roq.runtime.observe import Counters
 from roq.runtime.run import run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire.assignment import MonitorRole, ProcessKind, ProcessSpec
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from roq.log.store.server import StoreServer
 from roq.runtime.liveness import BEAT_SECONDS, HeartbeatBoard, announce_ready, beat, open_board
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 
 log = logging.getLogger(__name__)
 ZOOKEEPER_RETRY_SECONDS = 1.0

@@ -20,9 +20,9 @@ from roq.runtime.run import run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import monitor as wire
 from roq.wire.assignment import ProcessSpec, QueueSettings
-from roq.wire.child import ChildSpec
 from roq.wire.frame import welcome
 from roq.wire.limits import FRAME_OVERHEAD_BYTES
+from roq.wire.process import ChildSpec
 
 log = logger(__name__)
 CONTROL = "inproc://proxy-control"

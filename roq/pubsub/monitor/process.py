@@ -34,10 +34,9 @@ from roq.wire import frame as frames
 from roq.wire import kpi as kpi_wire
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess, MonitorRole, ProcessSpec
-from roq.wire.child import ChildSpec
 from roq.wire.frame import FrameKind, Header
 from roq.wire.limits import DECISIONS_KEPT
-from roq.wire.process import FenceProcess, Named, ProcessDone
+from roq.wire.process import ChildSpec, FenceProcess, Named, ProcessDone
 
 log = logger(__name__)
 MONITOR_ID = 1  # publisher id on probes; a random publisher id is never this small by more than a 2⁻⁶⁴ chance

@@ -24,8 +24,8 @@ from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm, monitor
 from roq.wire import kpi as wire
 from roq.wire.assignment import MonitorAddress, ProcessSpec
-from roq.wire.child import ChildSpec
 from roq.wire.policy import Policy
+from roq.wire.process import ChildSpec
 
 log = logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)

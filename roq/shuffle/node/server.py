@@ -27,8 +27,8 @@ from roq.shuffle.node.queries import FencedCommands, RangeQueries
 from roq.shuffle.node.repair import Fetcher, List, RangeRepair
 from roq.shuffle.node.storage import RangeStorage
 from roq.wire import shuffle as wire
-from roq.wire.child import ChildSpec
 from roq.wire.gcm import ListShuffles, ReportRuns, ShuffleList, TableInfo
+from roq.wire.process import ChildSpec
 
 log = logger(__name__)
 PORT = "shuffle"  # of a store

@@ -32,7 +32,7 @@ from roq.tools.simulation.disks import SimulatedDisk
 from roq.tools.simulation.loop import PROCESS, Fate, Process, SimulatedLoop
 from roq.tools.simulation.network import Network
 from roq.wire.assignment import ProcessKind
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 
 FORK_SECONDS, FORK_SERVER_SECONDS, DATAGRAM_SECONDS = 0.004, 0.05, 0.0003
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")

@@ -45,9 +45,9 @@ from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import master as wire
 from roq.wire.assignment import MonitorRole, ProcessSpec, from_json
-from roq.wire.child import ChildSpec
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
+from roq.wire.process import ChildSpec
 from roq.wire.task import StoreAddress
 from roq.wire.work_queue import WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.master.blobs import BlobStores

@@ -28,7 +28,7 @@ from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.storage import RangeStorage
 from roq.shuffle.node.stored import GONE, remove_folder, write_durably
 from roq.wire.assignment import MonitorAddress, ProcessKind, ProcessSpec
-from roq.wire.child import ChildSpec
+from roq.wire.process import ChildSpec
 from roq.wire.shuffle import Block, DescribeFollower, FollowerView, ReadBlocks, Reply, RunSlice
 from tests.harness.ports import free_port, own_address
 from tests.harness.shuffle_rows import SPEC, piece, run_of

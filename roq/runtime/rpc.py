@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
-from enum import Enum
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -125,12 +125,12 @@ class RpcServer:
         self._router.close()
 
 
-class OnDisconnect(Enum):
+class OnDisconnect(StrEnum):
     """What becomes of requests under way when the connection ends or is refused. Either way what had not left yet is sent once
     there is a connection again, and what had left is lost with its reply."""
 
-    WAIT = "until their deadline"  # the server may be starting, or be replaced at its endpoint
-    FAIL = "at once, with Unavailable"  # the caller can ask somebody else, or the same one again
+    WAIT = "wait"  # until their deadline: the server may be starting, or be replaced at its endpoint
+    FAIL = "fail"  # at once, with Unavailable: the caller can ask somebody else, or the same one again
 
 
 class RpcClient:

@@ -355,12 +355,8 @@ class Session:
         for below in range(depth + 1, len(parts) + 1):
             await self._made("/" + "/".join(parts[:below]))
 
-    async def ensure_root(self) -> None:
-        """Make the chroot. Only a GCM does this: its existence is what says that here is a cluster."""
-        await self.ensure_path("")
-
     async def wait_root(self) -> None:
-        """Wait until the chroot exists, that is until a GCM has led here once."""
+        """Wait until the chroot exists. Only a GCM makes it: its existence is what says that here is a cluster."""
         found = asyncio.Event()
         watch = self.watch_data("", lambda node: found.set() if node is not None else None)
         try:

@@ -154,11 +154,6 @@ def subscriber_socket(max_frame_bytes: int) -> zmq.Socket[bytes]:
     return socket
 
 
-def connection_ends(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """A PAIR that gets a message whenever a connection of `socket` ends or is refused, until `socket.disable_monitor()`."""
-    return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
-
-
 def inproc_pair(endpoint: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     """Two connected PAIR sockets inside this process: the control line of a proxy. Nothing lingers at close."""
     near, far = context().socket(zmq.PAIR), context().socket(zmq.PAIR)

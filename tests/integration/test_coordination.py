@@ -77,7 +77,7 @@ async def test_a_deep_chroot_is_made_and_its_root_awaited(chroot: str, sessions:
     waiting = asyncio.create_task(other.wait_root())
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    await session.ensure_root()
+    await session.ensure_path("")
     await asyncio.wait_for(waiting, 2)
     top = await sessions(chroot)
     assert await top.children("x") == ["y"]
@@ -86,7 +86,7 @@ async def test_a_deep_chroot_is_made_and_its_root_awaited(chroot: str, sessions:
 @pytest.mark.quick
 async def test_ephemeral_nodes_end_with_the_session(chroot: str, sessions: Connect) -> None:
     session, other = await sessions(chroot), await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     await session.create_ephemeral("e")
     await session.close()
     assert await other.get("e") is None
@@ -98,7 +98,7 @@ async def test_ephemeral_nodes_end_with_the_session(chroot: str, sessions: Conne
 
 async def test_too_much_data_is_refused_before_zookeeper_cuts_the_connection(chroot: str, sessions: Connect) -> None:
     session = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     large = bytes(DATA_BYTES_MAX)
     with pytest.raises(CallError):
         await session.create("a", large + b"x")
@@ -110,7 +110,7 @@ async def test_too_much_data_is_refused_before_zookeeper_cuts_the_connection(chr
 
 async def test_many_calls_at_once_and_cancelled_ones_leave_the_session_whole(chroot: str, sessions: Connect) -> None:
     session = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     await session.create("n")
     calls = [asyncio.create_task(session.set("n", str(n).encode(), ANY_VERSION)) for n in range(CALLS_IN_FLIGHT * 5)]
     await asyncio.sleep(0)
@@ -171,7 +171,7 @@ async def test_a_multi_does_all(chroot: str, sessions: Connect) -> None:
 @pytest.mark.quick
 async def test_only_the_newest_term_can_write(chroot: str, sessions: Connect) -> None:
     session = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     old = await take_epoch(session)
     await fenced(session, old, Create("by-old"))
     new = await take_epoch(session)

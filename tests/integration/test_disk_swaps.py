@@ -23,7 +23,7 @@ EVERY = RepairSettings(every_seconds=0.2, gone_seconds=30)  # a deep check is an
 @pytest.fixture
 async def rig(chroot: str, tmp_path: Path, sessions: Callable[..., Awaitable[Session]]) -> AsyncIterator[StoreRig]:
     session = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     made = StoreRig(chroot, tmp_path, session)
     yield made
     await made.close()

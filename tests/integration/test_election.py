@@ -240,7 +240,7 @@ async def test_a_host_is_registered_updated_and_gone(chroot: str, sessions: Conn
     starting = asyncio.create_task(registration.start())
     await asyncio.sleep(0.05)
     assert not starting.done()  # only a GCM makes the chroot
-    await other.ensure_root()
+    await other.ensure_path("")
     await asyncio.wait_for(starting, 2)
     node = await other.get(HOST)
     assert node is not None
@@ -256,7 +256,7 @@ async def test_a_new_session_registers_again_with_a_new_generation(
     chroot: str, sessions: Connect, expire_session: Expire
 ) -> None:
     session, other = await sessions(chroot), await sessions(chroot)
-    await other.ensure_root()
+    await other.ensure_path("")
     generations: list[int] = []
     registration = Registration(session, HOST, instance(), on_registered=generations.append)
     await registration.start()
@@ -271,7 +271,7 @@ async def test_a_new_session_registers_again_with_a_new_generation(
 
 async def test_a_node_removed_or_overwritten_by_somebody_is_put_right(chroot: str, sessions: Connect) -> None:
     session, other = await sessions(chroot), await sessions(chroot)
-    await other.ensure_root()
+    await other.ensure_path("")
     registration = Registration(session, HOST, instance({"n": 1}))
     await registration.start()
     first = registration.generation
@@ -289,7 +289,7 @@ async def test_a_node_removed_or_overwritten_by_somebody_is_put_right(chroot: st
 
 async def test_an_update_during_a_break_is_written_after_it(chroot: str, wire: Wire, sessions: Connect) -> None:
     session, other = await sessions(through(wire, chroot)), await sessions(chroot)
-    await other.ensure_root()
+    await other.ensure_path("")
     registration = Registration(session, HOST, instance({"n": 1}))
     await registration.start()
     wire.cut()
@@ -306,7 +306,7 @@ async def test_an_update_during_a_break_is_written_after_it(chroot: str, wire: W
 
 async def test_a_live_host_of_the_same_name_is_a_conflict(chroot: str, sessions: Connect) -> None:
     session, other = await sessions(chroot, session_seconds=1.0), await sessions(chroot)
-    await other.ensure_root()
+    await other.ensure_path("")
     first = Registration(other, HOST, instance({"n": 1}))
     await first.start()
     began = time.monotonic()
@@ -342,7 +342,7 @@ async def test_our_own_former_sessions_node_is_replaced_at_once(chroot: str, ses
 
 async def test_a_name_taken_during_an_outage_is_told(chroot: str, sessions: Connect, expire_session: Expire) -> None:
     session, other = await sessions(chroot, session_seconds=1.0), await sessions(chroot)
-    await other.ensure_root()
+    await other.ensure_path("")
     told: list[HostConflict] = []
     registration = Registration(session, HOST, instance(), on_conflict=told.append)
     await registration.start()

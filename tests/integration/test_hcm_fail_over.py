@@ -23,7 +23,7 @@ from tests.integration.hcm_rig import HOST, WAIT_SECONDS, Rig, queue
 @pytest.fixture
 async def rig(chroot: str, tmp_path: Path, sessions: Callable[..., Awaitable[Session]]) -> AsyncIterator[Rig]:
     session = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     made = Rig(chroot, tmp_path / "state", session)
     made.directory.mkdir()
     yield made

@@ -72,7 +72,7 @@ async def test_a_zookeeper_that_stands_still_suspends_and_is_found_again(tmp_pat
     await server.start(tmp_path)
     session = await Session.connect(server.connect_string, 2.0)
     try:
-        await session.ensure_root()
+        await session.ensure_path("")
         os.kill(server.pid, signal.SIGSTOP)
         began = time.monotonic()
         await reaches(session, SessionState.SUSPENDED, 3)

@@ -30,7 +30,7 @@ SEGMENTS = 5
 @pytest.fixture
 async def rig(chroot: str, tmp_path: Path, sessions: Callable[..., Awaitable[Session]]) -> AsyncIterator[StoreRig]:
     made = StoreRig(chroot, tmp_path, await sessions(chroot))
-    await made.session.ensure_root()
+    await made.session.ensure_path("")
     yield made
     await made.close()
 

@@ -41,7 +41,7 @@ async def test_a_cut_connection_fails_fast_becomes_lost_and_comes_back_as_a_new_
 ) -> None:
     session = await sessions(f"{wire.address}/{chroot.partition('/')[2]}")
     other = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     await session.create_ephemeral("e")
     states, seen = states_of(session), Seen()
     first = session.session_id
@@ -93,7 +93,7 @@ async def test_a_reset_connection_keeps_the_session_and_its_watches(chroot: str,
 
 async def test_an_expired_session_is_followed_by_a_new_one(chroot: str, sessions: Connect, expire_session: Expire) -> None:
     session, other = await sessions(chroot), await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     await session.create_ephemeral("e")
     states, seen = states_of(session), Seen()
     watch = session.watch_data("e", seen)
@@ -119,7 +119,7 @@ async def test_a_process_that_stood_still_is_not_sure_of_its_session(
     chroot: str, sessions: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     states = states_of(session)
     with monkeypatch.context() as patch:
         patch.setattr(session._link, "silent_seconds", lambda: 1.9)  # as after SIGSTOP: nobody told us anything
@@ -135,7 +135,7 @@ async def test_a_failure_in_kazoos_thread_starts_a_new_one(
     chroot: str, sessions: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     states = states_of(session)
 
     def fail(*_: object) -> None:

@@ -41,7 +41,7 @@ async def test_a_store_whose_disk_hangs_holds_up_nobody_and_gets_later_what_it_m
 ) -> None:
     monkeypatch.setattr(storage, "PENDING_BYTES_MAX", BOUND)
     session = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     rig = StoreRig(chroot, tmp_path, session)
     disk = HeldDisk()
     slow = StoreServer(tmp_path / "c", "c", "127.0.0.1", 0, lambda error: None, disk=disk)

@@ -208,7 +208,7 @@ async def test_the_directory_follows_registrations_and_reports(
     chroot: str, sessions: Callable[..., Awaitable[Session]]
 ) -> None:
     session = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     changed = asyncio.Event()
     directory = await StoreDirectory(session, changed.set).start()
     assert directory.hosts() == frozenset()

@@ -30,7 +30,7 @@ AT_ONCE = RepairSettings(gone_seconds=0, verify_seconds=0.001, garbage_seconds=0
 @pytest.fixture
 async def rig(chroot: str, tmp_path: Path, sessions: Callable[..., Awaitable[Session]]) -> AsyncIterator[StoreRig]:
     session = await sessions(chroot)
-    await session.ensure_root()
+    await session.ensure_path("")
     made = StoreRig(chroot, tmp_path, session)
     yield made
     await made.close()

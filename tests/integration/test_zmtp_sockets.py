@@ -17,7 +17,7 @@ import uvloop
 import zmq
 
 from roq.errors import Closed, PortTaken, Unavailable
-from roq.runtime import connections, sockets
+from roq.runtime import connections
 from roq.runtime.blocking_connection import IDLE_SECONDS, BlockingConnection, ConnectionPool, StopEvent
 from roq.runtime.connections import Dealer, Router
 from roq.wire import zmtp
@@ -36,6 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*event_loop_policy.*:Deprecatio
 LARGE = bytes(range(256)) * 20_000  # 5 MB
 READY = zmtp.hello(b"DEALER")
 PING_TIMEOUT_MS = 1500
+ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 BUSY_SECONDS = 2.0  # what a busy machine may add to a bound
 
 
@@ -94,7 +95,7 @@ async def test_libzmqs_dealers_at_a_router(echo: Echo) -> None:
 
 async def test_a_router_answers_pings(echo: Echo) -> None:
     def ask() -> None:
-        with libzmq_dealer(echo.endpoint) as peer, sockets.connection_ends(peer) as ends:
+        with libzmq_dealer(echo.endpoint) as peer, peer.get_monitor_socket(ENDS) as ends:
             peer.disconnect(echo.endpoint)
             peer.set(zmq.HEARTBEAT_IVL, 100)
             peer.set(zmq.HEARTBEAT_TIMEOUT, PING_TIMEOUT_MS)

@@ -121,7 +121,7 @@ async def test_a_writer_that_was_paused_is_fenced(rig: StoreRig) -> None:
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate"])
-async def test_a_damaged_minority_is_never_believed_and_is_mended(rig: StoreRig, harm: str) -> None:
+async def test_a_damaged_minority_is_never_believed_and_is_repaired(rig: StoreRig, harm: str) -> None:
     await rig.start("abcd")
     load = Load(await rig.writer(), "one")
     await load.grow(1000)

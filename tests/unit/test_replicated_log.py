@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from roq.errors import LogFenced, LogUnavailable, StorageFull
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
-from roq.log.replicated.health import SegmentHealth, choose, rank
+from roq.log.replicated.health import SegmentHealth, SegmentRepair, StoreHealth, choose, rank
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState, SnapshotMetadata
 from roq.log.replicated.recovery import SegmentRecovery
 from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan
 from roq.log.replicated.settings import LogSettings
+from roq.log.replicated.stores import StaticDirectory
 from roq.wire.store import Found, Refusal, entry_crc
 
 ABC = ("a", "b", "c")
@@ -121,32 +122,32 @@ def writing(*held: int) -> Appending:
 
 
 def test_a_node_that_owes_an_answer_is_late_even_if_the_others_are_enough() -> None:
-    settings = LogSettings()
-    appending, health = writing(3, 3, 0), SegmentHealth(settings, ABC, 0.0)
+    appending = writing(3, 3, 0)
+    health = SegmentHealth(LogSettings(), appending, 0.0)
     assert appending.drained
-    assert health.bad(appending, 1.0) == []
-    assert health.bad(appending, 3.0) == ["c"]
-    assert health.failure(appending, ["c"], (), 99.0) is None
+    assert health.bad(1.0) == []
+    assert health.bad(3.0) == ["c"]
+    assert health.failure(["c"], (), 99.0) is None
     appending.send_again("c")
-    assert health.sound(appending) == {"a", "b"}
-    assert not health.complete(appending, 2)
-    assert health.complete(writing(3, 3, 3), 3)
-    assert not health.complete(writing(3, 3, 3), 4)
+    assert health.sound == {"a", "b"}
+    assert not health.complete(2)
+    health = SegmentHealth(LogSettings(), writing(3, 3, 3), 0.0)
+    assert health.complete(3)
+    assert not health.complete(4)
     health.refused("b", Refusal.FULL)
-    assert health.sound(writing(3, 3, 3)) == {"a", "c"}
+    assert health.sound == {"a", "c"}
 
 
 def test_a_writer_gives_up_when_waiting_can_not_help() -> None:
-    health = SegmentHealth(LogSettings(), ABC, 0.0)
-    appending = writing(3, 0, 0)
-    assert health.failure(appending, ["b", "c"], (), 5.0) is None
-    assert isinstance(health.failure(appending, ["b", "c"], (), 20.0), LogUnavailable)
+    health = SegmentHealth(LogSettings(), writing(3, 0, 0), 0.0)
+    assert health.failure(["b", "c"], (), 5.0) is None
+    assert isinstance(health.failure(["b", "c"], (), 20.0), LogUnavailable)
     health.refused("b", Refusal.FULL)
-    assert health.failure(appending, ["b"], (), 1.0) is None  # a and c are enough
+    assert health.failure(["b"], (), 1.0) is None  # a and c are enough
     health.refused("c", Refusal.FULL)
-    assert health.bad(appending, 0.1) == ["b", "c"]
-    assert isinstance(health.failure(appending, ["b", "c"], (), 1.0), StorageFull)
-    assert health.failure(appending, ["b", "c"], {"d"}, 1.0) is None  # others may take their places
+    assert health.bad(0.1) == ["b", "c"]
+    assert isinstance(health.failure(["b", "c"], (), 1.0), StorageFull)
+    assert health.failure(["b", "c"], {"d"}, 1.0) is None  # others may take their places
 
 
 def test_metadata_that_make_no_sense_are_noticed() -> None:
@@ -217,11 +218,53 @@ def test_a_recovery_that_no_node_can_decide_is_told_from_one_that_waits() -> Non
 
 def test_a_node_that_lost_what_it_confirmed_makes_the_segment_close() -> None:
     appending = writing(3, 3, 3)
-    health = SegmentHealth(LogSettings(), ABC, 0.0)
-    assert health.complete(appending, 3)
+    health = SegmentHealth(LogSettings(), appending, 0.0)
+    assert health.complete(3)
     health.lost("b")
     assert health.any_lost
-    assert not health.complete(appending, 3)
-    assert health.sound(appending) == {"a", "c"}
-    health.changed(("a", "c", "d"), 1.0)
+    assert not health.complete(3)
+    assert health.sound == {"a", "c"}
+    appending.finish_change(("a", "c", "d"))
+    health.changed(1.0)
+    assert health.bad(1.5) == []
     assert health.any_lost, "its fragment is still one copy short"
+
+
+def test_a_segment_is_closed_early_only_if_the_next_one_is_better_and_ever_more_seldom() -> None:
+    appending = writing(3, 3, 0)
+    appending.send_again("c")  # it misses what the others acknowledged
+    health, repair, hosts = SegmentHealth(LogSettings(), appending, 0.0), SegmentRepair(LogSettings()), frozenset("abcd")
+    health.took(b"x")
+    assert repair.due(health, 3, hosts, 9.0) is None, "too early"
+    assert repair.due(health, 3, hosts, 11.0) == frozenset({"c", "d"})
+    assert repair.helps(health, frozenset("d"), 11.0)
+    assert repair.due(health, 3, hosts, 19.0) is None, "twice as long after the second one"
+    assert repair.due(health, 3, hosts, 21.0) == frozenset({"c", "d"})
+    assert repair.due(health, 3, hosts - {"d"}, 11.0) == frozenset({"c"}), "other hosts: from the beginning"
+    assert repair.helps(health, frozenset(), 11.0), "two nodes miss nothing, the third does"
+    complete = SegmentHealth(LogSettings(), writing(3, 3, 3), 0.0)
+    complete.took(b"x")
+    assert repair.due(complete, 4, hosts, 11.0) == frozenset({"d"})
+    assert not repair.helps(complete, frozenset(), 11.0), "nobody else answers"
+    assert complete.since == 11.0
+    assert repair.due(complete, 3, hosts, 99.0) is None, "nothing is missing"
+
+
+def test_a_store_is_dead_after_some_beats_full_for_a_while_and_given_up_when_it_was_away_long() -> None:
+    directory, now = StaticDirectory({name: name for name in ABC}), 0.0
+    health = StoreHealth(directory, lambda: now, missed_beats=2)
+    assert (health.changed(), health.changed(), health.live()) == (True, False, ["a", "b", "c"])
+    assert not health.beat("a", answered=False)
+    assert health.beat("a", answered=False)
+    assert (health.dead("a"), health.live()) == (True, ["b", "c"])
+    health.full("b")
+    assert health.roomy() == ["c"]
+    now = 10.0
+    assert health.roomy() == ["b", "c"]
+    assert health.beat("a", answered=True)
+    directory.alive.remove("c")
+    assert health.away(ABC, 5.0) == set()
+    now = 15.0
+    assert health.away(ABC, 5.0) == {"c"}
+    directory.alive.add("c")
+    assert health.away(ABC, 5.0) == set()

@@ -89,6 +89,8 @@ class Bench:
         return [self.storage.look(segment, position)[0] for position in positions]
 
     def reopened(self, disk: SimulatedDisk | None = None) -> Bench:
+        for segment in self.storage.index.segments.values():
+            segment.check()
         return Bench(disk or self.disk, marked=self.marked)
 
     def file(self, number: int) -> bytearray:

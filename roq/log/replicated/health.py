@@ -89,12 +89,12 @@ class StoreHealth:
 
 
 class SegmentHealth:
-    """Nodes of one segment, since `now` (monotonic seconds)."""
+    """Nodes of the segment that is being written, since `now` (monotonic seconds)."""
 
-    def __init__(self, settings: LogSettings, nodes: Iterable[str], now: float) -> None:
-        self._settings, self.since = settings, now
+    def __init__(self, settings: LogSettings, appending: Appending, now: float) -> None:
+        self._settings, self.appending, self.since = settings, appending, now
         self.entries = self.size = 0  # taken into this segment
-        self._detector = FailureDetector(nodes, now)  # heard: it confirmed something, or owed us nothing
+        self._detector = FailureDetector(appending.nodes, now)  # heard: it confirmed something, or owed us nothing
         self._refused: dict[str, Refusal] = {}
         self._lost: set[str] = set()  # nodes that no longer have what they confirmed
         self._later: dict[str, float] = {}  # nobody could take this node's place: try again then
@@ -109,10 +109,10 @@ class SegmentHealth:
         self._detector.heard(node, now)
         self._refused.pop(node, None)
 
-    def before_sending(self, appending: Appending, now: float) -> None:
+    def before_sending(self, now: float) -> None:
         """Nodes that owe us nothing are not late."""
-        for node in appending.nodes:
-            if not appending.behind(node):
+        for node in self.appending.nodes:
+            if not self.appending.behind(node):
                 self._detector.heard(node, now)
 
     def refused(self, node: str, reason: Refusal) -> None:
@@ -128,18 +128,19 @@ class SegmentHealth:
         """Must the segment be closed, whatever its nodes do, so that what was lost is copied again?"""
         return bool(self._lost)
 
-    def changed(self, nodes: Iterable[str], now: float) -> None:
-        """The segment has these nodes now."""
-        self._detector = FailureDetector(nodes, now)
+    def changed(self, now: float) -> None:
+        """The segment has other nodes now."""
+        self._detector = FailureDetector(self.appending.nodes, now)
         self._refused.clear()
 
-    def silent(self, appending: Appending, seconds: float, now: float) -> list[str]:
+    def silent(self, seconds: float, now: float) -> list[str]:
         """Nodes that owe us an answer for longer than `seconds`."""
+        appending = self.appending
         return [node for node in appending.nodes if appending.behind(node) and self._detector.silence(node, now) > seconds]
 
-    def bad(self, appending: Appending, now: float) -> list[str]:
+    def bad(self, now: float) -> list[str]:
         """Nodes to be replaced."""
-        silent = self.silent(appending, self._settings.store_seconds, now)
+        appending, silent = self.appending, self.silent(self._settings.store_seconds, now)
         return [node for node in appending.nodes if node in silent or (node in self._refused and appending.behind(node))]
 
     def due(self, bad: Iterable[str], now: float) -> list[str]:
@@ -155,16 +156,18 @@ class SegmentHealth:
         """Is the segment long enough?"""
         return self.entries >= self._settings.segment_entries or self.size >= self._settings.segment_bytes
 
-    def sound(self, appending: Appending) -> frozenset[str]:
+    @property
+    def sound(self) -> frozenset[str]:
         """Nodes that miss nothing."""
-        return frozenset(appending.nodes) - appending.holed - self._refused.keys() - self._lost
+        return frozenset(self.appending.nodes) - self.appending.holed - self._refused.keys() - self._lost
 
-    def complete(self, appending: Appending, wanted: int) -> bool:
+    def complete(self, wanted: int) -> bool:
         """Are there `wanted` nodes, and does none of them miss something that only a closed segment gets copied?"""
-        return not self._lost and len(self.sound(appending)) == len(appending.nodes) >= wanted
+        return not self._lost and len(self.sound) == len(self.appending.nodes) >= wanted
 
-    def failure(self, appending: Appending, bad: list[str], spares: Collection[str], now: float) -> RoqError | None:
+    def failure(self, bad: list[str], spares: Collection[str], now: float) -> RoqError | None:
         """Why the writer can't go on; None if it can, or if waiting may help."""
+        appending = self.appending
         if len(appending.nodes) - len(bad) >= appending.ack_quorum or appending.drained:
             return None
         full = [node for node in bad if self._refused.get(node) is Refusal.FULL]
@@ -188,24 +191,22 @@ class SegmentRepair:
         self._pause = self._least_pause = settings.repair_seconds
         self._hosts: frozenset[str] = frozenset()
 
-    def due(
-        self, appending: Appending, health: SegmentHealth, write_quorum: int, hosts: frozenset[str], now: float
-    ) -> frozenset[str] | None:
+    def due(self, health: SegmentHealth, write_quorum: int, hosts: frozenset[str], now: float) -> frozenset[str] | None:
         """None unless it is time; then those of `hosts` that are to be asked whether they answer, for `helps`."""
         if hosts != self._hosts:
             self._hosts, self._pause = hosts, self._least_pause
         if not (health.entries or health.any_lost) or now - health.since <= self._pause:
             return None
-        if health.complete(appending, min(write_quorum, len(hosts))):
+        if health.complete(min(write_quorum, len(hosts))):
             self._pause = self._least_pause
             return None
-        return hosts - health.sound(appending)
+        return hosts - health.sound
 
-    def helps(self, appending: Appending, health: SegmentHealth, answering: frozenset[str], now: float) -> bool:
+    def helps(self, health: SegmentHealth, answering: frozenset[str], now: float) -> bool:
         """Would another segment be better, when these hosts answer?"""
-        sound, nodes = health.sound(appending), frozenset(appending.nodes)
+        sound, nodes = health.sound, frozenset(health.appending.nodes)
         possible = sound | answering
-        if len(possible) < appending.ack_quorum or (possible <= sound == nodes and not health.any_lost):
+        if len(possible) < health.appending.ack_quorum or (possible <= sound == nodes and not health.any_lost):
             health.since = now
             return False
         self._pause = min(2 * self._pause, PAUSE_MAX * self._least_pause)

@@ -92,10 +92,9 @@ class LogWriter:
     def _open(self, meta: LogMeta) -> None:
         """The segment that was opened last is written from now on."""
         segment = meta.segments[-1]
-        nodes = segment.fragments[-1].nodes
-        self._appending = Appending(segment.id, self.epoch, nodes, meta.ack_quorum, segment.first)
+        self._appending = Appending(segment.id, self.epoch, segment.fragments[-1].nodes, meta.ack_quorum, segment.first)
         self._sent_confirmed = segment.first - 1  # the confirmed position the stores know
-        self._health = SegmentHealth(self.settings, nodes, time.monotonic())
+        self._health = SegmentHealth(self.settings, self._appending, time.monotonic())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -159,7 +158,7 @@ class LogWriter:
 
     def _flush(self) -> None:
         if self._error is None:
-            self._health.before_sending(self._appending, time.monotonic())
+            self._health.before_sending(time.monotonic())
             self._send(self._appending)
 
     def _send(self, appending: Appending) -> None:
@@ -237,8 +236,8 @@ class LogWriter:
     def behind(self) -> frozenset[str]:
         """Nodes of the open segment that miss some of it, for longer than it is under way."""
         appending, health = self._appending, self._health
-        late = health.silent(appending, self.settings.resend_seconds, time.monotonic())
-        return frozenset(appending.nodes) - health.sound(appending) | frozenset(late)
+        late = health.silent(self.settings.resend_seconds, time.monotonic())
+        return frozenset(appending.nodes) - health.sound | frozenset(late)
 
     def lost(self, part: OpenPart) -> None:
         """A node has not what `open_parts` said: the segment is closed soon, for only a closed one is copied."""
@@ -255,31 +254,32 @@ class LogWriter:
             if self._busy.locked():
                 continue
             now = time.monotonic()
-            for node in health.silent(appending, self.settings.resend_seconds, now):
+            for node in health.silent(self.settings.resend_seconds, now):
                 appending.send_again(node)
             appending.resume()
             self._send(appending)
-            if (bad := health.bad(appending, now)) and await self._replace(appending, health, bad, now):
+            if (bad := health.bad(now)) and await self._replace(health, bad, now):
                 continue
             if self._error is not None or not self._chain.connected:
                 continue
             if health.long:
                 await self.roll()
-            elif await self._repair_due(appending, health, now):
-                await self.roll(None if health.any_lost else health.sound(appending))
+            elif await self._repair_due(health, now):
+                await self.roll(None if health.any_lost else health.sound)
 
-    async def _repair_due(self, appending: Appending, health: SegmentHealth, now: float) -> bool:
+    async def _repair_due(self, health: SegmentHealth, now: float) -> bool:
         """Does some node miss entries, and would the next segment be better?"""
         wanted = max(self.meta.write_quorum, self.quorums[0])
-        asked = self._repair.due(appending, health, wanted, self.stores.directory.hosts(), now)
+        asked = self._repair.due(health, wanted, self.stores.directory.hosts(), now)
         if asked is None:
             return False
-        return self._repair.helps(appending, health, await self.stores.answering(asked, ANSWER_SECONDS), now)
+        return self._repair.helps(health, await self.stores.answering(asked, ANSWER_SECONDS), now)
 
-    async def _replace(self, appending: Appending, health: SegmentHealth, bad: list[str], now: float) -> bool:
+    async def _replace(self, health: SegmentHealth, bad: list[str], now: float) -> bool:
         """Take other nodes for those that fail. Where there are none, wait for them, and at last give up."""
+        appending = health.appending
         spares = self.stores.directory.hosts() - set(appending.nodes)
-        if (failure := health.failure(appending, bad, spares, now)) is not None:
+        if (failure := health.failure(bad, spares, now)) is not None:
             self._stop(failure)
         due = health.due(bad, now)
         if self._error is not None or not due or not spares or not self._chain.connected:
@@ -303,8 +303,9 @@ class LogWriter:
             first = appending.begin_change()
             await self.change(lambda meta: metadata.change_ensemble(meta, appending.segment, first, nodes))
             log.info("ensemble changed", extra={"fields": {"segment": appending.segment, "first": first, "nodes": nodes}})
-            self._health.changed(nodes, time.monotonic())
-            self._acknowledge(appending.acked, appending.finish_change(nodes))
+            before, acked = appending.acked, appending.finish_change(nodes)
+            self._health.changed(time.monotonic())
+            self._acknowledge(before, acked)
             self._flush()
 
     async def roll(self, sound: frozenset[str] | None = None) -> None:

@@ -181,6 +181,14 @@ class StoredSegment:
             if place > BAD:
                 yield base + index, place
 
+    def check(self) -> None:
+        """Its invariants."""
+        assert self.fenced_durably <= self.fenced
+        assert self.gaps == sum(place <= BAD for place in self.places)
+        assert self.bytes_in.keys() >= {place >> 32 for _, place in self.held()}
+        assert all(size >= 0 for size in self.bytes_in.values())
+        assert all(self.place(position) <= BAD for position in self.pending), "what is held is not on its way"
+
     def state(self, kind: RecordKind) -> bytes:
         """The record of what is known of it besides its entries."""
         return encode_state(kind, self.number, self.fenced, self.name)

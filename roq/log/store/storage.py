@@ -62,8 +62,9 @@ class SegmentStorage:
         self.journal.ready()
         self.damaged = len(self.index.known)
         self.synced = self._found = self.journal.sequence  # the last batch that is durable; … that was when this was opened
-        self.proved = True  # the disk did not go back in time, as far as is known
-        self._takes_entries = True
+        # proved: the disk did not go back in time, as far as is known; else it is sure of nothing's absence. Invariant: a
+        # proved disk takes entries; one that is not proved takes them, or has them sent again later.
+        self.proved = self._takes_entries = True
         self.full = False  # the disk has no room for another journal file
         self._pending: deque[_Item] = deque()
         self._pending_bytes = self._pending_count = 0

@@ -4,21 +4,27 @@ Positions of the log and of the state differ: the log counts bytes, the state co
 lock, so between writing an entry and folding it no other thread folds it away. A copy that fell behind the log's trim loads the
 snapshot; what its Pops were given is found there. Snapshots are taken when the log has grown long, by whoever notices first.
 
-A signal handler that raises can break off a change of the state at any record. `whole` is False while there is one; who finds
-it False throws the copy away and folds anew, and nobody makes a snapshot of it.
+A signal handler that raises can break off a change of the state at any record. `consistent` is False while there is one; who
+finds it False throws the copy away and folds anew, and nobody makes a snapshot of it.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from threading import RLock, Thread
+
+import msgspec
 
 from roq.errors import LogTrimmed, RoqError, TemporaryError, UnknownFormat
 from roq.log.local import LocalLog
-from roq.workqueue.fold import APPLIED, Effects, TasksDelivered
-from roq.workqueue.records import Pop, Record, Requeue, decode, encode
+from roq.log.local.locks import Lives
+from roq.log.local.publication import UNKNOWN
+from roq.wire.decoding import UNDECODABLE
+from roq.workqueue.fold import APPLIED, Effects, Handed, RecordRefused, Settled, TasksDelivered
+from roq.workqueue.records import Cancel, InstanceDead, Pop, Record, Requeue, Tick, decode, encode
 from roq.workqueue.state import State
 
 REPLAY_BYTES = 32 * 1024 * 1024  # of log behind a snapshot before the next is taken: about a second of replay
@@ -29,14 +35,56 @@ TIGHT_SECONDS = 1.0  # the same on a full disk, where acknowledgements may soon 
 RELIEF_SHARE = 10  # of the time, at most this part goes into looking for room
 UPKEEP_SECONDS = 5.0  # to wait for a snapshot that another thread or process is writing
 
+FOLD_SECONDS_PER_BYTE = 40e-9  # of log, about
+PATIENCE_SECONDS = (50e-6, 100e-3)  # at least, at most
+LIVES_SECONDS = 0.5  # between two looks for instances that died
+INSTANCES_FEW = 16  # with this many, each looks half as often
+EXPIRED_AT_ONCE = 1000
+Request = tuple[bytes, Sequence[Record]]  # as it is written, and what is in it: settlements and, last, a Pop
+
 logger = logging.getLogger(__name__)
+
+
+class CommandAnswer(msgspec.Struct, array_like=True):
+    """settled: of each settlement, whether it did anything. handed: to the Pop; None while it stands in line."""
+
+    settled: list[bool]
+    handed: tuple[Handed, ...] | None
+    refused: bool = False
+
+
+NOTHING = CommandAnswer([], ())
+encode_answer = msgspec.msgpack.Encoder().encode
+_decode_answer = msgspec.msgpack.Decoder(CommandAnswer).decode
+
+
+def answer_of(records: Sequence[Record], effects: Sequence[Effects]) -> CommandAnswer:
+    """What a request's records did to it."""
+    pop = records[-1]
+    assert type(pop) is Pop
+    settled = [any(type(effect) is Settled and effect.applied for effect in one) for one in effects[:-1]]
+    for effect in effects[-1]:
+        if type(effect) is TasksDelivered and effect.nonce == pop.nonce and effect.instance == pop.instance:
+            return CommandAnswer(settled, effect.handed)
+        if type(effect) is RecordRefused:
+            return CommandAnswer(settled, (), refused=True)
+    return CommandAnswer(settled, None)
+
+
+def decode_answer(text: bytes) -> CommandAnswer | None:
+    """None: see for yourself. So says the combiner, or one of a newer program that answers in another way."""
+    try:
+        return None if text == UNKNOWN else _decode_answer(text)
+    except UNDECODABLE:
+        return None
 
 
 class Replica:
     """State and position. instance: ours, whose deliveries are kept in `answers` by nonce, for the nonces in `asked`.
 
-    posted: nonce of a Pop of ours that another process may write, 0: none; outcome: the last nonce that was posted and found,
-    maybe of an older request, and what the entry that ends with it did.
+    sought: nonce of a Pop of ours that another process may write, 0: none; outcome: the last nonce that was sought and found,
+    maybe of an older request, and what the entry that ends with it did. lock: the queue's, which whoever calls holds; threads
+    that take snapshots and make room take it themselves.
     """
 
     def __init__(self, log: LocalLog, instance: int, lock: RLock, replay_bytes: int) -> None:
@@ -45,26 +93,44 @@ class Replica:
         self.position = 0
         self.asked: set[int] = set()
         self.answers: dict[int, TasksDelivered] = {}
-        self.posted = 0
+        self.sought = 0
         self.outcome: tuple[int, list[Effects]] | None = None
-        self.whole = True
+        self.consistent = True
         self._replay_bytes = replay_bytes
         self._snapshot_due = replay_bytes  # position at which the next snapshot is taken
         self._snapshot_after = 0.0  # monotonic
         self._relief_after = 0.0  # monotonic
+        self._loaded = self._living = False
+        self._lives = Lives(log.folder / "instances")
+        self.lives_at = 0.0  # monotonic; when to look for the dead again
         self.chore: Thread | None = None  # writes a snapshot
 
     def now(self) -> int:
         """ms of the log's clock: so all processes agree on when a lease ends, whatever their wall clocks say."""
         return self.log.now(self.state.fold.clock)
 
+    def ready(self) -> Replica:
+        """This copy, read from the folder at first use, and folded anew if a change of it was broken off."""
+        if not self._loaded:
+            self.load()
+            self.catch_up()
+            self._loaded = True
+        if not self.consistent:
+            self.repair()
+        return self
+
+    def patience(self) -> float:
+        """Seconds for which a round is left to another: as long as catching up would take. Any thread."""
+        least, most = PATIENCE_SECONDS
+        return min(max((self.log.end - self.position) * FOLD_SECONDS_PER_BYTE, least), most)
+
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
         """Fold what was written until now, or load a snapshot that spares the most of it."""
-        if not self.whole:
-            self.mend()
-        if self.log.end - self.position > SKIP_BYTES and not self.posted:
+        if not self.consistent:
+            self.repair()
+        if self.log.end - self.position > SKIP_BYTES and not self.sought:
             position, size = self.log.newest_snapshot()
             if position - self.position > max(SKIP_BYTES, SNAPSHOT_SHARE * size):
                 self.load()
@@ -78,17 +144,17 @@ class Replica:
 
     def write_entries(self, entries: Sequence[tuple[bytes, Sequence[Record]]], keep_bytes: int = 0) -> list[list[Effects]]:
         """The same for several entries in a row, encoded already."""
-        if not self.whole:
-            self.mend()
+        if not self.consistent:
+            self.repair()
         texts = [text for text, _ in entries]
         before = self.position
         end = self.log.append(texts, keep_bytes=keep_bytes)
         start = self.log.start_of(end, texts)
         if before == start:  # nobody wrote in between
-            self.whole = False
+            self.consistent = False
             self.position = end
             effects = [[self._apply(record) for record in records] for _, records in entries]
-            self.whole = True
+            self.consistent = True
         else:
             effects = []
             while self.position < end:
@@ -98,19 +164,28 @@ class Replica:
         self._look_at_length()
         return effects
 
-    def mend(self) -> None:
+    def write_requests(self, requests: Sequence[Request]) -> list[CommandAnswer]:
+        """Append these requests after what is over, and fold up to them."""
+        now, due = self.now(), self.state.fold.next_due()
+        if self.state.fold.ready.count < len(requests) or (due is not None and due <= now):
+            self.catch_up()  # what seems over or missing here may have been settled or put by others since
+        over = self.over(now)
+        if self.state.fold.ready.count and not over:  # nearly always
+            written = self.write_entries(requests)
+            return [answer_of(one[1], effects) for one, effects in zip(requests, written, strict=True)]
+        idle = [not over and _is_idle(records) for _, records in requests]  # what finds nothing need not be written
+        entries = [one for one, nothing in zip(requests, idle, strict=True) if not nothing]
+        if over:
+            entries.insert(0, (encode(over), over))
+        following = iter(self.write_entries(entries)[1 if over else 0 :] if entries else ())
+        return [NOTHING if nothing else answer_of(one[1], next(following)) for one, nothing in zip(requests, idle, strict=True)]
+
+    def repair(self) -> None:
         """Fold anew: a call that broke off left the state half changed."""
-        self.state, self.position, self.whole = State(), 0, True
+        self.state, self.position, self.consistent = State(), 0, True
         self.load()
         while self.position < self.log.end:
             self._fold(0, 0)
-
-    def expired(self, now: int, count: int) -> list[Requeue]:
-        """See Fold.expired: it takes leases out of line and puts them back."""
-        self.whole = False
-        found = self.state.fold.expired(now, count)
-        self.whole = True
-        return found
 
     def _fold(self, start: int, end: int) -> list[list[Effects]]:
         """Fold some entries; the effects of those between two positions."""
@@ -121,16 +196,16 @@ class Replica:
             self.load()
             return found
         apply, instance = self.state.apply, self._instance
-        self.whole = False
+        self.consistent = False
         for position, entry in entries:
             try:
                 records = decode(entry)
             except UnknownFormat:
-                self.whole = True  # up to here
+                self.consistent = True  # up to here
                 raise
             if start < position <= end:
                 found.append([self._apply(record) for record in records])
-            elif self.posted and (nonce := self._posted(records)):
+            elif self.sought and (nonce := self._sought(records)):
                 self.outcome = nonce, [self._apply(record) for record in records]
             else:
                 for record in records:
@@ -140,13 +215,13 @@ class Replica:
                             if type(effect) is TasksDelivered and effect.instance == instance:
                                 self._answer(effect)
             self.position = position
-        self.whole = True
+        self.consistent = True
         return found
 
-    def _posted(self, records: Sequence[Record]) -> int:
-        """The nonce of these if they are what we posted, else 0. `posted` may be another one by the next line."""
+    def _sought(self, records: Sequence[Record]) -> int:
+        """The nonce of these if they are what we seek, else 0. `sought` may be another one by the next line."""
         last = records[-1] if records else None
-        return last.nonce if type(last) is Pop and last.nonce == self.posted and last.instance == self._instance else 0
+        return last.nonce if type(last) is Pop and last.nonce == self.sought and last.instance == self._instance else 0
 
     def _apply(self, record: Record) -> Effects:
         effects = self.state.apply(record)
@@ -155,9 +230,74 @@ class Replica:
                 self._answer(effect)
         return effects
 
+    def find(self, records: Sequence[Record]) -> CommandAnswer | None:
+        """The answer to a request that was sought, None: nobody wrote it until now. Raises TemporaryError (can't be told)."""
+        self.catch_up()
+        pop = records[-1]
+        assert type(pop) is Pop
+        if self.outcome is not None and self.outcome[0] == pop.nonce:
+            return answer_of(records, self.outcome[1])
+        me = self.state.fold.instances.known.get(pop.instance)
+        if len(records) > 1 and me is not None and me.knows(pop.nonce):
+            raise TemporaryError("what became of this call is in a snapshot and can't be told any more")
+        return None
+
     def _answer(self, delivered: TasksDelivered) -> None:
         if delivered.nonce in self.asked:
             self.answers[delivered.nonce] = delivered
+
+    def give_back(self, nonces: Set[int]) -> None:
+        """These Pops get nothing any more; what they were given meanwhile goes back."""
+        if not nonces:
+            return
+        now, me = self.now(), self._instance
+        try:
+            self.write([Cancel(now, me, nonce) for nonce in sorted(nonces)])
+            leased = self.state.fold.leased.values()
+            given = [task.delivery for task in leased if task.instance == me and task.nonce in nonces]
+            if given:
+                self.write([Requeue(now, delivery, me) for delivery in given])
+        except RoqError as error:
+            logger.warning("%s: a lease() that ended early may still be given a task: %s", self.log.folder, error)
+
+    # --- the dead and what is over --------------------------------------------------------------------------------------
+
+    def over(self, now: int) -> list[Record]:
+        """Records that end what is over at `now`, as far as this copy knows."""
+        records: list[Record] = []
+        due = self.state.fold.next_due()
+        if due is not None and due <= now:
+            self.consistent = False  # it takes leases out of line and puts them back
+            records += self.state.fold.expired(now, EXPIRED_AT_ONCE)
+            self.consistent = True
+            records.append(Tick(now))
+        if time.monotonic() >= self.lives_at and (dead := self._find_dead()):
+            self.write([InstanceDead(now, instance, "the process died") for instance in dead])
+            for instance in dead:
+                self._lives.forget(instance)
+            records.append(Tick(now))
+        return records
+
+    def begin_life(self) -> None:
+        """Tell others that we live, once; should this process die before, on a full disk, its leases end by time only."""
+        if self._living:
+            return
+        with self._lock:
+            try:
+                self._lives.begin(self._instance)
+                self._living = True
+            except OSError as error:
+                logger.warning("%s: can't tell others that this process lives: %s", self.log.folder, error)
+
+    def end_life(self) -> None:
+        """We close in good order."""
+        self._lives.end()
+
+    def _find_dead(self) -> list[int]:
+        alive, dead = self._lives.look()
+        # The more instances look, the less often each has to.
+        self.lives_at = time.monotonic() + LIVES_SECONDS * (1 + alive / INSTANCES_FEW) * random.uniform(0.8, 1.2)
+        return dead
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
@@ -169,14 +309,14 @@ class Replica:
             return
         position, data = found
         state = State.load(data)
-        self.whole = False
+        self.consistent = False
         self.position, self.state = position, state
         self._plan(self.position, len(data))
         me = state.fold.instances.known.get(self._instance)
         for nonce in self.asked - self.answers.keys():
             if me is not None and me.knows(nonce) and (self._instance, nonce) not in state.waiters:
                 self.answers[nonce] = state.fold.held_by(self._instance, nonce)
-        self.whole = True
+        self.consistent = True
 
     def _plan(self, position: int, size: int) -> None:
         """When the next snapshot is due after one of this position and size."""
@@ -196,7 +336,7 @@ class Replica:
         try:
             with self.log.upkeep() as mine, self._lock:
                 before = self.log.newest_snapshot()[0]
-                if mine and self.whole and self.position - before > SKIP_BYTES:
+                if mine and self.consistent and self.position - before > SKIP_BYTES:
                     data = self.state.dump()
                     if self.position - before > SNAPSHOT_SHARE * len(data):
                         self.log.snapshot(self.position, data)
@@ -211,7 +351,7 @@ class Replica:
                     return
                 with self._lock:
                     self._plan(*self.log.newest_snapshot())
-                    if self._snapshot_due > self.position or not self.whole:
+                    if self._snapshot_due > self.position or not self.consistent:
                         return
                     position, data = self.position, self.state.dump()
                 self.log.snapshot(position, data)
@@ -249,8 +389,8 @@ class Replica:
 
     def _make_room(self, put: int) -> bool:
         with self._lock:
-            if not self.whole or self.position == 0:
-                self.mend()
+            if not self.consistent or self.position == 0:
+                self.repair()
             self.catch_up()
             if not self.log.is_worth(sum(self.state.fold.inline_bytes()), put):
                 return False  # too much of it waits to be done
@@ -264,3 +404,9 @@ class Replica:
         with self._lock:
             self._plan(position, len(data))
         return self.log.find_room(put)
+
+
+def _is_idle(records: Sequence[Record]) -> bool:
+    """Whether these do nothing when no task is ready."""
+    pop = records[-1]
+    return len(records) == 1 and type(pop) is Pop and pop.wait_ms <= 0

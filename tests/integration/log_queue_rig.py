@@ -17,7 +17,7 @@ PRELUDE = """
 import os, random, sys, time
 from pathlib import Path
 from roq.log.local import header
-from roq.workqueue import log_clerk
+from roq.workqueue import log_replica
 from roq.wire.task import NewTask, Settlement
 from roq.workqueue.log_queue import LogQueue
 queue = LogQueue(Path(sys.argv[1]), replay_bytes=100_000)
@@ -66,7 +66,7 @@ WAITER = (
     PRELUDE
     + """
 if sys.argv[2:] == ["only the bell"]:
-    log_clerk.LIVES_SECONDS = header.LISTEN_SECONDS = 1000
+    log_replica.LIVES_SECONDS = header.LISTEN_SECONDS = 1000
 say("waits")
 _, tasks, _ = queue.lease(60, 1, 30)
 say(tasks[0].id)

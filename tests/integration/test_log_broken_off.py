@@ -104,7 +104,7 @@ def test_a_call_broken_off_anywhere_leaves_no_lock_no_lease_and_the_right_state(
             others = lease_one(other)
             broken = broken_off(lambda: answers.append(victim.lease(60, 1, 0, [Settlement.ack(held.token)])), point)
         assert held_locks(folder) == [], point
-        assert not victim._clerk._asking._is_owned(), point  # type: ignore[attr-defined]
+        assert not victim._publisher, point
         assert agree(victim, other), point
         state = other._replica.state
         if verb == "lease and settle":
@@ -118,25 +118,25 @@ def test_a_call_broken_off_anywhere_leaves_no_lock_no_lease_and_the_right_state(
     assert every_point(once) > 15
 
 
-def test_a_request_on_the_board_broken_off_anywhere_leases_to_nobody(queues: list[LogQueue]) -> None:
-    victim, clerk = queues
+def test_a_request_on_the_list_broken_off_anywhere_leases_to_nobody(queues: list[LogQueue]) -> None:
+    victim, combiner = queues
     stop = threading.Event()
 
     def serve() -> None:
-        board = clerk._clerk._board
-        assert board is not None
+        publications = combiner._list
+        assert publications is not None
         numbers = iter(range(10**6, 2 * 10**6))
         while not stop.is_set():
             try:
-                if not board.begin():
+                if not publications.begin():
                     continue
                 until = time.monotonic() + 0.005
-                while not board.count() and time.monotonic() < until:
+                while not publications.count() and time.monotonic() < until:
                     time.sleep(0)
-                records = [Pop(clerk._replica.now(), clerk._codec.id, next(numbers), 0, 1000)]
-                clerk._clerk._serve(board, (encode(records), records))
+                records = [Pop(combiner._replica.now(), combiner._codec.id, next(numbers), 0, 1000)]
+                combiner._serve(publications, (encode(records), records))
             finally:
-                board.end()
+                publications.end()
 
     def once(point: int) -> bool:
         held = lease_one(victim)
@@ -154,7 +154,7 @@ def test_a_request_on_the_board_broken_off_anywhere_leases_to_nobody(queues: lis
     finally:
         stop.set()
         thread.join(10)
-    assert agree(victim, clerk)
+    assert agree(victim, combiner)
 
 
 def state_after(queue: LogQueue) -> State:
@@ -242,7 +242,7 @@ def test_a_task_that_comes_while_a_waiting_queue_closes_goes_back(folder: Path, 
     feeder, closing = queues
     feeder.purge()
     ended: list[BaseException] = []
-    plain = closing._clerk.close
+    plain = closing._leave_list
 
     def wait() -> None:
         try:
@@ -260,7 +260,7 @@ def test_a_task_that_comes_while_a_waiting_queue_closes_goes_back(folder: Path, 
     until = time.monotonic() + 10
     while not feeder_sees_waiter(feeder):
         assert time.monotonic() < until
-    closing._clerk.close = close  # type: ignore[method-assign]
+    closing._leave_list = close  # type: ignore[method-assign]
     closing.close()
     assert len(ended) == 1
     status = feeder.status()
@@ -299,7 +299,7 @@ def in_child(queue: LogQueue) -> int:
                 call()
                 codes.append(1)
         queue.close()
-        queue._clerk.end_life()
+        queue._replica.end_life()
         codes.append(0)
 
     thread = threading.Thread(target=run, daemon=True)  # for which the parent's thread holds the lock

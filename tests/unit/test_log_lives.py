@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from roq.log.local.locks import try_alone
-from roq.workqueue import log_lives
-from roq.workqueue.log_lives import Lives
+from roq.log.local import locks
+from roq.log.local.locks import Lives, try_alone
 
 
 def test_an_instance_that_dies_is_seen_until_its_death_is_told(tmp_path: Path) -> None:
@@ -38,7 +37,7 @@ def test_one_that_closes_while_it_is_looked_at_did_not_die(tmp_path: Path, monke
         closing.end()
         return try_alone(descriptor)
 
-    monkeypatch.setattr(log_lives, "try_alone", meanwhile)
+    monkeypatch.setattr(locks, "try_alone", meanwhile)
     assert us.look() == (2, [])
     us.end()
 

@@ -28,18 +28,18 @@ from zlib import crc32
 
 from roq.errors import CallError, Closed, InvalidAddress, LogTrimmed, StorageFailed, StorageFull
 from roq.log.local import snapshots
-from roq.log.local.board import Board, open_board
 from roq.log.local.header import Word
 from roq.log.local.layout import ENTRY_BYTES_MAX, ENTRY_HEAD, damaged, entry_length, pack, padded, unpack
 from roq.log.local.locks import ROUNDS, release, try_alone
 from roq.log.local.opening import open_folder
+from roq.log.local.publication import PublicationList, open_list
 from roq.log.local.room import DiskRoom
 from roq.log.local.segments import KEPT, SegmentFile
 from roq.runtime.files import FULL, MODE, Disk, storage_error
 
 READ_BYTES = 4 * 1024 * 1024
 UPKEEP_PAUSE_SECONDS = 0.01
-BOARD = "board"  # another layout gets another name: versions that share a folder don't read each other's boards
+PUBLICATIONS = "board"  # another layout gets another name: versions that share a folder don't read each other's lists
 
 _logger = logging.getLogger(__name__)
 
@@ -442,11 +442,11 @@ class LocalLog:
         with self._failures(f"{self.folder / name}"):
             self._disk.write_file(self.folder / name, data)
 
-    def open_board(self) -> Board | None:
-        """A place on the board where the processes of this folder ask each other; None: there is none to be had."""
+    def open_list(self) -> PublicationList | None:
+        """A place on the list where the processes of this folder ask each other; None: there is none to be had."""
         self._check_open()
-        with self._failures(f"{self.folder / BOARD}"):
-            return open_board(self.folder / BOARD, self._cookie, MODE, self._locks)
+        with self._failures(f"{self.folder / PUBLICATIONS}"):
+            return open_list(self.folder / PUBLICATIONS, self._cookie, MODE, self._locks)
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from roq.runtime.files import FULL, Disk
 SEGMENT_BYTES = 16 * 1024 * 1024
 SEGMENT_BYTES_MIN = 256 * 1024  # of logs on small disks
 SEGMENTS_OF_A_DISK = 16  # a segment of a new log takes at most this part of what is free
-SMALLEST_DISK = 12 * SEGMENT_BYTES_MIN  # for two segments, what is kept (room.py), the board and the small files
+SMALLEST_DISK = 12 * SEGMENT_BYTES_MIN  # for two segments, what is kept (room.py), the publication list and the small files
 SPARE, KEPT = "spare", "kept"
 _NAME = re.compile(r"([0-9a-f]{16})\.segment")
 

@@ -1,7 +1,7 @@
-"""What the processes of the model of the board share, as one of them sees it: the board's memory, the clerk's lock, the log.
+"""What the processes of the model of the list share, as one of them sees it: the list's memory, the combiner's lock, the log.
 
 A run of the real code is given what it has got so far, and ends with `Pause` where it wants more: so a process that waits
-between two accesses is just a tuple. Not here: what an access does (board.py).
+between two accesses is just a tuple. Not here: what an access does (combining.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from roq.errors import StorageFull
-from roq.log.local import board as board_module
 from roq.log.local import futex
-from roq.log.local.board import _ANSWER, _REQUEST, HEAD_BYTES, PLACE_BYTES, REQUEST_BYTES, Board
-from roq.workqueue import log_clerk
+from roq.log.local import publication as publication_module
+from roq.log.local.publication import _ANSWER, _REQUEST, HEAD_BYTES, PLACE_BYTES, REQUEST_BYTES, PublicationList
+from roq.wire.work_queue import TaskSettings
+from roq.workqueue.log_queue import LogQueue
 
 Access = tuple[Any, ...]
 Trace = tuple[Any, ...]
@@ -67,8 +68,8 @@ class Words:
     __hash__ = None  # type: ignore[assignment]
 
 
-class ModelBoard(Board):
-    """The real board over the model's memory."""
+class ModelList(PublicationList):
+    """The real list over the model's memory."""
 
     def __init__(self, machine: Machine, place: int, *, patient: bool) -> None:
         self.machine, self.place, self._patient = machine, place, patient
@@ -78,9 +79,10 @@ class ModelBoard(Board):
             cast(Any, Words(machine, _REQUEST)),
             cast(Any, Words(machine, _ANSWER)),
         )
-        self._bells = [0] * board_module.PLACES
-        self._locks = cast(Any, SimpleNamespace(is_open=True, clerk=machine))
+        self._bells = [0] * publication_module.PLACES
+        self._locks = cast(Any, SimpleNamespace(is_open=True, combiner=machine))
         self._mine, self._began = False, 0
+        self._served, self._company = 0, 0.0
         self._number = self._inherited()
 
     def _inherited(self) -> int:
@@ -91,11 +93,11 @@ class ModelBoard(Board):
         return False
 
     def pause(self, patience: float) -> float:
-        """See Board.pause."""
+        """See PublicationList.pause."""
         return 1.0 if self._patient else 0.0
 
     def wait(self, seconds: float) -> None:
-        """See Board.wait."""
+        """See PublicationList.wait."""
         self.machine.access("wait", self._number)
 
     def _write(self, at: int, number: int, text: bytes) -> None:
@@ -163,13 +165,14 @@ def _flock(machine: Machine, operation: int) -> None:
 
 @contextlib.contextmanager
 def modelled(places: int) -> Iterator[None]:
-    """While this lasts, boards have so many places, locks are the model's, and every wait has lasted long."""
+    """While this lasts, lists have so many places, locks are the model's, and every wait has lasted long."""
     with (
-        patch.object(board_module, "PLACES", places),
-        patch.object(board_module, "try_alone", _try_alone),
-        patch.object(board_module, "flock", _flock),
-        patch.object(board_module, "LONG_ROUND_SECONDS", float("inf")),
+        patch.object(publication_module, "PLACES", places),
+        patch.object(publication_module, "try_alone", _try_alone),
+        patch.object(publication_module, "flock", _flock),
+        patch.object(publication_module, "LONG_ROUND_SECONDS", float("inf")),
         patch.object(futex, "wake", lambda *_: None),
-        patch.object(log_clerk, "PAUSE_SECONDS", log_clerk.CLERK_SECONDS),
+        patch.object(publication_module, "PAUSE_SECONDS", publication_module.COMBINER_SECONDS),
+        patch.object(LogQueue, "_agree", lambda self, wanted: TaskSettings()),
     ):
         yield

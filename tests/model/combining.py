@@ -1,9 +1,9 @@
 """Processes that leave their requests to one of them, every interleaving: breadth-first search over the real code.
 
-Each process runs the real `Clerk.ask` with the real board, copy and fold. What they share is modelled: the board's words and
-texts, the clerk's lock, the log. An access to one of these is a step, and between any two steps another process may go on or
+Each process runs the real `LogQueue._ask` with the real list, copy and fold. What they share is modelled: the list's words and
+texts, the combiner's lock, the log. An access to one of these is a step, and between any two steps another process may go on or
 one may be killed; the kernel then frees its lock and its place, which an heir may take. A process is what it has read so far:
-its next access follows from that, and is worked out once (board_memory.py).
+its next access follows from that, and is worked out once (combining_memory.py).
 
 The promises: a request is in the log at most once; who gets an answer gets the one to its own request, which is in the log and
 on stable storage; tasks are handed out once; everybody who lives gets an answer. In the budget: kills, appends that find the
@@ -14,16 +14,15 @@ ends whenever the answer or the lock is there), signals, settlements of leases t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from threading import RLock
 from typing import Any, NamedTuple, cast
 
 from roq.errors import StorageFull
 from roq.log.local import LocalLog
-from roq.log.local.board import _ANSWER, _REQUEST, _TAKEN
-from roq.workqueue.log_clerk import Clerk, CommandAnswer
-from roq.workqueue.log_replica import Replica
+from roq.log.local.publication import _ANSWER, _REQUEST, _TAKEN
+from roq.workqueue.log_queue import LogQueue
+from roq.workqueue.log_replica import CommandAnswer, Replica
 from roq.workqueue.records import POP_SHIFT, Complete, Pop, Push, Record, encode
-from tests.model.board_memory import FULL, Access, Machine, ModelBoard, ModelLog, Pause, Trace
+from tests.model.combining_memory import FULL, Access, Machine, ModelList, ModelLog, Pause, Trace
 from tests.model.moves import Breach
 
 TASKS, FEEDER, LEASE_MS = 8, 99, 10**15
@@ -32,7 +31,7 @@ Step = tuple[bool, str, "World"]
 
 
 class Limits(NamedTuple):
-    """A search. impatient: processes that want to be the clerk at once, the others post first. mortal: places where one may be
+    """A search. impatient: processes that want to be the combiner at once, the others publish. mortal: places where one may be
     killed. The classes: for controls."""
 
     processes: int = 2
@@ -44,8 +43,8 @@ class Limits(NamedTuple):
     fulls: int = 0
     weak: bool = False
     exclusive: bool = True
-    board: type[ModelBoard] | None = None
-    clerk: type[Clerk] = Clerk
+    publications: type[ModelList] | None = None
+    queue: type[LogQueue] = LogQueue
 
 
 class Process(NamedTuple):
@@ -62,7 +61,7 @@ class Process(NamedTuple):
 
 class World(NamedTuple):
     """By place: processes, numbers, texts of requests and of answers. late: (place of the writer, slot, text) not seen yet.
-    holder: place of who has the clerk's lock. synced: entries on stable storage. handed: deliveries told to their owners."""
+    holder: place of who has the combiner's lock. synced: entries on stable storage. handed: deliveries told to their owners."""
 
     processes: tuple[Process, ...]
     words: tuple[int, ...]
@@ -93,7 +92,7 @@ def _born(life: int) -> Process:
 
 
 class Model:
-    """See the module. Explorable, within board_memory.modelled."""
+    """See the module. Explorable, within combining_memory.modelled."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -128,15 +127,13 @@ class Model:
 
     def _run(self, place: int, one: Process) -> Access:
         limits, machine = self.limits, Machine(one.trace)
-        log, lock = cast(LocalLog, ModelLog(machine)), RLock()
+        queue = limits.queue(ModelLog.folder, log=cast(LocalLog, ModelLog(machine)))
         try:
-            board = (limits.board or ModelBoard)(machine, place, patient=place not in limits.impatient)
-            replica = Replica(log, one.life + 1, lock, 1 << 60)
+            queue._list = (limits.publications or ModelList)(machine, place, patient=place not in limits.impatient)
+            replica = queue._replica = Replica(queue._log, one.life + 1, queue._lock, 1 << 60)
             replica.now = lambda: 0  # type: ignore[method-assign]
-            clerk = limits.clerk(log, one.life + 1, lock, replica)
-            clerk._living = True
-            clerk._board, clerk.lives_at = board, float("inf")
-            return ("answered", clerk.ask(request(one)))
+            replica._living, replica.lives_at = True, float("inf")
+            return ("answered", queue._ask(request(one)))
         except Pause as pause:
             return pause.access
         except StorageFull:
@@ -268,7 +265,7 @@ def _is_private(world: World, place: int, access: Access) -> bool:
 
 
 def _word(word: int, world: World) -> int:
-    """Where a word of the board is in the model's."""
+    """Where a word of the list is in the model's."""
     kind, place = divmod(word - _REQUEST, _TAKEN - _REQUEST)
     return kind * len(world.processes) + place
 

@@ -167,10 +167,6 @@ class ClusterSink:
         self._partition, self._attempt = partition, attempt
         self._run = self._number = 0
 
-    def begin(self, run: int) -> None:
-        """See AttemptSink."""
-        self._run = run
-
     def send(self, blocks: Sequence[Block]) -> None:
         """See AttemptSink."""
         request = wire.SendBlocks(self._shuffle, self._partition, self._attempt, self._number, self._run, [*blocks])
@@ -181,6 +177,7 @@ class ClusterSink:
         """See AttemptSink."""
         self._say(wire.EndRun(self._shuffle, self._number, sample), ANSWER_SECONDS)
         self._number += 1
+        self._run += 1
 
     def finish(self, receipt: Receipt) -> None:
         """See AttemptSink."""

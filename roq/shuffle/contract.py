@@ -17,17 +17,14 @@ from roq.wire.shuffle import Block, Description, Interval, Receipt, RunSample, R
 
 
 class AttemptSink(Protocol):
-    """Where one attempt's sorted runs go."""
-
-    def begin(self, run: int) -> None:
-        """The next blocks belong to this run; runs come one after the other."""
+    """Where one attempt's sorted runs go, one after the other."""
 
     def send(self, blocks: Sequence[Block]) -> None:
         """Blocks of the run in order, BLOCKS_BYTES_MAX of them unless a single one is larger. Waits while the other side has no
         room. Raises Unavailable, StorageFull, AttemptLost."""
 
     def end(self, sample: RunSample) -> None:
-        """The run is whole."""
+        """The run is complete; the next blocks belong to the next one."""
 
     def finish(self, receipt: Receipt) -> None:
         """Returns when every row is on stable storage, as often as the shuffle's replicas say. Raises as send."""

@@ -99,9 +99,6 @@ class FolderAttempt:
                 self.abandon()
                 raise self._conflict()
 
-    def begin(self, run: int) -> None:
-        """See the contract."""
-
     def send(self, blocks: Sequence[Block]) -> None:
         """See the contract."""
         with storage_errors(self._part, InvalidAddress):

@@ -93,11 +93,6 @@ def rows_before(keys: KeyList, first: int, place: tuple[int, int], border: Posit
     return upper if place < other else min(max(border.row - first, before), upper)
 
 
-def within(interval: Interval, position: Position) -> bool:
-    """Whether the position lies in the interval: lower <= position < upper."""
-    return (interval.lower is None or interval.lower <= position) and (interval.upper is None or position < interval.upper)
-
-
 def intersection(one: Interval, other: Interval) -> Interval | None:
     """What both cover; None if that is nothing."""
     lower = one.lower if other.lower is None else other.lower if one.lower is None else max(one.lower, other.lower)
@@ -214,11 +209,6 @@ def buffer_of(shuffle: str, partition: int, attempt: str, hosts: Iterable[str]) 
 def replica_order(reader: str, shuffle: str, number: int, hosts: Iterable[str]) -> tuple[str, ...]:
     """In which order a reader asks a range's holders: round robin over all readers, without state."""
     return _best(f"read\0{shuffle}\0{number}\0{reader}", hosts, None)
-
-
-def place(shuffle: str, identities: Iterable[int], hosts: Sequence[str], replicas: int) -> dict[int, tuple[str, ...]]:
-    """The holders of each identity."""
-    return {identity: holders(shuffle, identity, hosts, replicas) for identity in identities}
 
 
 def _best(thing: str, hosts: Iterable[str], count: int | None) -> tuple[str, ...]:

@@ -178,7 +178,6 @@ class Writer:
         by = order(keys)
         run = SortedRun(batch, keys, None if is_sorted(by) else by)
         number, size = self._runs, 0
-        self._sink.begin(number)
         group: list[Block] = []
         group_bytes = 0
         for block in run.blocks():

@@ -31,10 +31,11 @@ from roq.shuffle.events import (
     Wake,
     WriteRecord,
 )
-from roq.shuffle.ranges import table_of, within
+from roq.shuffle.ranges import table_of
 from roq.shuffle.record import ShuffleRecord, Stage, new_table, with_holders
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Receipt, RunSample, ShuffleState, Spec
+from tests.harness.intervals import within
 from tests.model.moves import Breach
 from tests.model.shuffle_world import (
     ROWS,

@@ -22,12 +22,13 @@ from roq.runtime.files import DISK, storage_error
 from roq.runtime.observe import Counters, logger
 from roq.shuffle.node.datafile import DataFile, encode
 from roq.shuffle.node.splitter import splitter
-from roq.shuffle.node.stored import FILE_BYTES, BlockEntry, RunKey, StoredShuffle, mostly_dead
+from roq.shuffle.node.stored import FILE_BYTES, BlockEntry, RunKey, StoredShuffle
 from roq.wire.shuffle import Block
 
 log = logger(__name__)
 T = TypeVar("T")
 FREE_BYTES_MIN = 2 * JOURNAL_FILE_BYTES  # left to the logs of work queues, which share the disk
+DEAD_MOST = 0.5  # of a file's bytes; then what lives in it is written again and the file deleted
 BATCH_BYTES = 32 * 1024 * 1024  # written with one sync
 Written = list[tuple[RunKey, BlockEntry]]
 
@@ -220,18 +221,18 @@ def place_block(block: Block, file: DataFile, offset: int) -> BlockEntry:
     return BlockEntry(block.first, block.rows, block.first_key, block.last_key, block.crc, file, offset, len(block.data))
 
 
-async def give_back(stored: StoredShuffle, committer: Committer, counters: Counters) -> None:
-    """One after the other, for one shuffle at a time."""
+async def compact(stored: StoredShuffle, committer: Committer, counters: Counters) -> None:
+    """The space of files that hold little that is wanted is given back, one after the other; one shuffle at a time."""
 
     def closed() -> list[DataFile]:
         if stored.current is not None and not stored.current.live:
-            stored.close_current()
-        return stored.closed()
+            stored.current = None
+        return [file for file in stored.files.values() if file is not stored.current]
 
     # Asked of the thread that writes: what was written to these files before is in the index when this returns, and nothing is
     # written to them any more. Asked on the loop, a file could be closed the moment after with blocks not in the index yet.
     for file in await committer.call(closed):
-        if not mostly_dead(file):
+        if file.live > (1 - DEAD_MOST) * file.size:
             continue
         living = [(key, entry) for key, run in stored.runs.items() for entry in run.entries if entry.file is file]
         try:

@@ -258,7 +258,7 @@ class FencedCommands:
         for key in list(stored.runs):
             await self._keep_run(stored, key, intervals, committed, lambda: self._check(epoch, shuffle, table_epoch))
             await pager.pause()
-        await self._storage.give_back(stored)
+        await self._storage.compact(stored)
 
     def _check(self, epoch: int, shuffle: str, table_epoch: int) -> None:
         if epoch < self._storage.epoch:

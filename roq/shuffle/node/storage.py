@@ -17,7 +17,7 @@ from typing import TypeVar
 from roq.errors import DataLost, Overloaded, ShuffleNotFound, StaleEpoch, StorageFailed
 from roq.runtime.files import storage_error
 from roq.runtime.observe import Counters, logger
-from roq.shuffle.node.committer import FREE_BYTES_MIN, Committer, WantedBlock, give_back
+from roq.shuffle.node.committer import FREE_BYTES_MIN, Committer, WantedBlock, compact
 from roq.shuffle.node.datafile import Descriptors
 from roq.shuffle.node.memory import Budget
 from roq.shuffle.node.splitter import splitter
@@ -32,7 +32,7 @@ READ_THREADS = 3
 READS_WAITING_MAX = 64  # then readers are sent to another replica
 FORGOTTEN_MAX = 10_000  # ids of shuffles that late pieces must not bring back
 STORE_ROUNDS = 8  # each leaves fewer rows to be stored
-GIVE_BACK_SECONDS = 20.0  # a command to forget waits so long for the space
+COMPACT_SECONDS = 20.0  # a command to forget waits so long for the space
 
 
 class RangeStorage:
@@ -47,7 +47,7 @@ class RangeStorage:
         self.shuffles: dict[str, StoredShuffle] = {}
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._creating, self._compacting, self._obeying = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
-        self._giving_back: dict[str, asyncio.Task[None]] = {}  # by shuffle: not begun yet
+        self._compactions: dict[str, asyncio.Task[None]] = {}  # by shuffle: not begun yet
         self._beside: set[asyncio.Task[None]] = set()
         self._descriptors = Descriptors()
         self._epochs = EpochFile(directory / "epoch")
@@ -240,19 +240,19 @@ class RangeStorage:
                     raise storage_error(error, "the leader's epoch") from error
                 self.epoch = epoch
 
-    async def give_back(self, stored: StoredShuffle) -> None:
+    async def compact(self, stored: StoredShuffle) -> None:
         """The space of what was forgotten; when that takes long it goes on beside."""
-        task = self._giving_back.get(stored.id)
+        task = self._compactions.get(stored.id)
         if task is None:
-            task = self._giving_back[stored.id] = self._loop.create_task(self._give_back(stored), name="space")
+            task = self._compactions[stored.id] = self._loop.create_task(self._compact(stored), name="space")
             self._beside.add(task)
             task.add_done_callback(self._beside.discard)
-        await asyncio.wait({task}, timeout=GIVE_BACK_SECONDS)
+        await asyncio.wait({task}, timeout=COMPACT_SECONDS)
 
-    async def _give_back(self, stored: StoredShuffle) -> None:
+    async def _compact(self, stored: StoredShuffle) -> None:
         async with self._compacting:
-            self._giving_back.pop(stored.id, None)  # what is forgotten from now on may be too late for this time
-            await give_back(stored, self._committer, self.counters)
+            self._compactions.pop(stored.id, None)  # what is forgotten from now on may be too late for this time
+            await compact(stored, self._committer, self.counters)
 
     async def forget(self, shuffle: str) -> None:
         """Delete everything of it, for good."""

@@ -33,7 +33,6 @@ log = logger(__name__)
 FILE_BYTES = 128 * 1024 * 1024  # a file is closed when it has so many: what is forgotten is given back file by file
 EPOCH_DIGITS = 20
 GONE, BAD = ".gone", ".bad"  # suffixes of folders: being removed; unreadable, kept for people
-DEAD_MOST = 0.5  # of a file's bytes; then what lives in it is written again and the file deleted
 RunKey = tuple[int, str, int]
 _crc = Struct("<I")
 _id = re.compile(r"[0-9A-Za-z_-]{1,100}")
@@ -291,10 +290,6 @@ class StoredShuffle:
         self.files[file.number] = self.current = file
         return file
 
-    def close_current(self) -> None:
-        """What is written next goes to a new file. In the thread that writes."""
-        self.current = None
-
     # --- index --------------------------------------------------------------------------------------------------------
 
     def add(self, key: RunKey, entry: BlockEntry) -> bool:
@@ -362,15 +357,6 @@ class StoredShuffle:
             attempt = self._command[index]
             yield attempt
             index = bisect_right(self._command, attempt)
-
-    def closed(self) -> list[DataFile]:
-        """Files nothing is appended to any more. In the thread that writes."""
-        return [file for file in self.files.values() if file is not self.current]
-
-
-def mostly_dead(file: DataFile) -> bool:
-    """It is worth being written again, or deleted."""
-    return file.live <= (1 - DEAD_MOST) * file.size
 
 
 def load_all(directory: Path, descriptors: Descriptors) -> tuple[dict[str, StoredShuffle], int]:

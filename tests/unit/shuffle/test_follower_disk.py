@@ -281,7 +281,7 @@ async def test_space_is_given_back_while_others_store(opened: Open, monkeypatch:
             for key, entry in [(key, entry) for key, run in storage.shuffles["s"].runs.items() for entry in run.entries]:
                 if key[0] % 3:
                     storage.shuffles["s"].remove(key, entry)
-            await storage.give_back(storage.shuffles["s"])
+            await storage.compact(storage.shuffles["s"])
 
     forgetting = asyncio.ensure_future(forget())
     for first in range(0, 240, 8):
@@ -340,7 +340,7 @@ async def test_a_record_whose_head_can_not_be_read_is_told_at_the_start(
     storage, blocks = await opened(), run_of(range(100), 10, pad=PAGE_BYTES // 4)
     await store(storage, 0, blocks)
     if closed:
-        storage.shuffles["s"].close_current()
+        storage.shuffles["s"].current = None
         await store(storage, 1, blocks)
     bad = BadSectors(monkeypatch, tmp_path / "s" / "s" / "data-000001")
     at = storage.shuffles["s"].runs[0, "a", 0].entries[number].offset - 2

@@ -308,7 +308,7 @@ async def test_what_is_outside_is_forgotten_and_its_space_given_back(opened: Ope
         "s", "visits", SPEC, [piece(0, "a", 9, run_of(range(1000), 50, pad=100))]
     )  # the file that grew is closed now
     await keep(storage, [kept], {0: "a"})
-    storage.shuffles["s"].close_current()
+    storage.shuffles["s"].current = None
     await keep(storage, [kept], {0: "a"})
     assert sum(path.stat().st_size for path in (tmp_path / "s" / "s").glob("data-*")) < before / 4
     assert (await count(storage, [kept], {0: "a"}))[0][0] > rows[0]

@@ -21,14 +21,13 @@ from roq.shuffle.ranges import (
     imbalance,
     intersection,
     intervals,
-    place,
     range_count,
     replica_order,
     table_of,
-    within,
 )
 from roq.shuffle.sampling import Distribution, samples_wanted
 from roq.wire.shuffle import RANGES_MAX, Interval, Position, RunSample
+from tests.harness.intervals import within
 
 Rows = Sequence[tuple[bytes, int]]  # key and size of one run's rows, sorted by key
 
@@ -183,8 +182,8 @@ HOSTS = [f"host{number}" for number in range(20)]
 
 
 def test_a_host_that_leaves_moves_only_what_it_held() -> None:
-    before = place("s", range(2000), HOSTS, 3)
-    after = place("s", range(2000), HOSTS[1:], 3)
+    before = {each: holders("s", each, HOSTS, 3) for each in range(2000)}
+    after = {each: holders("s", each, HOSTS[1:], 3) for each in range(2000)}
     for identity, held in before.items():
         kept = tuple(host for host in held if host != HOSTS[0])
         assert after[identity][: len(kept)] == kept
@@ -207,7 +206,8 @@ def test_placement_needs_no_order_of_hosts_and_copes_with_few() -> None:
 
 def test_a_large_cluster_is_placed_and_cut_within_seconds() -> None:
     begin = time.process_time()
-    assert len(place("s", range(RANGES_MAX), [f"host{number}" for number in range(100)], 3)) == RANGES_MAX
+    hosts = [f"host{number}" for number in range(100)]
+    assert all(len(holders("s", each, hosts, 3)) == 3 for each in range(RANGES_MAX))
     chance = random.Random(1)
     samples = []
     for partition in range(100):

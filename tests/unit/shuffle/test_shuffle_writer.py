@@ -26,9 +26,6 @@ class Taking:
         self.samples: list[RunSample] = []
         self.rows = self.largest = 0
 
-    def begin(self, run: int) -> None:
-        pass
-
     def send(self, blocks: Sequence[Block]) -> None:
         self.rows += sum(block.rows for block in blocks)
         self._measure(wire.SendBlocks("s", 0, "a", 0, 0, list(blocks)))

@@ -1,4 +1,4 @@
-"""A cluster of real processes under a light load that can be hurt, and asked whether all is well again."""
+"""A cluster of real processes under a light load into which faults are injected, and asked whether all is well again."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class Rig:
         return await until(flows, begun)
 
     async def settled(self, hosts: int = 0) -> None:
-        """Until every client is ready, every host alive, the queue whole and messages flow."""
+        """Until every client is ready, every host alive, the queue ready and messages flow."""
 
-        async def whole() -> bool:
+        async def ready() -> bool:
             view = await self.client.view()
             info = await self.client.queue(QUEUE)
             alive = sum(host.alive for host in view.hosts)
@@ -92,7 +92,7 @@ class Rig:
                 and not self.load.unhealthy()
             )
 
-        await until(whole, time.monotonic(), SETTLED_SECONDS)
+        await until(ready, time.monotonic(), SETTLED_SECONDS)
         await self.flowing(time.monotonic(), self.published())
 
     # --- faults ------------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def cpu_table(all_measured: Sequence[Measured]) -> str:
 
 
 def full(all_measured: Sequence[Measured], absent: Mapping[str, str]) -> str:
-    """The whole report."""
+    """The report."""
     parts = [goals_table(all_measured), systems_table(all_measured), cpu_table(all_measured)]
     missing = [f"Not taking part: {name} ({reason})." for name, reason in absent.items()]
     failed = [f"Failed: {failure}." for measured in all_measured for failure in measured.failures]

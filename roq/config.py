@@ -34,7 +34,7 @@ class GcmConfig(Config):
 
     zookeeper: str = "127.0.0.1:2181"  # "h1:p,h2:p[/chroot]"; chroot /RoQ if none is given
     name: str = ""  # in logs and in the election; empty: address and port
-    address: str = "127.0.0.1"  # to bind, and told to clients
+    address: str = "127.0.0.1"  # to bind, and given to clients
     port: int = Field(default=0, ge=0, le=PORT_MAX)  # requests; 0: any free one
     broadcast_port: int = Field(default=0, ge=0, le=PORT_MAX)  # topology broadcast
     control_port: int = Field(default=0, ge=0, le=PORT_MAX)  # Shutdown Monitor
@@ -51,7 +51,7 @@ class HcmConfig(Config):
 
     zookeeper: str = "127.0.0.1:2181"  # "h1:p,h2:p[/chroot]"; chroot /RoQ if none is given
     host: str = Field(default_factory=platform.node)  # this host's name in the cluster
-    address: str = "127.0.0.1"  # to bind, and told to everybody
+    address: str = "127.0.0.1"  # to bind, and given to everybody
     state_dir: Path = Path("/var/lib/roq")
     port: int = Field(default=0, ge=0, le=PORT_MAX)  # the HCM's own interface; 0: any free one
     control_port: int = Field(default=0, ge=0, le=PORT_MAX)  # Shutdown Monitor

@@ -97,7 +97,7 @@ class ShuffleConflict(CallError):
 
 
 class ShuffleSealed(CallError):
-    """The shuffle is sealed: its winners are named and nothing can be written any more."""
+    """The shuffle is sealed: its committed attempts are named and nothing can be written any more."""
 
 
 class ShuffleNotSealed(CallError):
@@ -204,7 +204,7 @@ class Overloaded(TemporaryError):
 
 
 class WinnersUnknown(TemporaryError):
-    """This follower was not told which attempts of the shuffle count: tell it, and ask again."""
+    """This follower does not know which attempts of the shuffle are committed: send it their names, and ask again."""
 
 
 class AttemptLost(TemporaryError):

@@ -99,7 +99,7 @@ def _window_goals(measured: Measured, phase: Phase) -> list[list[str]]:
 
 
 def full(all_measured: Sequence[Measured], absent: Mapping[str, str]) -> str:
-    """The whole report."""
+    """The report."""
     missing = [f"Not taking part: {name} ({reason})." for name, reason in absent.items()]
     failed = [f"Failed: {failure}." for measured in all_measured for failure in measured.failures]
     return "\n\n".join([goals_table(all_measured), systems_table(all_measured), *missing, *failed]) + "\n"

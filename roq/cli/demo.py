@@ -84,7 +84,7 @@ async def _demo(directory: Path, narrator: _Narrator, zookeeper: str | None) -> 
     async with cluster:
         pids = [daemon.pid for daemon in (*cluster.gcms.values(), *cluster.hosts.values())]
         zookeeper_pid = cluster.zookeeper_pid
-        narrator.say(f"cluster {cluster.zookeeper} is whole: {keeper} pid {zookeeper_pid}, daemons {', '.join(map(str, pids))}")
+        narrator.say(f"cluster {cluster.zookeeper} is ready: {keeper} pid {zookeeper_pid}, daemons {', '.join(map(str, pids))}")
         async with connect(cluster.zookeeper) as connected:
             arrived = await _messages_flow(directory, narrator, connected, cluster)
         narrator.say(f"stopping hosts, GCMs and the {keeper}")

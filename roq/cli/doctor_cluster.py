@@ -195,7 +195,7 @@ def _queues(overview: Overview) -> list[Finding]:
 
 
 class HostState(msgspec.Struct, frozen=True):
-    """What a live host's HCM told. skew_seconds: its clock minus ours, at least."""
+    """What a live host's HCM reported. skew_seconds: its clock minus ours, at least."""
 
     host: str
     address: str

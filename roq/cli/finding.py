@@ -11,7 +11,7 @@ class Severity(StrEnum):
     """How bad it is."""
 
     GOOD = "good"
-    WARNING = "warning"  # works, but will hurt
+    WARNING = "warning"  # works, but will cause trouble
     WRONG = "wrong"  # does not work
 
 

@@ -143,7 +143,7 @@ async def _watch_zookeeper(cluster: LocalCluster) -> None:
 
 async def _watch(cluster: LocalCluster, daemon: Daemon, stop: asyncio.Event) -> None:
     await daemon.wait(None)
-    say(daemon.epitaph())
+    say(daemon.exit_reason())
     if not any(gcm.running for gcm in cluster.gcms.values()):
         stop.set()
 
@@ -161,7 +161,7 @@ def down(
         return
     with working(f"stopping the cluster in {found.origin.directory}"):
         ended = starter.stop(found)
-    say(told(found, ended))
+    say(outcome(found, ended))
 
 
 def chosen(found: Sequence[FoundCluster], directory: Path | None, user: int) -> FoundCluster | None:
@@ -187,7 +187,7 @@ def named(one: FoundCluster) -> str:
     return f"{one.origin.directory}{f' ({one.address})' if one.address else ''}{left}"
 
 
-def told(found: FoundCluster, ended: Sequence[Leftover]) -> str:
+def outcome(found: FoundCluster, ended: Sequence[Leftover]) -> str:
     """What was done, for people."""
     counted = Counter(process.owner for process in ended)
     names = ", ".join(f"{owner} ({number})" if number > 1 else owner for owner, number in sorted(counted.items()))

@@ -44,7 +44,7 @@ def pub(
     json: JsonOption = False,
 ) -> None:
     """Publish a message per line of standard input; tell how many on standard error."""
-    topic_bytes(topic)  # a wrong topic is told before anything is connected
+    topic_bytes(topic)  # a wrong topic is refused before anything is connected
 
     async def work(connected: Cluster) -> None:
         async with connected.publisher(queue) as publisher:
@@ -92,7 +92,7 @@ def sub(
 
 
 class _Tally:
-    """What was received and what was told as lost."""
+    """What was received and what was reported as lost."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -168,7 +168,7 @@ def _enlarge(descriptor: int) -> None:
 
 
 async def read_lines(descriptor: int, line_bytes_max: int) -> AsyncIterator[list[bytes]]:
-    """Lists of whole lines without their newline, as they come; a last line without newline counts too.
+    """Lists of complete lines without their newline, as they come; a last line without newline counts too.
 
     Raises PayloadTooLarge for a line longer than `line_bytes_max`.
     """

@@ -46,8 +46,8 @@ class RangeRow(msgspec.Struct):
 
 
 class ShuffleRow(msgspec.Struct):
-    """A shuffle for JSON. attempts: stored so far; rows, bytes: of the winners. imbalance: largest range / mean, 0 while they
-    are not counted. moved, moved_least: bytes that rebalancing has sent, and had to send."""
+    """A shuffle for JSON. attempts: stored so far; rows, bytes: of the committed attempts. imbalance: largest range / mean, 0
+    while they are not counted. moved, moved_least: bytes that rebalancing has sent, and had to send."""
 
     name: str
     id: str

@@ -69,7 +69,7 @@ async def print_events(connected: Cluster) -> None:
 
 
 def event_row(event: TopologyEvent) -> EventRow:
-    """What is told of an event as JSON."""
+    """An event as JSON."""
     fields = {name: getattr(event, name) for name in TopologyChange.__struct_fields__}
     view = event.view
     if view is None:
@@ -84,7 +84,7 @@ def event_row(event: TopologyEvent) -> EventRow:
 
 
 def overview_tables(found: Overview) -> Group:
-    """The whole overview for people."""
+    """All of the overview, for people."""
     alive = sum(host.alive for host in found.hosts)
     head = Text(f"leader {found.leader}  epoch {found.epoch}  hosts {alive}/{len(found.hosts)}  queues {len(found.queues)}")
     parts: list[RenderableType] = [head, "", host_table(found.hosts), "", queue_table(found.queues)]

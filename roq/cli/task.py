@@ -45,7 +45,7 @@ app.command("move")(task_move.move)
 
 BLOCK_BYTES = 1024 * 1024  # read from standard input at once
 STANDARD_INPUT = 0
-TokensArgument = Annotated[list[str], typer.Argument(metavar="TOKEN…", help="As `roq task lease` told.", show_default=False)]
+TokensArgument = Annotated[list[str], typer.Argument(metavar="TOKEN…", help="As `roq task lease` printed.", show_default=False)]
 SecondsOption = Annotated[float, typer.Option("--seconds", help="How long the lease lasts.")]
 OldSecondsOption = Annotated[float | None, typer.Option("-s", hidden=True)]  # elsewhere this letter means --subscribers
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID…]", help="Which ones.", show_default=False)]

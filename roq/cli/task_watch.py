@@ -198,7 +198,7 @@ class _Watch:
 
 
 def progress(speed: TaskRates) -> str:
-    """When it ends, or why that can't be told."""
+    """When it ends, or why that is not known."""
     seconds = speed.eta_seconds
     if speed.progress is not Progress.SHRINKING or seconds is None:
         return IN_WORDS[speed.progress]

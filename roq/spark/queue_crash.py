@@ -40,13 +40,13 @@ def crash_point(name: str) -> None:
     if not path:
         return
     try:
-        wish = Path(path).read_text()
+        wanted = Path(path).read_text()
     except FileNotFoundError:
         return
-    point, _, time = wish.partition(":")
+    point, _, time = wanted.partition(":")
     if point == name:
-        _passed[wish] += 1
-        if _passed[wish] == int(time or 1):
+        _passed[wanted] += 1
+        if _passed[wanted] == int(time or 1):
             Path(f"{path}.tmp").write_text(f"{name} {os.getpid()}")
             Path(f"{path}.tmp").rename(f"{path}.reached")
             threading.Event().wait()

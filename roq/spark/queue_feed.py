@@ -76,14 +76,14 @@ class LeaseFeed:
         self._budget: int | None = None  # tasks that may still be leased
         self._whole = False  # Spark asks once and wants everything in one batch
         self._empty_since, self._pauses = 0.0, delays(0.05, 1.0)  # of leases in a row that gave nothing; monotonic
-        self._planned = 0  # the highest number Spark was told
+        self._planned = 0  # the highest number Spark knows
         self._row_bytes = ROW_BYTES  # of the tasks leased last, on average
         self._thread: threading.Thread | None = None
         folder = options.manifests_folder()
         self._backend = open_backend(options.address, None)
         try:
             self._ledger = Ledger(folder, options.queue, self._backend, self._lease_seconds, self._fail)
-            self._found = self._ledger.highest  # what may be in Spark's checkpoint though we have not told it
+            self._found = self._ledger.highest  # what may be in Spark's checkpoint though we did not name it
         except BaseException:
             self._backend.close()
             raise

@@ -129,7 +129,7 @@ class _Open:
 
 
 class Ledger:
-    """Of one folder and one queue (QueueOptions.queue). on_error: told once if the keeper must stop. Raises ManifestsTaken if
+    """Of one folder and one queue (QueueOptions.queue). on_error: called once if the keeper must stop. Raises ManifestsTaken if
     another process has the folder for long, ManifestGone if it is another queue's."""
 
     def __init__(

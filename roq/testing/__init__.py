@@ -1,4 +1,5 @@
-"""Clusters for tests of applications that use RoQ: in containers, which can be hurt in every way, or on loopback addresses.
+"""Clusters for tests of applications that use RoQ: in containers, where every fault can be injected, or on
+loopback addresses.
 
     pytest_plugins = ["roq.testing.plugin"]          # in your conftest.py
 

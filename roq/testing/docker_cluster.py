@@ -1,4 +1,4 @@
-"""DockerCluster: a cluster of containers, each with its own address, for tests that hurt it in every way.
+"""DockerCluster: a cluster of containers, each with its own address, for tests that inject every kind of fault.
 
 Programs of the test run on the machine itself and reach the containers' addresses through the network's bridge (so the engine
 must run on this Linux machine, not in a virtual machine beside it).

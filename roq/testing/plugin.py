@@ -34,7 +34,7 @@ def roq_cluster_options() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def roq_cluster(roq_cluster_options: dict[str, Any]) -> Iterator[TestedCluster]:
-    """A running cluster; tests that hurt it start again what they killed, and heal() it."""
+    """A running cluster; tests that inject faults start again what they killed, and heal() it."""
     image = os.environ.get(IMAGE_VARIABLE)
     cluster: TestedCluster
     if image:

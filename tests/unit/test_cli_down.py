@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roq.cli.local import chosen, told
+from roq.cli.local import chosen, outcome
 from roq.errors import CallError
 from roq.tools.local import starter
 from roq.tools.local.leftovers import Leftover, Origin
@@ -54,9 +54,9 @@ def test_the_cluster_of_another_program_is_refused() -> None:
 
 def test_what_was_done_is_said() -> None:
     ended = [Leftover(1, "gcm-1", ""), Leftover(2, "host-1", ""), Leftover(3, "host-1", "")]
-    assert told(found(A), []) == "stopped the cluster in /tmp/a, no process left"
-    assert told(found(A), ended) == "stopped the cluster in /tmp/a; had to kill gcm-1, host-1 (2)"
-    assert told(found(A, orphan=True), ended) == "ended what was left of the cluster in /tmp/a: gcm-1, host-1 (2)"
+    assert outcome(found(A), []) == "stopped the cluster in /tmp/a, no process left"
+    assert outcome(found(A), ended) == "stopped the cluster in /tmp/a; had to kill gcm-1, host-1 (2)"
+    assert outcome(found(A, orphan=True), ended) == "ended what was left of the cluster in /tmp/a: gcm-1, host-1 (2)"
 
 
 def test_the_record_of_an_older_version_and_a_damaged_one(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from roq.spark.pipeline.job import arguments, read_kept, run_job, say, seconds, told, whole
+from roq.spark.pipeline.job import arguments, read_kept, reason, run_job, say, seconds, whole
 
 ARCHIVE = (
     StructType()
@@ -97,7 +97,7 @@ def work(spark: SparkSession, given: argparse.Namespace) -> ArchiveResult:
         except (PySparkException, Py4JError, ConnectionError) as error:
             if not stopped.is_set():
                 raise
-            say(f"Spark got the signal too and ended first: {told(error)}")
+            say(f"Spark got the signal too and ended first: {reason(error)}")
     if stopped.is_set():
         say("stopped; what is not archived yet goes back to the queue")
     return result

@@ -142,7 +142,7 @@ class QueueReport(msgspec.Struct, frozen=True):
         if self.trials and self.sparse_records > SPARSE_SHARE * self.records:
             found.append(
                 f"  warning: {self.sparse_records:,} records came more than {GAP_SECONDS:g} s after the one before. Policies"
-                " decide on records in a row: what they would have done can't be told from these"
+                " decide on records in a row: what they would have done is not known from these"
             )
         return found
 
@@ -273,12 +273,12 @@ def _trials(course: Course) -> dict[str, Trial]:
     """Per queue."""
     decisions = course.steps.select("queue", "time", sf.explode("decisions").alias("decision"))
     place = sf.row_number().over(Window.partitionBy("queue").orderBy("time"))
-    told: dict[str, list[DecisionTaken]] = {}
+    shown: dict[str, list[DecisionTaken]] = {}
     for row in (
         decisions.withColumn("place", place).where(sf.col("place") <= DECISIONS_TOLD).orderBy("queue", "place").collect()
     ):
         action, _, cause = row["decision"].partition(": ")
-        told.setdefault(row["queue"], []).append(DecisionTaken(moment(row["time"]), action, cause))
+        shown.setdefault(row["queue"], []).append(DecisionTaken(moment(row["time"]), action, cause))
     actions = {action: sf.filter("decisions", _begins_with(f"{action}:")) for action in ACTIONS}
     totals = course.steps.groupBy("queue").agg(
         sf.min("exchanges").alias("least"),
@@ -302,7 +302,7 @@ def _trials(course: Course) -> dict[str, Trial]:
             over_seconds=row["over"],
             recorded_over_seconds=row["recorded_over"],
             actions={action: row[action] for action in ACTIONS if row[action]},
-            decisions=told.get(row["queue"], []),
+            decisions=shown.get(row["queue"], []),
         )
         for row in totals.collect()
     }

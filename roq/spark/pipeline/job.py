@@ -118,7 +118,7 @@ def finish(
     work: Callable[[SparkSession, argparse.Namespace], Any],
     given: Sequence[str],
 ) -> int:
-    """The exit code; errors that people can mend are one line."""
+    """The exit code; errors that people can correct are one line."""
     options = parser.parse_args(given)
     try:
         spark = open_session(name, options)
@@ -128,7 +128,7 @@ def finish(
             with suppress(ConnectionError):  # the signal that ended this job has ended Spark's JVM already
                 spark.stop()
     except (RoqError, PySparkException, Py4JError, OSError) as error:
-        say(f"roq pipeline {name}: {type(error).__name__}: {told(error)}")
+        say(f"roq pipeline {name}: {type(error).__name__}: {reason(error)}")
         return 1
     sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     return 0
@@ -144,7 +144,7 @@ def read_kept(spark: SparkSession, folder: str, schema: StructType) -> DataFrame
         return spark.createDataFrame([], schema)
 
 
-def told(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """What a person needs of an error. Spark's carry whole stack traces: of these what our own code said last, else the
     innermost cause in Java, else what Spark said first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -164,7 +164,7 @@ def say(text: str) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """A file that is either as before or new as a whole."""
+    """A file that is either as before or completely new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text)

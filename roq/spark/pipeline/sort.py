@@ -6,8 +6,8 @@
 
 Files of the result follow each other in key order, and so do the rows in each. Keys go up, nulls first. --order takes the row
 with the lowest (--keep first) or highest value of a column; a row without that value (null, NaN) only counts if there is no
-other. The result is written beside --out and takes its place when it is whole, so --out can't lie in the data or hold it. Rows
-are alike for --distinct if two 64-bit hashes of them are, besides the keys; columns are plain values then.
+other. The result is written beside --out and takes its place when it is complete, so --out can't lie in the data or hold it.
+Rows are alike for --distinct if two 64-bit hashes of them are, besides the keys; columns are plain values then.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def work(spark: SparkSession, given: argparse.Namespace) -> SortResult:
 def read_data(
     spark: SparkSession, paths: Sequence[str], form: str | None, schema: str | None, options: Sequence[str]
 ) -> DataFrame:
-    """The data set. Raises CallError: a format that can't be told from the names."""
+    """The data set. Raises CallError: a format that is not known from the names."""
     form = form or format_of(spark, paths)
     reader = spark.read.format(form)
     if schema:

@@ -1,7 +1,7 @@
 """CPU seconds of the processes a load goes through, by kind. Only processes of this machine can be asked.
 
 Exchanges, Monitors and ScalingProcesses of the queue are found in the hosts' reports; HCMs are the processes they descend
-from; GCMs and ZooKeeper are found by their command lines, or told by whoever started them.
+from; GCMs and ZooKeeper are found by their command lines, or named by whoever started them.
 """
 
 from __future__ import annotations

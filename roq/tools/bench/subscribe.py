@@ -70,7 +70,7 @@ def _count_stamped(account: Account, payload: bytes) -> bool:
 
 
 async def finish(reading: asyncio.Task[None], account: Account, ends: Awaitable[dict[int, int]], idle_seconds: float) -> None:
-    """Wait until everything arrived, or nothing more came for `idle_seconds` after the publishers' ends were told."""
+    """Wait until everything arrived, or nothing more came for `idle_seconds` after the publishers' ends were known."""
     telling = asyncio.ensure_future(ends)
     either: set[asyncio.Future[Any]] = {reading, telling}
     try:

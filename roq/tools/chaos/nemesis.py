@@ -46,13 +46,13 @@ class Nemesis:
         self.log: list[FaultDone] = []
         self._unended: list[tuple[Undo, FaultDone]] = []
 
-    async def run(self, started: float, told: Callable[[FaultDone], None] = lambda _: None) -> None:
+    async def run(self, started: float, report: Callable[[FaultDone], None] = lambda _: None) -> None:
         """Every fault at its time after `started` (monotonic seconds). What was begun is ended, even when cancelled."""
         for fault in self._faults:
             await asyncio.sleep(started + fault.at - time.monotonic())
-            await self._perform(fault, started, told)
+            await self._perform(fault, started, report)
 
-    async def _perform(self, fault: ChaosFault, started: float, told: Callable[[FaultDone], None]) -> None:
+    async def _perform(self, fault: ChaosFault, started: float, report: Callable[[FaultDone], None]) -> None:
         done = FaultDone(round(time.monotonic() - started, 3), str(fault.kind), str(fault.role), role=str(fault.role))
         self.log.append(done)
         undo: Undo | None = None
@@ -71,7 +71,7 @@ class Nemesis:
             if undo is not None:
                 await self._end(undo, done)
                 done.seconds = round(time.monotonic() - begun, 3)
-            told(done)
+            report(done)
 
     async def _end(self, undo: Undo, done: FaultDone) -> None:
         try:

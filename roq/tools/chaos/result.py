@@ -134,13 +134,13 @@ def memory(
     title: str, series: Sequence[Series], znodes: Sequence[tuple[float, int]], faults: Sequence[FaultDone], seconds: float
 ) -> str:
     """Anonymous memory of each process, one panel per machine and kind; a line is one life, the longest in another colour."""
-    lanes: dict[tuple[str, str], list[Series]] = {}
+    groups: dict[tuple[str, str], list[Series]] = {}
     for one in series:
         kind, _, rest = one.name.partition("/")
         queue = rest.partition("/")[0]
-        lanes.setdefault((one.machine, f"{kind}/{queue}" if queue else kind.removeprefix("roq-")), []).append(one)
+        groups.setdefault((one.machine, f"{kind}/{queue}" if queue else kind.removeprefix("roq-")), []).append(one)
     panels = []
-    for (machine, kind), lives in sorted(lanes.items()):
+    for (machine, kind), lives in sorted(groups.items()):
         longest = max(lives, key=lambda one: one.at[-1] - one.at[0])
         who = machine if machine == kind else f"{machine} {kind}"
         name = f"{who}: MiB in {len(lives)} lives, the longest {longest.at[-1] - longest.at[0]:.0f} s"

@@ -121,7 +121,7 @@ async def bring_up_and_run(where: str, image: str, options: ChaosOptions, tell: 
     try:
         found = await run(cluster, options, tell)
     except BaseException:
-        with contextlib.suppress(RoqError):  # what went wrong first is what is told
+        with contextlib.suppress(RoqError):  # what went wrong first is what is reported
             await cluster.close()
         raise
     try:
@@ -175,11 +175,13 @@ async def run(cluster: TestedCluster, options: ChaosOptions, tell: Callable[[str
                 await client.remove_queue(queue)
     failures = [failure for load in loads for failure in load.failures]
     heard = [one for load in loads for one in load.heard]
-    told, unexcused = gaps(heard, nemesis.log, ring_seconds=KEPT_SECONDS)
+    reported, unexcused = gaps(heard, nemesis.log, ring_seconds=KEPT_SECONDS)
     problems = [*verdict.problems(), *unexcused, *failures, *([f"not healed: {missing}"] if missing else [])]
     kind = "docker" if isinstance(cluster, DockerCluster) else "local"
     taken = resources.judge(observers.watch.series, observers.watch.znodes, options.seconds)
-    answer = result(options, kind, verdict, nemesis.log, problems, found, healed, taken, observers.administration.counts, told)
+    answer = result(
+        options, kind, verdict, nemesis.log, problems, found, healed, taken, observers.administration.counts, reported
+    )
     return ChaosRun(answer, heard, seconds, observers.watch.series, observers.watch.znodes)
 
 

@@ -158,14 +158,14 @@ def gaps(
     cuts = [fault for fault in faults if fault.seconds >= ring_seconds and _cuts_ways(fault)]
     found, problems = [], []
     for subscriber, one in enumerate(heard):
-        for told in one.reported:
-            long = [fault for fault in cuts if fault.t <= told.t]
-            cause = long[-1] if long and told.t <= long[-1].t + long[-1].seconds + REPORTED_WITHIN_SECONDS else None
-            gap = Gap(told.t, subscriber, told.publisher, told.first, told.last, told.messages, cause.t if cause else None)
+        for lost in one.reported:
+            long = [fault for fault in cuts if fault.t <= lost.t]
+            cause = long[-1] if long and lost.t <= long[-1].t + long[-1].seconds + REPORTED_WITHIN_SECONDS else None
+            gap = Gap(lost.t, subscriber, lost.publisher, lost.first, lost.last, lost.messages, cause.t if cause else None)
             found.append(gap)
             if cause is None:
                 problems.append(
-                    f"subscriber {subscriber}: {told.messages} messages reported lost at {told.t:.1f} s, no long fault was on"
+                    f"subscriber {subscriber}: {lost.messages} messages reported lost at {lost.t:.1f} s, no long fault was on"
                 )
     return tuple(found), problems
 

@@ -252,12 +252,12 @@ class LocalCluster:
                     self._check_alive()
                     await asyncio.sleep(delay)
         except TimeoutError:
-            raise DeadlineExceeded(f"the cluster is not whole after {timeout_seconds:g} s: {problem}") from None
+            raise DeadlineExceeded(f"the cluster is not ready after {timeout_seconds:g} s: {problem}") from None
 
     def _check_alive(self) -> None:
         for daemon in self._daemons():
             if daemon.failed:
-                raise ProcessFailed(daemon.epitaph())
+                raise ProcessFailed(daemon.exit_reason())
 
     # --- one daemon at a time (tests) -----------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class Daemon:
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self.log = name, log
-        self.ready: dict[str, Any] = {}  # what the ready line told
+        self.ready: dict[str, Any] = {}  # what the ready line said
         self._command, self._environment = list(command), dict(environment)
         self._process: Process | None = None
         self._wanted = False
@@ -104,7 +104,7 @@ class Daemon:
         """The value this daemon was given for a command-line flag."""
         return self._command[self._command.index(flag) + 1]
 
-    def epitaph(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended, with its last log lines."""
         code = self._process.returncode if self._process else None
         return f"{self.name} ended with code {code}{self._last_lines()}"

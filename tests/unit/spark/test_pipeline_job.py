@@ -1,4 +1,4 @@
-"""What the jobs share: places as Spark writes them, which of them lie in each other, and what is told of an error."""
+"""What the jobs share: places as Spark writes them, which of them lie in each other, and the reason in an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkValueError
 
 from roq.errors import CallError
-from roq.spark.pipeline.job import is_local, local_path, overlapping, told
+from roq.spark.pipeline.job import is_local, local_path, overlapping, reason
 
 JAVA = """An error occurred while calling o74.parquet.
 : org.apache.spark.SparkException: Job aborted due to stage failure
@@ -63,13 +63,13 @@ def test_places_in_each_other(out: str, data: str, overlap: bool) -> None:
 
 
 def test_of_a_stack_trace_the_innermost_cause_is_told() -> None:
-    assert told(Py4JError(JAVA)) == "java.lang.IllegalArgumentException: No enum constant bogus"
+    assert reason(Py4JError(JAVA)) == "java.lang.IllegalArgumentException: No enum constant bogus"
     assert (
-        told(Py4JError(JAVA.partition("Caused by")[0])) == "org.apache.spark.SparkException: Job aborted due to stage failure"
+        reason(Py4JError(JAVA.partition("Caused by")[0])) == "org.apache.spark.SparkException: Job aborted due to stage failure"
     )
-    assert told(Py4JError(JAVA + "roq.errors.DataLost: no\n  File x\nroq.errors.StorageError: the disk is full\n")) == (
+    assert reason(Py4JError(JAVA + "roq.errors.DataLost: no\n  File x\nroq.errors.StorageError: the disk is full\n")) == (
         "roq.errors.StorageError: the disk is full"
     )
-    assert told(PySparkValueError("all of it")) == "all of it"
-    assert told(Py4JError("")) == "no more is known"
-    assert told(OSError("one\ntwo")) == "one two"
+    assert reason(PySparkValueError("all of it")) == "all of it"
+    assert reason(Py4JError("")) == "no more is known"
+    assert reason(OSError("one\ntwo")) == "one two"

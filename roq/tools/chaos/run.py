@@ -178,11 +178,10 @@ async def run(cluster: TestedCluster, options: ChaosOptions, tell: Callable[[str
     reported, unexcused = gaps(heard, nemesis.log, ring_seconds=KEPT_SECONDS)
     problems = [*verdict.problems(), *unexcused, *failures, *([f"not healed: {missing}"] if missing else [])]
     kind = "docker" if isinstance(cluster, DockerCluster) else "local"
-    taken = resources.judge(observers.watch.series, observers.watch.znodes, options.seconds)
-    answer = result(
-        options, kind, verdict, nemesis.log, problems, found, healed, taken, observers.administration.counts, reported
-    )
-    return ChaosRun(answer, heard, seconds, observers.watch.series, observers.watch.znodes)
+    watch, requests = observers.watch, observers.administration.counts
+    taken = resources.judge(watch.series, watch.znodes, options.seconds)
+    answer = result(options, kind, verdict, nemesis.log, problems, found, healed, taken, requests, reported)
+    return ChaosRun(answer, heard, seconds, watch.series, watch.znodes)
 
 
 async def _queue(cluster: TestedCluster, client: Cluster, queue: str, first: int) -> None:

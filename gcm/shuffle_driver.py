@@ -31,12 +31,12 @@ from roq.shuffle.sampling import is_sound, key_count, message_bytes, reduced
 from roq.wire import shuffle as wire
 from roq.wire.shuffle import Cursor, RunSample, ShuffleState
 
+log = logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
+P = TypeVar("P", wire.Counts, wire.Samples)
 SAMPLES_HELD = 16  # times the keys that are wanted; more are made fewer at once
 SAMPLE_BYTES_MAX = 8 * 1024 * 1024  # of one answer
 TELL_SECONDS = 20.0  # one part of the committed attempts
-P = TypeVar("P", wire.Counts, wire.Samples)
-log = logger(__name__)
 PAUSE_SECONDS = (0.1, 5.0)  # between two tries of one request to a follower
 ASKS_AT_ONCE = 8  # of one host, of all shuffles
 LATE_SECONDS = 0.01  # some loops' timers run 1 ms early
@@ -50,7 +50,7 @@ class FollowerRequest(Protocol):
 
 
 class Inquirer:
-    """Of one shuffle. record: any of it; which committed attempts count is said by each request."""
+    """Of one shuffle. record: any of it; what is committed is said by each request."""
 
     def __init__(self, request: FollowerRequest, record: ShuffleRecord) -> None:
         self._request, self._record = request, record
@@ -177,7 +177,7 @@ class Driver:
 
     def __init__(self, plan: ShufflePlan, store: ShuffleStore, context: DriverContext) -> None:
         self.plan, self.store = plan, store
-        self.refused: RoqError | None = None  # why the committed attempts named last can't win
+        self.refused: RoqError | None = None  # why the attempts named last can't be committed
         self.parked: RoqError | None = None  # why it is left alone
         self._context = context
         self._events: deque[tuple[Event, asyncio.Future[None] | None]] = deque()

@@ -47,9 +47,9 @@ from roq.wire.assignment import STORES, ProcessState
 from roq.wire.gcm import CommitShuffle, NameReceipts, ShuffleInfo, TableInfo
 from roq.wire.shuffle import COMMITTED_AT_ONCE, PARTITIONS_MAX, RANGES_MAX, REPLICAS_MAX, Receipt, ShuffleState, Spec
 
-COMMITS_MAX = 8  # told at a time
-PARTS_MAX = -(-PARTITIONS_MAX // COMMITTED_AT_ONCE)
 log = logger(__name__)
+COMMITS_MAX = 8  # whose receipts are told at a time
+PARTS_MAX = -(-PARTITIONS_MAX // COMMITTED_AT_ONCE)
 KEYS_MAX = 100
 KEY_NAME_BYTES_MAX = 64 * 1024  # of all keys: they are in the record's node, of which ZooKeeper takes 1 MB
 SCHEMA_BYTES_MAX = 1024 * 1024
@@ -218,7 +218,7 @@ class ShuffleLeader:
         return wire.Done()
 
     async def commit(self, request: wire.CommitShuffle) -> ShuffleInfo:
-        """Sealed with these committed attempts. Raises what can't be, or why they can't win."""
+        """Sealed with these attempts. Raises what can't be, or why they can't be committed."""
         check_name(request.transaction, "transaction")
         driver = self._driver(request.name)
         await driver.submit(events.Commit(self._receipts.of(request)))
@@ -263,7 +263,7 @@ class ShuffleLeader:
         record = driver.record
         committed = record.committed if record.state is ShuffleState.SEALED else {}
         if record.state is ShuffleState.SEALED and not committed:
-            raise ShuffleSealed(f"shuffle {record.name!r} is sealed: no attempt has won")
+            raise ShuffleSealed(f"shuffle {record.name!r} is sealed: no attempt was committed")
         ranges = record.table if record.epoch != request.epoch else ()
         return TableInfo(record.epoch, ranges, dict(self._links.endpoints), record.spec.replicas, committed)
 

@@ -69,7 +69,9 @@ from roq.wire.shuffle import (
     Spec,
 )
 
+log = logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
 _decode = msgspec.msgpack.Decoder(wire.Reply).decode
 ANSWER_SECONDS = 10.0  # one message
 LOOK_SECONDS = 1.0  # of silence between two looks whether its host is still there
@@ -79,8 +81,6 @@ ROOM_SECONDS = 300.0  # a buffer without room for so long will not get any
 WAIT_SECONDS = 2.0  # asked of a FinishAttempt at once
 ABANDON_SECONDS = 2.0
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.02, 1.0
-log = logger(__name__)
-R = TypeVar("R")
 TRY_SECONDS = 10.0  # one request to one holder
 PATIENCE_SECONDS = 120.0  # without a single answer
 ASK_PAUSE_SECONDS, ASK_PAUSE_SECONDS_MAX = 0.05, 5.0

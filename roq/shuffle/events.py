@@ -30,7 +30,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Rebalance:
-    """Cut anew. Raises ShuffleNotSealed, NotReady (another one is under way, or data moves)."""
+    """Split anew. Raises ShuffleNotSealed, NotReady (another one is under way, or data moves)."""
 
     transaction: str
     ranges: int
@@ -129,7 +129,7 @@ class ComputeTable:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The committed attempts that were named can't win; who waits for the commit is told."""
+    """What was named can't be committed; who waits for that is told."""
 
     error: RoqError
 

@@ -280,7 +280,7 @@ class FolderService:
                 made = self._made(home)
                 self._write_table(home, make_table(self._disk, files, self._encoder(made.spec), made.spec.ranges, None))
             elif table.committed != committed:
-                raise ShuffleSealed(f"shuffle {name!r} is sealed with other winners")
+                raise ShuffleSealed(f"shuffle {name!r} is sealed with other attempts")
             self._sweep(home, committed)
             return self._description(home)
 

@@ -53,7 +53,7 @@ def _fetches(record: ShuffleRecord, epoch: int, wanted: Iterable[tuple[str, Inte
 
 
 def count(record: ShuffleRecord) -> Asks:
-    """Every holder counts its ranges. Nothing is asked when nothing has won."""
+    """Every holder counts its ranges. Nothing is asked when nothing is committed."""
     committed = record.committed
     return [
         (host, wire.CountRows(record.id, [each.interval for each in ranges[first : first + INTERVALS_AT_ONCE]], committed))
@@ -124,7 +124,7 @@ def samples_of(answers: Answers) -> list[RunSample]:
 
 
 def fault(record: ShuffleRecord, samples: Iterable[RunSample], stored: set[tuple[int, str]]) -> RoqError | None:
-    """Which committed attempt can't win, as its rows in storage are not those of its receipt; None if all are right."""
+    """Which attempt can't be committed, as its rows in storage are not those of its receipt; None if all are right."""
     found: Counter[tuple[int, str]] = Counter()
     for each in samples:
         found[each.partition, each.attempt] += each.rows

@@ -22,7 +22,7 @@ from roq.shuffle.sampling import Distribution
 from roq.wire.shuffle import RANGES_MAX, Interval, Position, Range
 
 RANGE_BYTES = 64 * 1024 * 1024  # what a range should have, if nobody says how many there should be
-RANGES_PER_HOST = (10, 100)  # a command of magnitude more ranges than hosts spreads the load; more than two is only overhead
+RANGES_PER_HOST = (10, 100)  # an order of magnitude more ranges than hosts spreads the load; more than two is only overhead
 
 
 def range_count(size: int, hosts: int, wanted: int) -> int:

@@ -242,11 +242,11 @@ def commit(record: ShuffleRecord, receipts: tuple[Receipt, ...]) -> ShuffleRecor
     unique = tuple({receipt.partition: receipt for receipt in receipts}.values())
     committed = {receipt.partition: receipt.attempt for receipt in unique}
     if any(committed[receipt.partition] != receipt.attempt for receipt in receipts):
-        raise AttemptConflict("two attempts of one partition are to win")
+        raise AttemptConflict("two attempts of one partition are to be committed")
     if record.state is ShuffleState.FILLING:
         return replace(record, state=ShuffleState.SEALING, stage=Stage.CHECKING, receipts=unique, cut=0, cuts=0)
     if record.state is ShuffleState.REMOVED or committed != record.committed:
-        raise ShuffleSealed(f"shuffle {record.name!r} was committed with other winners")
+        raise ShuffleSealed(f"shuffle {record.name!r} was committed with other attempts")
     return record
 
 

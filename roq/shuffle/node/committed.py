@@ -62,7 +62,7 @@ class CommittedRegistry:
     async def told(self, part: NameCommitted) -> CommittedAttempts | None:
         """One part came; the committed attempts when all have. Raises FrameError."""
         if not 0 <= part.number < PARTS_MAX:
-            raise FrameError(f"part {part.number} of the winners of shuffle {part.shuffle}")
+            raise FrameError(f"part {part.number} of the committed attempts of shuffle {part.shuffle}")
         name = (part.shuffle, part.digest)
         if name in self._known:
             return self._known[name]

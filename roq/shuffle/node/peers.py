@@ -6,7 +6,6 @@ somebody else is its holder. Not covered: who that is (fill_plan.py).
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -27,7 +26,6 @@ IDLE_SECONDS = 60.0
 LOOK_SECONDS = 10.0  # between two looks which are idle
 REQUESTS_AT_ONCE = 2  # to one follower: one is written while the next one travels
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.02, 0.5
-log = logging.getLogger(__name__)
 Store = Callable[[str, StorePieces], Awaitable[None]]
 
 

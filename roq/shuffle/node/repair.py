@@ -15,7 +15,6 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import TypeVar
 
 import msgspec
 
@@ -44,7 +43,6 @@ from roq.wire.gcm import ReportRuns, ShuffleList, TableInfo
 from roq.wire.shuffle import FetchInterval, Interval, Piece, RunSlice, ShuffleState
 
 log = logger(__name__)
-T = TypeVar("T", bound=msgspec.Struct)
 ROUNDS = 8  # tries at all sources before a fetch fails; the leader asks again
 AT_ONCE = 8  # requests of one follower's fetches under way at a time
 OVERLOADED_MAX = 40  # times in a row that a source has no room to read for us: some 20 s
@@ -81,9 +79,7 @@ class Fetcher:
         command = (request.epoch, request.table_epoch, tuple(request.sources))
         size = 0
         task, its_command = self._under_way.get(what, (None, command))
-        if (
-            task is not None and its_command != command
-        ):  # since it looked, a command it does not know of may have taken rows away
+        if task is not None and its_command != command:  # one it does not know of may have taken rows away since it looked
             await asyncio.wait({task})
             size = 0 if task.cancelled() or task.exception() is not None else task.result()
             task, _ = self._under_way.get(what, (None, command))  # of another one that waited
@@ -244,7 +240,7 @@ class RangeRepair:
             if await self._repair(id, name):
                 self._storage.counters["repaired"] += 1
                 log.info("shuffle %s is complete on host %s again", name, self._host)
-        except (ShuffleNotFound, ShuffleSealed):  # it was removed, or nothing has won
+        except (ShuffleNotFound, ShuffleSealed):  # it was removed, or nothing is committed
             return True
         except RoqError as error:
             log.info("shuffle %s is incomplete on host %s, repairing it again: %s", name, self._host, error)

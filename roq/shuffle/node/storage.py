@@ -229,7 +229,7 @@ class RangeStorage:
     # --- the leader's commands ------------------------------------------------------------------------------------------
 
     async def obey(self, epoch: int) -> None:
-        """Remember the leader's epoch. Raises StaleEpoch if a later one gave commands here."""
+        """Remember the leader's epoch. Raises StaleEpoch if a later one leads."""
         async with self._obeying:
             if epoch < self.epoch:
                 raise StaleEpoch(f"epoch {epoch} is over: {self.epoch} leads")

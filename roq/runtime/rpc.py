@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from roq.wire.limits import REQUESTS_IN_FLIGHT, UNFINISHED_BYTES_MAX
 
 T = TypeVar("T", bound=msgspec.Struct)
 log = logger(__name__)
+IDLE_SECONDS = 60.0  # a pooled client that was not used for so long is closed
+IDLE_LOOK_SECONDS = 10.0  # between two looks which are idle
 
 
 class RpcServer:
@@ -219,3 +222,43 @@ class RpcClient:
         self._closed = True
         self._fail(Closed, f"the connection to {self.endpoint} was closed")
         self._dealer.close()
+
+
+class RpcPool:
+    """Clients by endpoint, on the running loop: made when they are needed, closed when they were not used for a while. A
+    request fails at once when its connection ends, and after `seconds`."""
+
+    def __init__(self, replies: Any, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._replies, self._seconds, self._clock = replies, seconds, clock
+        self._clients: dict[str, RpcClient] = {}
+        self._used: dict[str, float] = {}
+        self._busy: dict[str, int] = {}
+        self._looked = clock()
+
+    async def request(self, endpoint: str, body: msgspec.Struct, expect: type[T]) -> T:
+        """One request. Raises what the server raised, Unavailable, DeadlineExceeded, Closed."""
+        self._close_idle()
+        client = self._clients.get(endpoint)
+        if client is None:
+            client = self._clients[endpoint] = RpcClient(endpoint, self._replies, on_disconnect=OnDisconnect.FAIL)
+        self._busy[endpoint] = self._busy.get(endpoint, 0) + 1
+        try:
+            return await client.request(body, expect, self._seconds)
+        finally:
+            self._busy[endpoint] -= 1
+            self._used[endpoint] = self._clock()
+
+    def _close_idle(self) -> None:
+        now = self._clock()
+        if now < self._looked + IDLE_LOOK_SECONDS:
+            return
+        self._looked = now
+        for endpoint in [name for name, used in self._used.items() if now - used > IDLE_SECONDS and not self._busy[name]]:
+            self._clients.pop(endpoint).close()
+            del self._used[endpoint], self._busy[endpoint]
+
+    def close(self) -> None:
+        """Requests under way fail with Closed."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()

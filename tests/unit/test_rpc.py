@@ -8,11 +8,13 @@ import signal
 import socket
 import sys
 import time
+from typing import Any
 
 import pytest
 
 from roq.errors import Closed, DeadlineExceeded, Unavailable
-from roq.runtime.rpc import OnDisconnect, RpcClient
+from roq.runtime import rpc
+from roq.runtime.rpc import OnDisconnect, RpcClient, RpcPool
 from roq.wire import gcm
 
 SILENT_SERVER = """
@@ -51,3 +53,37 @@ async def test_nobody_listens() -> None:
         client.close()
     with pytest.raises(Closed):
         await client.request(gcm.ListQueues(), gcm.Queues, 2.0)
+
+
+async def test_a_pool_closes_who_was_not_used_for_a_while_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, made, answer = 0.0, [], asyncio.Event()
+
+    class Client:
+        def __init__(self, endpoint: str, replies: Any, on_disconnect: OnDisconnect) -> None:
+            made.append(endpoint)
+            self.endpoint, self.closed = endpoint, False
+
+        async def request(self, body: Any, expect: Any, seconds: float) -> tuple[str, float, bool]:
+            if self.endpoint == "slow":
+                await answer.wait()
+            return self.endpoint, seconds, self.closed
+
+        def close(self) -> None:
+            self.closed = True
+
+    monkeypatch.setattr(rpc, "RpcClient", Client)
+    pool: Any = RpcPool(gcm.Reply, 7.0, lambda: now)
+    slow = asyncio.create_task(pool.request("slow", gcm.ListQueues(), gcm.Queues))
+    await asyncio.sleep(0)
+    assert await pool.request("a", gcm.ListQueues(), gcm.Queues) == ("a", 7.0, False)
+    now = rpc.IDLE_SECONDS
+    await pool.request("b", gcm.ListQueues(), gcm.Queues)
+    await pool.request("a", gcm.ListQueues(), gcm.Queues)
+    assert made == ["slow", "a", "b"], "used again in time"
+    now = 3 * rpc.IDLE_SECONDS
+    await pool.request("b", gcm.ListQueues(), gcm.Queues)
+    await pool.request("a", gcm.ListQueues(), gcm.Queues)
+    assert made == ["slow", "a", "b", "b", "a"]
+    answer.set()
+    assert await slow == ("slow", 7.0, False), "it was under way"
+    pool.close()

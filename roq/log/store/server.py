@@ -26,7 +26,7 @@ from roq.log.store.storage import COPY_EPOCH, SegmentStorage
 from roq.log.store.upkeep import Compaction, scrub
 from roq.runtime.files import DISK, FULL, Disk
 from roq.runtime.observe import Counters, logger
-from roq.runtime.rpc import OnDisconnect, RpcClient, RpcServer
+from roq.runtime.rpc import RpcPool, RpcServer
 from roq.wire import store as wire
 from roq.wire.store import Add, Found, Refusal
 
@@ -121,7 +121,7 @@ class StoreServer:
         self._waiting = WaitingReaders()
         self._segment_copies = asyncio.Semaphore(SEGMENT_COPIES_AT_ONCE)
         self._blob_copies = asyncio.Semaphore(BLOB_COPIES_AT_ONCE)
-        self._sources: dict[str, RpcClient] = {}
+        self._sources = RpcPool(wire.Reply, SOURCE_SECONDS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes: SimpleQueue[JournalWrite | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
@@ -347,7 +347,7 @@ class StoreServer:
                 return wire.BlobPart(*await asyncio.to_thread(self.blobs.get, blob, offset, count))
             case wire.CopyBlob(blob, source):
                 async with self._blob_copies:
-                    await self._copy_blob(blob, self._source(source))
+                    await self._copy_blob(blob, source)
             case wire.DeleteBlob(blob):
                 await asyncio.to_thread(self.blobs.delete, blob)
             case wire.ListBlobs(prefix, after, count):
@@ -405,11 +405,11 @@ class StoreServer:
 
     async def _copy_segment(self, order: wire.CopySegment) -> None:
         """Fetch the entries of `order` that are missing here. Raises StorageFailed if the source lacks some of them too."""
-        source, lacking = self._source(order.source), []
+        lacking: list[int] = []
         for first, last in self.storage.missing(order.segment, order.first, order.last):
             position = first
             while position <= last:
-                part = await source.request(wire.Read(order.segment, position, last), wire.Entries, SOURCE_SECONDS)
+                part = await self._sources.request(order.source, wire.Read(order.segment, position, last), wire.Entries)
                 if part.entries:
                     add = Add(order.segment, COPY_EPOCH, position, 0, part.crcs, part.entries)
                     await self._durable(partial(self.storage.add, add), order.segment)
@@ -420,11 +420,11 @@ class StoreServer:
         if lacking:
             raise StorageFailed(f"{order.source} lacks {len(lacking)} entries of {order.segment}, {lacking[0]} first")
 
-    async def _copy_blob(self, blob: str, source: RpcClient) -> None:
+    async def _copy_blob(self, blob: str, source: str) -> None:
         """Fetch a blob. Raises TaskNotFound, StorageFailed of the source."""
         offset, total = 0, 1
         while offset < total:
-            part = await source.request(wire.GetBlob(blob, offset, wire.BLOB_PART_BYTES), wire.BlobPart, SOURCE_SECONDS)
+            part = await self._sources.request(source, wire.GetBlob(blob, offset, wire.BLOB_PART_BYTES), wire.BlobPart)
             total = part.total
             if total and not part.data:
                 raise StorageFailed(f"blob {blob} ends early at its source")
@@ -432,13 +432,6 @@ class StoreServer:
             offset += len(part.data)
             if not total:
                 return
-
-    def _source(self, endpoint: str) -> RpcClient:
-        if endpoint not in self._sources:
-            if len(self._sources) > 100:
-                self._sources.pop(next(iter(self._sources))).close()
-            self._sources[endpoint] = RpcClient(endpoint, wire.Reply, on_disconnect=OnDisconnect.FAIL)
-        return self._sources[endpoint]
 
     def _describe(self) -> wire.StoreView:
         journal = self.storage.journal
@@ -462,8 +455,7 @@ class StoreServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for client in self._sources.values():
-            client.close()
+        self._sources.close()
         self._writes.put(None)
         await asyncio.to_thread(self._thread.join)
         self.storage.journal.close()

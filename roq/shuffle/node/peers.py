@@ -1,71 +1,22 @@
-"""Other followers: connections by endpoint, closed when they were not used for a while; and what one of them is to get from
-this buffer: parts of many attempts, batched, a few requests at a time. A part that could not be stored is tried again until
-somebody else is its holder. Not covered: who that is (fill_plan.py).
+"""What another follower is to get from this buffer: parts of many attempts, batched, a few requests at a time. A part that
+could not be stored is tried again until somebody else is its holder. Not covered: who that is (fill_plan.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
-
-import msgspec
+from typing import Protocol
 
 from roq.errors import AttemptLost, RoqError
 from roq.runtime.backoff import delays
-from roq.runtime.rpc import OnDisconnect, RpcClient
 from roq.shuffle.node.attempt import Part
-from roq.wire import shuffle as wire
 from roq.wire.shuffle import BLOCKS_BYTES_MAX, Piece, Spec, StorePieces
 
-T = TypeVar("T", bound=msgspec.Struct)
-REQUEST_SECONDS = 20.0  # the disk of the other may be slow
-IDLE_SECONDS = 60.0
-LOOK_SECONDS = 10.0  # between two looks which are idle
 REQUESTS_AT_ONCE = 2  # to one follower: one is written while the next one travels
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.02, 0.5
 Store = Callable[[str, StorePieces], Awaitable[None]]
-
-
-class Peers:
-    """On the running loop."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._clients: dict[str, RpcClient] = {}
-        self._used: dict[str, float] = {}
-        self._busy: dict[str, int] = {}
-        self._looked = clock()
-
-    async def request(self, endpoint: str, body: msgspec.Struct, expect: type[T], seconds: float = REQUEST_SECONDS) -> T:
-        """One request. Raises what the other raised, Unavailable, DeadlineExceeded, Closed."""
-        self._close_idle()
-        client = self._clients.get(endpoint)
-        if client is None:
-            client = self._clients[endpoint] = RpcClient(endpoint, wire.Reply, on_disconnect=OnDisconnect.FAIL)
-        self._busy[endpoint] = self._busy.get(endpoint, 0) + 1
-        try:
-            return await client.request(body, expect, seconds)
-        finally:
-            self._busy[endpoint] -= 1
-            self._used[endpoint] = self._clock()
-
-    def _close_idle(self) -> None:
-        now = self._clock()
-        if now < self._looked + LOOK_SECONDS:
-            return
-        self._looked = now
-        for endpoint in [name for name, used in self._used.items() if now - used > IDLE_SECONDS and not self._busy[name]]:
-            self._clients.pop(endpoint).close()
-            del self._used[endpoint], self._busy[endpoint]
-
-    def close(self) -> None:
-        """Requests under way fail with Closed."""
-        for client in self._clients.values():
-            client.close()
-        self._clients.clear()
 
 
 class PartSource(Protocol):

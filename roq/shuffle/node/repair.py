@@ -33,9 +33,9 @@ from roq.log.replicated.repair import Holding, plan
 from roq.log.replicated.repairer import from_sources
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
+from roq.runtime.rpc import RpcPool
 from roq.shuffle.committed import CommittedAttempts, parts
 from roq.shuffle.node.memory import Budget
-from roq.shuffle.node.peers import Peers
 from roq.shuffle.node.queries import FencedCommands
 from roq.shuffle.node.storage import RangeStorage
 from roq.wire import shuffle as wire
@@ -65,7 +65,7 @@ class _OwnDisk(Exception):
 class Fetcher:
     """All fetches of one follower."""
 
-    def __init__(self, storage: RangeStorage, peers: Peers, budget: Budget, commands: FencedCommands) -> None:
+    def __init__(self, storage: RangeStorage, peers: RpcPool, budget: Budget, commands: FencedCommands) -> None:
         self._storage, self._peers, self._budget, self._commands = storage, peers, budget, commands
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._under_way: dict[Fetch, tuple[asyncio.Task[int], Command]] = {}

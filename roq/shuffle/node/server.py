@@ -15,14 +15,13 @@ from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, RoqError, StorageFailed
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.observe import Counters, logger
-from roq.runtime.rpc import RpcServer
+from roq.runtime.rpc import RpcPool, RpcServer
 from roq.shuffle.committed import CommittedAttempts
 from roq.shuffle.node.buffer import Buffer
 from roq.shuffle.node.committed import CommittedRegistry
 from roq.shuffle.node.committer import FREE_BYTES_MIN
 from roq.shuffle.node.datafile import raise_limit
 from roq.shuffle.node.memory import BlockMemory, Budget
-from roq.shuffle.node.peers import Peers
 from roq.shuffle.node.queries import FencedCommands, RangeQueries
 from roq.shuffle.node.repair import Fetcher, List, RangeRepair
 from roq.shuffle.node.storage import RangeStorage
@@ -34,6 +33,7 @@ log = logger(__name__)
 PORT = "shuffle"  # of a store
 REPORT_SECONDS = 5.0  # one report, with all tries
 STOP_SECONDS = 5.0
+PEER_SECONDS = 20.0  # for the answer of another follower, whose disk may be slow
 OPEN_AGAIN_SECONDS = 5.0  # after its disk failed: the leader counts on it as long as the store runs
 FETCH_SECONDS = 20.0  # then the leader is told that it goes on
 Report = Callable[[ReportRuns], Awaitable[TableInfo]]
@@ -53,7 +53,7 @@ class Follower:
     ) -> None:
         self.host, self.storage, self.budget = host, storage, budget
         self.counters = storage.counters
-        self._peers = Peers()
+        self._peers = RpcPool(wire.Reply, PEER_SECONDS)
         self.queries, self.registry = RangeQueries(storage), CommittedRegistry(FREE_BYTES_MIN)
         self.commands = FencedCommands(storage, self.queries)
         self.fetcher = Fetcher(storage, self._peers, budget, self.commands)

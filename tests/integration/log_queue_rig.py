@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PRELUDE = """
 import os, random, sys, time
 from pathlib import Path
-from roq.log.local import header
+from roq.log.local import shared
 from roq.workqueue import log_replica
 from roq.wire.task import NewTask, Settlement
 from roq.workqueue.log_queue import LogQueue
@@ -66,7 +66,7 @@ WAITER = (
     PRELUDE
     + """
 if sys.argv[2:] == ["only the bell"]:
-    log_replica.LIVES_SECONDS = header.LISTEN_SECONDS = 1000
+    log_replica.LIVES_SECONDS = shared.LISTEN_SECONDS = 1000
 say("waits")
 _, tasks, _ = queue.lease(60, 1, 30)
 say(tasks[0].id)

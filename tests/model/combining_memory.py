@@ -15,8 +15,8 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from roq.errors import StorageFull
-from roq.log.local import futex
 from roq.log.local import publication as publication_module
+from roq.log.local import shared
 from roq.log.local.publication import _ANSWER, _REQUEST, HEAD_BYTES, PLACE_BYTES, REQUEST_BYTES, PublicationList
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.log_queue import LogQueue
@@ -171,7 +171,7 @@ def modelled(places: int) -> Iterator[None]:
         patch.object(publication_module, "try_alone", _try_alone),
         patch.object(publication_module, "flock", _flock),
         patch.object(publication_module, "LONG_ROUND_SECONDS", float("inf")),
-        patch.object(futex, "wake", lambda *_: None),
+        patch.object(shared, "futex_wake", lambda *_: None),
         patch.object(publication_module, "PAUSE_SECONDS", publication_module.COMBINER_SECONDS),
         patch.object(LogQueue, "_agree", lambda self, wanted: TaskSettings()),
     ):

@@ -19,8 +19,8 @@ import pytest
 from roq import blocking
 from roq.errors import CallError, Closed, InvalidAddress, LogTrimmed, StorageFailed, UnknownFormat
 from roq.log.local import LocalLog
-from roq.log.local.header import Word
 from roq.log.local.layout import HEAD, pack, scan, unpack
+from roq.log.local.shared import Word
 from roq.wire.task import NewTask
 from roq.workqueue.log_queue import LogQueue
 

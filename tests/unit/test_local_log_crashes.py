@@ -18,7 +18,7 @@ import pytest
 
 from roq.errors import StorageFailed, StorageFull
 from roq.log.local import LocalLog
-from roq.log.local.header import Word
+from roq.log.local.shared import Word
 from roq.runtime.files import Disk, StrPath
 from roq.wire.task import NewTask, Settlement
 from roq.workqueue.log_queue import LogQueue

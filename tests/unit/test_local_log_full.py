@@ -16,8 +16,7 @@ import pytest
 
 from roq.errors import StorageFull
 from roq.log.local import LocalLog
-from roq.log.local.room import DiskRoom
-from roq.log.local.segments import SEGMENT_BYTES, SEGMENT_BYTES_MIN, SMALLEST_DISK, fitting
+from roq.log.local.segments import SEGMENT_BYTES, SEGMENT_BYTES_MIN, SMALLEST_DISK, DiskRoom, fitting
 from roq.runtime.files import Disk, StrPath
 from roq.wire.task import NewTask, Settlement
 from roq.workqueue import log_replica

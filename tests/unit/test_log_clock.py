@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from roq.log.local import LocalLog
-from roq.log.local.clock import Clock
-from roq.log.local.header import MappedHeader, Word
+from roq.log.local.shared import Clock, MappedHeader, Word
 from roq.wire.task import LeasedTask, NewTask
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.log_queue import LogQueue

@@ -13,8 +13,8 @@ import pytest
 
 from roq.errors import Closed
 from roq.log.local import LocalLog
-from roq.log.local.mapped import COOKIE_WORD
 from roq.log.local.publication import ANSWER_MAX, HEAD_BYTES, LONG_ROUND_SECONDS, PLACE_BYTES, PLACES, UNKNOWN, PublicationList
+from roq.log.local.shared import COOKIE_WORD
 
 
 class Folder:

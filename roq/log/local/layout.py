@@ -1,10 +1,11 @@
-"""The bytes of a segment file: its head, the entries, and what a scan of them finds. Pure; nothing here opens a file.
+"""The bytes of a segment file: its head, the entries, and what a scan of them finds; and of a snapshot. Pure.
 
 Positions are bytes of the whole log: an entry that starts at position p of the log lies at file offset HEAD + p - base of the
 segment with the largest base <= p. An entry's own position, the one everybody names it by, is where it *ends*.
 
     segment   magic 8 · version u32 · crc32 of the rest u32 · cookie u64 · base u64                      (HEAD = 32 bytes)
     entry     length u32 · crc32 u32 · start u64 · durable u64 · payload · zeros to a multiple of 8      (little endian)
+    snapshot  magic 8 · version u32 · crc32 of the data u32 · cookie u64 · position u64 · data
 
 The crc is that of the payload, xor both halves of `durable`, inverted so that zeros are no entry; `start` is compared with
 where the entry lies, so that a stale or misplaced entry can't pass for a good one. `durable` is how far the log was on stable
@@ -22,6 +23,7 @@ from zlib import crc32
 from roq.errors import StorageFailed, UnknownFormat
 
 MAGIC = b"ROQ-LOG\n"
+SNAPSHOT_MAGIC = b"ROQ-SNP\n"
 VERSION = 1
 HEAD = 32
 ENTRY_HEAD = 24
@@ -30,6 +32,7 @@ ENTRY_BYTES_MAX = 256 * 1024 * 1024  # of one entry: what a reader must be able 
 _SEGMENT = struct.Struct("<8sIIQQ")
 _SEGMENT_REST = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<IIQQ")
+_SNAPSHOT = struct.Struct("<8sIIQQ")
 _ZEROS = [bytes(-length % 8) for length in range(8)]
 
 
@@ -148,3 +151,21 @@ def scan(data: bytes, base: int, start: int) -> Scan:
             intact = False
             at += 8  # entries begin at multiples of 8
     return Scan(end, proved, dirty, needed)
+
+
+def pack_snapshot(cookie: int, position: int, data: bytes) -> bytes:
+    """A snapshot's file."""
+    return _SNAPSHOT.pack(SNAPSHOT_MAGIC, VERSION, crc32(data), cookie, position) + data
+
+
+def unpack_snapshot(content: bytes, cookie: int, position: int, name: str) -> bytes:
+    """The data of the snapshot of this log and position. Raises StorageFailed (damaged), UnknownFormat."""
+    if len(content) < _SNAPSHOT.size or content[:8] != SNAPSHOT_MAGIC:
+        raise StorageFailed(f"{name} is not a snapshot, or its first bytes are damaged")
+    _, version, crc, found_cookie, found_position = _SNAPSHOT.unpack_from(content)
+    if version != VERSION:
+        raise UnknownFormat(f"{name} has format {version}; this program reads format {VERSION}")
+    data = content[_SNAPSHOT.size :]
+    if crc != crc32(data) or (found_cookie, found_position) != (cookie, position):
+        raise StorageFailed(f"{name} is damaged; put a good copy in place")
+    return data

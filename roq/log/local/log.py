@@ -27,14 +27,12 @@ from pathlib import Path
 from zlib import crc32
 
 from roq.errors import CallError, Closed, InvalidAddress, LogTrimmed, StorageFailed, StorageFull
-from roq.log.local import snapshots
-from roq.log.local.header import Word
 from roq.log.local.layout import ENTRY_BYTES_MAX, ENTRY_HEAD, damaged, entry_length, pack, padded, unpack
 from roq.log.local.locks import ROUNDS, release, try_alone
 from roq.log.local.opening import open_folder
 from roq.log.local.publication import PublicationList, open_list
-from roq.log.local.room import DiskRoom
-from roq.log.local.segments import KEPT, SegmentFile
+from roq.log.local.segments import KEPT, DiskRoom, SegmentFile, load_snapshot, newest_snapshot, save_snapshot
+from roq.log.local.shared import Word
 from roq.runtime.files import FULL, MODE, Disk, storage_error
 
 READ_BYTES = 4 * 1024 * 1024
@@ -109,7 +107,7 @@ class LocalLog:
     def append(self, entries: Sequence[bytes], *, keep_bytes: int = 0) -> int:
         """Write entries, in a row; the position of the last one. Not durable yet: see `sync`.
 
-        keep_bytes: leave this much of the segment (at most half), and what room.py keeps, to those who append with 0. Raises
+        keep_bytes: leave this much of the segment (at most half), and what DiskRoom keeps, to those who append with 0. Raises
         StorageFull (nothing was written), StorageFailed (what was written is unknown).
         """
         total = sum([padded(len(entry)) for entry in entries])
@@ -210,7 +208,7 @@ class LocalLog:
         return segment
 
     def _leave_room(self, total: int) -> None:
-        """Keep what room.py says, and a spare, or refuse the put. Under the append lock."""
+        """Keep what DiskRoom says, and a spare, or refuse the put. Under the append lock."""
         end = self._words[Word.WRITTEN] + total
         try:
             with self._failures(f"{self.folder}: no room for more tasks until others are done"):
@@ -361,7 +359,7 @@ class LocalLog:
         """Keep `data` as what the entries up to `position` add up to, and forget the segments below. Only within `upkeep`."""
         self.sync(position)
         with self._failures(f"{self.folder}: snapshot"):
-            snapshots.save(self.folder, self._disk, self._cookie, position, data)
+            save_snapshot(self.folder, self._disk, self._cookie, position, data)
             bases = [base for base in self._segments.bases() if base <= min(position, self._words[Word.ACTIVE])]
             self._words[Word.FIRST] = max(bases[-1], self._words[Word.FIRST])
             self._segments.remove_below(self._words[Word.FIRST])
@@ -430,12 +428,12 @@ class LocalLog:
     def newest_snapshot(self) -> tuple[int, int]:
         """Position and bytes of the newest snapshot; zeros if there is none."""
         with self._failures(f"{self.folder}: snapshot"):
-            return snapshots.newest(self.folder)
+            return newest_snapshot(self.folder)
 
     def load_snapshot(self) -> tuple[int, bytes] | None:
         """The newest snapshot as (position, data), None if there is none."""
         with self._failures(f"{self.folder}: snapshot"):
-            return snapshots.load(self.folder, self._cookie)
+            return load_snapshot(self.folder, self._cookie)
 
     def write_file(self, name: str, data: bytes) -> None:
         """Put a small file beside the log, durably and at once with all its bytes."""

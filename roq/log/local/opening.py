@@ -20,14 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from roq.errors import InvalidAddress, StorageFailed, StorageFull, UnknownFormat
-from roq.log.local import snapshots
-from roq.log.local.clock import Clock
-from roq.log.local.header import MappedHeader, Word
 from roq.log.local.layout import HEAD, cut_short, damaged, scan
 from roq.log.local.locks import Locks, share, try_alone
-from roq.log.local.mapped import MAGIC
-from roq.log.local.segments import KEPT, SMALLEST_DISK, SPARE, SegmentFiles, fitting
-from roq.log.local.snapshots import RESERVE
+from roq.log.local.segments import KEPT, RESERVE, SMALLEST_DISK, SPARE, SegmentFiles, fitting, snapshot_positions
+from roq.log.local.shared import MAGIC, Clock, MappedHeader, Word
 from roq.runtime.files import MODE, Disk
 
 VERSION = 1
@@ -119,7 +115,7 @@ def _identity(folder: Path, disk: Disk, segment_bytes: int | None) -> tuple[int,
 
 def _recover(folder: Path, disk: Disk, cookie: int, segments: SegmentFiles, header: MappedHeader) -> None:
     """Find the end of the log, cut a torn tail, start the shared header anew. Nobody else has the log open."""
-    bases, covered = segments.bases(), snapshots.positions(folder)
+    bases, covered = segments.bases(), snapshot_positions(folder)
     proved = covered[-1] if covered else 0
     if header.words[Word.MAGIC] == MAGIC and header.words[Word.COOKIE] == cookie:
         proved = max(proved, header.words[Word.DURABLE])

@@ -32,9 +32,8 @@ from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from roq.errors import Closed
-from roq.log.local import futex
+from roq.log.local import shared
 from roq.log.local.locks import Locks, try_alone
-from roq.log.local.mapped import Mapped
 
 PLACES = 64  # processes that can ask at the same time; those without a place do their own work
 HEAD_BYTES, PLACE_BYTES, REQUEST_BYTES = 4096, 16 * 1024, 2 * 1024
@@ -70,7 +69,7 @@ class PublishedRequest(NamedTuple):
 class PublicationList:
     """Our place on the list, and the list as the combiner sees it. One thread at a time. Raises OSError, Closed."""
 
-    def __init__(self, mapped: Mapped, cookie: int, locks: Locks, place: int) -> None:
+    def __init__(self, mapped: shared.Mapped, cookie: int, locks: Locks, place: int) -> None:
         self._mapped, self._locks, self.place = mapped, locks, place
         self._mine: bool | None = False  # whether we have the combiner's lock; None: perhaps, a signal may have broken in
         words = self._words = self._mapped.words
@@ -107,7 +106,7 @@ class PublicationList:
         """Sleep until an answer may be there, or `seconds` are over."""
         before = self._answers[self.place]
         if before != self._number:
-            futex.wait(self._bells[self.place], before & 0xFFFFFFFF, seconds)
+            shared.futex_wait(self._bells[self.place], before & 0xFFFFFFFF, seconds)
 
     def is_ours(self) -> bool:
         """Whether the last round was ours, and nobody serves."""
@@ -219,7 +218,7 @@ class PublicationList:
             text if len(text) <= ANSWER_MAX else UNKNOWN,
         )
         self._words[_ANSWER + request.place] = request.number
-        futex.wake(self._bells[request.place], 1)
+        shared.futex_wake(self._bells[request.place], 1)
 
     def drop(self) -> None:
         """Our own request, if we have one on the list, is for nobody else to serve. As the combiner."""
@@ -243,7 +242,7 @@ class PublicationList:
         if ended - self._began > LONG_ROUND_SECONDS * NANO:
             for place in range(PLACES):
                 if words[_REQUEST + place] != words[_ANSWER + place]:
-                    futex.wake(self._bells[place], 1)
+                    shared.futex_wake(self._bells[place], 1)
 
     def _give_up(self) -> None:
         """Answer UNKNOWN to all that was taken and not answered."""
@@ -274,9 +273,9 @@ class PublicationList:
 def open_list(path: Path, cookie: int, mode: int, locks: Locks) -> PublicationList | None:
     """A place on the list of a log; None: all are taken, this machine's processes can't wake each other, or the folder is not
     at its place any more. Raises OSError."""
-    if not futex.AVAILABLE:
+    if not shared.FUTEX_AVAILABLE:
         return None
-    mapped = Mapped(path, mode, HEAD_BYTES + PLACES * PLACE_BYTES)
+    mapped = shared.Mapped(path, mode, HEAD_BYTES + PLACES * PLACE_BYTES)
     if not locks.are_in_place():
         return None  # this is the list of another log
     for place in range(PLACES):

@@ -1,4 +1,5 @@
-"""The segment files of a local log: which there are, opening them, making the next one, removing old ones.
+"""The files of a local log: which segments there are, opening them, making the next one, removing old ones; snapshots of what
+the records add up to, one file each, named by the position it covers, of which the newest counts; and what room is kept.
 
 A spare segment waits allocated beside the log, so that starting the next segment is a rename and a full disk is noticed while
 there is still room for acknowledgements. Who may call what is decided by `log.py`, which holds the locks.
@@ -14,14 +15,19 @@ from bisect import bisect_right
 from pathlib import Path
 
 from roq.errors import StorageFailed
-from roq.log.local.layout import HEAD, check_segment_head, segment_head
+from roq.log.local.layout import HEAD, check_segment_head, pack_snapshot, segment_head, unpack_snapshot
 from roq.runtime.files import FULL, Disk
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 SEGMENT_BYTES_MIN = 256 * 1024  # of logs on small disks
 SEGMENTS_OF_A_DISK = 16  # a segment of a new log takes at most this part of what is free
-SMALLEST_DISK = 12 * SEGMENT_BYTES_MIN  # for two segments, what is kept (room.py), the publication list and the small files
+SMALLEST_DISK = 12 * SEGMENT_BYTES_MIN  # for two segments, what is kept, the publication list, small files
 SPARE, KEPT = "spare", "kept"
+RESERVE = "reserve"  # what the next snapshot is written over
+AMPLE = 4
+BLOCK = 4096
+GROWTH = 1.5  # a leased task takes up to half as much again in a snapshot as its put did in the log
+_SNAPSHOT_NAME = re.compile(r"([0-9a-f]{16})\.snapshot")
 _NAME = re.compile(r"([0-9a-f]{16})\.segment")
 
 
@@ -156,3 +162,108 @@ class SegmentFiles:
     def missing(self, position: int) -> StorageFailed:
         """The error for a segment that should be there and is not."""
         return StorageFailed(f"{self._folder}: the segment that holds position {position} is missing")
+
+
+def _snapshot_path(folder: Path, position: int) -> Path:
+    return folder / f"{position:016x}.snapshot"
+
+
+def snapshot_positions(folder: Path) -> list[int]:
+    """Positions of the snapshots there are, ascending."""
+    return sorted(int(match[1], 16) for name in os.listdir(folder) if (match := _SNAPSHOT_NAME.fullmatch(name)))
+
+
+def newest_snapshot(folder: Path) -> tuple[int, int]:
+    """Position and bytes of the newest one; zeros if there is none."""
+    while found := snapshot_positions(folder):
+        with contextlib.suppress(FileNotFoundError):  # a newer one was put in place meanwhile
+            return found[-1], _snapshot_path(folder, found[-1]).stat().st_size
+    return 0, 0
+
+
+def save_snapshot(folder: Path, disk: Disk, cookie: int, position: int, data: bytes) -> None:
+    """Write a snapshot durably, then remove the older ones. One process at a time. Raises OSError."""
+    disk.write_over(folder / RESERVE, _snapshot_path(folder, position), pack_snapshot(cookie, position, data))
+    for older in snapshot_positions(folder):
+        if older < position:
+            disk.remove(_snapshot_path(folder, older))
+
+
+def load_snapshot(folder: Path, cookie: int) -> tuple[int, bytes] | None:
+    """The newest snapshot as (position, data), None if there is none. Raises StorageFailed when it is damaged."""
+    while found := snapshot_positions(folder):
+        path = _snapshot_path(folder, found[-1])
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            continue  # a newer one was put in place meanwhile
+        return found[-1], unpack_snapshot(content, cookie, found[-1], str(path))
+    return None
+
+
+class DiskRoom:
+    """The room on the disk that puts leave, so that acknowledgements alone bring room back, however full the disk is.
+
+        kept      a segment that only acknowledgements begin, when there is no spare: the one before it can be trimmed then
+        reserve   allocated bytes into which the next snapshot is written: it takes no room that is not there already
+
+    Both are made when the disk gets tight: free bytes are less than AMPLE times what they need, looked at whenever a put begins
+    a segment. Tight and one of them can't be made, puts are refused. The reserve is as large as a snapshot may get before
+    anybody looks again: the newest one, the log behind it, and a segment, times GROWTH. It is written in place, cut to its
+    length and renamed, so a process that dies leaves it as a reserve. Who changes or renames it holds the upkeep lock. Version
+    0.1 knows neither file and leaves them alone.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, segments: SegmentFiles) -> None:
+        self._folder, self._disk, self._segments = folder, disk, segments
+
+    def needed(self, end: int) -> int:
+        """Bytes of the reserve, for a log that ends here."""
+        position, size = newest_snapshot(self._folder)
+        return int(GROWTH * (size + max(end - position, 0) + self._segments.segment_bytes))
+
+    def is_ample(self, end: int) -> bool:
+        """Whether there is so much free that nothing need be kept."""
+        return self._disk.free(self._folder) >= AMPLE * (self.needed(end) + self._segments.segment_bytes)
+
+    def is_kept(self, end: int) -> bool:
+        """Whether all there should be is there."""
+        return self._segments.has_spare(KEPT) and self._reserved() >= self.needed(end)
+
+    def keep(self, end: int) -> None:
+        """Make what is missing, free what is too much. OSError: there is not so much free; what there is is kept. Under the
+        append lock and the upkeep lock."""
+        needed, reserved = self.needed(end), self._reserved()
+        if reserved > needed:
+            self._reserve(needed)
+        self._segments.make_spare(name=KEPT)
+        if reserved < needed:
+            try:
+                self._reserve(needed)
+            except OSError as error:
+                part = min(needed, reserved + self._disk.free(self._folder) // BLOCK * BLOCK)
+                if error.errno in FULL and part > reserved:
+                    self._reserve(part)
+                raise
+
+    def _reserve(self, size: int) -> None:
+        descriptor = self._disk.open(self._folder / RESERVE, os.O_CREAT)
+        try:
+            self._disk.truncate(descriptor, min(size, os.fstat(descriptor).st_size))
+            self._disk.reserve(self._folder, descriptor, size)
+            self._disk.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def is_worth(self, size: int, freed: int, put: int) -> bool:
+        """Whether a snapshot of this size, which frees so much, leaves room for a put of so many bytes, or has to be: what is
+        kept was taken."""
+        segment = self._segments.segment_bytes
+        room = self._disk.free(self._folder) + self._reserved()
+        leaves = room + freed - size >= GROWTH * (size + put + segment) + 2 * segment
+        return room >= size and (leaves or not self._segments.has_spare(KEPT))
+
+    def _reserved(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return (self._folder / RESERVE).stat().st_size
+        return 0

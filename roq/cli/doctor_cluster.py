@@ -254,7 +254,9 @@ def check_hosts(found: HostsState, leader_skew_seconds: float) -> list[Finding]:
             advice = f"is its port reachable from here, at {host.address}? Read its roq-hcm's log"
             findings.append(wrong(subject, f"its roq-hcm does not answer here: {host.error}", advice))
             continue
-        findings += [*_clock(subject, host.skew_seconds - leader_skew_seconds), *_disk(subject, host.capacity.disk_free_bytes)]
+        skew = host.skew_seconds - leader_skew_seconds
+        findings += _clock(subject, f"its clock {_apart(skew)} the leader's", skew)
+        findings += _disk(subject, host.capacity.disk_free_bytes)
         findings += _version(subject, host.capacity.version)
         if found.shuffles and not host.shuffles:
             there = f"and there are shuffles: {found.shuffles}"
@@ -272,14 +274,10 @@ def clock_skew_seconds(told: float, asked: float, answered: float) -> float:
 
 def check_clock(skew_seconds: float) -> list[Finding]:
     """This machine's, against the leader's, which is ahead by so much."""
-    found = f"{_apart(-skew_seconds)} the leader's"
-    if abs(skew_seconds) > CLOCK_WRONG_SECONDS:
-        return [wrong("Clock", found, NTP)]
-    return [warning("Clock", found, NTP)] if abs(skew_seconds) > CLOCK_SKEW_SECONDS else []
+    return _clock("Clock", f"{_apart(-skew_seconds)} the leader's", skew_seconds)
 
 
-def _clock(subject: str, skew_seconds: float) -> list[Finding]:
-    found = f"its clock {_apart(skew_seconds)} the leader's"
+def _clock(subject: str, found: str, skew_seconds: float) -> list[Finding]:
     if abs(skew_seconds) > CLOCK_WRONG_SECONDS:
         return [wrong(subject, found, NTP)]
     return [warning(subject, found, NTP)] if abs(skew_seconds) > CLOCK_SKEW_SECONDS else []

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Annotated
 
 import msgspec
@@ -27,6 +26,7 @@ from roq.wire.task import NewTask
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import parse, same_queue
 from roq.workqueue.contract import LEASE_COUNT_MAX
+from roq.workqueue.stop_signals import stopped_by_signals
 
 LEASE_SECONDS = 60.0  # of a batch; shorter than any sensible dedup window
 FIRST_COUNT = 10  # tasks of the first batch, which tells how big they are
@@ -57,7 +57,12 @@ def move(
     if same_queue(full_address(source), full_address(target)):
         raise CallError("FROM and TO are the same queue")
     done = TasksMoved()
-    with opened(source) as giver, closing(_taker(full_address(target), giver.settings)) as taker, _stop_asked() as stop:
+    stop = threading.Event()  # the batch in hand is finished first
+    with (
+        opened(source) as giver,
+        closing(_taker(full_address(target), giver.settings)) as taker,
+        stopped_by_signals(stop.set),
+    ):
         try:
             _carry(giver, taker, done, stop, follow=follow)
             done.dead_left = giver.status().dead
@@ -86,18 +91,6 @@ def _taker(address: str, settings: TaskSettings) -> WorkQueue:
         queue.open()
         say(f"roq task move: TO keeps its settings: {settings_text(queue.settings)}; FROM has: {settings_text(settings)}")
     return queue
-
-
-@contextmanager
-def _stop_asked() -> Iterator[threading.Event]:
-    """Set by SIGTERM or SIGINT: the batch in hand is finished first."""
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _carry(giver: WorkQueue, taker: WorkQueue, done: TasksMoved, stop: threading.Event, *, follow: bool) -> None:

@@ -6,16 +6,14 @@ there are windows to judge it by (roq/tools/chaos/resources.py).
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.harness.chaos_run import roq_chaos
+
 NO_QUICK_TEST = "one and a half minutes of load by itself"
-ROOT = Path(__file__).parents[2]
 SECONDS = int(os.environ.get("ROQ_SOAK_SECONDS", "90"))
 END_SECONDS = 150  # to start, to heal and to come to an end
 ARGUMENTS = {"--seconds": SECONDS, "--every": 12, "--seed": 11, "--publishers": 2, "--subscribers": 2, "--rate": 500}
@@ -26,24 +24,8 @@ JUDGED = {"client", "roq-gcm", "roq-hcm", "roq-fork-server", "monitor", "scaling
 @pytest.mark.long
 async def test_a_while_of_faults_lets_nothing_grow(tmp_path: Path) -> None:
     picture = tmp_path / "memory.svg"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "roq.cli", "chaos", "--local", "--soak", "--json", "--memory-picture", str(picture)),
-        *(str(part) for pair in ARGUMENTS.items() for part in pair),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    try:
-        async with asyncio.timeout(SECONDS + END_SECONDS):
-            output, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert output, errors.decode()
-    result = json.loads(output.splitlines()[-1])
-    assert (result["problems"], result["violations"], process.returncode) == ([], [], 0), errors.decode()
+    result, code, errors = await roq_chaos(("--soak", "--memory-picture", str(picture)), ARGUMENTS, SECONDS + END_SECONDS)
+    assert (result["problems"], result["violations"], code) == ([], [], 0), errors
     assert (result["lost"], result["duplicated"], result["reordered"], result["adds_up"]) == (0, 0, 0, True)
     assert result["published"] > 0.9 * 4 * 500 * SECONDS
     judged = [life for life in result["resources"]["lives"] if life["judged"]]

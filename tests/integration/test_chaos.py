@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.harness.chaos_run import ROOT, roq_chaos
+
 NO_QUICK_TEST = "twenty seconds of load; tests/unit/test_chaos.py has its parts"
-ROOT = Path(__file__).parents[2]
 ARGUMENTS = {"--seconds": 20, "--seed": 3, "--every": 4, "--longest": 2, "--publishers": 2, "--subscribers": 2, "--rate": 200}
 
 
@@ -20,26 +18,11 @@ ARGUMENTS = {"--seconds": 20, "--seed": 3, "--every": 4, "--longest": 2, "--publ
 @pytest.mark.long
 async def test_twenty_seconds_without_a_message_lost(tmp_path: Path) -> None:
     picture = tmp_path / "timeline.svg"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "roq.cli", "chaos", "--local", "--json", "--picture", str(picture)),
-        *(str(part) for pair in ARGUMENTS.items() for part in pair),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    try:
-        async with asyncio.timeout(110):
-            output, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    result = json.loads(output.splitlines()[-1])
-    assert (result["lost"], result["duplicated"], result["reordered"], result["unknown"]) == (0, 0, 0, 0), errors.decode()
+    result, code, errors = await roq_chaos(("--picture", str(picture)), ARGUMENTS, 110)
+    assert (result["lost"], result["duplicated"], result["reordered"], result["unknown"]) == (0, 0, 0, 0), errors
     assert result["delivered"] + result["reported_gaps"] == 2 * result["published"] > 4000
     assert result["acked"] == result["published"]
-    assert (result["problems"], result["violations"], process.returncode) == ([], [], 0)
+    assert (result["problems"], result["violations"], code) == ([], [], 0)
     assert result["administration"]["acked"] > 0
     seen = {life["name"].partition("/")[0] for life in result["resources"]["lives"]}
     assert seen >= {"client", "roq-gcm", "roq-hcm", "roq-fork-server", "monitor", "exchange", "scaling"}

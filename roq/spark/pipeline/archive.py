@@ -11,11 +11,7 @@ is completed. So the job may be killed at any moment and started again, with the
 from __future__ import annotations
 
 import argparse
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 import msgspec
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -25,6 +21,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from roq.spark.pipeline.job import arguments, read_kept, reason, run_job, say, seconds, whole
+from roq.workqueue.stop_signals import stopped_by_signals
 
 ARCHIVE = (
     StructType()
@@ -88,7 +85,8 @@ def work(spark: SparkSession, given: argparse.Namespace) -> ArchiveResult:
     writer = source.load().writeStream.foreachBatch(append).queryName("archive")
     writer = writer.option("checkpointLocation", given.checkpoint or f"{given.into}/{CHECKPOINT}")
     trigger = {"availableNow": True} if given.every is None else {"processingTime": f"{round(given.every * 1000)} milliseconds"}
-    with stop_signals() as stopped:
+    stopped = threading.Event()
+    with stopped_by_signals(stopped.set):
         query = writer.trigger(**trigger).start()
         try:
             while not stopped.is_set() and not query.awaitTermination(LOOK_SECONDS):
@@ -124,22 +122,6 @@ def add(batch: DataFrame, result: ArchiveResult, *, everything: bool) -> None:
     result.batches += 1
     result.archived += added
     result.repeated += total["rows"] - added
-
-
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set."""
-    stopped = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopped.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def main() -> None:

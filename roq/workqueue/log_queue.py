@@ -169,14 +169,14 @@ class LogQueue:
             answer = self._with_room(lambda: self._ask([*records, pop]))
             handed = self._wait(pop, deadline).handed if answer.handed is None else answer.handed
             tasks = [codec.leased(one, self._codec.id, _payload(one.task.payload)) for one in handed]
-            tokens = _tokens(settle, answer)
-            self._take(pop.nonce, tasks)
+            trip = RoundTrip(_tokens(settle, answer), tasks)
+            self._take(pop.nonce, tasks)  # last: nothing may come between it and the return
         except BaseException as error:  # nobody waits any more: leave nothing in line, and with a signal no task either
             self._end_wait(pop.nonce, in_line=answer is not None or not isinstance(error, RoqError))
             raise
         if answer.refused:
             raise TemporaryError("this process was taken for dead: open the work queue anew")
-        return RoundTrip(tokens, tasks)
+        return trip
 
     def settle(self, settlements: Sequence[Settlement]) -> list[str | None]:
         """Per settlement: the token from now on, "" when the lease is over, None when it was lost before."""

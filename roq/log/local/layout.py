@@ -82,7 +82,7 @@ def pack(entries: Sequence[bytes], checksums: Sequence[int], start: int, durable
 
 
 def unpack(data: bytes, start: int, name: str, base: int = 0) -> list[tuple[int, bytes]]:
-    """The whole entries in `data`, which begins at position `start`, as (position, payload). Raises StorageFailed at damage,
+    """The complete entries in `data`, which begins at position `start`, as (position, payload). Raises StorageFailed at damage,
     for which it takes the segment's name and base."""
     found: list[tuple[int, bytes]] = []
     at, size, head = 0, len(data), _ENTRY.unpack_from
@@ -128,7 +128,7 @@ def cut_short(name: str, size: int, allocated: int) -> StorageFailed:
 
 
 def scan(data: bytes, base: int, start: int) -> Scan:
-    """Look at a whole segment file's bytes from position `start` on, after a crash."""
+    """Look at all the bytes of a segment file from position `start` on, after a crash."""
     end, proved, needed, intact = start, 0, 0, True
     at = HEAD + start - base
     dirty = len(data.rstrip(b"\0"))

@@ -195,7 +195,7 @@ class LocalLog:
         words = self._words
         self._check_failed()
         if words[Word.INTENT] != words[Word.WRITTEN] or words[Word.ROLL]:
-            self._mend()
+            self._repair()
         segment = self._segments.open(words[Word.ACTIVE])
         room = segment.end_max - words[Word.WRITTEN]
         if keep_bytes:
@@ -223,7 +223,7 @@ class LocalLog:
             self._words[Word.TIGHT] = 1
             raise
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Finish or wipe what an appender that died left. Under the append lock."""
         words = self._words
         base = words[Word.ROLL]
@@ -247,7 +247,7 @@ class LocalLog:
         try:
             flock(self._locks.disk, LOCK_EX)
             self._check_failed()
-            self._sync_disk(base)  # first: where there is a next segment, the one before is taken to be whole
+            self._sync_disk(base)  # first: where there is a next segment, the one before is taken to be complete
             self._words[Word.ROLL] = base
             with self._failures(f"{self.folder}: can't start a segment"):
                 segment = self._segments.create(base, room, take_kept=take_kept)
@@ -399,7 +399,7 @@ class LocalLog:
                 flock(lock, LOCK_EX)
                 self._check_failed()
                 if self._words[Word.INTENT] != self._words[Word.WRITTEN] or self._words[Word.ROLL]:
-                    self._mend()
+                    self._repair()
                 if self._turns():
                     self._roll(0, take_kept=True)
             finally:

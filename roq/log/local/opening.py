@@ -1,11 +1,11 @@
 """Opening the folder of a local log: create it, refuse what is not one, and find the end of the log after a crash.
 
 Recovery runs in the first process that opens the folder in this boot of the machine, or alone after a failed sync. It keeps
-every whole entry in a row from the start of the last segment, cuts what follows (a torn tail: bytes written and never synced,
-so never acknowledged) and makes the rest durable. Damage below a durable mark, of the shared header, of a later entry or of a
-snapshot, is no torn tail, nor is a file shorter than it was allocated: the log is not opened and nothing is changed. The one
-thing that can't be told apart is damage to what the very last sync before a power failure wrote, when the header's page did not
-get to the disk either.
+every complete entry in a row from the start of the last segment, cuts what follows (a torn tail: bytes written and never
+synced, so never acknowledged) and makes the rest durable. Damage below a durable mark, of the shared header, of a later entry
+or of a snapshot, is no torn tail, nor is a file shorter than it was allocated: the log is not opened and nothing is changed.
+The one thing that can't be told apart is damage to what the very last sync before a power failure wrote, when the header's page
+did not get to the disk either.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Word(IntEnum):
     DEVICE = 2
     INODE = 3
     COOKIE = 4
-    WRITTEN = 8  # position behind the last whole entry
+    WRITTEN = 8  # position behind the last complete entry
     INTENT = 9  # position up to which the holder of the append lock is writing; = WRITTEN when nobody is
     ACTIVE = 10  # base of the segment that is written
     FIRST = 11  # base of the first segment that is still there

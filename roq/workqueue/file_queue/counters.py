@@ -121,7 +121,7 @@ class CounterFiles:
             for counter in unsynced:
                 fd = os.open(self._path(counter), os.O_RDWR)
                 try:
-                    os.fdatasync(fd)
+                    DISK.sync(fd)
                 finally:
                     os.close(fd)
             if created:

@@ -114,7 +114,7 @@ class Dedup:
         try:
             head = "" if os.fstat(fd).st_size else _head()
             write_open(fd, f"{head}{lines}".encode())
-            os.fdatasync(fd)
+            DISK.sync(fd)
         finally:
             os.close(fd)
 

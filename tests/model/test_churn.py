@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 
 from benchmarks.churn.persistence import HEARTBEATS, LITERAL, ROLLING, Reading, lost_within
 from benchmarks.churn.simulation import Scene, churn, persist
+from benchmarks.churn.study import CLIENTS, NODES, Study, charts
 
+SVG = "{http://www.w3.org/2000/svg}"
 HOUR = 3600.0
 
 
@@ -50,3 +54,12 @@ def test_more_clients_get_more_done() -> None:
 )
 def test_the_arithmetic_of_the_paper(reading: Reading, failure: float, hours: float, expected: float) -> None:
     assert lost_within(reading, failure, hours * HOUR) == pytest.approx(expected, rel=0.02)
+
+
+def test_the_charts_of_a_study_show_what_was_simulated_and_what_was_computed() -> None:
+    lost = [(600.0 * step, step / 100) for step in range(43)]
+    drawn = charts(Study([], [(nodes, clients, 9.0) for nodes in NODES for clients in CLIENTS], lost))
+    texts = {name: [one.text for one in ElementTree.fromstring(svg).iter(f"{SVG}text")] for name, svg in drawn.items()}
+    assert {"simulated, 57 nodes", LITERAL.name, "7 h"} <= set(texts["blizzard-loss.svg"])
+    assert {LITERAL.name, "48 h"} <= set(texts["blizzard-loss-rare.svg"])
+    assert {f"{nodes} nodes" for nodes in NODES} | {"by clients", "60"} <= set(texts["blizzard-throughput.svg"])

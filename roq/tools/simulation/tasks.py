@@ -1,9 +1,9 @@
 """Producers and workers of a simulated work queue, and what their accounts add up to.
 
-What a put confirmed is worked on until it is acked; what was acked is never leased again; at most one lease of a task is
-valid, and it holds as long as its worker was told; a put makes one task, whatever was sent again. Deliveries are numbered by
-the log, so of two leases of a task everybody knows which is the newer one. Nothing may be reported as lost: no run damages
-more disks than the quorum bears.
+What a put confirmed is worked on until it is acked, and in the end the queue has completed all that it inserted; what was acked
+is never leased again; at most one lease of a task is valid, and it holds as long as its worker was told; a put makes one task,
+whatever was sent again. Deliveries are numbered by the log, so of two leases of a task everybody knows which is the newer one.
+Nothing may be reported as lost: no run damages more disks than the quorum bears.
 """
 
 from __future__ import annotations
@@ -110,12 +110,17 @@ class TaskBooks:
         return len(self.puts), len(all), sum(one.acked is True for one in all)
 
     def open_numbers(self) -> list[int]:
-        """Puts that were confirmed and whose ack nobody sent in vain or not."""
-        return [
-            put.number
-            for put in self.puts.values()
-            if put.id and not any(one.acking and one.acked is not False for one in self.deliveries.get(put.number, ()))
-        ]
+        """Puts that were confirmed and that nobody may have acked.
+
+        The ack of the newest lease may have taken effect although it was answered as a lost lease: it was sent again, to a master
+        that had begun with a snapshot (roq/workqueue/master/service.py, `Recent`). The queue's own counts tell.
+        """
+        return [put.number for put in self.puts.values() if put.id and not _may_be_acked(self.deliveries.get(put.number, []))]
+
+
+def _may_be_acked(deliveries: list[Delivery]) -> bool:
+    newest = max(deliveries, key=lambda one: one.order, default=None)
+    return any(one.acking and (one is newest or one.acked is not False) for one in deliveries)
 
 
 def payload_of(put: PutAccount) -> bytes:
@@ -226,6 +231,8 @@ def judge_tasks(books: TaskBooks) -> list[str]:
         wrong.append("the queue gave no answer after everything was healed")
     elif status.ready or status.delayed or status.leased or status.dead:
         wrong.append(f"in the end {status}")
+    elif status.completed != status.inserted:
+        wrong.append(f"in the end {status.inserted} tasks were inserted and {status.completed} completed")
     elif not confirmed <= status.inserted <= len(books.puts):
         wrong.append(f"{confirmed} of {len(books.puts)} puts were confirmed, and the queue counts {status.inserted}")
     return wrong

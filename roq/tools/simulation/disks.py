@@ -185,11 +185,12 @@ class SimulatedDisk(Disk):
         self._fail("read")
         return path.open("rb")
 
-    def sync_names(self, folder: Path) -> None:
+    def sync_folder(self, folder: StrPath) -> None:
         """os.fsync of a folder. The loop does it in no time: there the folders of a whole disk are synced in a row."""
         if current() is not None:
             self._take_time()
         self._fail("sync")
+        folder = Path(folder)
         durable = self._durable_of(folder)
         for name in self._changed(folder):
             self._link(folder / name, durable / name)
@@ -412,7 +413,7 @@ class Files:
             return
         disk, real, folder = self._open[descriptor]
         if folder is not None:
-            disk.sync_names(folder)
+            disk.sync_folder(folder)
         else:
             disk.fsync(real)
 

@@ -93,7 +93,7 @@ class LogReader:
             if entries:
                 after = entries[-1][0]
                 yield entries
-            elif not _unfinished(meta, after):
+            elif not meta.segments or meta.segments[-1].state is SegmentState.CLOSED:  # nothing is being written
                 await self._news(WAIT_SECONDS)
 
     async def _news(self, seconds: float) -> None:
@@ -165,11 +165,6 @@ def lost(what: str) -> DataLost:
         f"{what}. What follows it can't be applied without it. Bring back a disk that has it, or a standby that has applied "
         "it; it is looked for again every few seconds. If there is none, remove the queue"
     )
-
-
-def _unfinished(meta: LogMeta, after: int) -> bool:
-    """Is there an unfinished segment that may get a position behind `after`?"""
-    return bool(meta.segments) and meta.segments[-1].state is not SegmentState.CLOSED
 
 
 def _intact(segment: str, answer: wire.Entries) -> bool:

@@ -112,8 +112,8 @@ class TaskBooks:
     def open_numbers(self) -> list[int]:
         """Puts that were confirmed and that nobody may have acked.
 
-        The ack of the newest lease may have taken effect although it was answered as a lost lease: it was sent again, to a master
-        that had begun with a snapshot (roq/workqueue/master/service.py, `Recent`). The queue's own counts tell.
+        The ack of the newest lease may have taken effect although it was answered as a lost lease: it was sent again, to a
+        master that had begun with a snapshot (roq/workqueue/master/service.py, `Recent`). The queue's own counts tell.
         """
         return [put.number for put in self.puts.values() if put.id and not _may_be_acked(self.deliveries.get(put.number, []))]
 

@@ -56,13 +56,14 @@ class Inspector:
         if not self._moved:
             return
         moved, self._moved = self._moved, {}
-        for machine, process in moved.values():
+        for machine, process in moved.values():  # a check may ask its machine: that is no move
             self.looks += 1
             try:
                 machine.check()
             except AssertionError as error:
                 name = process.name if process is not None else "the coordinator"
                 self.wrong.append(f"{name}: {type(machine).__name__}: {error}")
+        self._moved.clear()
 
 
 class LogInspector:

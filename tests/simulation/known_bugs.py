@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import roq.runtime.sockets
-from roq.pubsub import links, order, path, publisher, replay_buffer, subscriber
+from roq.pubsub import links, order, path, publisher, replay_buffer
 from roq.tools.simulation import machines
 from roq.tools.simulation.run import What
-from roq.wire.assignment import Overflow
 
 Bug = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -55,10 +54,6 @@ def rule(machine: Any, *rules: str) -> Bug:
     return lambda: _without(machine, *rules)
 
 
-def _impatient_hold() -> contextlib.AbstractContextManager[None]:
-    return put((subscriber, "HOLD_SECONDS", 0.05), (subscriber, "HOLD_MAX_SECONDS", dict.fromkeys(Overflow, 0.05)))
-
-
 def _reconnecting_link() -> contextlib.AbstractContextManager[None]:
     def again(link: Any, message: bytes) -> None:
         if message[:2] == b"\x01\xfe" and not link.welcomed:
@@ -85,13 +80,12 @@ BUGS: dict[str, Known] = {
     "gaps are not reported": Known(rule(order.OrderMachine, "report_gaps"), 1),
     "a new path overtakes the one before": Known(rule(order.OrderMachine, "hold_for_fin"), 0),
     "a publisher begins before it is welcome": Known(rule(path.PathMachine, "await_welcome"), 1),
-    "the hold runs out before the FIN comes": Known(_impatient_hold, 0),
     "a publisher's link connects again by itself": Known(_reconnecting_link, 3),
     "what was sent on a lost path is not sent again": Known(
         lambda: put((replay_buffer.ReplayBuffer, "broken", _broken_for_good)), 3
     ),
     "an HCM that comes back adopts nothing": Known(lambda: put((machines.SimulatedChildren, "adopt", _nothing_adopted)), 10),
     "a tail on a topic that falls quiet is lost unsaid": Known(
-        lambda: put((publisher.Publisher, "_send_watermarks", lambda one, topics: None)), 87
+        lambda: put((publisher.Publisher, "_send_watermarks", lambda one, topics: None)), 111
     ),
 }

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from roq.shuffle import queries, record
-from roq.shuffle.node import datafile, server
+from roq.shuffle.node import datafile
 from roq.tools.simulation.run import What
 from tests.simulation.known_bugs import Known, put
 
@@ -38,10 +38,7 @@ BUGS: dict[str, Known] = {
     "a receipt is given before its rows are synced": Known(
         partial(put, (datafile.DataFile, "sync", _unsynced)), 0, What.SHUFFLE
     ),
-    "a follower that its disk kept from beginning never begins": Known(
-        partial(put, (server, "OPEN_AGAIN_SECONDS", 1e6)), 89, What.SHUFFLE
-    ),
-    "winners are not counted before the seal": Known(partial(put, (queries, "counted", _all_there)), 7, What.SHUFFLE),
+    "winners are not counted before the seal": Known(partial(put, (queries, "counted", _all_there)), 11, What.SHUFFLE),
     "what is cut anew is read by a table that was not counted": Known(
         partial(put, (record.ShuffleRecord, "describe", _by_the_last_table)), 4, What.SHUFFLE
     ),

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
-import zmq
 
 from gcm.cluster import ClusterState, view
 from gcm.crash import arm
@@ -21,8 +20,8 @@ from gcm.leadership import Leadership
 from roq.config import GcmConfig
 from roq.coordination import paths
 from roq.coordination.session import Session
-from roq.errors import NotLeader, RoqError
-from roq.runtime import sockets
+from roq.errors import NotLeader
+from roq.runtime.links import Broadcaster
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_seconds
@@ -51,13 +50,8 @@ class TopologyBroadcast:
     only the leader broadcasts. Changes are coalesced, and telling never takes more than a tenth of the leader's time."""
 
     def __init__(self, address: str, port: int, every_seconds: float, view: Callable[[], ClusterView]) -> None:
-        socket = sockets.control_socket(zmq.PUB)
-        try:
-            self.port = sockets.bind(socket, address, port)
-        except RoqError:
-            socket.close()
-            raise
-        self._link = sockets.Link(socket)
+        self._broadcaster = Broadcaster(address, port)
+        self.port = self._broadcaster.port
         self._view, self._every_seconds = view, every_seconds
         self._news = asyncio.Event()
 
@@ -73,7 +67,7 @@ class TopologyBroadcast:
         while True:
             started = time.monotonic()
             with suppress(NotLeader):  # then the leader tells
-                self._link.send((BROADCAST_TOPIC, msgspec.msgpack.encode(self._view())))
+                self._broadcaster.send((BROADCAST_TOPIC, msgspec.msgpack.encode(self._view())))
             await asyncio.sleep(max(SPACING_SECONDS, BUSY_SHARE * (time.monotonic() - started)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._every_seconds):  # wait_for of Python 3.11 may swallow our cancellation
@@ -81,8 +75,8 @@ class TopologyBroadcast:
             self._news.clear()
 
     def close(self) -> None:
-        """Close the socket."""
-        self._link.close()
+        """Tell nothing more."""
+        self._broadcaster.close()
 
 
 def _shape(cluster: ClusterState) -> tuple[int, int, int, int, int]:

@@ -27,7 +27,6 @@ from roq.cli.local import COMMAND, named
 from roq.cli.output import console, print_json
 from roq.coordination.link import parse_address
 from roq.errors import InvalidConfiguration, RoqError
-from roq.runtime.sockets import zeromq_versions
 from roq.tools.local import starter
 from roq.tools.local.loopback import LoopbackSubnet
 from roq.tools.local.starter import FoundCluster
@@ -35,8 +34,6 @@ from roq.tools.local.zookeeper import find_jars, find_java
 
 LISTENS_SECONDS = 1.0
 PYTHON_MIN = (3, 11)
-LIBZMQ_MIN = (4, 3, 4)  # older ones lose subscriptions at a reconnect under load
-LIBZMQ_KNOWN = (4, 3, 5)  # back-pressure was measured with this one
 DESCRIPTORS_MIN = 4096  # one per connection: a few hundred members of a queue
 DESCRIPTORS_GOOD = 65536
 DISK_BYTES_MIN = 200 * 1024 * 1024
@@ -85,23 +82,13 @@ def _print(findings: list[Finding], wrong: int) -> None:
 
 def check_machine() -> list[Finding]:
     """All findings about this machine."""
-    return [_python(), _libzmq(), _java(), _jars(), _descriptors(), _loopback(), _clock(), _disk()]
+    return [_python(), _java(), _jars(), _descriptors(), _loopback(), _clock(), _disk()]
 
 
 def _python() -> Finding:
     if sys.version_info < PYTHON_MIN:
         return wrong("Python", platform.python_version(), "RoQ needs Python 3.11 or newer")
     return good("Python", platform.python_version())
-
-
-def _libzmq() -> Finding:
-    found = ", ".join(f"{name} {version}" for name, version in zeromq_versions().items())
-    number = tuple(int(part) for part in zeromq_versions()["libzmq"].split("."))
-    if number < LIBZMQ_MIN:
-        return wrong("ZeroMQ", found, "install a newer pyzmq; its wheels bring libzmq along")
-    if number < LIBZMQ_KNOWN:
-        return warning("ZeroMQ", found, "back-pressure was only measured with libzmq 4.3.5: install a newer pyzmq")
-    return good("ZeroMQ", found)
 
 
 def _java() -> Finding:

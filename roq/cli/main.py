@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import sys
+from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,6 @@ from roq.cli.output import print_error, print_json
 from roq.errors import RoqError
 from roq.runtime.installation import installed_version
 from roq.runtime.observe import set_up_logging
-from roq.runtime.sockets import zeromq_versions
 
 INTERRUPTED = 128 + signal.SIGINT
 # In the order of `roq --help`: a command, and the module here that has a function of its name.
@@ -92,7 +92,7 @@ def version(json: JsonOption = False) -> None:
     found = {
         "roq": installed_version(),
         "python": platform.python_version(),
-        **zeromq_versions(),
+        **{library: metadata.version(library) for library in ("uvloop", "msgspec", "kazoo")},
     }
     if json:
         print_json(found)

@@ -17,13 +17,12 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-import zmq
 
 from roq.coordination.locate import GcmClient, read_leader
 from roq.errors import Closed, FrameError, TemporaryError
 from roq.runtime.backoff import delays
+from roq.runtime.links import SubscriberLink
 from roq.runtime.observe import Counters, Refusals, logger
-from roq.runtime.sockets import Link, control_socket
 from roq.wire import kpi
 from roq.wire.assignment import MonitorAddress
 from roq.wire.decoding import UNDECODABLE
@@ -147,9 +146,9 @@ class Latest:
         self._body: bytes | None = None
         self._refusals = Refusals(log, Counters())
 
-    def told(self, parts: list[bytes]) -> None:
-        """A message of the broadcast."""
-        self._body = parts[-1]
+    def told(self, messages: list[list[bytes]]) -> None:
+        """Messages of the broadcast."""
+        self._body = messages[-1][-1]
         self.came.set()
 
     def take(self) -> ClusterView | None:
@@ -171,10 +170,7 @@ async def topology_events(client: GcmClient) -> AsyncGenerator[TopologyEvent, No
     while True:
         leader = await _leader(client)
         latest = Latest()
-        socket = control_socket(zmq.SUB)
-        socket.subscribe(BROADCAST_TOPIC)
-        socket.connect(f"tcp://{leader.host}:{leader.broadcast}")
-        link = Link(socket, latest.told)
+        link = SubscriberLink(f"tcp://{leader.host}:{leader.broadcast}", [BROADCAST_TOPIC], latest.told)
         try:
             async with aclosing(_views(client, leader, latest)) as views:
                 async for view in views:
@@ -238,24 +234,22 @@ def _check_open(client: GcmClient) -> None:
 
 async def kpi_stream(address: MonitorAddress, queue: str) -> AsyncIterator[kpi.QueueKpi]:
     """A queue's KPIs as they come, for ever."""
-    socket = control_socket(zmq.SUB)
-    socket.subscribe(queue.encode())
-    socket.connect(address.kpis_endpoint())
     records: deque[kpi.QueueKpi] = deque(maxlen=RECORDS_KEPT)
     arrived = asyncio.Event()
     refusals = Refusals(log, Counters())
 
-    def take(parts: list[bytes]) -> None:
-        try:
-            record = kpi.decode(parts[-1])
-        except FrameError as error:
-            refusals.note("undecodable", error)
-            return
-        if record.queue == queue:
-            records.append(record)
-            arrived.set()
+    def take(messages: list[list[bytes]]) -> None:
+        for parts in messages:
+            try:
+                record = kpi.decode(parts[-1])
+            except FrameError as error:
+                refusals.note("undecodable", error)
+                continue
+            if record.queue == queue:
+                records.append(record)
+                arrived.set()
 
-    link = Link(socket, take)
+    link = SubscriberLink(address.kpis_endpoint(), [queue.encode()], take)
     try:
         while True:
             await arrived.wait()

@@ -25,11 +25,10 @@ from roq.wire.monitor import ExchangeAddress
 log = logger(__name__)
 FIN_SECONDS = 10.0  # a FIN that is not confirmed by then: the old link counts as lost, and what went over it is sent again
 PORTION_FRAMES = 8  # of a replay, before its MARK: a small part of what an Exchange queues for each subscriber
-PORTION_SECONDS = 0.25  # a portion that nobody confirms (the Monitor is away): the next one leaves all the same
+PORTION_SECONDS = 0.25  # a portion that is not confirmed: the next one leaves all the same
 REPLAY_SECONDS = 10.0  # from here on a replay no longer waits for confirmations: only for room, as live messages do
 ASK_SECONDS = 0.1  # while the buffer is full of unconfirmed frames: how often a confirmation is asked for
-MONITOR_SECONDS = 0.5  # a Monitor that was asked so often and is silent for so long confirms nothing now: messages flow on
-HELD_SECONDS = 10.0  # nor does one that answers, and has confirmed nothing for so long
+HELD_SECONDS = 10.0  # an Exchange that has confirmed nothing for so long is not waited for: messages flow on
 
 
 class PathSender:
@@ -155,12 +154,11 @@ class PathSender:
         """Whether it is for want of confirmations alone that there is no room."""
         return self.follows and all(link.backlog_bytes <= BACKLOG_BYTES for link in self._links.values())
 
-    def ask(self, monitor_silent_seconds: float) -> None:
-        """The publisher waits for a confirmation: ask for it again, or go on without if nobody is there who could give it."""
+    def ask(self) -> None:
+        """The publisher waits for a confirmation: ask for it again, or go on without if it has not come for too long."""
         now = time.monotonic()
         self._held_since = self._held_since or now
-        held = now - self._held_since
-        if (held > MONITOR_SECONDS and monitor_silent_seconds > MONITOR_SECONDS) or held > HELD_SECONDS:
+        if now - self._held_since > HELD_SECONDS:
             log.warning(
                 "replay buffer is full of unconfirmed messages: going on, they can't be replayed if the Exchange is lost now"
             )
@@ -226,7 +224,7 @@ class PathSender:
         self._perform(self._machine.assign(exchange, path))
 
     def forwarded(self, path: int, mark: int) -> None:
-        """The Monitor's word: everything on this path up to its FIN (mark 0) or the mark has passed the Exchange."""
+        """The Exchange's word: everything on this path up to its FIN (mark 0) or the mark has passed it."""
         if self._buffer.forwarded(path, mark):
             self._held_since, self._unheard = None, False
             for target, future in self._flushes:
@@ -282,7 +280,7 @@ class PathSender:
         for instruction in instructions:
             match instruction:
                 case OpenLink(exchange, path):
-                    self._links[path] = ExchangeLink(exchange, path, self._welcomed, self._lost, self._room)
+                    self._links[path] = ExchangeLink(exchange, path, self._welcomed, self._lost, self._room, self.forwarded)
                 case SendFin(path):
                     if self._machine.closing and self._buffer.waiting:
                         self._fin_waits = path

@@ -292,7 +292,7 @@ class Publisher:
             self.blocked_seconds += time.monotonic() - started
 
     async def _ask_for_room(self) -> None:
-        """The replay buffer is full of what is not confirmed: ask the Monitor until it confirms, or is found silent."""
+        """The replay buffer is full of what is not confirmed: ask the Exchange until it confirms, or has not for too long."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 await self._sender.has_room.wait()
@@ -300,8 +300,7 @@ class Publisher:
             if time.monotonic() - self._asked < ASK_SECONDS:
                 return  # another of those who wait has
             self._asked = time.monotonic()
-            self._sender.ask(self._membership.monitor_silent_seconds())
-            self._membership.report_now()
+            self._sender.ask()
 
     async def flush(self, timeout_seconds: float = 10.0) -> None:
         """Return when everything published so far has passed the Exchange.
@@ -383,8 +382,6 @@ class Publisher:
                 self._sender.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Relocate():
                 self._sender.assign(notice.exchange, notice.path, notice.abandon)
-            case wire.Forwarded():
-                self._sender.forwarded(notice.path, notice.mark)
             case wire.Heard(gone=token) if token:
                 self._sender.abandoned(token, notice.gone_path)
 

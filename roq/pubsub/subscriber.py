@@ -1,7 +1,7 @@
 """Subscriber: attached to every Exchange of the queue, each publisher's messages in order, gaps reported.
 
 Frames are read into a bounded buffer whether or not the application iterates, so that proofs and hand-overs go on; a full
-buffer stops reading, and ZeroMQ's back-pressure does the rest. What the order machine holds back has a bound of its own: beyond
+buffer stops reading, and the Exchange's queue for us fills. What the order machine holds back has a bound of its own: beyond
 it only those Exchanges are read from which the end of a path is awaited, so that what is held can always be released; at the
 last bound the longest wait ends without it. The decisions about order are in order.py.
 """
@@ -17,8 +17,6 @@ from operator import length_hint
 from types import TracebackType
 from typing import Any
 
-import zmq
-
 from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
 from roq.ids import new_id
@@ -31,11 +29,9 @@ from roq.wire import frame as frames
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import FrameKind, Header
-from roq.wire.limits import SUBSCRIBER_FRAMES_QUEUED
 
 log = logger(__name__)
 BUFFER_BYTES = 4 * 1024 * 1024  # payload bytes read ahead of the application
-REST_FRAMES = 4 * SUBSCRIBER_FRAMES_QUEUED  # more is not left in a socket whose peer is gone
 FRAMES_AT_ONCE = 64  # read from one Exchange before other work gets a turn
 BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however much there is to read
 HELD_BYTES = 64 * 1024 * 1024  # held back for order before other reading stops: some 100 ms of all that a host can send
@@ -160,28 +156,28 @@ class Subscriber:
 
     def _read(self, attachment: Attachment) -> None:
         """Take what the Exchange has for us, up to the bounds."""
-        receive, order = attachment.socket.recv, self._order
-        try:
-            for turn in range(FRAMES_AT_ONCE):
-                if (self._buffered >= BUFFER_BYTES or order.held_bytes >= HELD_BYTES) and not self._has_room(attachment):
-                    self._overrun(attachment)
-                    if turn:
-                        self._unread.pop(attachment, None)  # it had its turn: the others go first
-                    self._unread.setdefault(attachment)
-                    break
-                self._take_frame(attachment, receive(zmq.NOBLOCK))
-                if attachment.closed:
-                    break
-                if self._waiters and self._buffer:
-                    attachment.look_soon()  # the application waits: it goes first
-                    break
-            else:
-                attachment.look_soon()
-        except zmq.Again:
+        waiting, order = attachment.frames, self._order
+        for turn in range(FRAMES_AT_ONCE):
+            if not waiting or attachment.closed:
+                break
+            if (self._buffered >= BUFFER_BYTES or order.held_bytes >= HELD_BYTES) and not self._has_room(attachment):
+                self._overrun(attachment)
+                if turn:
+                    self._unread.pop(attachment, None)  # it had its turn: the others go first
+                self._unread.setdefault(attachment)
+                break
+            self._take_frame(attachment, waiting.popleft())
+            if self._waiters and self._buffer and waiting:
+                attachment.look_soon()  # the application waits: it goes first
+                break
+        else:
+            attachment.look_soon()
+        if not waiting:
             attachment.read_at = time.monotonic()
             if attachment in self._unread:
                 del self._unread[attachment]
                 attachment.unread_at = attachment.read_at
+        attachment.was_read()
         if self._buffer:
             self._wake()
 
@@ -238,7 +234,7 @@ class Subscriber:
 
     def _control(self, attachment: Attachment, header: Header, body: memoryview) -> None:
         match header.kind:
-            case FrameKind.PROBE:
+            case FrameKind.ATTACHED:
                 if frames.text_body(body) == attachment.exchange.token and not attachment.proved:
                     attachment.proved = True
                     self._membership.report_now()
@@ -301,15 +297,11 @@ class Subscriber:
         self._give(self._order.detached(now))
 
     def _read_rest(self, attachment: Attachment) -> None:
-        """An Exchange is gone: take what had come from it, at most what a socket queues, and close."""
+        """An Exchange is gone: take what had come from it, and close."""
         self._unread.pop(attachment, None)
-        try:
-            for _ in range(REST_FRAMES):
-                if attachment.closed:
-                    return
-                self._take_frame(attachment, attachment.socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            pass
+        attachment.take_rest()
+        while attachment.frames and not attachment.closed:
+            self._take_frame(attachment, attachment.frames.popleft())
         attachment.close()
 
     def _retire(self, attachment: Attachment) -> None:
@@ -442,6 +434,7 @@ class Subscriber:
     def _end_holds(self, now: float) -> None:
         """Go on where the end of a path was awaited for too long, after a look at what has come while the loop was busy."""
         for attachment in list(self._attachments.values()):
+            attachment.catch_up()
             if not attachment.looking:
                 self._read(attachment)
         self._give(self._order.expire(now, HOLD_SECONDS, HOLD_MAX_SECONDS[self._overflow], self._unread_at))

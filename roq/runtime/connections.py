@@ -1,33 +1,43 @@
-"""ROUTER and DEALER sockets on the loop's own connections, where every microsecond of a request counts.
+"""Connections of the loop's own that speak ZeroMQ's protocol, and requests on them: ROUTER and DEALER.
 
-ZeroMQ carries each message through a thread of its own, twice; here the loop reads and writes. What peers see is the same
-(roq/wire/zmtp.py). Both ends notice a peer that vanished without a word by TCP itself, within DEAD_SECONDS, and close a
-connection that does not greet in time or sends what is no ZMTP. Not covered: identities, security; connections of blocking
-code (blocking_connection.py).
+libzmq carries each message through a thread of its own, twice, and its connections can't be limited or cut one by one; here the
+loop reads and writes. What peers see is the same (roq/wire/zmtp.py). Both ends notice a peer that vanished without a word by
+TCP itself, and close a connection that does not greet in time or sends what is no ZMTP.
+
+    Server   bound; its peers take turns with large messages   Router (here), Broadcaster (links.py), both sides of an Exchange
+    Client   connects, and again when the connection ends      Dealer (here), PublisherLink and SubscriberLink (links.py)
+
+Not covered: identities, security; connections of blocking code (blocking_connection.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import mmap
+import os
 import socket
 from collections import deque
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from roq.errors import FrameError, PortTaken
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.read_budget import READ_BYTES_MAX, ReadBudget
 from roq.wire import zmtp
-from roq.wire.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGES_QUEUED, LISTEN_BACKLOG, UNFINISHED_BYTES_MAX
+from roq.wire.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGES_QUEUED, LISTEN_BACKLOG, PEERS_MAX, UNFINISHED_BYTES_MAX
 
-DEAD_SECONDS = 10
+DEAD_SECONDS = 10  # without an answer of the other end's kernel
+QUIET_SECONDS, PROBE_SECONDS, PROBES = 10, 5, 4  # the same where a peer may leave its messages unread: found after 30 s
 HANDSHAKE_SECONDS = 5.0  # a peer that connects and says nothing is dropped
 CONNECT_SECONDS = 5.0
 RECONNECT_SECONDS, RECONNECT_MAX_SECONDS = 0.02, 1.0
 WAITING_BYTES_MAX = 8 * CONTROL_BYTES_MAX  # for one peer
 REST_SECONDS = 0.4  # for what peers have not taken yet when the process ends
+# What kernels keep of one patient connection, on either side: they would give megabytes, which a hand-over waits behind.
+UNREAD_BYTES, UNSENT_BYTES = 1024 * 1024, 256 * 1024
+UNREAD_BYTES_MAX = 4 * UNREAD_BYTES  # read at once when the loop was busy
+TCP_NOTSENT_LOWAT = 25  # Linux's number; the socket module has no name for it
 TURN_LOOK_SECONDS = 0.5  # between two looks whether a peer uses its turn
 _DEALER_HELLO, _ROUTER_HELLO = zmtp.hello(b"DEALER"), zmtp.hello(b"ROUTER")
 _REST = "send rest"  # name of the tasks that wait for it
@@ -35,14 +45,19 @@ _REST = "send rest"  # name of the tasks that wait for it
 log = logger(__name__)
 
 
-def tune(connection: socket.socket) -> None:
-    """No delay, and an end to connections whose other end is gone."""
+def tune(connection: socket.socket, *, patient: bool = False) -> None:
+    """No delay, and an end to connections whose other end is gone. patient: one that lives may leave what is sent unread."""
+    idle, every, probes = (QUIET_SECONDS, PROBE_SECONDS, PROBES) if patient else (DEAD_SECONDS // 2, 1, DEAD_SECONDS // 2)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_SECONDS // 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, DEAD_SECONDS // 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_SECONDS * 1000)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    if patient:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, UNREAD_BYTES)
+        connection.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    else:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_SECONDS * 1000)
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -59,6 +74,17 @@ def listen(address: str, port: int) -> socket.socket:
     return listener
 
 
+def unread(transport: asyncio.Transport) -> Iterator[bytes]:
+    """What has come and the loop has not read yet, up to UNREAD_BYTES_MAX."""
+    descriptor, left = transport.get_extra_info("socket").fileno(), UNREAD_BYTES_MAX
+    try:
+        while left > 0 and descriptor >= 0 and (data := os.read(descriptor, READ_BYTES_MAX)):
+            left -= len(data)
+            yield data
+    except OSError:  # nothing there, or the connection is broken
+        return
+
+
 async def send_rest() -> None:
     """Wait until what closed connections of this loop still have to send has left, for at most REST_SECONDS. Called before the
     loop ends, which would take the process's last notices and answers with it."""
@@ -66,18 +92,19 @@ async def send_rest() -> None:
         await asyncio.wait(rest, timeout=REST_SECONDS)
 
 
-class _ZmtpConnection(asyncio.BaseProtocol):
+class ZmtpConnection(asyncio.BaseProtocol):
     """One connection: it greets, answers PINGs, and ends if its peer does not greet in time or sends what is no ZMTP."""
 
     transport: asyncio.Transport
     parser: zmtp.Parser
+    patient = False  # see tune
     _overdue: asyncio.TimerHandle
 
-    def begin(self, transport: asyncio.Transport, hello: bytes) -> None:
-        """A connection was made."""
-        self.transport, self.parser = transport, zmtp.Parser()
-        tune(transport.get_extra_info("socket"))
-        transport.write(hello)
+    def begin(self, transport: asyncio.BaseTransport, hello: bytes, bytes_max: int = CONTROL_BYTES_MAX) -> None:
+        """A connection was made. bytes_max: of one message from the other end."""
+        self.transport, self.parser = cast(asyncio.Transport, transport), zmtp.Parser(bytes_max)  # uvloop's are no subclasses
+        tune(transport.get_extra_info("socket"), patient=self.patient)
+        self.transport.write(hello)
         self._overdue = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._check_greeting)
 
     def _check_greeting(self) -> None:
@@ -90,8 +117,7 @@ class _ZmtpConnection(asyncio.BaseProtocol):
         try:
             messages = parser.feed(data)
         except FrameError as error:
-            log.info("closing a connection: its peer does not speak ZMTP 3", extra={"fields": {"reason": str(error)}})
-            transport.abort()
+            self.refuse(error)
             return []
         if parser.pongs:
             transport.writelines(parser.pongs)
@@ -101,39 +127,100 @@ class _ZmtpConnection(asyncio.BaseProtocol):
                 return []
         return messages
 
+    def refuse(self, error: FrameError) -> None:
+        """The peer breaks the protocol."""
+        log.info("closing a connection: its peer does not speak ZMTP 3 as it should", extra={"fields": {"reason": str(error)}})
+        self.transport.abort()
 
-class Router:
-    """Bound at address:port (0: any free one). on_message([peer, part, …]); on_drained() once after those that came together.
-    unfinished_max: bytes of messages that are coming, of all peers.
+    def is_over(self) -> None:
+        """For connection_lost of one that began."""
+        self._overdue.cancel()
 
-    Needs the running loop. Raises PortTaken.
+
+class Peer(ZmtpConnection):
+    """One connection of a Server. `hold` and `release` say by name why it is not read."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self.name = server, server.new_name()
+        self._budget, self._begun = server.budget, False
+        self._holds: set[str] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """For the loop."""
+        server = self._server
+        if server.closed or len(server.peers) >= PEERS_MAX:
+            cast(asyncio.Transport, transport).abort()
+            server.turned_away()
+            return
+        server.peers[self.name] = self
+        self.begin(transport, server.hello, server.bytes_max)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """For the loop."""
+        self._budget.gone(self)
+        if self._server.lost(self):
+            self.is_over()
+
+    def have_read(self, unfinished: int, *, finished: bool) -> None:
+        """unfinished: bytes of a message that is not whole yet. finished: another one became whole."""
+        if (unfinished or self._begun) and not self.transport.is_closing():
+            self._begun = unfinished > 0
+            self._budget.read(self, unfinished, finished=finished)
+
+    def pause(self) -> None:
+        """For the ReadBudget."""
+        self.hold("turn")
+        self._server.watch_turns()
+
+    def resume(self) -> None:
+        """For the ReadBudget."""
+        self.release("turn")
+
+    def hold(self, reason: str) -> None:
+        """Read nothing more until this reason, and every other one, is gone."""
+        if not self._holds and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._holds.add(reason)
+
+    def release(self, reason: str) -> None:
+        """This reason is gone."""
+        if reason in self._holds:
+            self._holds.discard(reason)
+            if not self._holds and not self.transport.is_closing():
+                self.transport.resume_reading()
+
+
+class Server:
+    """Bound at address:port (0: any free one). Its connections are made by `make`. Needs the running loop. Raises PortTaken.
+
+    hello: what each begins with. bytes_max: of one message. unfinished_max: bytes of messages that are coming, of all peers.
     """
 
     def __init__(
-        self,
-        address: str,
-        port: int,
-        on_message: Callable[[list[bytes]], None],
-        on_drained: Callable[[], None] | None = None,
-        unfinished_max: int = UNFINISHED_BYTES_MAX,
+        self, address: str, port: int, hello: bytes, bytes_max: int, make: Callable[[], Any], unfinished_max: int
     ) -> None:
+        self.hello, self.bytes_max = hello, bytes_max
         self.budget = ReadBudget(unfinished_max)
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # memory is taken as it is used: small requests use a page or two
-        self.buffer = memoryview(mmap.mmap(-1, READ_BYTES_MAX, private))  # of all peers: what was read is taken out at once
+        self.peers: dict[bytes, Any] = {}  # by name: a number
+        self.closed = self._full = False
+        self._names = 0
         self._looking: asyncio.TimerHandle | None = None
-        self.on_message, self._on_drained = on_message, on_drained
-        self.peers: dict[bytes, _Peer] = {}
-        self.closed = self._draining = False
         self._gone = asyncio.Event()  # it is closed, and so are all connections
-        self._numbers = 0
         self._loop = asyncio.get_running_loop()
         self._listener = listen(address, port)
         self.port: int = self._listener.getsockname()[1]
-        self._server = self._loop.create_task(self._loop.create_server(self._peer, sock=self._listener, backlog=LISTEN_BACKLOG))
+        self._accepting = self._loop.create_task(self._loop.create_server(make, sock=self._listener, backlog=LISTEN_BACKLOG))
 
-    def _peer(self) -> _Peer:
-        self._numbers += 1
-        return _Peer(self, self._numbers.to_bytes(8, "big"))
+    def new_name(self) -> bytes:
+        """For the next peer."""
+        self._names += 1
+        return self._names.to_bytes(8, "big")
+
+    def turned_away(self) -> None:
+        """A connection was closed because there are too many."""
+        if not self.closed and not self._full:
+            self._full = True
+            log.warning("port %d has %d connections and takes no more", self.port, PEERS_MAX)
 
     def watch_turns(self) -> None:
         """Somebody waits for its turn: it comes, whatever the others do."""
@@ -145,20 +232,62 @@ class Router:
         if self.closed:
             return
         for late in self.budget.late():
-            if isinstance(late, _Peer):
+            if isinstance(late, Peer):
                 log.info("closing a slow connection: other peers wait for its turn to end")
                 late.transport.abort()
         if self.budget.first is not None:
             self.watch_turns()
 
+    def unsent(self) -> int:
+        """Bytes that the network has not taken."""
+        return sum(peer.transport.get_write_buffer_size() for peer in self.peers.values())
+
+    def close(self) -> None:
+        """Take nothing more; what is being sent still leaves, if the loop goes on for so long (`send_rest`)."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._accepting.done() and not self._accepting.cancelled() and self._accepting.exception() is None:
+            self._accepting.result().close()
+        self._accepting.cancel()
+        self._listener.close()
+        unsent = self.unsent()
+        for peer in list(self.peers.values()):
+            peer.transport.close()
+        if unsent:
+            self._rest = self._loop.create_task(self._gone.wait(), name=_REST)
+
+    def lost(self, peer: Peer) -> bool:
+        """A connection is over; False if it never began."""
+        known, self._full = self.peers.pop(peer.name, None) is not None, False
+        if self.closed and not self.peers:
+            self._gone.set()
+        return known
+
+
+class Router(Server):
+    """on_message([peer, part, …]); on_drained() once after those that came together."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        on_message: Callable[[list[bytes]], None],
+        on_drained: Callable[[], None] | None = None,
+        unfinished_max: int = UNFINISHED_BYTES_MAX,
+    ) -> None:
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # memory is taken as it is used: small requests use a page or two
+        self.buffer = memoryview(mmap.mmap(-1, READ_BYTES_MAX, private))  # of all peers: what was read is taken out at once
+        self.on_message, self._on_drained = on_message, on_drained
+        self._draining = False
+        super().__init__(address, port, _ROUTER_HELLO, CONTROL_BYTES_MAX, lambda: _RouterPeer(self), unfinished_max)
+
     def send(self, peer: bytes, message: bytes) -> bool:
         """False if the peer is gone, or dropped because it does not read."""
         connection = self.peers.get(peer)
-        return connection is not None and connection.send(message)
-
-    def unsent(self) -> int:
-        """Bytes of answers that the network has not taken."""
-        return sum(peer.transport.get_write_buffer_size() for peer in self.peers.values())
+        return connection is not None and bool(connection.send(message))
 
     def drained(self) -> None:
         """A peer's messages were handed over; others may have sent some in the same turn of the loop."""
@@ -175,45 +304,13 @@ class Router:
         if not self.closed and self._on_drained is not None:
             self._on_drained()
 
-    def close(self) -> None:
-        """Take nothing more; what is being sent still leaves, if the loop goes on for so long (`send_rest`)."""
-        if self.closed:
-            return
-        self.closed = True
-        if self._looking is not None:
-            self._looking.cancel()
-        if self._server.done() and not self._server.cancelled() and self._server.exception() is None:
-            self._server.result().close()
-        self._server.cancel()
-        self._listener.close()
-        unsent = self.unsent()
-        for peer in list(self.peers.values()):
-            peer.transport.close()
-        if unsent:
-            self._rest = self._loop.create_task(self._gone.wait(), name=_REST)
 
-    def lost(self, name: bytes) -> bool:
-        """A connection is over; False if it never began."""
-        known = self.peers.pop(name, None) is not None
-        if self.closed and not self.peers:
-            self._gone.set()
-        return known
-
-
-class _Peer(_ZmtpConnection, asyncio.BufferedProtocol):
+class _RouterPeer(Peer, asyncio.BufferedProtocol):
     """One connection of a Router. It reads as there is room for what it has begun."""
 
-    def __init__(self, router: Router, name: bytes) -> None:
-        self._router, self._name = router, name
-        self._budget, self._begun = router.budget, False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        made = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
-        if self._router.closed:
-            made.close()
-            return
-        self._router.peers[self._name] = self
-        self.begin(made, _ROUTER_HELLO)
+    def __init__(self, router: Router) -> None:
+        super().__init__(router)
+        self._router = router
 
     def send(self, message: bytes) -> bool:
         if self.transport.is_closing():
@@ -223,11 +320,6 @@ class _Peer(_ZmtpConnection, asyncio.BufferedProtocol):
             return False
         self.transport.write(zmtp.frame(message))
         return True
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._budget.gone(self)
-        if self._router.lost(self._name):
-            self._overdue.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room, buffer = self._budget.room(self), self._router.buffer
@@ -239,40 +331,34 @@ class _Peer(_ZmtpConnection, asyncio.BufferedProtocol):
         for parts in messages:
             if router.closed:
                 return
-            router.on_message([self._name, *parts])
+            router.on_message([self.name, *parts])
         if messages:
             router.drained()
-        unfinished = self.parser.unfinished
-        if (unfinished or self._begun) and not self.transport.is_closing():
-            self._begun = unfinished > 0
-            self._budget.read(self, unfinished, finished=bool(messages))
-
-    def pause(self) -> None:
-        self.transport.pause_reading()
-        self._router.watch_turns()
-
-    def resume(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
+        self.have_read(self.parser.unfinished, finished=bool(messages))
 
 
-class Dealer(_ZmtpConnection, asyncio.Protocol):
-    """A connection to endpoint (tcp://host:port). on_message([part, …]); on_ended(): it ended or was refused.
+class Client(ZmtpConnection, asyncio.Protocol):
+    """A connection to endpoint (tcp://host:port), made again for ever unless `once`. Needs the running loop.
 
-    It connects again for ever. What is sent while there is no connection waits, at most CONTROL_MESSAGES_QUEUED messages and
-    about WAITING_BYTES_MAX bytes; what was on its way when a connection ended is lost. Needs the running loop.
+    For those who derive: `greeted()` when the other end takes messages, `received(messages)`, `ended()` when the connection
+    ended or could not be made. bytes_max: of one message.
     """
 
-    def __init__(self, endpoint: str, on_message: Callable[[list[bytes]], None], on_ended: Callable[[], None]) -> None:
+    once = False
+
+    def __init__(self, endpoint: str, hello: bytes, bytes_max: int = CONTROL_BYTES_MAX) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._on_message, self._on_ended = on_message, on_ended
-        self._backlog: deque[bytes] = deque()
-        self._backlog_bytes = 0
-        self._connected = self._closed = False
+        self._hello, self._bytes_max = hello, bytes_max
+        self.connected = self.closed = False
         self._lost = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._connecting = self._loop.create_task(self._connect(), name=f"connection to {endpoint}")
+
+    @property
+    def open(self) -> bool:
+        """Whether the other end takes messages now."""
+        return self.connected and self.parser.ready
 
     async def _connect(self) -> None:
         pauses = delays(RECONNECT_SECONDS, RECONNECT_MAX_SECONDS)
@@ -282,49 +368,99 @@ class Dealer(_ZmtpConnection, asyncio.Protocol):
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await self._loop.create_connection(lambda: self, self._host, self._port)
             except OSError:  # a TimeoutError is one
-                self._on_ended()
+                self.ended()
             else:
                 made = self._loop.time()
                 await self._lost.wait()
                 if self._loop.time() - made > RECONNECT_MAX_SECONDS:  # not one that greets everybody and closes
                     pauses = delays(RECONNECT_SECONDS, RECONNECT_MAX_SECONDS)
+            if self.once:
+                return
             await asyncio.sleep(next(pauses))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """For the loop."""
-        made = cast(asyncio.Transport, transport)
-        if self._closed:
-            made.abort()
+        if self.closed:
+            cast(asyncio.Transport, transport).abort()
             return
-        self._connected = True
-        self.begin(made, _DEALER_HELLO)
+        self.connected = True
+        self.begin(transport, self._hello, self._bytes_max)
 
     def data_received(self, data: bytes) -> None:
         """For the loop."""
+        known = self.parser.ready
         messages = self.take(data)
-        if self._backlog and self.parser.ready:
-            self.transport.writelines([*map(zmtp.frame, self._backlog)])
-            self._backlog.clear()
-            self._backlog_bytes = 0
-        for parts in messages:
-            if self._closed:
-                return
-            self._on_message(parts)
+        if not known and self.parser.ready:
+            self.greeted()
+        if messages:
+            self.received(messages)
 
     def connection_lost(self, error: Exception | None) -> None:
         """For the loop."""
-        if self._connected:
-            self._connected = False
-            self._overdue.cancel()
+        if self.connected:
+            self.connected = False
+            self.is_over()
         self._lost.set()
-        if not self._closed:
-            self._on_ended()
+        if not self.closed:
+            self.ended()
+
+    def greeted(self) -> None:
+        """The other end takes messages now."""
+
+    def received(self, messages: list[list[bytes]]) -> None:
+        """These came in one piece."""
+
+    def ended(self) -> None:
+        """The connection ended or could not be made."""
+
+    def close(self) -> None:
+        """Give the connection up once what was sent has left (`send_rest`)."""
+        if self.closed:
+            return
+        self.closed = True
+        self._connecting.cancel()
+        if self.connected:
+            unsent = self.transport.get_write_buffer_size()
+            self.transport.close()
+            if unsent:
+                self._rest = self._loop.create_task(self._lost.wait(), name=_REST)
+
+
+class Dealer(Client):
+    """on_message([part, …]); on_ended(): the connection ended or was refused.
+
+    What is sent while there is no connection waits, at most CONTROL_MESSAGES_QUEUED messages and about WAITING_BYTES_MAX bytes;
+    what was on its way when a connection ended is lost.
+    """
+
+    def __init__(self, endpoint: str, on_message: Callable[[list[bytes]], None], on_ended: Callable[[], None]) -> None:
+        self._on_message, self._on_ended = on_message, on_ended
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        super().__init__(endpoint, _DEALER_HELLO)
+
+    def greeted(self) -> None:
+        """What waited leaves."""
+        self.transport.writelines([*map(zmtp.frame, self._backlog)])
+        self._backlog.clear()
+        self._backlog_bytes = 0
+
+    def received(self, messages: list[list[bytes]]) -> None:
+        """Replies and notices."""
+        for parts in messages:
+            if self.closed:
+                return
+            self._on_message(parts)
+
+    def ended(self) -> None:
+        """Tell."""
+        self._on_ended()
 
     def send(self, message: bytes) -> bool:
         """Now, or when there is a connection; False if too much waits."""
-        if self._closed:
+        if self.closed:
             return False
-        if not self._connected or not self.parser.ready:
+        if not self.open:
             if len(self._backlog) >= CONTROL_MESSAGES_QUEUED or self._backlog_bytes > WAITING_BYTES_MAX:
                 return False
             self._backlog.append(message)
@@ -334,15 +470,3 @@ class Dealer(_ZmtpConnection, asyncio.Protocol):
             return False
         self.transport.write(zmtp.frame(message))
         return True
-
-    def close(self) -> None:
-        """Give the connection up once what was sent has left (`send_rest`)."""
-        if self._closed:
-            return
-        self._closed = True
-        self._connecting.cancel()
-        if self._connected:
-            unsent = self.transport.get_write_buffer_size()
-            self.transport.close()
-            if unsent:
-                self._rest = self._loop.create_task(self._lost.wait(), name=_REST)

@@ -8,7 +8,7 @@ A frame is one ZeroMQ message part. Exchanges forward it undecoded and match sub
     header (little endian, 50 bytes)
       0 version    u8     1
       1 kind       u8     Kind
-      2 publisher  u64    who sent it (the Monitor's own id for PROBE and RETIRE)
+      2 publisher  u64    who sent it (0: the Exchange itself; 1: the Monitor)
      10 path       u32    number of the publisher's path, from 1
      14 sequence   u64    number of the first payload, from 1, counted per publisher over all topics;
                           for control kinds: the last number sent so far
@@ -36,7 +36,10 @@ from roq.wire.decoding import UNDECODABLE
 T = TypeVar("T")
 VERSION = 1
 CONTROL_PREFIX = b"\xff"
+SUBSCRIBE_ALL = b"\x01"  # an Exchange's subscription at each publisher
 HEADER = struct.Struct("<BBQIQQQIQ")
+CONFIRMATION = struct.Struct("<IQ")  # path, mark
+_CONFIRMED = b"\x02"
 
 
 def welcome(token: str) -> bytes:
@@ -45,11 +48,25 @@ def welcome(token: str) -> bytes:
     return b"\x01\xfe" + token.encode()
 
 
+def confirmation(path: int, mark: int) -> bytes:
+    """What an Exchange says to a publisher on its own connection: everything on `path` before this MARK, or with mark 0 before
+    its FIN, has been handed to those who subscribed. 02 starts no subscription."""
+    return _CONFIRMED + CONFIRMATION.pack(path, mark)
+
+
+def confirmed(message: bytes) -> tuple[int, int] | None:
+    """(path, mark) if it is such a message."""
+    if message[:1] != _CONFIRMED or len(message) != 1 + CONFIRMATION.size:
+        return None
+    path, mark = CONFIRMATION.unpack_from(message, 1)
+    return path, mark
+
+
 class FrameKind(IntEnum):
     """What a frame is."""
 
     DATA = 0
-    PROBE = 1  # from the Monitor: proves a subscriber's attachment; body = the Exchange's token
+    ATTACHED = 1  # from the Exchange to one subscriber: all it subscribed to before FF is active; body = the Exchange's token
     OPEN = 2  # first frame of a path; body = PathOpening
     FIN = 3  # last frame of a path
     MARK = 4  # asks the Monitor to confirm that everything before it was forwarded; body = mark number
@@ -170,7 +187,7 @@ def control_prefix(kind: FrameKind) -> bytes:
 
 
 def text_body(body: memoryview) -> str:
-    """Body of PROBE and RETIRE: the Exchange's token."""
+    """Body of ATTACHED and RETIRE: the Exchange's token."""
     return _body(_decode_text, body)
 
 

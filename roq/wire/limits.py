@@ -10,12 +10,12 @@ FRAME_BYTES_CEILING = 64 * 1024 * 1024  # what a queue may be configured to at m
 FRAME_OVERHEAD_BYTES = 512  # topic (255), separator, header and list head fit in this
 CONTROL_BYTES_MAX = 8 * 1024 * 1024  # the topology of a large cluster fits, nothing absurd does
 UNFINISHED_BYTES_MAX = 4 * CONTROL_BYTES_MAX  # of messages that are coming to one server, from all its peers together
-SUBSCRIPTION_BYTES_MAX = 4096  # what a PUB is told: a topic or a command
-DATA_FRAMES_QUEUED = 32  # high-water mark of data sockets: 32 batches of 128 KiB = 4 MiB per link and side
-BACK_FRAMES_QUEUED = 128  # in an Exchange that drops, for one subscriber: bursts of small frames while it is busy
-BACK_BYTES_QUEUED = 64 * 1024 * 1024  # there, if every frame is as large as it may be: 64 of the default 1 MiB; but 32 at least
-FRONT_FRAMES_QUEUED = 4  # there, of one publisher: fewer come in at once than its back has room for
-SUBSCRIBER_FRAMES_QUEUED = 8  # inside a subscriber's socket: room is told to the sender after every 4 frames read
+SUBSCRIPTION_BYTES_MAX = 4096  # what a publishing end is told: a topic or a command
+SUBSCRIPTIONS_MAX = 10_000  # of one connection
+PEERS_MAX = 20_000  # connections of one port; a load generator opens many
+BLOCK_BYTES_QUEUED = 1024 * 1024  # in an Exchange for one subscriber, with overflow "block"; then publishers wait
+DROP_BYTES_QUEUED = 16 * 1024 * 1024  # the same with overflow "drop", or two frames if that is more; then they are dropped
+SUBSCRIBER_BYTES_QUEUED = 1024 * 1024  # frames of one Exchange that a subscriber has not looked at: it reads no more
 CONTROL_MESSAGES_QUEUED = 10_000  # high-water mark of control sockets: one message per client of a large queue
 LISTEN_BACKLOG = 4096  # connections that come at once, as a large queue's members do; the kernel drops more (and those above
 # net.core.somaxconn): who was dropped tries again after 1, 3, 7, 15 and 31 s

@@ -1,6 +1,6 @@
 """Conversation between a queue's Monitor and everybody who belongs to the queue (Monitor ROUTER ↔ DEALER).
 
-    publisher   REQUEST JoinPublisher → PublisherWelcome    NOTICE PublisherReport (1/s)   ← Heard, Relocate, Forwarded, Rejoin
+    publisher   REQUEST JoinPublisher → PublisherWelcome    NOTICE PublisherReport (1/s)   ← Heard, Relocate, Rejoin
     subscriber  REQUEST JoinSubscriber → SubscriberWelcome  NOTICE SubscriberReport (1/s+) ← Heard, Exchanges, Evicted, Rejoin
     both        REQUEST Leave → Left
     Exchange    NOTICE ExchangeReport (at start and 1/s)
@@ -88,13 +88,6 @@ class Relocate(msgspec.Struct, frozen=True, tag=True, array_like=True):
     abandon: str = ""
 
 
-class Forwarded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Everything you sent on `path` up to the FIN (mark 0) or MARK `mark` has passed the Exchange."""
-
-    path: int
-    mark: int
-
-
 # --- subscribers ------------------------------------------------------------------------------------------------------
 
 
@@ -118,8 +111,8 @@ class SubscriberWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class SubscriberReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Totals since the subscriber was made; `attached`: tokens of Exchanges whose probe came
-    through. Detached ones are left out."""
+    """Totals since the subscriber was made; `attached`: tokens of Exchanges that said
+    so. Detached ones are left out."""
 
     subscriber: int
     version: int  # of the newest Exchanges list seen
@@ -300,4 +293,4 @@ class QueueView(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Request = JoinPublisher | JoinSubscriber | Leave | Move | Drain | AwaitExchange | RecordDecision | Describe
 NoticeToMonitor = PublisherReport | SubscriberReport | ExchangeReport
 Reply = PublisherWelcome | SubscriberWelcome | Left | Moved | Drained | Recorded | QueueView
-NoticeToMember = Relocate | Forwarded | Exchanges | Evicted | Rejoin | Standby | Monitors | Heard
+NoticeToMember = Relocate | Exchanges | Evicted | Rejoin | Standby | Monitors | Heard

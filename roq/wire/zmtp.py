@@ -1,20 +1,27 @@
-"""ZMTP 3.1, as DEALER and ROUTER sockets speak it without security (rfc.zeromq.org/spec/37): bytes to messages and back. Pure.
+"""ZMTP 3.1 without security (rfc.zeromq.org/spec/37), for all kinds of sockets: bytes to messages and back. Pure.
 
     greeting   FF, 8 zeros, 7F · 3 1 · "NULL" padded to 20 · 32 zeros   64 bytes, both ways
     frame      flags u8 (1 more, 2 long, 4 command) · size u8 or u64 · body
     READY      the first frame each way; PING is answered with PONG at any time
 
-Not covered: sockets (runtime/connections.py, runtime/blocking_connection.py).
+A subscription is a message of one part, 01 prefix, and its end 00 prefix; the commands SUBSCRIBE and CANCEL of 3.1, which a
+peer may use instead, come out of the parser as such messages.
+
+Not covered: sockets (runtime/connections.py, runtime/links.py, runtime/blocking_connection.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from roq.errors import FrameError
 from roq.wire.limits import CONTROL_BYTES_MAX
 
 GREETING_BYTES = 64
 CHUNK_BYTES_MIN = 4096  # of a message that comes in crumbs; each chunk costs some 50 bytes beside itself
-PARTS_MAX = 16  # of one message, which has CONTROL_BYTES_MAX in all of them together
+PARTS_MAX = 16  # of one message, whose limit is that of all of them together
+JOINED_BYTES_MAX = 4096  # a larger body is written beside its header, not copied behind it
+PING = b"\x04\x07\x04PING\0\0"  # asks for a PONG; says nothing about when the next one comes
 MORE, LONG, COMMAND = 1, 2, 4
 _GREETING = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 
@@ -27,24 +34,50 @@ def frame(body: bytes, flags: int = 0) -> bytes:
     return b"%c%b%b" % (flags | LONG, size.to_bytes(8, "big"), body)
 
 
+def pieces(body: bytes) -> tuple[bytes, ...]:
+    """One frame as bytes to be written behind each other."""
+    size = len(body)
+    if size <= JOINED_BYTES_MAX:
+        return (frame(body),)
+    return b"%c%b" % (LONG, size.to_bytes(8, "big")), body
+
+
+def frames_in(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Where each of these whole frames begins, where its body does, and where it ends."""
+    at = 0
+    while at < len(data):
+        begin, size = at + 2, data[at + 1]
+        if data[at] & LONG:
+            begin, size = at + 9, int.from_bytes(data[at + 1 : at + 9], "big")
+        yield at, begin, begin + size
+        at = begin + size
+
+
 def hello(socket_type: bytes) -> bytes:
-    """What a connection begins with: greeting and READY. socket_type: b"DEALER" or b"ROUTER"."""
+    """What a connection begins with: greeting and READY. socket_type: b"DEALER", b"XPUB" …"""
     properties = ((b"Socket-Type", socket_type), (b"Identity", b""))
     told = b"".join(b"%c%b%b%b" % (len(key), key, len(value).to_bytes(4, "big"), value) for key, value in properties)
     return _GREETING + frame(b"\x05READY" + told, COMMAND)
 
 
 class Parser:
-    """The messages of one connection as its bytes come in. ready: the other side takes messages now. pongs: to be sent."""
+    """The messages of one connection as its bytes come in. ready: the other side takes messages now. pongs: to be sent.
+    bytes_max: of one message."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int = CONTROL_BYTES_MAX) -> None:
         self.ready = False
+        self._bytes_max = bytes_max
         self.pongs: list[bytes] = []
         self._chunks: list[bytes] = []  # begin in the middle of nothing
         self._size, self._needed = 0, GREETING_BYTES
         self._greeted = False
         self._parts: list[bytes] = []
         self._parts_size = 0
+
+    def rest(self) -> bytes:
+        """The bytes of the frame that is not whole yet, taken out: somebody else goes on with them."""
+        rest, self._chunks, self._size, self._needed = b"".join(self._chunks), [], 0, 2
+        return rest
 
     @property
     def unfinished(self) -> int:
@@ -75,7 +108,7 @@ class Parser:
                     self._needed = 9
                     break
                 size, begin = int.from_bytes(data[at + 1 : at + 9], "big"), at + 9
-            if size > CONTROL_BYTES_MAX or flags > 7:
+            if size > self._bytes_max or flags > 7:
                 raise FrameError(f"a frame of {size} bytes with flags {flags}")
             if begin + size > end:
                 self._needed = begin + size - at
@@ -97,12 +130,16 @@ class Parser:
                 self.pongs.append(frame(b"\x04PONG" + body[7:23], COMMAND))
             elif body.startswith(b"\x05READY"):
                 self.ready = True
+            elif body.startswith(b"\x09SUBSCRIBE"):
+                messages.append([b"\x01" + body[10:]])
+            elif body.startswith(b"\x06CANCEL"):
+                messages.append([b"\x00" + body[7:]])
             return
         self._parts.append(body)
         if flags & MORE or len(self._parts) > 1:
             self._parts_size += len(body)
-            if len(self._parts) > PARTS_MAX or self._parts_size > CONTROL_BYTES_MAX:
-                raise FrameError(f"a message of more than {PARTS_MAX} parts or {CONTROL_BYTES_MAX} bytes")
+            if len(self._parts) > PARTS_MAX or self._parts_size > self._bytes_max:
+                raise FrameError(f"a message of more than {PARTS_MAX} parts or {self._bytes_max} bytes")
         if not flags & MORE:
             messages.append(self._parts)
             self._parts, self._parts_size = [], 0

@@ -18,7 +18,6 @@ import zmq
 
 import roq
 from roq.errors import LogUnavailable, NotLeader, NotReady, ZooKeeperUnavailable
-from roq.runtime.sockets import control_socket
 from roq.testing import DockerCluster
 from roq.testing.cluster import CLIENT, HCM
 from roq.wire import gcm
@@ -27,6 +26,7 @@ from roq.wire.envelope import EnvelopeKind, error_of, open_envelope
 from roq.wire.task import NewTask, TaskToPut
 from roq.workqueue.remote import RemoteQueue
 from tests.failure.conftest import PAUSE_SECONDS, ROOT, SESSION_SECONDS
+from tests.harness import libzmq
 from tests.harness.task_scene import Scene, under_load
 
 CLUSTER = {"gcms": 2, "hcms": 4}
@@ -176,7 +176,7 @@ class OldMaster:
         )
 
     def send(self) -> None:
-        self._socket = control_socket(zmq.DEALER)
+        self._socket = libzmq.socket(zmq.DEALER)
         self._socket.connect(self._endpoint)
         for id, request in enumerate(self._requests, 1):
             self._socket.send(wire.seal_call(id, request))

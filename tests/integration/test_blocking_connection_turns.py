@@ -82,7 +82,7 @@ def test_who_waits_behind_strangers_that_stand_still_is_served_on_its_connection
         connection.send(MESSAGE, lambda: True)
         assert connection.receive(time.monotonic() + SERVED_SECONDS) == [MESSAGE]
         assert got == [MESSAGE]
-        assert router._numbers == STRANGERS + 1, "one connection"
+        assert router._names == STRANGERS + 1, "one connection"
         connection.close()
 
 

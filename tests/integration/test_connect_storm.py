@@ -19,14 +19,14 @@ MEMBERS = 600
 WAIT_SECONDS = 20.0
 SOMAXCONN = int(Path("/proc/sys/net/core/somaxconn").read_text())
 SERVER = """
-import asyncio, sys, zmq
-from roq.runtime import sockets
+import asyncio, sys
 from roq.runtime.connections import Router
+from roq.runtime.links import Broadcaster
 
 async def main():
-    bound = sockets.control_socket(zmq.PUB)
+    broadcaster = Broadcaster("127.0.0.1", 0)
     router = Router("127.0.0.1", 0, lambda parts: None, lambda: None)
-    print(sockets.bind(bound, "127.0.0.1", 0), router.port, flush=True)
+    print(broadcaster.port, router.port, flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
 asyncio.run(main())
@@ -55,7 +55,7 @@ def established(port: int) -> int:
 
 @pytest.mark.quick
 @pytest.mark.skipif(SOMAXCONN < MEMBERS, reason=f"this kernel lets {SOMAXCONN} connections wait at most")
-@pytest.mark.parametrize("place", [0, 1], ids=["libzmq", "router"])
+@pytest.mark.parametrize("place", [0, 1], ids=["broadcaster", "router"])
 def test_nobody_is_turned_away(place: int) -> None:
     with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         try:

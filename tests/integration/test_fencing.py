@@ -16,7 +16,8 @@ import pytest
 
 import roq
 from roq.errors import CallError, MessagesLost, NotReady, ProcessFailed
-from roq.pubsub.exchange.process import Forwarder, serve
+from roq.pubsub.exchange.forwarder import Forwarder
+from roq.pubsub.exchange.process import serve
 from roq.pubsub.monitor.process import fence
 from roq.pubsub.monitor.process import serve as serve_monitor
 from roq.runtime.liveness import HeartbeatBoard
@@ -149,9 +150,8 @@ class Played:
 @contextlib.contextmanager
 def forwarding() -> Iterator[monitor.ExchangeAddress]:
     """An Exchange's forwarder; the test reports for it."""
-    forwarder = Forwarder(ADDRESS, 0, 0, QueueSettings())
+    forwarder = Forwarder(ADDRESS, 0, 0, "e1/1", QueueSettings(), Counters())
     exchange = monitor.ExchangeAddress("e1", ADDRESS, forwarder.front_port, forwarder.back_port, 1)
-    forwarder.start(exchange.token)
     try:
         yield exchange
     finally:

@@ -27,7 +27,7 @@ from roq.errors import (
     QueueNotFound,
     QueueStopped,
 )
-from roq.runtime import sockets
+from roq.runtime.links import SubscriberLink
 from roq.wire import gcm as wire
 from roq.wire import process as process_wire
 from roq.wire.assignment import (
@@ -38,6 +38,7 @@ from roq.wire.assignment import (
     from_json,
 )
 from roq.wire.policy import Policy, QueueRule
+from tests.harness import libzmq
 from tests.integration.gcm_bench import PATIENCE_SECONDS, Bench, eventually
 
 
@@ -242,16 +243,14 @@ async def test_draining_host_takes_nothing_new(served: Bench) -> None:
 
 async def test_broadcast_tells_changes(served: Bench) -> None:
     leader = await read_leader(served.zookeeper)
-    socket = sockets.control_socket(zmq.SUB)
-    socket.connect(f"tcp://127.0.0.1:{leader.broadcast}")
-    socket.subscribe(wire.BROADCAST_TOPIC)
     seen: asyncio.Queue[wire.ClusterView] = asyncio.Queue()
 
-    def told(parts: list[bytes]) -> None:
-        assert parts[0] == wire.BROADCAST_TOPIC
-        seen.put_nowait(msgspec.msgpack.decode(parts[1], type=wire.ClusterView))
+    def told(messages: list[list[bytes]]) -> None:
+        for topic, body in messages:
+            assert topic == wire.BROADCAST_TOPIC
+            seen.put_nowait(msgspec.msgpack.decode(body, type=wire.ClusterView))
 
-    link = sockets.Link(socket, told)
+    link = SubscriberLink(f"tcp://127.0.0.1:{leader.broadcast}", [wire.BROADCAST_TOPIC], told)
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             view = await seen.get()
@@ -266,7 +265,7 @@ async def test_broadcast_tells_changes(served: Bench) -> None:
 
 async def test_random_bytes_do_no_harm(served: Bench) -> None:
     leader = await read_leader(served.zookeeper)
-    socket = sockets.control_socket(zmq.DEALER)
+    socket = libzmq.socket(zmq.DEALER)
     socket.connect(f"tcp://127.0.0.1:{leader.port}")
     for size in range(64):
         socket.send(os.urandom(size))

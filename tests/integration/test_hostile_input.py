@@ -12,13 +12,13 @@ import zmq
 
 import roq
 from roq.coordination.locate import read_leader
-from roq.runtime import sockets
 from roq.runtime.shutdown import ask
 from roq.wire import frame as frames
 from roq.wire import process as process_wire
 from roq.wire.assignment import HostReport
 from roq.wire.envelope import EnvelopeKind, seal
 from roq.wire.monitor import Leave
+from tests.harness import libzmq
 from tests.integration.running import RunningCluster
 
 SEED = 20261120
@@ -44,8 +44,7 @@ def junk(chance: random.Random) -> list[bytes]:
 
 async def throw(kind: int, address: str, port: int, chance: random.Random) -> None:
     """MESSAGES junk messages through a ZeroMQ socket of this kind, then raw bytes over plain TCP."""
-    thrower = sockets.context().socket(kind)
-    thrower.set(zmq.LINGER, 500)
+    thrower = libzmq.socket(kind)
     thrower.set(zmq.SNDTIMEO, 1000)
     thrower.connect(f"tcp://{address}:{port}")
     if kind == zmq.XPUB:

@@ -12,19 +12,17 @@ import zmq
 
 from roq.pubsub import path_sender as module
 from roq.pubsub.path_sender import PathSender
-from roq.runtime.sockets import bind, exchange_front
-from roq.wire.assignment import Overflow
 from roq.wire.frame import FrameKind, encode_data, mark_body, parse, welcome
-from roq.wire.limits import FRAME_BYTES_MAX
 from roq.wire.monitor import ExchangeAddress
+from tests.harness import libzmq
 
 
 class Front:
     """The front of an Exchange; `kinds`: of the frames that came, (kind, path)."""
 
     def __init__(self, id: str) -> None:
-        self.socket = exchange_front(FRAME_BYTES_MAX, Overflow.BLOCK)
-        self.address = ExchangeAddress(id, "127.0.0.1", bind(self.socket, "127.0.0.1", 0), 1, 1)
+        self.socket = libzmq.socket(zmq.XSUB)
+        self.address = ExchangeAddress(id, "127.0.0.1", libzmq.bind(self.socket, "127.0.0.1", 0), 1, 1)
         self.socket.send(b"\x01")
         self.socket.send(welcome(self.address.token))
         self.kinds: list[tuple[FrameKind, int]] = []

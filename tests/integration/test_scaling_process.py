@@ -8,11 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 
 from roq.errors import ProcessFailed
 from roq.pubsub.scaling.process import serve
-from roq.runtime import sockets
+from roq.runtime.links import Broadcaster
 from roq.runtime.liveness import HeartbeatBoard
 from roq.runtime.rpc import RpcServer
 from roq.runtime.shutdown import ask
@@ -46,9 +45,8 @@ async def test_records_make_decisions_and_a_policy_is_taken_at_once(tmp_path: Pa
         return monitor.Moved(1) if isinstance(request, monitor.Move) else monitor.Recorded()
 
     server = RpcServer(ADDRESS, 0, monitor.Request, handle)
-    publishing = sockets.control_socket(zmq.PUB)
-    stream = sockets.Link(publishing)
-    address = MonitorAddress("h", ADDRESS, server.port, sockets.bind(publishing, ADDRESS, 0))
+    stream = Broadcaster(ADDRESS, 0)
+    address = MonitorAddress("h", ADDRESS, server.port, stream.port)
     HeartbeatBoard(tmp_path / "board").close()
     spec = ChildSpec(
         process=ProcessSpec(ProcessKind.SCALING, "q"),

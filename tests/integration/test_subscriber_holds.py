@@ -17,10 +17,10 @@ from roq.coordination.locate import GcmClient
 from roq.errors import MessagesLost
 from roq.pubsub import subscriber as module
 from roq.pubsub.subscriber import HOLD_SECONDS, Subscriber
-from roq.runtime.sockets import bind, exchange_back
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import FrameKind, PathOpening, encode_control, encode_data
+from tests.harness import libzmq
 
 PUBLISHER, OTHER = 7, 8
 PAYLOAD = bytes(10_000)
@@ -41,12 +41,18 @@ class Clock:
         return int(self.now * 1e9)
 
 
+def _back() -> zmq.Socket[bytes]:
+    made = libzmq.socket(zmq.XPUB)
+    made.set(zmq.XPUB_NODROP, 1)
+    return made
+
+
 class Exchange:
     """The back of an Exchange; frames wait here while the subscriber takes none."""
 
     def __init__(self, id: str) -> None:
-        self.socket = exchange_back(MAX_FRAME, Overflow.BLOCK)
-        self.address = wire.ExchangeAddress(id, "127.0.0.1", 1, bind(self.socket, "127.0.0.1", 0), 1)
+        self.socket = _back()
+        self.address = wire.ExchangeAddress(id, "127.0.0.1", 1, libzmq.bind(self.socket, "127.0.0.1", 0), 1)
         self._waiting: list[bytes] = []
 
     def send(self, frame: bytes) -> None:
@@ -79,7 +85,7 @@ class Scene:
 
         def proved() -> bool:
             for exchange in (self.a, self.b):
-                exchange.send(encode_control(FrameKind.PROBE, 1, 0, 0, exchange.address.token, 0))
+                exchange.send(encode_control(FrameKind.ATTACHED, 1, 0, 0, exchange.address.token, 0))
             return not self.subscriber.health().missing
 
         await self.until(proved)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from roq.runtime import sockets
+from tests.harness.libzmq import bind, context
 
 LOCAL = "127.0.0.1"
 WAIT_SECONDS = 5.0
@@ -26,7 +26,7 @@ async def until(true: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def libzmq_dealer(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
-    peer = sockets.context().socket(zmq.DEALER)
+    peer = context().socket(zmq.DEALER)
     peer.set(zmq.LINGER, 0)
     peer.set(zmq.RCVTIMEO, int(WAIT_SECONDS * 1000))
     peer.set(zmq.RECONNECT_IVL, 20)
@@ -40,11 +40,11 @@ def libzmq_dealer(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
 @contextlib.contextmanager
 def libzmq_router(port: int = 0, **options: int) -> Iterator[int]:
     """An echoing libzmq ROUTER in a thread; its port. Stopped and closed at the end."""
-    peer = sockets.context().socket(zmq.ROUTER)
+    peer = context().socket(zmq.ROUTER)
     peer.set(zmq.LINGER, 0)
     for name, value in options.items():
         peer.set(getattr(zmq, name), value)
-    bound = sockets.bind(peer, LOCAL, port)
+    bound = bind(peer, LOCAL, port)
     stop = threading.Event()
 
     def serve() -> None:
@@ -65,10 +65,10 @@ def libzmq_router(port: int = 0, **options: int) -> Iterator[int]:
 @contextlib.contextmanager
 def mute_router() -> Iterator[int]:
     """A libzmq ROUTER that takes everything and answers nothing; its port."""
-    peer = sockets.context().socket(zmq.ROUTER)
+    peer = context().socket(zmq.ROUTER)
     peer.set(zmq.LINGER, 0)
     try:
-        yield sockets.bind(peer, LOCAL, 0)
+        yield bind(peer, LOCAL, 0)
     finally:
         peer.close()
 

@@ -35,7 +35,7 @@ from tests.model.state import (
 
 SUBSCRIPTIONS: tuple[tuple[bytes, ...], ...] = (TOPICS, TOPICS[1:])
 LATE = 1  # the subscriber that may join late, or freeze
-PROBE, RETIRE = Frame(FrameKind.PROBE), Frame(FrameKind.RETIRE)
+ATTACHED, RETIRE = Frame(FrameKind.ATTACHED), Frame(FrameKind.RETIRE)
 Step = tuple[bool, str, State]  # whether it must happen, what it is, what comes of it
 
 
@@ -173,8 +173,8 @@ class Model:
                     continue
                 if pipe is None:
                     yield True, f"s{s} subscribes at {NAMES[x]}", self._fill(state, x, s, ())
-                elif not reader.proved & bit(x) and PROBE not in pipe:
-                    yield True, f"probe through {NAMES[x]} to s{s}", self._fill(state, x, s, (*pipe, PROBE))
+                elif not reader.proved & bit(x) and ATTACHED not in pipe:
+                    yield True, f"{NAMES[x]} attaches s{s}", self._fill(state, x, s, (*pipe, ATTACHED))
 
     def _fill(self, state: State, x: int, s: int, pipe: Pipe) -> State:
         return state._replace(pipes=put(state.pipes, x, put(state.pipes[x], s, pipe)))
@@ -186,6 +186,8 @@ class Model:
                 takers.append(s)
         if frame.kind == FrameKind.FIN or (frame.kind == FrameKind.OPEN and self._tells_open):
             state = state._replace(news=state.news | {(frame.kind, frame.path, x)})
+        if frame.kind == FrameKind.FIN:  # the Exchange says so on the publisher's own connection
+            state = state._replace(notices=state.notices | {("forwarded", frame.path, NOWHERE)})
         yield True, f"{NAMES[x]} forwards {frame}", self._pass_on(state, x, takers, frame)
         if state.budget.drops:
             fewer = state._replace(budget=state.budget._replace(drops=state.budget.drops - 1))
@@ -239,7 +241,7 @@ class Model:
     def _read(self, state: State, x: int, s: int, frame: Frame) -> State:
         if frame.kind == FrameKind.RETIRE:
             return self._detach(self._fill(state, x, s, None), x, s)
-        if frame.kind == FrameKind.PROBE:
+        if frame.kind == FrameKind.ATTACHED:
             reader = state.readers[s]
             return self._proofs(state, s, reader._replace(proved=reader.proved | bit(x)))
         return self._hear(state, s, frame)
@@ -312,10 +314,8 @@ class Model:
             seen = state._replace(news=state.news - {one})
             if kind == FrameKind.OPEN:
                 seen = self._located(seen._replace(seen=max(state.seen, path_number)), path_number, x)
-            else:
-                seen = seen._replace(notices=state.notices | {("forwarded", path_number, NOWHERE)})
-                if (path_number, x) == (number, at) and target != NOWHERE:
-                    seen = seen._replace(placed=(number + 1, target, NOWHERE))
+            elif (path_number, x) == (number, at) and target != NOWHERE:
+                seen = seen._replace(placed=(number + 1, target, NOWHERE))
             yield True, f"Monitor sees {kind.name}(path {path_number}) come out of {NAMES[x]}", seen
         current = state.path.current
         if state.path.path >= number and not state.path.leaving and current not in (NOWHERE, at):

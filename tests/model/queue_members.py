@@ -18,6 +18,12 @@ class Link:
         self.exchange = exchange
         self.welcomed = False
         self.frames: deque[tuple[FrameKind, int, bool]] = deque()  # kind, path, whether the path before was finished
+        self.confirmed: deque[int] = deque()  # paths whose FIN the Exchange has forwarded; on their way back
+
+    def lose(self) -> None:
+        """The Exchange is gone with all that was under way."""
+        self.frames.clear()
+        self.confirmed.clear()
 
 
 class PublisherTwin:

@@ -117,7 +117,7 @@ class Queue:
         self.perform(self.monitor.exchange_report(wire.ExchangeReport(self.alive[id], "h", *totals), self.now))
 
     def monitor_hears(self, id: str) -> None:
-        """Its subscription has come to the Exchange, and a probe back to it."""
+        """Its subscription has come to the Exchange, and its word back."""
         if id in self.alive and id not in self.former:
             self.perform(self.monitor.exchange_heard(self.alive[id].token, self.now))
 
@@ -142,10 +142,9 @@ class Queue:
         self.lose_frames(id)
 
     def lose_frames(self, exchange: str) -> None:
-        for twin in self.publishers.values():
-            for link in twin.links.values():
-                if link.exchange.id == exchange:
-                    link.frames.clear()
+        for link in [link for twin in self.publishers.values() for link in twin.links.values()]:
+            if link.exchange.id == exchange:
+                link.lose()
 
     def exchange_forwards(self, id: int, told: bool) -> None:
         """The oldest frame of the publisher's oldest path. told: whether the Monitor gets to see it."""
@@ -163,6 +162,7 @@ class Queue:
     def forward(self, id: int, link: Link, told: bool) -> None:
         kind, path, finished = link.frames.popleft()
         self.frames_in[link.exchange.id] += 1
+        link.confirmed += [path] if kind is FrameKind.FIN else []
         if told and kind is FrameKind.FIN:
             self.perform(self.monitor.fin_seen(id, path, link.exchange.id, self.now))
         elif told and kind is FrameKind.OPEN:
@@ -271,10 +271,13 @@ class Queue:
         match notice:
             case wire.PublisherWelcome(path=path, exchange=exchange) | wire.Relocate(path=path, exchange=exchange):
                 self.direct(id, twin.machine.assign(exchange, path))
-            case wire.Forwarded(path=path, mark=0):
-                self.direct(id, twin.machine.forwarded(path))
             case wire.Rejoin():
                 self.publisher_joins(id)
+
+    def confirmation_arrives(self, id: int) -> None:
+        for link in list(self.publishers[id].links.values()):
+            if link.confirmed:
+                self.direct(id, self.publishers[id].machine.forwarded(link.confirmed.popleft()))
 
     def publisher_gives_up_on_fin(self, id: int) -> None:
         """Its bound is over; the FIN was dropped for the Monitor, or is gone with the Exchange."""
@@ -339,7 +342,7 @@ class Queue:
             if over or token.rpartition("/")[0] in twin.listed.values():
                 del twin.attachments[token]
 
-    def probes_arrive(self, id: int) -> None:
+    def attachments_are_proved(self, id: int) -> None:
         twin = self.subscribers[id]
         serving = {exchange.token for exchange in self.alive.values()}
         for token in twin.attachments.keys() & serving - self.retiring:
@@ -459,6 +462,7 @@ class Queue:
             self.publisher_reports(id)
             for _ in range(10):
                 self.notice_arrives(id)
+                self.confirmation_arrives(id)
                 self.exchange_welcomes(id)
                 self.exchange_forwards(id, True)
                 self.link_breaks(id)
@@ -468,7 +472,7 @@ class Queue:
         for id in SUBSCRIBERS:
             for _ in range(10):
                 self.subscriber_takes_notice(id)
-            self.probes_arrive(id)
+            self.attachments_are_proved(id)
             self.retire_arrives(id)
             while self.subscribers[id].reports:
                 self.subscriber_report_arrives(id)

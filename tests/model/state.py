@@ -109,7 +109,7 @@ class State(NamedTuple):
     ended: int  # last path ended
     alive: bool  # the publisher
     finished: bool
-    notices: frozenset[tuple[str, int, int]]  # Monitor → publisher, in any order: what, path, Exchange
+    notices: frozenset[tuple[str, int, int]]  # Monitor or Exchange → publisher, in any order: what, path, Exchange
     links: tuple[Link, ...]
     pipes: tuple[tuple[Pipe, ...], ...]  # by Exchange, then by subscriber
     phases: tuple[int, ...]

@@ -65,11 +65,11 @@ async def test_who_is_not_listed_any_more_is_left(subscriber: Subscriber) -> Non
 
 async def test_a_monitor_that_has_just_begun_need_not_know_them_all(subscriber: Subscriber, clock: Clock) -> None:
     """What flows through them would be lost."""
-    sockets = {one.exchange.token: one.socket for one in subscriber._attachments.values()}
+    links = {one.exchange.token: one.link for one in subscriber._attachments.values()}
     subscriber.take(welcome())
     assert attached(subscriber) == {"A", "B"}
     subscriber.take(told("B/1"))
-    assert {one.exchange.token: one.socket for one in subscriber._attachments.values()} == sockets, "the same connections"
+    assert {one.exchange.token: one.link for one in subscriber._attachments.values()} == links, "the same connections"
     clock.now += LISTING_SECONDS
     subscriber.report()
     assert attached(subscriber) == {"B"}

@@ -132,7 +132,7 @@ def test_a_command_imports_only_what_it_needs() -> None:
 def test_version_as_json() -> None:
     result = roq("version", "--json")
     assert result.exit_code == 0
-    assert set(json.loads(result.stdout)) == {"roq", "python", "pyzmq", "libzmq"}
+    assert set(json.loads(result.stdout)) == {"roq", "python", "uvloop", "msgspec", "kazoo"}
 
 
 def test_version_is_an_option_too() -> None:

@@ -56,7 +56,7 @@ def test_a_data_frame_comes_back(
 @pytest.mark.parametrize(
     ("kind", "body", "decode"),
     [
-        (FrameKind.PROBE, "A/1f", text_body),
+        (FrameKind.ATTACHED, "A/1f", text_body),
         (FrameKind.RETIRE, "é/0", text_body),
         (FrameKind.MARK, 12, mark_body),
         (FrameKind.OPEN, PathOpening("A", True), opening_body),
@@ -135,7 +135,7 @@ def test_random_bodies_raise_nothing_else(kind: FrameKind, noise: bytes) -> None
 def test_text_that_is_no_utf8_raises_nothing_else(noise: bytes, size: int) -> None:
     text = b"\xd9" + bytes([len(noise)]) + noise
     for body in (text, b"\x81" + text + b"\x92\x01\x01", b"\x92" + text + b"\xc3"):
-        try_all(CONTROL_PREFIX + HEADER.pack(VERSION, FrameKind.PROBE, 7, 1, 1, 0, 0, 1, 0) + body[:size])
+        try_all(CONTROL_PREFIX + HEADER.pack(VERSION, FrameKind.ATTACHED, 7, 1, 1, 0, 0, 1, 0) + body[:size])
 
 
 @settings(max_examples=300)

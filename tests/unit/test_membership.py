@@ -13,7 +13,7 @@ from roq.pubsub.monitor.membership import (
     MOVE_SECONDS,
     REJOIN_SECONDS,
 )
-from roq.pubsub.monitor.records import JOINING_SECONDS, ExchangeState, Notify, Probe, SubscriberRecord, WatchExchange
+from roq.pubsub.monitor.records import JOINING_SECONDS, ExchangeState, Notify, SubscriberRecord, WatchExchange
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from tests.unit.small_queue import P, Queue, S, T, address, notices, replies
@@ -38,11 +38,8 @@ def test_publishers_spread_over_the_exchanges() -> None:
 def test_a_subscriber_is_ready_when_it_has_proved_all() -> None:
     queue = Queue("A", "B")
     assert queue.subscribe().exchanges == (address("A"), address("B"))
-    assert queue.machine.probes() == [Probe(address("A")), Probe(address("B"))]
     assert notices(queue.proves("A/1"), wire.Heard) == [wire.Heard(3, False)]
-    assert queue.machine.probes() == [Probe(address("B"))]
     assert notices(queue.proves("A/1", "B/1"), wire.Heard) == [wire.Heard(3, True)]
-    assert queue.machine.probes() == []
 
 
 def test_subscribers_that_were_there_before_the_first_exchange_are_told_at_once_that_they_are_ready() -> None:
@@ -165,18 +162,15 @@ def test_a_move_is_over_when_its_fin_came_out() -> None:
     assert instructions == [Notify(b"p11", wire.Relocate(3, 2, address("B")))]
     assert notices(queue.at(1, "A"), wire.Relocate) == [wire.Relocate(3, 2, address("B"))], "repeated until it is obeyed"
     assert notices(queue.at(2, "B", leaving=1), wire.Relocate) == []
-    assert queue.fin(1, "B") == [Notify(b"p11", wire.Forwarded(1, 0))], "not out of the Exchange it was on"
-    done = queue.fin(1, "A")
-    assert notices(done, wire.Forwarded) == [wire.Forwarded(1, 0)]
-    assert replies(done) == [wire.Moved(1)]
+    assert queue.fin(1, "B") == [], "not out of the Exchange it was on"
+    assert replies(queue.fin(1, "A")) == [wire.Moved(1)]
     assert queue.place() == (2, "B", "")
 
 
-def test_marks_are_passed_on() -> None:
+def test_control_frames_of_strangers_change_nothing() -> None:
     queue = Queue("A")
     queue.join()
-    assert queue.machine.mark_seen(P, 1, 9) == [Notify(b"p11", wire.Forwarded(1, 9))]
-    assert queue.machine.mark_seen(99, 1, 9) == queue.fin(1, "A", id=99) == queue.opened(1, "A", id=99) == []
+    assert queue.fin(1, "A", id=99) == queue.opened(1, "A", id=99) == []
 
 
 def test_moves_that_are_refused_say_why() -> None:

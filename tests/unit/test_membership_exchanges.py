@@ -13,7 +13,7 @@ from roq.pubsub.monitor.membership import (
     SUBSCRIBER_SILENT_SECONDS,
     Membership,
 )
-from roq.pubsub.monitor.records import JOINING_SECONDS, AnswerDue, ExchangeState, Probe, Retire, Unwatch, WatchExchange
+from roq.pubsub.monitor.records import JOINING_SECONDS, AnswerDue, ExchangeState, Retire, Unwatch, WatchExchange
 from roq.pubsub.monitor.takeover import HEARD_SECONDS, KNOWN_SECONDS, HeardSubscribers
 from roq.wire import monitor as wire
 from tests.unit.small_queue import USE, P, Queue, S, T, address, notices, replies
@@ -25,14 +25,12 @@ def test_nobody_publishes_through_an_exchange_before_the_monitor_hears_it() -> N
     """It would miss the publisher's OPEN, its first MARK, and the FIN of one that closes at once."""
     queue = Queue()
     queue.reports("A")
-    assert queue.machine.probes() == [Probe(address("A"))]
     with pytest.raises(NotReady):
         queue.join()
     queue.machine.exchange_heard("A/2", queue.now)
-    assert queue.state("A") is ExchangeState.STARTING, "a probe of another life"
+    assert queue.state("A") is ExchangeState.STARTING, "another life"
     queue.machine.exchange_heard("A/1", queue.now)
     assert queue.join().exchange.id == "A"
-    assert queue.machine.probes() == []
 
 
 # --- draining ---------------------------------------------------------------------------------------------------------
@@ -49,7 +47,7 @@ def test_draining_moves_then_retires_then_ends() -> None:
     queue.opened(2, "B")
     assert Retire(address("A")) not in queue.at(2, "B", leaving=1)
     assert Retire(address("A")) in queue.fin(1, "A")
-    assert queue.machine.probes() == [Retire(address("A"))]
+    assert queue.machine.retiring() == [Retire(address("A"))]
     assert replies(queue.proves("A/1", "B/1")) == []
     done = queue.proves("B/1")
     assert replies(done) == [wire.Drained()]

@@ -347,7 +347,7 @@ def test_a_dead_subscriber_holds_up_nobody_and_is_not_ready_when_it_comes_back()
 
 
 def test_a_subscriber_that_was_passed_by_is_told_so_though_it_has_proved_everything_by_then() -> None:
-    """The probe reached it before it reported; what the Exchange had carried until then did not."""
+    """Its word reached it before it reported; what the Exchange had carried until then did not."""
     queue = Queue("A")
     queue.subscribe(S)
     queue.subscribe(T)

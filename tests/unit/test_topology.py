@@ -84,13 +84,13 @@ def test_a_slow_reader_keeps_one_broadcast() -> None:
     async def story() -> None:
         latest = Latest()
         for number in range(1000):
-            latest.told([b"topology", msgspec.msgpack.encode(view(host(f"h{number}")))])
+            latest.told([[b"topology", msgspec.msgpack.encode(view(host(f"h{number}")))]])
         assert latest.came.is_set()
         taken = latest.take()
         assert taken is not None
         assert [one.host for one in taken.hosts] == ["h999"]
         assert latest.take() is None
-        latest.told([b"topology", b"\xc1"])
+        latest.told([[b"topology", b"\xc1"]])
         assert latest.take() is None, "what can't be read is passed over"
 
     asyncio.run(story())

@@ -1,8 +1,8 @@
 """Who belongs to a queue, who publishes where, and how that changes without loss. Pure: no IO, no clock.
 
 Theory of operation. An Exchange starts as STARTING; it becomes ACTIVE, and so a target for publishers, once every ready
-subscriber has proved its attachment (a probe sent *through* the Exchange came back as a report), and so has the Monitor: else
-a publisher's first and last words might pass before it listens. A subscriber becomes ready
+subscriber has proved its attachment (the Exchange told it that it is attached, and it has reported that), and so has the
+Monitor: else a publisher's first and last words might pass before it listens. A subscriber becomes ready
 once it has proved its attachment to every ACTIVE or DRAINING Exchange; from then on nothing carries messages before it has
 proved it. Moves and joining subscribers exclude each other (for a bounded time), so that nobody who attaches to the
 Exchanges one after the other misses a part of a stream that moves between them. A move tells the publisher where to go; it
@@ -38,7 +38,6 @@ from roq.pubsub.monitor.records import (
     Instruction,
     Notify,
     PendingRequest,
-    Probe,
     PublisherRecord,
     Retire,
     SubscriberRecord,
@@ -125,7 +124,7 @@ class Membership:
         return out + self._settle(now)
 
     def exchange_heard(self, token: str, now: float) -> list[Instruction]:
-        """A probe came out of this Exchange to the Monitor itself."""
+        """This Exchange has told the Monitor that it hears what comes through."""
         exchange = self.exchanges.get(token.rpartition("/")[0])
         if exchange is None or exchange.address.token != token or exchange.heard:
             return []
@@ -242,13 +241,12 @@ class Membership:
         publisher = self.publishers.get(id)
         if publisher is None:
             return []
-        out: list[Instruction] = [Notify(publisher.peer, wire.Forwarded(path, 0))]
         if publisher.offered.get(exchange, path + 1) <= path:
             del publisher.offered[exchange]
         if publisher.target and publisher.exchange == exchange and path == publisher.path:
             publisher.exchange, publisher.path = publisher.target, path + 1
             publisher.target, publisher.relocated = "", False
-        return out + self._settle(now)
+        return self._settle(now)
 
     def open_seen(self, id: int, path: int, exchange: str, opening: PathOpening, now: float) -> list[Instruction]:
         """A publisher's OPEN came out of an Exchange: there it is, even if it was told otherwise since. Who subscribes
@@ -264,11 +262,6 @@ class Membership:
             publisher.target, publisher.relocated = exchange, True  # its FIN is still to come
             publisher.deadline = now + MOVE_SECONDS
         return self._settle(now)
-
-    def mark_seen(self, id: int, path: int, mark: int) -> list[Instruction]:
-        """A publisher's MARK came out of an Exchange."""
-        publisher = self.publishers.get(id)
-        return [Notify(publisher.peer, wire.Forwarded(path, mark))] if publisher else []
 
     # --- subscribers --------------------------------------------------------------------------------------------------
 
@@ -393,7 +386,7 @@ class Membership:
                 del self.subscribers[member]
                 out.append(Notify(subscriber.peer, wire.Evicted(silent)))
         self._forget_carrying(now)
-        return out + self._settle(now) + self._tell_ready(now) + self.probes()
+        return out + self._settle(now) + self._tell_ready(now) + self.retiring()
 
     def stood_still(self, seconds: float, now: float) -> None:
         """This Monitor was not running for so long: what nobody heard was no silence, and no move was late."""
@@ -413,16 +406,9 @@ class Membership:
         if self._held_since is not None:
             self._held_since = min(now, self._held_since + seconds)
 
-    def probes(self) -> list[Instruction]:
-        """What has to be sent through Exchanges again and again: RETIRE until everybody has left, and a probe through each that
-        some subscriber, or the Monitor, has yet to prove."""
-        exchanges = self.exchanges.values()
-        out: list[Instruction] = [Retire(one.address) for one in exchanges if one.state is ExchangeState.RETIRING]
-        for one in exchanges:
-            waits, token = one.state in (*CARRYING, ExchangeState.STARTING), one.address.token
-            if waits and (not one.heard or any(token not in each.attached for each in self.subscribers.values())):
-                out.append(Probe(one.address))
-        return out
+    def retiring(self) -> list[Instruction]:
+        """What has to be sent through Exchanges again and again: RETIRE until everybody has left."""
+        return [Retire(one.address) for one in self.exchanges.values() if one.state is ExchangeState.RETIRING]
 
     def carrying(self) -> set[str]:
         """Tokens of the Exchanges that a subscriber has to be attached to before it is ready."""

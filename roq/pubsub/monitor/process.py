@@ -1,8 +1,8 @@
 """Monitor process: shell around the membership machine and the StatMonitor.
 
-Sockets: `clients` (everybody of the queue), `kpis` (PUB, one record a second), `control` (Shutdown Monitor), and two per
-Exchange (watch.py). Nothing is decided here: who belongs to the queue is in
-membership.py, what a Monitor that takes over knows in takeover.py.
+Sockets: `clients` (everybody of the queue), `kpis` (broadcast, one record a second), `control` (Shutdown Monitor), and two
+links to each Exchange (watch.py). Nothing is decided here: who belongs to the queue is in membership.py, what a Monitor that
+takes over knows in takeover.py.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import zmq
 
 from roq.errors import CallError, NotReady, ProcessFailed, RoqError
 from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
-from roq.pubsub.monitor.records import CARRYING, AnswerDue, Instruction, Notify, Probe, Retire, Unwatch, WatchExchange
+from roq.pubsub.monitor.records import CARRYING, AnswerDue, Instruction, Notify, Retire, Unwatch, WatchExchange
 from roq.pubsub.monitor.statistics import Statistics
 from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, FormerExchanges, HeardSubscribers
 from roq.pubsub.monitor.watch import ExchangeWatch
 from roq.pubsub.monitor.watermarks import Watermarks
-from roq.runtime import sockets
 from roq.runtime.backoff import delays
+from roq.runtime.links import Broadcaster
 from roq.runtime.liveness import BEAT_SECONDS, beat_on_lease, open_board
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcServer
@@ -39,9 +38,7 @@ from roq.wire.limits import DECISIONS_KEPT
 from roq.wire.process import ChildSpec, FenceProcess, Named, ProcessDone
 
 log = logger(__name__)
-MONITOR_ID = 1  # publisher id on probes; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
-PROBE_FIRST_SECONDS = 0.004  # after a change, until every proof is in: first wait between probes
-PROBE_MAX_SECONDS = 0.5
+MONITOR_ID = 1  # publisher id on RETIRE; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
 STILL_SECONDS = 1.5 * BEAT_SECONDS  # between two looks at the clock, of which there is one a beat at least
 FENCE_CONNECT_SECONDS = 1.0  # one try; a host that is off does not even refuse
 FENCE_ASK_SECONDS = 3.0  # it answers once, before it ends: what it says then is worth a wait
@@ -65,7 +62,6 @@ class Monitor:
         self._decisions: deque[kpi_wire.Decision] = deque(maxlen=DECISIONS_KEPT)
         self._kpi: kpi_wire.QueueKpi | None = None
         self._looked = time.monotonic()
-        self._probe_wanted = asyncio.Event()
         self._tasks = Tasks(lambda error: stop.set())
         self._control = ShutdownMonitor(
             process.name,
@@ -77,9 +73,7 @@ class Monitor:
             process.term,
             self._fenced,
         )
-        kpis = sockets.control_socket(zmq.PUB)
-        sockets.bind(kpis, spec.address, spec.ports["kpis"])
-        self._kpis = sockets.Link(kpis)
+        self._kpis = Broadcaster(spec.address, spec.ports["kpis"])
         self._server = RpcServer(
             spec.address,
             spec.ports["clients"],
@@ -166,7 +160,6 @@ class Monitor:
                 return msgspec.structs.replace(welcome, monitors=self._process.monitors)
             case wire.JoinSubscriber():
                 joined = self._membership.join_subscriber(request, peer, now)
-                self._probe_wanted.set()
                 return msgspec.structs.replace(joined, monitors=self._process.monitors)
             case wire.Leave(member):
                 self._perform(self._membership.leave(member, now))
@@ -225,13 +218,15 @@ class Monitor:
             case FrameKind.OPEN:
                 opening = frames.opening_body(body)
                 self._perform(self._membership.open_seen(header.publisher, header.path, exchange, opening, now))
-            case FrameKind.MARK:
-                self._perform(self._membership.mark_seen(header.publisher, header.path, frames.mark_body(body)))
             case FrameKind.WATERMARK if (known := self._membership.exchanges.get(exchange)) is not None:
                 self._watermarks.saw(known.address.token, header, frames.watermark_body(body), frame, now)
 
-    def _probe_heard(self, token: str) -> None:
+    def _exchange_heard(self, token: str) -> None:
         self._perform(self._membership.exchange_heard(token, self._now()))
+
+    def _connected(self) -> None:
+        """An Exchange takes what the Monitor has to say."""
+        self._perform(self._membership.retiring())
 
     def _remember(self, decision: kpi_wire.Decision) -> None:
         """A decision, or the outcome of one already remembered (same time and cause)."""
@@ -250,26 +245,17 @@ class Monitor:
                     if not self._server.notify(peer, notice):
                         self.counters["notices_undelivered"] += 1
                 case WatchExchange(exchange):
-                    heard = (self._control_frame, self._probe_wanted.set, self._probe_heard)
-                    watch = ExchangeWatch(exchange, MONITOR_ID, self._refusals, *heard)
-                    self._watches[exchange.token] = watch
-                    self._probe_wanted.set()
+                    heard = (self._control_frame, self._connected, self._exchange_heard)
+                    self._watches[exchange.token] = ExchangeWatch(exchange, MONITOR_ID, self._refusals, *heard)
                 case Unwatch(exchange):
                     if (old := self._watches.pop(exchange.token, None)) is not None:
                         old.close()
                         self._statistics.forget(exchange.id)
-                case Probe(exchange):
-                    self._send(exchange, FrameKind.PROBE)
                 case Retire(exchange):
-                    self._send(exchange, FrameKind.RETIRE)
-                    self._probe_wanted.set()  # it is repeated until everybody has left
+                    if (watch := self._watches.get(exchange.token)) is not None:
+                        watch.send(FrameKind.RETIRE)
                 case AnswerDue(waiter, reply):
                     self._answer(waiter, reply)
-
-    def _send(self, exchange: wire.ExchangeAddress, kind: FrameKind) -> None:
-        watch = self._watches.get(exchange.token)
-        if watch is not None:
-            watch.send(kind)
 
     def _answer(self, waiter: Any, reply: msgspec.Struct | RoqError) -> None:
         if not waiter.done():
@@ -277,23 +263,6 @@ class Monitor:
                 waiter.set_exception(reply)
             else:
                 waiter.set_result(reply)
-
-    async def _probe(self) -> None:
-        """Probe often right after a change, then ever more rarely, until every proof is in."""
-        while True:
-            await self._probe_wanted.wait()
-            for wait in delays(PROBE_FIRST_SECONDS, PROBE_MAX_SECONDS):
-                wanted = self._membership.probes()
-                self._probe_wanted.clear()
-                if not wanted:
-                    break
-                for instruction in wanted:
-                    match instruction:
-                        case Probe(exchange):
-                            self._send(exchange, FrameKind.PROBE)
-                        case Retire(exchange):
-                            self._send(exchange, FrameKind.RETIRE)
-                await asyncio.sleep(wait)
 
     def _now(self) -> float:
         """Monotonic seconds. If this process stood still since it looked last, the membership is told: it was deaf then."""
@@ -338,7 +307,6 @@ class Monitor:
     async def serve(self) -> None:
         """Until stopped."""
         board = open_board(self._spec)
-        self._tasks.start(self._probe(), "probe")
         self._fence_all()
         try:
             await beat_on_lease(board, self._spec, self._stop, self._tick)

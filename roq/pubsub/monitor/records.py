@@ -58,12 +58,6 @@ class Notify(NamedTuple):
     notice: msgspec.Struct
 
 
-class Probe(NamedTuple):
-    """Send a probe through this Exchange."""
-
-    exchange: wire.ExchangeAddress
-
-
 class Retire(NamedTuple):
     """Send RETIRE through this Exchange."""
 
@@ -71,7 +65,7 @@ class Retire(NamedTuple):
 
 
 class WatchExchange(NamedTuple):
-    """Connect to this Exchange (probes in, control frames out)."""
+    """Connect to this Exchange (RETIRE and watermarks in, control frames out)."""
 
     exchange: wire.ExchangeAddress
 
@@ -89,7 +83,7 @@ class AnswerDue(NamedTuple):
     reply: msgspec.Struct | RoqError
 
 
-Instruction = Notify | Probe | Retire | WatchExchange | Unwatch | AnswerDue
+Instruction = Notify | Retire | WatchExchange | Unwatch | AnswerDue
 
 
 class Exchange:
@@ -100,7 +94,7 @@ class Exchange:
     def __init__(self, address: wire.ExchangeAddress, host: str, now: float) -> None:
         self.address, self.host, self.last_report = address, host, now
         self.proving_since = now
-        self.heard = False  # a probe came back to the Monitor itself: it will see what publishers end and ask
+        self.heard = False  # the Monitor itself is attached: it will see where publishers begin and end
         self.state = ExchangeState.STARTING
         self.listed = 0  # version of the first list that names it
         self.may_carry = False  # STARTING, yet publishers of an earlier Monitor may be on it

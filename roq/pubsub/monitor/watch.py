@@ -1,34 +1,42 @@
-"""The Monitor's own two sockets at each Exchange: probes go in at the front, control frames come out of the back."""
+"""The Monitor's own two links to each Exchange: what it says goes in at the front, control frames come out of the back."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
-import zmq
-
 from roq.errors import FrameError
-from roq.runtime.observe import Refusals
-from roq.runtime.sockets import Link, probe_socket, subscriber_socket
+from roq.runtime.links import PublisherLink, SubscriberLink
+from roq.runtime.observe import Refusals, logger
 from roq.wire import frame as frames
-from roq.wire.frame import FrameKind, Header
+from roq.wire.frame import SUBSCRIBE_ALL, FrameKind, Header
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.monitor import ExchangeAddress
 
-log = logging.getLogger(__name__)
-HEARD = (
-    FrameKind.PROBE,
+log = logger(__name__)
+HEARD = (  # ATTACHED comes last: then the others are active
     FrameKind.OPEN,
     FrameKind.FIN,
-    FrameKind.MARK,
     FrameKind.WATERMARK,
+    FrameKind.ATTACHED,
 )  # not the bundles of a replay: their bytes are none of the Monitor's
+
+
+class _Front(PublisherLink):
+    """on_connected() once the Exchange takes frames."""
+
+    def __init__(self, endpoint: str, on_connected: Callable[[], None]) -> None:
+        self._on_connected = on_connected
+        super().__init__(endpoint)
+
+    def told(self, message: bytes) -> None:
+        if message == SUBSCRIBE_ALL:
+            self._on_connected()
 
 
 class ExchangeWatch:
     """`on_control(exchange id, header, body, frame)` for a publisher's control frame, may raise FrameError; `on_connected()`
-    once probes go in; `on_probe(token)` for a probe that came back out."""
+    once the Exchange takes frames; `on_attached(token)` once control frames come."""
 
     def __init__(
         self,
@@ -37,47 +45,40 @@ class ExchangeWatch:
         refusals: Refusals,
         on_control: Callable[[str, Header, memoryview, bytes], None],
         on_connected: Callable[[], None],
-        on_probe: Callable[[str], None],
+        on_attached: Callable[[str], None],
     ) -> None:
         self.exchange = exchange
         self._id, self._refusals = monitor_id, refusals
-        self._on_control, self._on_connected, self._on_probe = on_control, on_connected, on_probe
-        self._front_socket = probe_socket()
-        self._front_socket.connect(exchange.front_endpoint())
-        self._front = Link(self._front_socket, self._welcome)
-        back = subscriber_socket(CONTROL_BYTES_MAX)
-        for kind in HEARD:
-            back.subscribe(frames.control_prefix(kind))
-        back.connect(exchange.back_endpoint())
-        self._back = Link(back, self._frame)
+        self._on_control, self._on_attached = on_control, on_attached
+        self._front = _Front(exchange.front_endpoint(), on_connected)
+        prefixes = [frames.control_prefix(kind) for kind in HEARD]
+        self._back = SubscriberLink(exchange.back_endpoint(), prefixes, self._came, CONTROL_BYTES_MAX)
 
-    def _welcome(self, parts: list[bytes]) -> None:
-        if parts[0] == b"\x01":
-            self._on_connected()
+    def _came(self, messages: list[list[bytes]]) -> None:
+        for parts in messages:
+            self._frame(parts)
 
     def _frame(self, parts: list[bytes]) -> None:
         try:
             _, header, body = frames.parse(parts[0])
-            if header.kind == FrameKind.PROBE:
+            if header.kind == FrameKind.ATTACHED:
                 if (token := frames.text_body(body)) == self.exchange.token:
-                    self._on_probe(token)
+                    self._on_attached(token)
             elif header.publisher != self._id:
                 self._on_control(self.exchange.id, header, body, parts[0])
         except FrameError as error:
             self._refusals.note("undecodable_frame", error)
 
     def send(self, kind: FrameKind) -> None:
-        """PROBE or RETIRE, behind everything that passed the Exchange's front before."""
+        """RETIRE, behind everything that passed the Exchange's front before."""
         self.send_frame(frames.encode_control(kind, self._id, 0, 0, self.exchange.token, time.time_ns()))
 
     def send_frame(self, frame: bytes) -> None:
         """Any control frame; not sent if the Exchange takes nothing now (all of ours are repeated)."""
-        try:
-            self._front_socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            log.debug("exchange is full: the frame is repeated later")
+        if self._front.open and not self._front.waiting_bytes:
+            self._front.send(frame)
 
     def close(self) -> None:
-        """Close both sockets."""
+        """Close both links."""
         self._front.close()
         self._back.close()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import msgspec
-import zmq
 from msgspec.structs import replace
 
 from roq.coordination.locate import GcmClient
@@ -15,7 +14,7 @@ from roq.errors import CallError, FrameError, HostFull, NoHosts, RoqError
 from roq.ids import new_token
 from roq.pubsub.scaling.decide import Memory, decide
 from roq.pubsub.scaling.load import NEW
-from roq.runtime import sockets
+from roq.runtime.links import SubscriberLink
 from roq.runtime.liveness import beat_on_lease, open_board
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.rpc import RpcClient
@@ -156,11 +155,12 @@ class Scaling:
     def _ask(self) -> RpcClient:
         return RpcClient(self._address.clients_endpoint(), monitor.Reply, counters=self._counters)
 
-    def _listen(self) -> sockets.Link:
-        socket = sockets.control_socket(zmq.SUB)
-        socket.subscribe(self._name)
-        socket.connect(self._address.kpis_endpoint())
-        return sockets.Link(socket, self._record)
+    def _listen(self) -> SubscriberLink:
+        return SubscriberLink(self._address.kpis_endpoint(), [self._name], self._records)
+
+    def _records(self, messages: list[list[bytes]]) -> None:
+        for parts in messages:
+            self._record(parts)
 
     def _record(self, parts: list[bytes]) -> None:
         """One message of the KPI stream."""

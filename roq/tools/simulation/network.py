@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
 from roq.errors import PortTaken
-from roq.runtime.connections import DEAD_SECONDS
+from roq.runtime.connections import PROBE_SECONDS, PROBES, QUIET_SECONDS
 from roq.tools.simulation.loop import PROCESS, Fate, Process, SimulatedLoop
 
 DELAY_SECONDS = 0.0002, 0.001  # least and most of one way, in a quiet network
 HANDSHAKE_SECONDS = 127.0  # of a SYN that nobody answers, as Linux has it
+KERNEL_BYTES = 64 * 1024  # of one way, on both machines together: few, so that readers that stop are felt
+WRITE_BUFFER_BYTES = 64 * 1024  # unless a transport is told another limit
 
 
 class End:
@@ -306,10 +309,20 @@ class Network:
 
 
 class _Socket:
-    """What a transport says its socket is."""
+    """What a transport says its socket is: the options that end a connection count."""
 
-    def setsockopt(self, *args: Any) -> None:
-        return
+    def __init__(self, end: End) -> None:
+        self._end = end
+        end.patience_seconds = QUIET_SECONDS + PROBE_SECONDS * PROBES
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        if (level, option) == (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
+            self._end.patience_seconds = value / 1000
+
+
+def unread(transport: Transport) -> Iterator[bytes]:
+    """For roq.runtime.connections.unread."""
+    return transport.take_unread()
 
 
 class Transport(asyncio.Transport):
@@ -322,8 +335,10 @@ class Transport(asyncio.Transport):
         self._closing = self._paused = self._lost = False
         self._unread: deque[bytes] = deque()
         self._unsent = 0
+        self._limits = WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES // 4
+        self._full = False
+        self._socket = _Socket(end)
         end.on_item, end.on_closed = self._item, self._ended
-        end.patience_seconds = DEAD_SECONDS
 
     def begin(self) -> None:
         """The protocol is told."""
@@ -332,6 +347,9 @@ class Transport(asyncio.Transport):
     def _item(self, item: Any) -> None:
         if isinstance(item, int):
             self._unsent -= item
+            if self._full and self.get_write_buffer_size() <= self._limits[1]:
+                self._full = False
+                self._protocol.resume_writing()
             return
         self._unread.append(item)
         if not self._paused:
@@ -354,6 +372,13 @@ class Transport(asyncio.Transport):
                     self._unread.appendleft(data)
                     return
 
+    def take_unread(self) -> Iterator[bytes]:
+        """What has come, read in no turn of the loop."""
+        while self._unread and not self._closing:
+            data = self._unread.popleft()
+            self._end.send(len(data))
+            yield data
+
     def _ended(self) -> None:
         self._lose(None)
 
@@ -367,6 +392,18 @@ class Transport(asyncio.Transport):
         if not self._closing and data:
             self._unsent += len(data)
             self._end.send(bytes(data))
+            self._look_if_full()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """As asyncio has them."""
+        high = WRITE_BUFFER_BYTES if high is None else high
+        self._limits = high, high // 4 if low is None else low
+        self._look_if_full()
+
+    def _look_if_full(self) -> None:
+        if not self._full and self.get_write_buffer_size() > self._limits[0]:
+            self._full = True
+            self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Any) -> None:
         """In one piece."""
@@ -374,11 +411,11 @@ class Transport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         """What was not read yet by the other end, beyond what kernels hold."""
-        return max(0, self._unsent - 2_000_000)
+        return max(0, self._unsent - KERNEL_BYTES)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """A socket whose options nobody needs."""
-        return _Socket() if name == "socket" else default
+        """The socket."""
+        return self._socket if name == "socket" else default
 
     def is_closing(self) -> bool:
         """Whether it is closed, or about to be."""

@@ -24,8 +24,8 @@ import roq.pubsub.exchange.process
 import roq.runtime.blocking_connection
 import roq.runtime.connections
 import roq.runtime.files
+import roq.runtime.links
 import roq.runtime.liveness
-import roq.runtime.sockets
 import roq.shuffle.node.attempt
 import roq.shuffle.node.committer
 import roq.shuffle.node.datafile
@@ -34,15 +34,14 @@ import roq.shuffle.node.server
 import roq.shuffle.node.storage
 import roq.workqueue.lease_keeper
 import roq.workqueue.master_link
-from roq.tools.simulation import machines, zeromq
+from roq.tools.simulation import machines
 from roq.tools.simulation.blocking import SELECT, LoopBeside, SimulatedStopEvent, Sockets
 from roq.tools.simulation.clocks import Wall
 from roq.tools.simulation.coordination import SimulatedCoordinator, TreeLink
 from roq.tools.simulation.disks import Files
 from roq.tools.simulation.dumps import Forks
-from roq.tools.simulation.forwarder import SimulatedForwarder
 from roq.tools.simulation.loop import PROCESS, SimulatedLoop
-from roq.tools.simulation.network import Network
+from roq.tools.simulation.network import Network, unread
 from roq.tools.simulation.threads import Pool, SimpleQueue, SimulatedThreads
 from roq.wire.assignment import ProcessKind
 
@@ -79,7 +78,6 @@ def _table(
     loop: SimulatedLoop, network: Network, coordinator: SimulatedCoordinator, wall: Wall, seed: Random
 ) -> list[tuple[Any, str, Any]]:
     now = loop.time
-    context = zeromq.Context(network)
 
     def wall_time() -> float:
         process = PROCESS.get()
@@ -111,10 +109,9 @@ def _table(
         (secrets, "randbits", seed.getrandbits),
         (secrets, "token_hex", lambda count: seed.randbytes(count).hex()),
         (roq.coordination.session, "open_link", link),
-        (roq.runtime.sockets, "context", lambda: context),
         (roq.runtime.connections, "listen", network.listen),
+        (roq.runtime.links, "unread", unread),
         (roq.runtime.liveness, "send_datagram", machines.send_datagram),
-        (roq.pubsub.exchange.process, "Forwarder", SimulatedForwarder),
         (roq.pubsub.exchange.process, "resident_bytes", lambda: 1 << 25),
         (hcm.host, "Children", machines.SimulatedChildren),
         (hcm.host, "start_time", machines.start_time),

@@ -49,8 +49,8 @@ class Machine:
         totals = (frames_in, 0, 0, 0, 0.0, 0, 0.0, 0.0, 0, 0)
         return self._members.exchange_report(wire.ExchangeReport(address(exchange), "h", *totals), self._now)
 
-    def probe_heard(self, exchange: str) -> list[Instruction]:
-        """A PROBE came out of the Exchange to the Monitor itself."""
+    def exchange_attached(self, exchange: str) -> list[Instruction]:
+        """The Exchange has told the Monitor itself that it is attached."""
         return self._members.exchange_heard(address(exchange).token, self._now)
 
     def join_publisher(self, id: int, path: int = 0, exchange: str = "") -> list[wire.PublisherWelcome]:
@@ -71,7 +71,7 @@ class Machine:
         return [self._members.join_subscriber(request, b"subscriber %d" % id, self._now)]
 
     def subscriber_report(self, id: int, *proved: str) -> list[Instruction]:
-        """proved: the Exchanges whose PROBE has come to it."""
+        """proved: the Exchanges that have told it that it is attached."""
         tokens = tuple(address(exchange).token for exchange in proved)
         report = wire.SubscriberReport(id, self._members.version, tokens, 0, 0, 0, 0, 0.0, 0.0, 0.0)
         return self._members.subscriber_report(report, b"subscriber %d" % id, self._now)

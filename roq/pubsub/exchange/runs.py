@@ -1,0 +1,152 @@
+"""A publisher's bytes cut into runs: frames in a row that go to the same subscribers, still as they came. Pure.
+
+Frames are not decoded: what decides who gets one is its key, a data frame's topic and the NUL behind it, or the first three
+bytes of a control frame. A frame that is not whole yet waits; a large one in the pieces in which it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from roq.errors import FrameError
+from roq.wire import zmtp
+from roq.wire.frame import CONTROL_PREFIX
+
+R = TypeVar("R")
+TOPIC_BYTES_MAX = 256  # with the NUL; a foreign frame without one is matched by so many
+CONTROL_KEY_BYTES = 3
+IN_PIECES_BYTES = 16 * 1024  # from this size on a frame is not copied together
+SHARED_BYTES = 32 * 1024  # from this size on a part of what came is not copied out of it
+_CONTROL = CONTROL_PREFIX[0]
+
+
+class FrameRun(NamedTuple, Generic[R]):
+    """Whole frames with their ZMTP headers, in pieces. route: who gets them. size: bytes."""
+
+    route: R
+    pieces: list[bytes | memoryview]
+    frames: int
+    size: int
+
+
+class FrameRuns(Generic[R]):
+    """One publisher's. route(key): who gets what has this key; the same object for the same peers. frame_bytes_max: a frame
+    without its ZMTP header. on_control(body): for each control frame as it comes, to be answered once the runs are sent.
+    pongs: to be sent back."""
+
+    def __init__(self, route: Callable[[bytes], R], frame_bytes_max: int, on_control: Callable[[bytes], None]) -> None:
+        self._route, self._max, self._on_control = route, frame_bytes_max, on_control
+        self.pongs: list[bytes] = []
+        self._rest = b""
+        self._pieces: list[bytes | memoryview] = []  # of a large frame
+        self._missing = 0  # bytes of it
+        self.unfinished = 0  # bytes of a frame that is not whole
+
+    def feed(self, data: bytes) -> list[FrameRun[R]]:
+        """What is whole now. Raises FrameError: the connection is of no use."""
+        runs: list[FrameRun[R]] = []
+        if self._missing:
+            if len(data) < self._missing:
+                last = self._pieces[-1]
+                if len(last) < zmtp.CHUNK_BYTES_MIN:  # each piece costs some 50 bytes beside itself
+                    self._pieces[-1] = bytes(last) + data
+                else:
+                    self._pieces.append(data)
+                self._missing -= len(data)
+                self.unfinished += len(data)
+                return runs
+            data = self._finish(data, runs)
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+        rest = self._cut(data, runs)
+        self.unfinished = len(rest)
+        if rest and not self._begin_large(rest):
+            self._rest = bytes(rest)
+        return runs
+
+    def _cut(self, data: bytes, runs: list[FrameRun[R]]) -> bytes:
+        """The whole frames of data as runs; what is left. The loop that all messages go through."""
+        at, start, end, count = 0, 0, len(data), 0
+        now: R | None = None
+        last = b""  # key of the frame before, if that was data
+        while end - at >= 2:
+            flags = data[at]
+            begin = at + 2
+            stop = begin + data[at + 1]
+            if flags & zmtp.LONG:
+                if end - at < 9:
+                    break
+                begin = at + 9
+                stop = begin + int.from_bytes(data[at + 1 : begin], "big")
+            if flags & ~zmtp.LONG or stop - begin > self._max:
+                if flags & zmtp.COMMAND and stop - begin <= self._max and flags < 8:
+                    if stop > end:
+                        break
+                    _add(runs, now, data, start, at, count)
+                    self._command(data[begin:stop])
+                    at = start = stop
+                    count = 0
+                    continue
+                raise FrameError(f"a frame of {stop - begin} bytes with flags {flags}")
+            if stop > end:
+                break
+            if not last or not data.startswith(last, begin, stop):
+                key = self._key(data, begin, stop)
+                route = self._route(key)
+                last = key
+                if begin < stop and data[begin] == _CONTROL:
+                    self._on_control(data[begin:stop])
+                    last = b""
+                if route is not now:
+                    _add(runs, now, data, start, at, count)
+                    start, count, now = at, 0, route
+            at = stop
+            count += 1
+        _add(runs, now, data, start, at, count)
+        return data[at:]
+
+    def _key(self, data: bytes, begin: int, stop: int) -> bytes:
+        if begin < stop and data[begin] == _CONTROL:
+            return data[begin : min(stop, begin + CONTROL_KEY_BYTES)]
+        most = min(stop, begin + TOPIC_BYTES_MAX)
+        nul = data.find(b"\0", begin, most)
+        return data[begin : most if nul < 0 else nul + 1]
+
+    def _command(self, body: bytes) -> None:
+        if body.startswith(b"\x04PING"):
+            self.pongs.append(zmtp.frame(b"\x04PONG" + body[7:23], zmtp.COMMAND))
+
+    # --- large frames -------------------------------------------------------------------------------------------------
+
+    def _begin_large(self, rest: bytes) -> bool:
+        """Whether the rest is the beginning of one that is worth being kept in pieces."""
+        if rest[0] != zmtp.LONG or len(rest) < 9 + TOPIC_BYTES_MAX:
+            return False
+        size = int.from_bytes(rest[1:9], "big")
+        if size < IN_PIECES_BYTES:
+            return False
+        self._pieces = [rest]
+        self._missing = 9 + size - len(rest)
+        return True
+
+    def _finish(self, data: bytes, runs: list[FrameRun[R]]) -> bytes:
+        """The large frame is whole with the beginning of data; what is behind it."""
+        missing, pieces = self._missing, self._pieces
+        pieces.append(data if len(data) == missing else memoryview(data)[:missing])
+        first = bytes(pieces[0])
+        route = self._route(self._key(first, 9, len(first)))
+        if first[9] == _CONTROL:
+            self._on_control(b"".join(pieces)[9:])
+        runs.append(FrameRun(route, pieces, 1, sum(map(len, pieces))))
+        self._missing, self._pieces = 0, []
+        return data[missing:]
+
+
+def _add(runs: list[FrameRun[R]], route: R | None, data: bytes, start: int, stop: int, frames: int) -> None:
+    if frames and route is not None:
+        size = stop - start
+        whole = size == len(data)
+        piece = data if whole else memoryview(data)[start:stop] if size >= SHARED_BYTES else data[start:stop]
+        runs.append(FrameRun(route, [piece], frames, size))

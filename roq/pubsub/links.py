@@ -118,7 +118,7 @@ class Attachment:
         self.read_at = 0.0  # when nothing more had come at last
         self.looking = False  # `look_soon` was called and has not been served yet
         self.frames: deque[bytes] = deque()
-        self._bytes = 0  # of them, about
+        self._looked_at = 0  # bytes that had come when `frames` was empty last
         self._shown_at = 0.0
         self._on_readable = on_readable
         self._loop = asyncio.get_running_loop()
@@ -126,9 +126,7 @@ class Attachment:
         self.look_soon()
 
     def _came(self, messages: list[list[bytes]]) -> None:
-        frames = [parts[0] for parts in messages if len(parts) == 1]
-        self.frames.extend(frames)
-        self._bytes += sum(map(len, frames))
+        self.frames.extend([parts[0] for parts in messages])
         if not self.looking:
             self._on_readable(self)
 
@@ -145,9 +143,10 @@ class Attachment:
 
     def was_read(self) -> None:
         """The owner has taken what it wants for now."""
+        link = self.link
         if not self.frames:
-            self._bytes = 0
-        self.link.pause(self._bytes > SUBSCRIBER_BYTES_QUEUED)
+            self._looked_at = link.received_bytes
+        link.pause(link.received_bytes - self._looked_at > SUBSCRIBER_BYTES_QUEUED)
 
     def catch_up(self) -> None:
         """Look at what has come while the loop was busy."""

@@ -351,6 +351,7 @@ class Client(ZmtpConnection, asyncio.Protocol):
         self._host, self._port = host.strip("[]"), int(port)
         self._hello, self._bytes_max = hello, bytes_max
         self.connected = self.closed = False
+        self.received_bytes = 0  # ever
         self._lost = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._connecting = self._loop.create_task(self._connect(), name=f"connection to {endpoint}")
@@ -388,6 +389,7 @@ class Client(ZmtpConnection, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """For the loop."""
+        self.received_bytes += len(data)
         known = self.parser.ready
         messages = self.take(data)
         if not known and self.parser.ready:

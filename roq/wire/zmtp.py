@@ -86,6 +86,12 @@ class Parser:
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """The messages that are whole now. Raises FrameError: the connection is of no use."""
+        if not self._chunks and self._greeted and len(data) >= 9 and not self._parts:
+            flags, size, begin = data[0], data[1], 2  # most often it is one message of one part
+            if flags == LONG:
+                size, begin = int.from_bytes(data[1:9], "big"), 9
+            if not flags & ~LONG and begin + size == len(data) and size <= self._bytes_max:
+                return [[data[begin:]]]
         if self._chunks and len(self._chunks[-1]) < CHUNK_BYTES_MIN:
             self._chunks[-1] += data
         else:

@@ -265,7 +265,7 @@ async def test_broadcast_tells_changes(served: Bench) -> None:
 
 async def test_random_bytes_do_no_harm(served: Bench) -> None:
     leader = await read_leader(served.zookeeper)
-    socket = libzmq.socket(zmq.DEALER)
+    socket = libzmq.socket(zmq.DEALER, 100)
     socket.connect(f"tcp://127.0.0.1:{leader.port}")
     for size in range(64):
         socket.send(os.urandom(size))

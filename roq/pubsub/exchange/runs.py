@@ -19,6 +19,7 @@ CONTROL_KEY_BYTES = 3
 IN_PIECES_BYTES = 16 * 1024  # from this size on a frame is not copied together
 SHARED_BYTES = 32 * 1024  # from this size on a part of what came is not copied out of it
 _CONTROL = CONTROL_PREFIX[0]
+_NO_KEY = CONTROL_PREFIX * 300  # what no frame begins with
 
 
 class FrameRun(NamedTuple, Generic[R]):
@@ -70,35 +71,30 @@ class FrameRuns(Generic[R]):
         """The whole frames of data as runs; what is left. The loop that all messages go through."""
         at, start, end, count = 0, 0, len(data), 0
         now: R | None = None
-        last = b""  # key of the frame before, if that was data
-        while end - at >= 2:
+        last, begins_with = _NO_KEY, data.startswith  # key of the frame before, if that was data
+        while at + 2 <= end:
             flags = data[at]
-            begin = at + 2
-            stop = begin + data[at + 1]
-            if flags & zmtp.LONG:
-                if end - at < 9:
+            if not flags:
+                begin = at + 2
+                stop = begin + data[at + 1]
+            else:
+                if flags & zmtp.LONG and at + 9 > end:
                     break
-                begin = at + 9
-                stop = begin + int.from_bytes(data[at + 1 : begin], "big")
-            if flags & ~zmtp.LONG or stop - begin > self._max:
-                if flags & zmtp.COMMAND and stop - begin <= self._max and flags < 8:
-                    if stop > end:
-                        break
-                    _add(runs, now, data, start, at, count)
-                    self._command(data[begin:stop])
-                    at = start = stop
-                    count = 0
-                    continue
-                raise FrameError(f"a frame of {stop - begin} bytes with flags {flags}")
+                begin, stop = self._body(data, at)
             if stop > end:
                 break
-            if not last or not data.startswith(last, begin, stop):
-                key = self._key(data, begin, stop)
-                route = self._route(key)
-                last = key
-                if begin < stop and data[begin] == _CONTROL:
+            if flags & zmtp.COMMAND:
+                _add(runs, now, data, start, at, count)
+                self._command(data[begin:stop])
+                at, start, count = stop, stop, 0
+                continue
+            if not begins_with(last, begin, stop):
+                nul = data.find(0, begin, min(stop, begin + TOPIC_BYTES_MAX))
+                last = key = data[begin : nul + 1] if nul >= 0 and data[begin] != _CONTROL else self._key(data, begin, stop)
+                if key[:1] == CONTROL_PREFIX:
                     self._on_control(data[begin:stop])
-                    last = b""
+                    last = _NO_KEY
+                route = self._route(key)
                 if route is not now:
                     _add(runs, now, data, start, at, count)
                     start, count, now = at, 0, route
@@ -107,11 +103,20 @@ class FrameRuns(Generic[R]):
         _add(runs, now, data, start, at, count)
         return data[at:]
 
+    def _body(self, data: bytes, at: int) -> tuple[int, int]:
+        """Where that of a frame with flags begins and ends. Raises FrameError."""
+        flags = data[at]
+        begin = at + 9 if flags & zmtp.LONG else at + 2
+        size = int.from_bytes(data[at + 1 : begin], "big")
+        if flags & zmtp.MORE or flags > zmtp.COMMAND | zmtp.LONG or size > self._max:
+            raise FrameError(f"a frame of {size} bytes with flags {flags}")
+        return begin, begin + size
+
     def _key(self, data: bytes, begin: int, stop: int) -> bytes:
-        if begin < stop and data[begin] == _CONTROL:
+        if data[begin : begin + 1] == CONTROL_PREFIX and begin < stop:
             return data[begin : min(stop, begin + CONTROL_KEY_BYTES)]
         most = min(stop, begin + TOPIC_BYTES_MAX)
-        nul = data.find(b"\0", begin, most)
+        nul = data.find(0, begin, most)
         return data[begin : most if nul < 0 else nul + 1]
 
     def _command(self, body: bytes) -> None:
@@ -137,7 +142,7 @@ class FrameRuns(Generic[R]):
         pieces.append(data if len(data) == missing else memoryview(data)[:missing])
         first = bytes(pieces[0])
         route = self._route(self._key(first, 9, len(first)))
-        if first[9] == _CONTROL:
+        if first[9:10] == CONTROL_PREFIX:
             self._on_control(b"".join(pieces)[9:])
         runs.append(FrameRun(route, pieces, 1, sum(map(len, pieces))))
         self._missing, self._pieces = 0, []

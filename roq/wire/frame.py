@@ -26,7 +26,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -103,7 +103,7 @@ class PathOpening(msgspec.Struct, frozen=True, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_payloads = msgspec.msgpack.Decoder(list[bytes]).decode
 _decode_text = msgspec.msgpack.Decoder(str).decode
-_decode_int = msgspec.msgpack.Decoder(int).decode
+_decode_number: Callable[[memoryview], int] = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0)]).decode
 _decode_opening = msgspec.msgpack.Decoder(PathOpening).decode
 _decode_watermark = msgspec.msgpack.Decoder(dict[str, tuple[int, int]]).decode
 _pack = HEADER.pack
@@ -193,7 +193,7 @@ def text_body(body: memoryview) -> str:
 
 def mark_body(body: memoryview) -> int:
     """Body of MARK: the publisher's mark number."""
-    return _body(_decode_int, body)
+    return _body(_decode_number, body)
 
 
 def opening_body(body: memoryview) -> PathOpening:

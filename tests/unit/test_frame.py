@@ -15,10 +15,13 @@ from roq.errors import FrameError
 from roq.wire.frame import (
     CONTROL_PREFIX,
     HEADER,
+    SUBSCRIBE_ALL,
     VERSION,
     FrameKind,
     Header,
     PathOpening,
+    confirmation,
+    confirmed,
     encode_control,
     encode_data,
     mark_body,
@@ -27,6 +30,7 @@ from roq.wire.frame import (
     payloads,
     text_body,
     watermark_body,
+    welcome,
 )
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -74,6 +78,33 @@ def test_fin_has_no_body() -> None:
     _, header, rest = parse(encode_control(FrameKind.FIN, 7, 3, 11, None, 5))
     assert header.kind == FrameKind.FIN
     assert bytes(rest) == b"\xc0"
+
+
+@pytest.mark.parametrize("mark", [-1, -(2**63)])
+def test_a_mark_is_a_number_that_can_be_confirmed(mark: int) -> None:
+    _, _, body = parse(encode_control(FrameKind.MARK, 7, 3, 11, mark, 5))
+    with pytest.raises(FrameError):
+        mark_body(body)
+
+
+@given(U32, U64)
+def test_a_confirmation_comes_back(path: int, mark: int) -> None:
+    message = confirmation(path, mark)
+    assert message[:1] not in (b"\0", b"\1"), "a subscription, or its end"
+    assert confirmed(message) == (path, mark)
+    for other in (message[:-1], message + b"\0", b"\1" + message[1:], b"\0" + message[1:]):
+        assert confirmed(other) is None
+
+
+def test_a_subscription_is_no_confirmation() -> None:
+    for message in (b"", b"\x02", SUBSCRIBE_ALL, welcome("A/1"), welcome("x" * 10), b"\x01" + bytes(12)):
+        assert confirmed(message) is None
+
+
+@given(st.binary(max_size=20))
+def test_other_bytes_are_no_confirmation(message: bytes) -> None:
+    known = confirmed(message)
+    assert known is None or confirmation(*known) == message
 
 
 @pytest.mark.parametrize("size", range(len(FRAME)))

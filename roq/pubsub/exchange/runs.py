@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 from roq.errors import FrameError
 from roq.wire import zmtp
 from roq.wire.frame import CONTROL_PREFIX
+from roq.wire.limits import SUBSCRIPTION_BYTES_MAX
 
 R = TypeVar("R")
 TOPIC_BYTES_MAX = 256  # with the NUL; a foreign frame without one is matched by so many
@@ -71,7 +72,7 @@ class FrameRuns(Generic[R]):
         """The whole frames of data as runs; what is left. The loop that all messages go through."""
         at, start, end, count = 0, 0, len(data), 0
         now: R | None = None
-        last, begins_with = _NO_KEY, data.startswith  # key of the frame before, if that was data
+        last, begins_with = _NO_KEY, data.startswith  # key of the frame before, if that was data with a whole topic
         while at + 2 <= end:
             flags = data[at]
             if not flags:
@@ -90,10 +91,12 @@ class FrameRuns(Generic[R]):
                 continue
             if not begins_with(last, begin, stop):
                 nul = data.find(0, begin, min(stop, begin + TOPIC_BYTES_MAX))
-                last = key = data[begin : nul + 1] if nul >= 0 and data[begin] != _CONTROL else self._key(data, begin, stop)
-                if key[:1] == CONTROL_PREFIX:
-                    self._on_control(data[begin:stop])
-                    last = _NO_KEY
+                if nul >= 0 and data[begin] != _CONTROL:
+                    last = key = data[begin : nul + 1]
+                else:  # without an end other keys may begin with it
+                    last, key = _NO_KEY, self._key(data, begin, stop)
+                    if key[:1] == CONTROL_PREFIX:
+                        self._on_control(data[begin:stop])
                 route = self._route(key)
                 if route is not now:
                     _add(runs, now, data, start, at, count)
@@ -108,7 +111,8 @@ class FrameRuns(Generic[R]):
         flags = data[at]
         begin = at + 9 if flags & zmtp.LONG else at + 2
         size = int.from_bytes(data[at + 1 : begin], "big")
-        if flags & zmtp.MORE or flags > zmtp.COMMAND | zmtp.LONG or size > self._max:
+        most = SUBSCRIPTION_BYTES_MAX if flags & zmtp.COMMAND else self._max
+        if flags & zmtp.MORE or flags > zmtp.COMMAND | zmtp.LONG or size > most:
             raise FrameError(f"a frame of {size} bytes with flags {flags}")
         return begin, begin + size
 

@@ -38,7 +38,7 @@ class Subscriptions(Generic[P]):
         self._prefixes: dict[P, set[bytes]] = {}
         self._lengths: tuple[int, ...] = ()  # of the prefixes
         self._routes: dict[bytes, tuple[P, ...]] = {}  # by key
-        self._same: dict[tuple[P, ...], tuple[P, ...]] = {}  # one object for the same peers
+        self._same: dict[frozenset[P], tuple[P, ...]] = {}  # one object for the same peers
 
     def add(self, peer: P, prefix: bytes) -> None:
         """Raises FrameError if it has too many."""
@@ -90,7 +90,7 @@ class Subscriptions(Generic[P]):
         route = tuple(found)
         if len(self._routes) >= ROUTES_KEPT:
             self._routes.clear()
-        self._routes[key] = route = self._same.setdefault(route, route)
+        self._routes[key] = route = self._same.setdefault(frozenset(found), route)
         return route
 
 

@@ -120,12 +120,21 @@ class ZmtpConnection(asyncio.BaseProtocol):
             self.refuse(error)
             return []
         if parser.pongs:
-            transport.writelines(parser.pongs)
+            self.answer(parser.pongs)
             parser.pongs.clear()
-            if transport.get_write_buffer_size() > WAITING_BYTES_MAX:
-                transport.abort()
+            if transport.is_closing():
                 return []
         return messages
+
+    def answer(self, frames: list[bytes]) -> None:
+        """What the peer asked for. One that asks and does not read is dropped."""
+        self.transport.writelines(frames)
+        if self.transport.get_write_buffer_size() > self.waiting_bytes_max():
+            self.transport.abort()
+
+    def waiting_bytes_max(self) -> int:
+        """For the peer to read."""
+        return WAITING_BYTES_MAX
 
     def refuse(self, error: FrameError) -> None:
         """The peer breaks the protocol."""

@@ -75,7 +75,10 @@ class Parser:
         self._parts_size = 0
 
     def rest(self) -> bytes:
-        """The bytes of the frame that is not whole yet, taken out: somebody else goes on with them."""
+        """The bytes of the frame that is not whole yet, taken out: somebody else goes on with them. Raises FrameError within a
+        message of several parts."""
+        if self._parts:
+            raise FrameError("a message of more than one part")
         rest, self._chunks, self._size, self._needed = b"".join(self._chunks), [], 0, 2
         return rest
 

@@ -184,7 +184,7 @@ class PublisherPeer(Peer, asyncio.Protocol):
                 if self._asked:
                     self._answer()
                 if self._runs.pongs:
-                    self.transport.writelines(self._runs.pongs)
+                    self.answer(self._runs.pongs)
                     self._runs.pongs.clear()
         except FrameError as error:
             forwarder.refusals.note("publisher", error)
@@ -216,10 +216,12 @@ class PublisherPeer(Peer, asyncio.Protocol):
     def _answer(self) -> None:
         """Everything before these frames is with the subscribers' queues by now."""
         asked, self._asked = self._asked, []
+        answers = []
         for body in asked:
             _, header, content = frames.parse(body)
             mark = frames.mark_body(content) if header.kind == FrameKind.MARK else 0
-            self.transport.write(zmtp.frame(frames.confirmation(header.path, mark)))
+            answers.append(zmtp.frame(frames.confirmation(header.path, mark)))
+        self.answer(answers)
 
 
 class SubscriberPeer(SubscribedPeer):
@@ -283,6 +285,10 @@ class SubscriberPeer(SubscribedPeer):
         """For the transport."""
         self._full = False
         self._forwarder.has_room(self)
+
+    def waiting_bytes_max(self) -> int:
+        """A full queue alone is no reason to drop one that asks."""
+        return super().waiting_bytes_max() + 2 * self._forwarder.queue_bytes
 
     def silent_looks(self) -> int:
         """For how many looks in a row, this one included, it took nothing and said nothing."""

@@ -163,10 +163,8 @@ class ForwardingScene:
         self.pairs = 0
 
     def forwarder(self, overflow: Overflow = Overflow.DROP, frame_bytes: int = 1 << 20, token: str = TOKEN) -> Forwarder:
-        made = Forwarder(LOCAL, 0, 0, QueueSettings(overflow=overflow, max_frame_bytes=frame_bytes), Counters())
+        made = Forwarder(LOCAL, 0, 0, token, QueueSettings(overflow=overflow, max_frame_bytes=frame_bytes), Counters())
         self.made.append(made)
-        if token:
-            made.start(token)
         return made
 
     async def publisher(self, forwarder: Forwarder) -> Telling:

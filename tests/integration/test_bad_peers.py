@@ -19,7 +19,7 @@ from roq.runtime import connections, links
 from roq.runtime.connections import Server
 from roq.runtime.links import Broadcaster
 from roq.wire import zmtp
-from roq.wire.frame import SUBSCRIBE_ALL, FrameKind, confirmation, welcome
+from roq.wire.frame import SUBSCRIBE_ALL, FrameKind, confirmation, control_prefix, welcome
 from roq.wire.limits import FRAME_OVERHEAD_BYTES, SUBSCRIPTION_BYTES_MAX
 from tests.integration.link_rig import TOKEN, ForwardingScene, Listening, RawPeer, control, data, end
 from tests.integration.zmtp_rig import LOCAL, until
@@ -199,7 +199,9 @@ async def test_valid_conversations_in_single_bytes(scene: ForwardingScene) -> No
                 await asyncio.sleep(0)
             if peer is subscriber:
                 await until(lambda: forwarder.subscriptions.route(b"\xff") and forwarder.subscriptions.route(b"drip"))
-        assert await subscriber.take(3) == [small, mark, long]
+        attached, *rest = await subscriber.take(4)
+        assert attached.startswith(control_prefix(FrameKind.ATTACHED))
+        assert rest == [small, mark, long]
         assert await publisher.take(3) == [SUBSCRIBE_ALL, welcome(TOKEN), confirmation(1, 5)]
     await works()
 

@@ -108,13 +108,13 @@ async def test_drop_a_subscriber_that_does_not_read_misses_data_but_no_control_f
 
 async def test_drop_a_subscriber_that_takes_not_even_control_frames_is_cut_alone(scene: ForwardingScene) -> None:
     forwarder = scene.forwarder(Overflow.DROP, FRAME_BYTES)
-    good, publisher = await scene.subscriber(forwarder, b"\xff"), await scene.publisher(forwarder)
+    good, publisher = await scene.subscriber(forwarder, control_prefix(FrameKind.WATERMARK)), await scene.publisher(forwarder)
     async with stuck(forwarder) as slow:
         await fill(forwarder, publisher)
         sent = list[bytes]()
         while not forwarder.counters["refused_slow_subscriber"]:
             assert len(sent) * SIZE < 100 * QUEUE_BYTES
-            sent += [control(FrameKind.PROBE, 1, "x" * SIZE) for _ in range(10)]
+            sent += [control(FrameKind.WATERMARK, 1, "x" * SIZE) for _ in range(10)]
             for frame in sent[len(good.frames) :]:
                 publisher.send(frame)
             await has(good, len(sent))

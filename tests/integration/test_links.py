@@ -16,7 +16,7 @@ import zmq
 from roq.errors import PortTaken
 from roq.runtime.links import Broadcaster
 from roq.wire import zmtp
-from roq.wire.frame import SUBSCRIBE_ALL, welcome
+from roq.wire.frame import SUBSCRIBE_ALL, FrameKind, parse, text_body, welcome
 from roq.wire.limits import FRAME_OVERHEAD_BYTES
 from tests.harness import libzmq
 from tests.harness.ports import free_port
@@ -218,6 +218,8 @@ async def test_frames_of_libzmqs_pub_reach_libzmqs_sub_through_a_forwarder(scene
         every.subscribe(b"")
         assert await receive(pub, 2) == [[SUBSCRIBE_ALL], [welcome(TOKEN)]]
         await until(lambda: len(forwarder.subscriptions.route(b"ab")) == 2)
+        ((attached,),) = await receive(sub, 1)
+        assert text_body(parse(attached)[2]) == TOKEN
         limit = (1 << 20) + FRAME_OVERHEAD_BYTES
         sent = [b"a", b"ab", b"", b"abc", b"b", data(b"ab", 1, 5), data(b"b", 1), LARGE, b"ab".ljust(limit), *MANY, b"ab last"]
         for body in sent:
@@ -267,17 +269,15 @@ async def test_heartbeats_of_libzmq_are_answered_by_each(scene: ForwardingScene,
         telling.close()
 
 
-async def test_a_publisher_that_connected_before_the_start_is_welcomed_then(scene: ForwardingScene) -> None:
-    forwarder = scene.forwarder(token="")
+async def test_publishers_are_welcomed_and_subscribers_are_told_when_they_are_attached(scene: ForwardingScene) -> None:
+    forwarder = scene.forwarder()
     with libzmq_socket(zmq.XPUB, f"{HERE}{forwarder.front_port}") as pub:
-        early = await scene.publisher(forwarder)
-        async with RawPeer(forwarder.front_port) as late:
-            await until(lambda: len(forwarder._front.peers) == 3)
-            assert not early.heard
-            assert not pub.poll(100)
-            forwarder.start(TOKEN)
-            assert await receive(pub, 2) == [[SUBSCRIBE_ALL], [welcome(TOKEN)]]
-            await until(lambda: early.heard == [SUBSCRIBE_ALL, welcome(TOKEN)])
-            assert not late.messages
-            await late.send(zmtp.hello(b"PUB"))
-            assert await late.take(2) == [SUBSCRIBE_ALL, welcome(TOKEN)]
+        assert await receive(pub, 2) == [[SUBSCRIBE_ALL], [welcome(TOKEN)]]
+        async with RawPeer(forwarder.back_port) as reader:
+            await reader.send(zmtp.hello(b"SUB") + zmtp.frame(b"\x01eu."))
+            await until(lambda: forwarder.subscriptions.route(b"eu.paris\0"))
+            assert not reader.messages, "it has not said that this is all"
+            await reader.send(zmtp.frame(b"\x01\xff"))
+            (told,) = await reader.take(1)
+            _, header, body = parse(told)
+            assert (header.kind, text_body(body)) == (FrameKind.ATTACHED, TOKEN)

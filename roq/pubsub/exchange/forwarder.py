@@ -43,6 +43,13 @@ log = logger(__name__)
 Route = tuple[SubscribedPeer, ...]
 
 
+def queue_bytes(settings: QueueSettings) -> int:
+    """Bound of what one subscriber has not taken yet."""
+    if settings.overflow is Overflow.BLOCK:
+        return BLOCK_BYTES_QUEUED
+    return max(DROP_BYTES_QUEUED, 2 * settings.max_frame_bytes)
+
+
 class ForwardedTotals(NamedTuple):
     """Totals since the start: frames and bytes in from publishers, out to subscribers."""
 
@@ -60,7 +67,7 @@ class Forwarder:
     ) -> None:
         self.blocks = settings.overflow is Overflow.BLOCK
         self.frame_bytes_max = settings.max_frame_bytes + FRAME_OVERHEAD_BYTES
-        self.queue_bytes = BLOCK_BYTES_QUEUED if self.blocks else max(DROP_BYTES_QUEUED, 2 * settings.max_frame_bytes)
+        self.queue_bytes = queue_bytes(settings)
         self.subscriptions = Subscriptions[SubscribedPeer]()
         self.counters = counters
         self.refusals = Refusals(log, counters)

@@ -20,6 +20,7 @@ import roq.log.store.blobs
 import roq.log.store.identity
 import roq.log.store.process
 import roq.log.store.server
+import roq.pubsub.exchange.forwarder
 import roq.pubsub.exchange.process
 import roq.runtime.blocking_connection
 import roq.runtime.connections
@@ -46,6 +47,7 @@ from roq.tools.simulation.threads import Pool, SimpleQueue, SimulatedThreads
 from roq.wire.assignment import ProcessKind
 
 JOURNAL_BYTES = 256 * 1024  # of a store's journal file: few enough to come to its end
+QUEUE_BYTES = 32 * 1024  # of one subscriber in an Exchange
 DATA_BYTES = 8 * 1024  # of a follower's file
 
 
@@ -112,6 +114,7 @@ def _table(
         (roq.runtime.connections, "listen", network.listen),
         (roq.runtime.links, "unread", unread),
         (roq.runtime.liveness, "send_datagram", machines.send_datagram),
+        (roq.pubsub.exchange.forwarder, "queue_bytes", lambda settings: QUEUE_BYTES),
         (roq.pubsub.exchange.process, "resident_bytes", lambda: 1 << 25),
         (hcm.host, "Children", machines.SimulatedChildren),
         (hcm.host, "start_time", machines.start_time),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roq.pubsub import links, order, path, publisher, replay_buffer
+from roq.pubsub import links, order, path, replay_buffer
 from roq.runtime.links import PublisherLink
 from roq.tools.simulation import machines
 from roq.tools.simulation.run import What
@@ -82,7 +82,4 @@ BUGS: dict[str, Known] = {
         lambda: put((replay_buffer.ReplayBuffer, "broken", _broken_for_good)), 3
     ),
     "an HCM that comes back adopts nothing": Known(lambda: put((machines.SimulatedChildren, "adopt", _nothing_adopted)), 10),
-    "a tail on a topic that falls quiet is lost unsaid": Known(
-        lambda: put((publisher.Publisher, "_send_watermarks", lambda one, topics: None)), 111
-    ),
 }

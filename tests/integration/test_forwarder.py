@@ -1,6 +1,6 @@
 """A Forwarder with subscribers that do not read, and what it says to publishers on their own connections.
 
-Not covered: peers that break the protocol (test_bad_peers.py), libzmq's peers (test_links.py), who belongs to a queue.
+Not covered: peers that break the protocol (test_links_bad_peers.py), libzmq's peers (test_links.py), who belongs to a queue.
 """
 
 from __future__ import annotations

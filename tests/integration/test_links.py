@@ -1,6 +1,6 @@
 """Broadcaster, SubscriberLink, PublisherLink and a Forwarder with libzmq's PUB, SUB, XPUB and XSUB at the other end.
 
-Not covered: full queues and peers that misbehave (test_forwarder.py, test_bad_peers.py), the bytes (tests/unit/test_zmtp.py).
+Not covered: full queues and peers that misbehave (test_forwarder.py, test_links_bad_peers.py), the bytes (test_zmtp.py).
 """
 
 from __future__ import annotations

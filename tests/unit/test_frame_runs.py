@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from roq.errors import FrameError
-from roq.pubsub.exchange.runs import CONTROL_KEY_BYTES, IN_PIECES_BYTES, SHARED_BYTES, TOPIC_BYTES_MAX, FrameRun, FrameRuns
+from roq.pubsub.exchange.runs import CONTROL_KEY_BYTES, IN_PIECES_BYTES, TOPIC_BYTES_MAX, FrameRun, FrameRuns
 from roq.wire.limits import SUBSCRIPTION_BYTES_MAX
 from roq.wire.zmtp import COMMAND, LONG, MORE, frame, frames_in
 
@@ -152,11 +152,27 @@ def test_a_chunk_of_one_run_is_not_copied() -> None:
 
 
 def test_a_large_part_of_a_chunk_is_shared_and_a_small_one_is_not() -> None:
-    many = b"".join(frame(b"ab\0%d" % number) for number in range(SHARED_BYTES // 8))
+    many = b"".join(frame(b"ab\0%d" % number) for number in range(4_000))
     large, small = Cutting().feed(many + frame(b"b\0"))
     assert isinstance(large.pieces[0], memoryview)
     assert small.pieces == [frame(b"b\0")]
     assert type(small.pieces[0]) is bytes
+
+
+@pytest.mark.parametrize("chunk", [70_000, 100_000, 150_000, 256_000])
+def test_what_a_queue_holds_is_little_more_than_its_size(chunk: int) -> None:
+    cutting, stream = Cutting(), frame(b"ab\0".ljust(64 * 1024, b".")) * 40
+    for at in range(0, len(stream), chunk):
+        cutting.feed(stream[at : at + chunk])
+    held = {id(base): len(base) for run in cutting.runs for piece in run.pieces for base in (base_of(piece),)}
+    assert sum(held.values()) < 1.3 * sum(run.size for run in cutting.runs)
+
+
+def base_of(piece: bytes | memoryview) -> bytes:
+    """The object that a piece keeps alive."""
+    base = piece if isinstance(piece, bytes) else piece.obj
+    assert isinstance(base, bytes)
+    return base
 
 
 def test_a_frame_shorter_than_the_topic_before_it_is_not_matched_by_the_bytes_behind_it() -> None:

@@ -18,7 +18,6 @@ R = TypeVar("R")
 TOPIC_BYTES_MAX = 256  # with the NUL; a foreign frame without one is matched by so many
 CONTROL_KEY_BYTES = 3
 IN_PIECES_BYTES = 16 * 1024  # from this size on a frame is not copied together
-SHARED_BYTES = 32 * 1024  # from this size on a part of what came is not copied out of it
 _CONTROL = CONTROL_PREFIX[0]
 _NO_KEY = CONTROL_PREFIX * 300  # what no frame begins with
 
@@ -143,7 +142,7 @@ class FrameRuns(Generic[R]):
     def _finish(self, data: bytes, runs: list[FrameRun[R]]) -> bytes:
         """The large frame is whole with the beginning of data; what is behind it."""
         missing, pieces = self._missing, self._pieces
-        pieces.append(data if len(data) == missing else memoryview(data)[:missing])
+        pieces.append(_part(data, 0, missing))
         first = bytes(pieces[0])
         route = self._route(self._key(first, 9, len(first)))
         if first[9:10] == CONTROL_PREFIX:
@@ -155,7 +154,10 @@ class FrameRuns(Generic[R]):
 
 def _add(runs: list[FrameRun[R]], route: R | None, data: bytes, start: int, stop: int, frames: int) -> None:
     if frames and route is not None:
-        size = stop - start
-        whole = size == len(data)
-        piece = data if whole else memoryview(data)[start:stop] if size >= SHARED_BYTES else data[start:stop]
-        runs.append(FrameRun(route, [piece], frames, size))
+        runs.append(FrameRun(route, [_part(data, start, stop)], frames, stop - start))
+
+
+def _part(data: bytes, start: int, stop: int) -> bytes | memoryview:
+    """Copied out unless it is most of data: a queue that holds it then holds less than twice its size."""
+    size = stop - start
+    return data if size == len(data) else memoryview(data)[start:stop] if 2 * size > len(data) else data[start:stop]

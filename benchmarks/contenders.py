@@ -13,17 +13,21 @@ from roq.tools.bench.load import Load
 from roq.tools.bench.pubsub import own_cluster, run_on
 from roq.wire.assignment import Overflow
 
-ROQ = "RoQ"
+ROQ, ROQ_SECURED = "RoQ", "RoQ, CURVE"
 PEER_MODULE = "benchmarks.peer_client"
 IDLE_SECONDS = 5.0
 Run = Callable[[Load], Awaitable[PubSubResult]]
 
 
-async def run_roq(load: Load) -> PubSubResult:
+def _roq_run(*, secured: bool) -> Run:
     """RoQ: a fresh cluster on this machine, overflow "block", every message accounted for."""
-    async with own_cluster() as cluster:
-        await quiet()
-        return await run_on(cluster.zookeeper, load, Overflow.BLOCK, IDLE_SECONDS, cluster.zookeeper_pid)
+
+    async def run(load: Load) -> PubSubResult:
+        async with own_cluster(secured=secured) as cluster:
+            await quiet()
+            return await run_on(cluster.zookeeper, load, Overflow.BLOCK, IDLE_SECONDS, cluster.zookeeper_pid)
+
+    return run
 
 
 def _peer_run(name: str) -> Run:
@@ -41,7 +45,7 @@ def _peer_run(name: str) -> Run:
 
 def contenders() -> tuple[dict[str, Run], dict[str, str]]:
     """(who takes part, why others don't), by name."""
-    present: dict[str, Run] = {ROQ: run_roq}
+    present: dict[str, Run] = {ROQ: _roq_run(secured=False), ROQ_SECURED: _roq_run(secured=True)}
     absent: dict[str, str] = {}
     for name in PEERS:
         try:

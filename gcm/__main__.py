@@ -15,6 +15,8 @@ from roq.config import GcmConfig, load
 from roq.errors import RoqError
 from roq.runtime.observe import set_up_logging
 from roq.runtime.run import run, set_process_name
+from roq.runtime.security import use_daemon_card
+from roq.wire.card import CardRole
 
 EXIT_USAGE = 2
 
@@ -39,6 +41,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         help="a shuffle that nobody writes to or commits for so long is removed (default 604800, a week)",
     )
+    parser.add_argument("--card", type=Path, help="this GCM's card, from `roq ca sign` (default: no security)")
     parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
     return parser.parse_args(arguments)
@@ -55,6 +58,7 @@ def main() -> int:
     flags = vars(parse())
     try:
         config = load(GcmConfig, flags.pop("config"), os.environ, flags)
+        use_daemon_card(config.card, CardRole.GCM)
     except RoqError as error:
         sys.stderr.write(f"roq-gcm: {error}\n")
         return EXIT_USAGE

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
+from gcm.access import AccessKeeper
 from gcm.cluster import ClusterState, view
 from gcm.crash import arm
 from gcm.handlers import Handlers
@@ -28,6 +29,7 @@ from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_s
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm as wire
 from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, LeaderAddress
+from roq.wire.rights import GCM, KNOWN, MAKES, check, for_names
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +103,9 @@ class Gcm:
         try:
             self.topology = TopologyBroadcast(config.address, config.broadcast_port, config.broadcast_seconds, self._view)
             opened.append(self.topology.close)
-            self.server = RpcServer(config.address, config.port, wire.Request, self._handle, counters=self.counters)
+            self.server = RpcServer(
+                config.address, config.port, wire.Request, self._handle, counters=self.counters, allow=for_names(GCM)
+            )
             opened.append(self.server.close)
             address = f"{config.address}:{self.server.port}"
             name = config.name or address
@@ -116,6 +120,7 @@ class Gcm:
         abandoned_seconds = config.shuffle_abandoned_seconds
         self._leadership = Leadership(session, name, here, self.counters, self.topology.changed, abandoned_seconds)
         self._handlers = Handlers(self._leadership, address, config.wait_seconds, random.Random())
+        self._access = AccessKeeper(session)
 
     @property
     def ready(self) -> GcmReady:
@@ -135,6 +140,11 @@ class Gcm:
             close()
 
     async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
+        if isinstance(request, wire.SetAccess | wire.GetAccess):
+            return await self._access.handle(request)
+        if isinstance(request, wire.CreateWorkQueue) and (card := self.server.card_of(peer)) is not None:
+            known = self._leadership.serving().term.view.cluster.work_queues
+            check(card, KNOWN if request.name in known else MAKES, request.name)
         return await self._handlers.handle(peer, request)
 
     def _view(self) -> ClusterView:

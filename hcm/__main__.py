@@ -10,10 +10,12 @@ from pathlib import Path
 
 from hcm.process import serve
 from roq.config import HcmConfig, load
-from roq.errors import InvalidConfiguration, InvalidName
+from roq.errors import AccessDenied, InvalidConfiguration, InvalidName
 from roq.ids import check_name
 from roq.runtime.observe import set_up_logging
 from roq.runtime.run import EXIT_FOR_GOOD, managed, run, set_process_name
+from roq.runtime.security import use_daemon_card
+from roq.wire.card import CardRole
 
 USAGE_ERROR = 2
 
@@ -42,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         help="leave the processes running when only the HCM is stopped, by a signal (default; `roq host stop` ends them too)",
     )
     parser.add_argument("--process-module", help=argparse.SUPPRESS)
+    parser.add_argument("--card", type=Path, help="this host's card, from `roq ca sign` (default: no security)")
     parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
     return parser
@@ -55,7 +58,8 @@ def main() -> None:
     try:
         config = load(HcmConfig, path, os.environ, flags)
         check_name(config.host, "host")
-    except (InvalidConfiguration, InvalidName) as error:
+        use_daemon_card(config.card, CardRole.HOST, config.host)
+    except (AccessDenied, InvalidConfiguration, InvalidName) as error:
         sys.stderr.write(f"roq-hcm: {error}\n")
         sys.exit(USAGE_ERROR)
     set_process_name("roq-hcm")

@@ -29,6 +29,7 @@ import msgspec
 
 from roq.runtime.observe import set_up_logging
 from roq.runtime.run import set_process_name
+from roq.runtime.security import use_child_card
 from roq.wire.assignment import ProcessKind
 from roq.wire.process import ChildSpec
 
@@ -144,6 +145,7 @@ def become(spec: ChildSpec, programs: Programs) -> int:
     set_up_logging(spec.process.name, spec.log_level, Path(spec.log_path))
     faulthandler.enable()
     try:
+        use_child_card(spec.card, spec.access)
         return programs[spec.process.kind](spec)
     except Exception:  # process boundary: whatever it is, it is logged and the HCM restarts the process
         log.exception("process ended by a defect")

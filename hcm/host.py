@@ -22,9 +22,11 @@ from hcm.local_state import ChildRecord, LocalState, StateDirectory
 from hcm.supervisor import Child, Phase
 from roq.config import HcmConfig
 from roq.errors import PortTaken, RoqError
+from roq.runtime.files import DISK
 from roq.runtime.liveness import HeartbeatBoard, start_time
 from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
+from roq.runtime.security import process_security
 from roq.runtime.shutdown import ask
 from roq.wire import process as process_wire
 from roq.wire.assignment import Assignment, MonitorAddress, ProcessKind, ProcessSpec, ProcessState, RunningProcess
@@ -33,6 +35,7 @@ from roq.wire.process import ChildSpec
 log = logger(__name__)
 
 PING_SECONDS = 5.0  # a process that is not written down answers within this, on a busy machine too, or it hangs
+ACCESS_SECONDS = 10.0  # a process that is starting serves by then
 ASK_SECONDS = 2.0
 STOP_SECONDS = 15.0  # for all children, SIGKILL included; what survives that hangs in the kernel
 TICK_GAP_SECONDS = 2.0  # if we ourselves stood still for longer (a paused machine), nobody is called late at once
@@ -358,8 +361,35 @@ class HostProcesses:
             log_path=str(self._directory.log_of(spec.name).absolute()),
             log_level=config.log_level,
             data_dir=str(self._directory.store.absolute()),
+            card=str(config.card.absolute()) if config.card is not None else "",
+            access=str(self._directory.access.absolute()),
             restarted=record.served,
         )
+
+    def take_access(self, signed: bytes) -> None:
+        """The cluster's access list: for all that run here, and for those who will."""
+        security = process_security()
+        if security is None or not security.take(signed):
+            return
+        try:
+            DISK.write_file(self._directory.access, signed, mode=0o600)
+        except OSError as error:  # what runs is told all the same; ZooKeeper has it for the next HCM
+            log.error("the access list can't be kept", extra={"fields": {"reason": str(error)}})
+        self._counters["access_lists"] += 1
+        for managed in self._managed.values():
+            self._tasks.start(self._tell_access(managed, signed), f"access list of {managed.child.name}")
+
+    async def _tell_access(self, managed: _Managed, signed: bytes) -> None:
+        """One that is only starting may have read the list before: it answers once it serves."""
+        control = managed.record.ports.get("control")
+        if control is None:
+            return
+        try:
+            await ask(self._config.address, control, process_wire.TakeAccess(signed), ACCESS_SECONDS)
+        except RoqError as error:
+            fields = {"process": managed.child.name, "reason": str(error)}
+            log.warning("process did not take the access list: it is restarted with it", extra={"fields": fields})
+            self._event(managed.child.name, supervisor.SpecificationReplaced())
 
     async def _ask_shutdown(self, managed: _Managed) -> None:
         request = process_wire.Shutdown("not wanted on this host any more")

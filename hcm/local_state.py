@@ -4,6 +4,7 @@ each child its specification, ports, slot, pid and start time. Whoever holds the
     <state-dir>/lock          held (flock) by the one HCM of this directory
     <state-dir>/state.json    LocalState, replaced atomically and synced
     <state-dir>/heartbeats    the HeartbeatBoard
+    <state-dir>/access        the cluster's access list
     <state-dir>/logs/         one log per child
     <state-dir>/store/        the store's data
 """
@@ -79,6 +80,8 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(PermissionError):  # somebody else has made it for us
+            path.chmod(0o700)
         self.logs.mkdir(exist_ok=True)
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -97,6 +100,11 @@ class StateDirectory:
     def store(self) -> Path:
         """Folder of the store's data; the store makes it."""
         return self.path / "store"
+
+    @property
+    def access(self) -> Path:
+        """The cluster's access list as it was told last."""
+        return self.path / "access"
 
     @property
     def board(self) -> Path:

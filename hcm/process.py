@@ -28,7 +28,7 @@ from roq.coordination import paths
 from roq.coordination.link import ANY_VERSION, Node, NodeExists, NoNode, parse_address
 from roq.coordination.registration import SERVICE_NAME, Registration, ServiceInstance
 from roq.coordination.session import Session, SessionState
-from roq.errors import CallError, FrameError, HostConflict, RoqError, StaleEpoch, ZooKeeperUnavailable
+from roq.errors import AccessDenied, CallError, FrameError, HostConflict, RoqError, StaleEpoch, ZooKeeperUnavailable
 from roq.ids import new_token
 from roq.runtime.backoff import delays
 from roq.runtime.installation import installed_version
@@ -36,9 +36,11 @@ from roq.runtime.liveness import BEAT_SECONDS, HostLoad, lease_left_seconds, lea
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_seconds
+from roq.runtime.security import process_security
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import hcm as wire
 from roq.wire.assignment import Assignment, HostReport, from_json, to_json
+from roq.wire.rights import HCM, for_names
 
 log = logger(__name__)
 
@@ -102,7 +104,9 @@ class HostManager:
     async def run(self) -> None:
         """Serve until stopped, then stop in order. Raises the RoqError that ended it."""
         config = self._config
-        self._server = RpcServer(config.address, config.port, wire.Request, self._handle, counters=self._counters)
+        self._server = RpcServer(
+            config.address, config.port, wire.Request, self._handle, counters=self._counters, allow=for_names(HCM)
+        )
         name = f"hcm/{config.host}"
         self._control = ShutdownMonitor(name, config.address, config.control_port, self._stop, self._counters)
         try:
@@ -158,6 +162,8 @@ class HostManager:
         self._tasks.start(self._take_assignments(), "assignments")
         self._tasks.start(self._renew_payload(self._registration, payload), "payload")
         session.watch_data(paths.assignment(self._config.host), self._assignment_seen)
+        if process_security() is not None:
+            session.watch_data(paths.ACCESS, self._access_seen)
         await self._host.able_to_fork()
         self._say_ready()
 
@@ -228,6 +234,14 @@ class HostManager:
         if known is None or node.czxid != known.czxid or node.mzxid > known.mzxid:
             self._assigned = node
             self._assignment_due.set()
+
+    def _access_seen(self, node: Node | None) -> None:
+        if node is None or not node.data:
+            return
+        try:
+            self._host.take_access(node.data)
+        except AccessDenied as error:  # whoever writes to ZooKeeper is no authority for that
+            log.error("access list refused", extra={"fields": {"reason": str(error)}})
 
     async def _take_assignments(self) -> None:
         while True:

@@ -19,6 +19,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -33,6 +34,7 @@ from roq.pubsub.subscriber import OPEN_SECONDS
 from roq.pubsub.subscriber import Subscriber as AsyncSubscriber
 from roq.pubsub.subscription import Message, SubscriberHealth, log_lost
 from roq.runtime.loop_thread import LoopThread
+from roq.runtime.security import use_card
 from roq.wire.kpi import QueueKpi
 from roq.workqueue.blocking_queue import Task, WorkQueue, open_queue
 
@@ -282,6 +284,7 @@ class Cluster:
     drain_host = _awaited(asynchronous.Cluster.drain_host)
     set_policy = _awaited(asynchronous.Cluster.set_policy)
     get_policy = _awaited(asynchronous.Cluster.get_policy)
+    set_access = _awaited(asynchronous.Cluster.set_access)
     view = _awaited(asynchronous.Cluster.view)
     inspect = _awaited(asynchronous.Cluster.inspect)
     move = _awaited(asynchronous.Cluster.move)
@@ -322,6 +325,13 @@ class Cluster:
         return Subscriber(self._loop, subscriber)
 
 
-def connect(zookeeper: str, *, connect_seconds: float = ADMIN_SECONDS, zookeeper_seconds: float = ZOOKEEPER_SECONDS) -> Cluster:
+def connect(
+    zookeeper: str,
+    *,
+    connect_seconds: float = ADMIN_SECONDS,
+    zookeeper_seconds: float = ZOOKEEPER_SECONDS,
+    card: str | Path | None = None,
+) -> Cluster:
     """The cluster behind these ZooKeeper addresses, for plain code. See roq.connect."""
+    use_card(Path(card) if card is not None else None)
     return Cluster(zookeeper, connect_seconds=connect_seconds, zookeeper_seconds=zookeeper_seconds)

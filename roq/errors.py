@@ -124,6 +124,10 @@ class StorageDenied(CallError):
     """The folder can't be read or written by this user."""
 
 
+class AccessDenied(CallError):
+    """The cluster takes only who shows a card, and the card has no right to this."""
+
+
 class PortTaken(CallError):
     """A port this process must bind is in use by another program."""
 

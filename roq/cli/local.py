@@ -45,6 +45,7 @@ def up(
         ),
     ] = None,
     exchanges_max: Annotated[int, typer.Option(min=1, help="Exchanges a host runs at most.")] = 8,
+    secured: Annotated[bool, typer.Option("--secured", help="Nobody gets in without a card; yours is in DIR/cards.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Start a whole cluster on this machine; Ctrl-C, or `roq down` in another terminal, stops it."""
@@ -57,6 +58,7 @@ def up(
         zookeeper_port=ZOOKEEPER_PORT,
         exchanges_max=exchanges_max,
         command=COMMAND,
+        secured=secured,
     )
     try:
         uvloop.run(_stay(cluster, json_line=json))
@@ -111,12 +113,16 @@ def _announce(cluster: LocalCluster, json_line: bool) -> None:
     if json_line:
         pids = {name: daemon.pid for name, daemon in {**cluster.gcms, **cluster.hosts}.items()}
         told = {"ready": True, "cluster": cluster.zookeeper, "directory": str(cluster.directory), "pids": pids}
+        if cluster.card is not None:
+            told["card"] = str(cluster.card)
         print_json({**told, "zookeeper": cluster.zookeeper_name, "zookeeper_pid": cluster.zookeeper_pid})
         return
     flag = "" if at_default else f" -c {cluster.zookeeper}"
     hosts = ", ".join(cluster.hosts)
     say(f"cluster is up: {cluster.zookeeper} ({cluster.zookeeper_name})   hosts: {hosts}   logs: {cluster.directory}")
     say("now, in other terminals:")
+    if cluster.card is not None:
+        say(f"    export ROQ_CARD={cluster.card}")
     say(f"    roq queue create{flag} hello")
     say(f"    roq sub{flag} hello")
     say(f"    echo 'good morning' | roq pub{flag} hello greetings")

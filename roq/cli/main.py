@@ -8,6 +8,7 @@ import platform
 import signal
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from roq.cli.output import print_error, print_json
 from roq.errors import RoqError
 from roq.runtime.installation import installed_version
 from roq.runtime.observe import set_up_logging
+from roq.runtime.security import use_card
 
 INTERRUPTED = 128 + signal.SIGINT
 # In the order of `roq --help`: a command, and the module here that has a function of its name.
@@ -33,7 +35,17 @@ COMMANDS = {
     "doctor": "doctor",
     "version": "main",
 }
-GROUPS = ("queue", "host", "policy", "task", "shuffle", "pipeline", "bench")  # modules here, each with its `app`
+GROUPS = (
+    "queue",
+    "host",
+    "policy",
+    "task",
+    "shuffle",
+    "pipeline",
+    "ca",
+    "access",
+    "bench",
+)  # modules here, each with its `app`
 
 
 class RoqGroup(TyperGroup):
@@ -121,8 +133,11 @@ def roq(
     version_asked: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
+    card: Annotated[Path | None, typer.Option(help="Who you are: a file from `roq access grant`. (ROQ_CARD)")] = None,
 ) -> None:
     """RoQ: an elastic message system. Start with `roq up`, or see it work: `roq demo`."""
+    if card is not None:
+        use_card(card)
 
 
 def _open_standard_streams() -> None:

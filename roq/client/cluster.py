@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from roq.pubsub.publisher import Publisher
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import log_lost
 from roq.runtime.rpc import RpcClient
+from roq.runtime.security import use_card
 from roq.wire import gcm
 from roq.wire import monitor as wire
 from roq.wire.assignment import MonitorAddress, Overflow, QueueSettings
@@ -184,6 +186,11 @@ class Cluster:
         """The whole cluster at this moment."""
         return await self._ask(gcm.GetCluster(), gcm.ClusterView, ADMIN_SECONDS)
 
+    async def set_access(self, signed: bytes) -> None:
+        """Tell the cluster which cards are revoked: an access list as the authority signs it (`roq access revoke`). Returns
+        when it is written; every process that runs has it within a second. Raises CallError: the cluster has no security."""
+        await self._ask(gcm.SetAccess(signed), gcm.AccessInfo, ADMIN_SECONDS)
+
     async def topology(self) -> AsyncGenerator[TopologyEvent, None]:
         """Hosts, queues, Exchanges and work queues as they come, go and move, until one stops: first the whole cluster, then
         each change; after a change of the leading GCM the whole again, with whatever happened meanwhile. A slow reader misses
@@ -252,10 +259,18 @@ class Cluster:
         return subscriber
 
 
-def connect(zookeeper: str, *, connect_seconds: float = ADMIN_SECONDS, zookeeper_seconds: float = ZOOKEEPER_SECONDS) -> Cluster:
+def connect(
+    zookeeper: str,
+    *,
+    connect_seconds: float = ADMIN_SECONDS,
+    zookeeper_seconds: float = ZOOKEEPER_SECONDS,
+    card: str | Path | None = None,
+) -> Cluster:
     """The cluster behind these ZooKeeper addresses: "host:port,host:port[/chroot]", chroot /RoQ unless given.
 
     connect_seconds: how long entering it looks for a leading GCM. zookeeper_seconds: how much of it for a ZooKeeper that has
-    not answered at all, as none does at a wrong address.
+    not answered at all, as none does at a wrong address. card: file from `roq access grant`, for all that this process does
+    from now on (ROQ_CARD's, if not given). Raises InvalidConfiguration, AccessDenied: the card can't be used.
     """
+    use_card(Path(card) if card is not None else None)
     return Cluster(zookeeper, connect_seconds, zookeeper_seconds)

@@ -20,7 +20,9 @@ from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]
 from kazoo.handlers.threading import SequentialThreadingHandler  # type: ignore[import-untyped]
 from kazoo.protocol.connection import ConnectionHandler  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
+from kazoo.security import make_acl, make_digest_acl  # type: ignore[import-untyped]
 
+from roq.coordination import paths
 from roq.coordination.link import (
     Check,
     CoordinationError,
@@ -39,7 +41,8 @@ from roq.coordination.link import (
     ZooKeeperAddress,
     full_path,
 )
-from roq.errors import ZooKeeperUnavailable
+from roq.errors import AccessDenied, ZooKeeperUnavailable
+from roq.runtime.security import process_security
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,6 +53,7 @@ kazoo_log.setLevel(logging.CRITICAL)
 
 RECONNECT_FIRST_SECONDS = 0.02
 RECONNECT_MAX_SECONDS = 0.5  # kazoo's default is an hour; a returned ZooKeeper must be seen within the fail-over time
+ZOOKEEPER_USER = "roq"  # of GCMs and hosts, where their cards have a password for it
 CLOSE_POLITE_SECONDS = 1.0  # for the server to confirm that the session is closed
 CLOSE_FORCED_SECONDS = 2.0  # for kazoo's thread to end once its socket is shut
 
@@ -79,6 +83,8 @@ def translate(error: BaseException, path: str) -> BaseException:
     """The RoqError for what kazoo raised."""
     if isinstance(error, _AWAY):
         return ZooKeeperUnavailable(f"the connection to ZooKeeper was lost ({type(error).__name__})")
+    if isinstance(error, kz.NoAuthError):
+        return AccessDenied(f"ZooKeeper lets only the cluster's GCMs and hosts at {path!r}")
     kind = _REFUSALS.get(type(error))
     if kind is not None:
         return kind(f"{(kind.__doc__ or '').rstrip('.')}: {path!r}", path)
@@ -158,6 +164,10 @@ class KazooLink:
         self._on_state = on_state
         self._closing = False
         self._thread_ended = asyncio.Event()
+        security = process_security()
+        password = security.zookeeper_password if security is not None else ""
+        members = [make_digest_acl(ZOOKEEPER_USER, password, all=True)] if password else None
+        self._public = [*members, make_acl("world", "anyone", read=True)] if members else None
         handler = _Handler(host_connect_seconds, lambda: self._post(self._ended))
         self._client = KazooClient(
             hosts=address.hosts,
@@ -168,6 +178,8 @@ class KazooLink:
                 max_tries=-1, delay=RECONNECT_FIRST_SECONDS, max_delay=RECONNECT_MAX_SECONDS, ignore_expire=False
             ),
             command_retry=KazooRetry(max_tries=1, ignore_expire=False),
+            default_acl=members,
+            auth_data=[("digest", f"{ZOOKEEPER_USER}:{password}")] if password else None,
         )
         self._connection = _Connection(self._client, self._client._conn_retry.copy(), logger=self._client.logger)
         self._connection.session_seconds = session_seconds
@@ -258,7 +270,7 @@ class KazooLink:
 
     def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> asyncio.Future[Node]:
         """See Link."""
-        request = self._client.create_async(self._full(path), data, ephemeral=ephemeral, include_data=True)
+        request = self._client.create_async(self._full(path), data, self._acl(path), ephemeral=ephemeral, include_data=True)
         return self._settled(request, path, lambda made: _node(data, made[1]))
 
     def create_ephemeral_sequential(self, prefix: str, data: bytes) -> asyncio.Future[str]:
@@ -283,9 +295,9 @@ class KazooLink:
                 case Check():
                     transaction.check(path, op.version)
                 case Create():
-                    transaction.create(path, op.data)
+                    transaction.create(path, op.data, self._acl(op.path))
                 case CreateEphemeral():
-                    transaction.create(path, op.data, ephemeral=True)
+                    transaction.create(path, op.data, self._acl(op.path), ephemeral=True)
                 case SetData():
                     transaction.set_data(path, op.data, op.version)
                 case Delete():
@@ -293,6 +305,11 @@ class KazooLink:
         future: asyncio.Future[None] = self._loop.create_future()
         transaction.commit_async().rawlink(lambda result: self._post(_settle_multi, future, result, ops))
         return future
+
+    def _acl(self, path: str) -> list[Any] | None:
+        """What clients may read: who leads, and that there is a cluster. None: as everything else."""
+        full = self._full(path)
+        return self._public if full == self._full(paths.LEADER) or f"{self._chroot}/".startswith(f"{full}/") else None
 
     def _full(self, path: str) -> str:
         return full_path(self._chroot, path)

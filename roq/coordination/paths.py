@@ -17,6 +17,7 @@ TRANSACTIONS = "transactions"
 LOGS = "logs"
 SHUFFLES = "shuffles"
 CLOUD = "cloud"
+ACCESS = "access"  # the access list, signed by the cluster's authority
 
 
 class TransactionKind(StrEnum):

@@ -19,9 +19,12 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from roq.errors import Closed, FrameError, Unavailable
+from roq.errors import AccessDenied, Closed, FrameError, Unavailable
 from roq.runtime.connections import DEAD_SECONDS, tune
+from roq.runtime.security import Security, process_security
 from roq.wire import zmtp
+from roq.wire.curve import Curve
+from roq.wire.limits import CONTROL_BYTES_MAX
 
 QUICK_SECONDS = 0.05  # an answer is first waited for so long, deaf to the stop event
 CONNECT_SECONDS = 2.0
@@ -69,9 +72,10 @@ class StopEvent:
 class BlockingConnection:
     """A DEALER's connection to one endpoint (tcp://host:port); one thread at a time. Connects when it is used, and again."""
 
-    def __init__(self, endpoint: str, stop: StopEvent) -> None:
+    def __init__(self, endpoint: str, stop: StopEvent, security: Security | None = None) -> None:
         self.endpoint = endpoint
-        self._stop = stop
+        self._stop, self._security = stop, security or process_security()
+        self._curve: Curve | None = None
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._address = host.strip("[]"), int(port)
         self._socket: socket.socket | None = None
@@ -81,7 +85,7 @@ class BlockingConnection:
         self.received = 0  # bytes, ever: whether a large answer is still on its way
 
     def send(self, message: bytes, wait_on: Callable[[], bool] = lambda: False) -> None:
-        """Raises Unavailable if there is no connection, or it takes nothing; Closed once the stop event is set.
+        """Raises Unavailable if there is no connection, or it takes nothing; Closed once the stop event is set; AccessDenied.
 
         A server that is sent many large messages takes them one after the other: `wait_on` is asked every SEND_SECONDS whether
         to wait for our turn, as long as the other end's kernel answers.
@@ -90,7 +94,8 @@ class BlockingConnection:
             if self._socket is not None and time.monotonic() - self._used > IDLE_SECONDS:
                 self._glance(self._socket)
             connection = self._socket or self._connect()
-            self._send(connection, memoryview(zmtp.frame(message)), wait_on)
+            framed = zmtp.frame(message)
+            self._send(connection, memoryview(framed if self._curve is None else self._curve.seal(framed)), wait_on)
         except OSError as error:
             raise self._ended(error) from error
 
@@ -119,7 +124,11 @@ class BlockingConnection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
         self._socket, self._parser = connection, zmtp.Parser()
         self._messages.clear()
-        connection.sendall(_HELLO)
+        self._curve = None if self._security is None else self._security.client(b"DEALER", CONTROL_BYTES_MAX)
+        if self._curve is None:
+            connection.sendall(_HELLO)
+        else:
+            _say(connection, self._curve)
         deadline = time.monotonic() + CONNECT_SECONDS
         while not self._parser.ready:
             if self._stop.is_set():
@@ -136,7 +145,7 @@ class BlockingConnection:
             self._take(connection, connection.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT))
         except BlockingIOError:
             return
-        except (OSError, Unavailable):
+        except (OSError, Unavailable, AccessDenied):
             self.close()  # the next one will do
 
     def receive(self, deadline: float) -> list[bytes] | None:
@@ -172,11 +181,21 @@ class BlockingConnection:
         self.received += len(data)
         if not data:
             raise self._ended("by its other end")
+        curve = self._curve
         try:
+            if curve is not None:
+                data = curve.feed(data)
+                _say(connection, curve)
+                if not data:
+                    return
             self._messages.extend(self._parser.feed(data))
             if self._parser.pongs:
-                connection.sendall(b"".join(self._parser.pongs))
+                pongs = b"".join(self._parser.pongs)
+                connection.sendall(pongs if curve is None else curve.seal(pongs))
                 self._parser.pongs.clear()
+        except AccessDenied:
+            self.close()
+            raise
         except (FrameError, OSError) as error:
             raise self._ended(error) from error
 
@@ -189,6 +208,13 @@ class BlockingConnection:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _say(connection: socket.socket, curve: Curve) -> None:
+    """What the handshake says next."""
+    if curve.to_send:
+        connection.sendall(b"".join(curve.to_send))
+        curve.to_send.clear()
 
 
 def _answers(connection: socket.socket) -> bool:

@@ -1,31 +1,35 @@
-"""Connections of the loop's own that speak ZeroMQ's protocol, and requests on them: ROUTER and DEALER.
+"""Connections of the loop's own that speak ZeroMQ's protocol.
 
 libzmq carries each message through a thread of its own, twice, and its connections can't be limited or cut one by one; here the
 loop reads and writes. What peers see is the same (roq/wire/zmtp.py). Both ends notice a peer that vanished without a word by
 TCP itself, and close a connection that does not greet in time or sends what is no ZMTP.
 
-    Server   bound; its peers take turns with large messages   Router (here), Broadcaster (links.py), both sides of an Exchange
-    Client   connects, and again when the connection ends      Dealer (here), PublisherLink and SubscriberLink (links.py)
+    Server   bound; its peers take turns with large messages   Router (router.py), Broadcaster (links.py), an Exchange's sides
+    Client   connects, and again when the connection ends      Dealer (router.py), PublisherLink, SubscriberLink (links.py)
 
-Not covered: identities, security; connections of blocking code (blocking_connection.py).
+In a process with a card (or with the `Security` that is given) all of it is sealed by CURVE (roq/wire/curve.py), and a server
+knows the card of each peer.
+
+Not covered: identities; connections of blocking code (blocking_connection.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
 import socket
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
-from roq.errors import FrameError, PortTaken
+from roq.errors import AccessDenied, FrameError, PortTaken, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.read_budget import READ_BYTES_MAX, ReadBudget
+from roq.runtime.security import Security, process_security
 from roq.wire import zmtp
-from roq.wire.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGES_QUEUED, LISTEN_BACKLOG, PEERS_MAX, UNFINISHED_BYTES_MAX
+from roq.wire.card import Card
+from roq.wire.curve import Curve
+from roq.wire.limits import CONTROL_BYTES_MAX, LISTEN_BACKLOG, PEERS_MAX
 
 DEAD_SECONDS = 10  # without an answer of the other end's kernel
 QUIET_SECONDS, PROBE_SECONDS, PROBES = 10, 5, 4  # the same where a peer may leave its messages unread: found after 30 s
@@ -39,7 +43,6 @@ UNREAD_BYTES, UNSENT_BYTES = 1024 * 1024, 256 * 1024
 UNREAD_BYTES_MAX = 4 * UNREAD_BYTES  # read at once when the loop was busy
 TCP_NOTSENT_LOWAT = 25  # Linux's number; the socket module has no name for it
 TURN_LOOK_SECONDS = 0.5  # between two looks whether a peer uses its turn
-_DEALER_HELLO, _ROUTER_HELLO = zmtp.hello(b"DEALER"), zmtp.hello(b"ROUTER")
 _REST = "send rest"  # name of the tasks that wait for it
 
 log = logger(__name__)
@@ -92,31 +95,76 @@ async def send_rest() -> None:
         await asyncio.wait(rest, timeout=REST_SECONDS)
 
 
+class SealedTransport:
+    """A transport that takes whole frames and sends them sealed."""
+
+    def __init__(self, transport: asyncio.Transport, seal: Callable[[bytes], bytes]) -> None:
+        self._transport, self._seal = transport, seal
+
+    def write(self, frames: bytes) -> None:
+        """Whole frames."""
+        self._transport.write(self._seal(frames))
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        """Whole frames, together."""
+        self._transport.write(self._seal(b"".join(pieces)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class ZmtpConnection(asyncio.BaseProtocol):
     """One connection: it greets, answers PINGs, and ends if its peer does not greet in time or sends what is no ZMTP."""
 
     transport: asyncio.Transport
     parser: zmtp.Parser
     patient = False  # see tune
+    _curve: Curve | None
     _overdue: asyncio.TimerHandle
 
-    def begin(self, transport: asyncio.BaseTransport, hello: bytes, bytes_max: int = CONTROL_BYTES_MAX) -> None:
-        """A connection was made. bytes_max: of one message from the other end."""
+    def begin(self, transport: asyncio.BaseTransport, socket_type: bytes, bytes_max: int, curve: Curve | None) -> None:
+        """A connection was made. bytes_max: of one message from the other end. curve: of a sealed one."""
         self.transport, self.parser = cast(asyncio.Transport, transport), zmtp.Parser(bytes_max)  # uvloop's are no subclasses
+        self._curve = curve
         tune(transport.get_extra_info("socket"), patient=self.patient)
-        self.transport.write(hello)
+        self.transport.write(zmtp.hello(socket_type) if curve is None else _taken(curve.to_send))
         self._overdue = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._check_greeting)
+
+    def opened(self, data: bytes) -> bytes:
+        """What came, as without security; nothing if the connection is ended for it. First of all that data_received does."""
+        curve = self._curve
+        if curve is None:
+            return data
+        sealed = curve.ready
+        try:
+            opened = curve.feed(data)
+        except (FrameError, AccessDenied) as error:
+            self.transport.write(_taken(curve.to_send))
+            self.refuse(error)
+            return b""
+        if not sealed:
+            self.transport.write(_taken(curve.to_send))
+            if curve.ready:
+                self.transport = cast(asyncio.Transport, SealedTransport(self.transport, curve.seal))
+        return opened
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes of a message that is not whole yet."""
+        return self.parser.unfinished + (0 if self._curve is None else self._curve.unfinished)
 
     def _check_greeting(self) -> None:
         if not self.parser.ready:
             self.transport.abort()
 
     def take(self, data: bytes) -> list[list[bytes]]:
-        """The messages that are complete now; none of a connection that is ended."""
+        """The messages that are complete now, of what was `opened`; none of a connection that is ended."""
         transport, parser = self.transport, self.parser
+        if not data:
+            return []
         try:
             messages = parser.feed(data)
-        except FrameError as error:
+        except (FrameError, AccessDenied) as error:
             self.refuse(error)
             return []
         if parser.pongs:
@@ -136,8 +184,12 @@ class ZmtpConnection(asyncio.BaseProtocol):
         """For the peer to read."""
         return WAITING_BYTES_MAX
 
-    def refuse(self, error: FrameError) -> None:
-        """The peer breaks the protocol."""
+    def refuse(self, error: RoqError) -> None:
+        """The peer breaks the protocol, or is not let in: then it hears why."""
+        if isinstance(error, AccessDenied):
+            log.info("closing a connection: access denied", extra={"fields": {"reason": str(error)}})
+            self.transport.close()
+            return
         log.info("closing a connection: its peer does not speak ZMTP 3 as it should", extra={"fields": {"reason": str(error)}})
         self.transport.abort()
 
@@ -146,8 +198,16 @@ class ZmtpConnection(asyncio.BaseProtocol):
         self._overdue.cancel()
 
 
+def _taken(parts: list[bytes]) -> bytes:
+    data = b"".join(parts)
+    parts.clear()
+    return data
+
+
 class Peer(ZmtpConnection):
-    """One connection of a Server. `hold` and `release` say by name why it is not read."""
+    """One connection of a Server. `hold` and `release` say by name why it is not read. card: once it is let in by one."""
+
+    card: Card | None = None
 
     def __init__(self, server: Server) -> None:
         self._server, self.name = server, server.new_name()
@@ -162,7 +222,14 @@ class Peer(ZmtpConnection):
             server.turned_away()
             return
         server.peers[self.name] = self
-        self.begin(transport, server.hello, server.bytes_max)
+        security, curve = server.security, None
+        if security is not None:
+            curve = security.server(server.socket_type, server.bytes_max, self._let_in)
+        self.begin(transport, server.socket_type, server.bytes_max, curve)
+
+    def _let_in(self, card: Card) -> None:
+        self._server.let_in(card)
+        self.card = card
 
     def connection_lost(self, error: Exception | None) -> None:
         """For the loop."""
@@ -202,13 +269,25 @@ class Peer(ZmtpConnection):
 class Server:
     """Bound at address:port (0: any free one). Its connections are made by `make`. Needs the running loop. Raises PortTaken.
 
-    hello: what each begins with. bytes_max: of one message. unfinished_max: bytes of messages that are coming, of all peers.
+    bytes_max: of one message. unfinished_max: bytes of messages that are coming, of all peers. security: nobody is let in
+    without a card, nor whose card let_in(card) refuses by AccessDenied.
     """
 
     def __init__(
-        self, address: str, port: int, hello: bytes, bytes_max: int, make: Callable[[], Any], unfinished_max: int
+        self,
+        address: str,
+        port: int,
+        socket_type: bytes,
+        bytes_max: int,
+        make: Callable[[], Any],
+        unfinished_max: int,
+        security: Security | None = None,
+        let_in: Callable[[Card], None] = lambda card: None,
     ) -> None:
-        self.hello, self.bytes_max = hello, bytes_max
+        self.socket_type, self.bytes_max = socket_type, bytes_max
+        self.security, self.let_in = security or process_security(), let_in
+        if self.security is not None:
+            self.security.watch(self)
         self.budget = ReadBudget(unfinished_max)
         self.peers: dict[bytes, Any] = {}  # by name: a number
         self.closed = self._full = False
@@ -224,6 +303,18 @@ class Server:
         """For the next peer."""
         self._names += 1
         return self._names.to_bytes(8, "big")
+
+    def card_of(self, name: bytes) -> Card | None:
+        """Of the peer of this name; None without security, or if it is gone."""
+        peer = self.peers.get(name)
+        return None if peer is None else peer.card
+
+    def cut(self, revoked: frozenset[str]) -> None:
+        """Whose card has one of these ids is out."""
+        for peer in list(self.peers.values()):
+            if peer.card is not None and peer.card.id in revoked:
+                log.warning("closing a connection: the card was revoked", extra={"fields": {"name": peer.card.name}})
+                peer.transport.abort()
 
     def turned_away(self) -> None:
         """A connection was closed because there are too many."""
@@ -276,89 +367,22 @@ class Server:
         return known
 
 
-class Router(Server):
-    """on_message([peer, part, …]); on_drained() once after those that came together."""
-
-    def __init__(
-        self,
-        address: str,
-        port: int,
-        on_message: Callable[[list[bytes]], None],
-        on_drained: Callable[[], None] | None = None,
-        unfinished_max: int = UNFINISHED_BYTES_MAX,
-    ) -> None:
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # memory is taken as it is used: small requests use a page or two
-        self.buffer = memoryview(mmap.mmap(-1, READ_BYTES_MAX, private))  # of all peers: what was read is taken out at once
-        self.on_message, self._on_drained = on_message, on_drained
-        self._draining = False
-        super().__init__(address, port, _ROUTER_HELLO, CONTROL_BYTES_MAX, lambda: _RouterPeer(self), unfinished_max)
-
-    def send(self, peer: bytes, message: bytes) -> bool:
-        """False if the peer is gone, or dropped because it does not read."""
-        connection = self.peers.get(peer)
-        return connection is not None and bool(connection.send(message))
-
-    def drained(self) -> None:
-        """A peer's messages were handed over; others may have sent some in the same turn of the loop."""
-        if self._on_drained is None or self._draining:
-            return
-        if len(self.peers) == 1:
-            self._on_drained()
-        else:
-            self._draining = True
-            self._loop.call_soon(self._drained)
-
-    def _drained(self) -> None:
-        self._draining = False
-        if not self.closed and self._on_drained is not None:
-            self._on_drained()
-
-
-class _RouterPeer(Peer, asyncio.BufferedProtocol):
-    """One connection of a Router. It reads as there is room for what it has begun."""
-
-    def __init__(self, router: Router) -> None:
-        super().__init__(router)
-        self._router = router
-
-    def send(self, message: bytes) -> bool:
-        if self.transport.is_closing():
-            return False
-        if self.transport.get_write_buffer_size() > WAITING_BYTES_MAX:
-            self.transport.abort()
-            return False
-        self.transport.write(zmtp.frame(message))
-        return True
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        room, buffer = self._budget.room(self), self._router.buffer
-        return buffer if room == READ_BYTES_MAX else buffer[:room]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        router = self._router
-        messages = self.take(bytes(router.buffer[:nbytes]))
-        for parts in messages:
-            if router.closed:
-                return
-            router.on_message([self.name, *parts])
-        if messages:
-            router.drained()
-        self.have_read(self.parser.unfinished, finished=bool(messages))
-
-
 class Client(ZmtpConnection, asyncio.Protocol):
     """A connection to endpoint (tcp://host:port), made again for ever unless `once`. Needs the running loop.
 
     For those who derive: `greeted()` when the other end takes messages, `received(messages)`, `ended()` when the connection
-    ended or could not be made. bytes_max: of one message.
+    ended or could not be made. bytes_max: of one message. denied: why the other end did not let us in, if so.
     """
 
     once = False
 
-    def __init__(self, endpoint: str, hello: bytes, bytes_max: int = CONTROL_BYTES_MAX) -> None:
+    def __init__(
+        self, endpoint: str, socket_type: bytes, bytes_max: int = CONTROL_BYTES_MAX, security: Security | None = None
+    ) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._hello, self._bytes_max = hello, bytes_max
+        self._socket_type, self._bytes_max, self._security = socket_type, bytes_max, security or process_security()
+        self.denied = ""
         self.connected = self.closed = False
         self.received_bytes = 0  # ever
         self._lost = asyncio.Event()
@@ -394,14 +418,23 @@ class Client(ZmtpConnection, asyncio.Protocol):
             cast(asyncio.Transport, transport).abort()
             return
         self.connected = True
-        self.begin(transport, self._hello, self._bytes_max)
+        security = self._security
+        curve = None if security is None else security.client(self._socket_type, self._bytes_max)
+        self.begin(transport, self._socket_type, self._bytes_max, curve)
+
+    def refuse(self, error: RoqError) -> None:
+        """Known to those who ask by `denied`."""
+        if isinstance(error, AccessDenied):
+            self.denied = str(error)
+        super().refuse(error)
 
     def data_received(self, data: bytes) -> None:
         """For the loop."""
         self.received_bytes += len(data)
         known = self.parser.ready
-        messages = self.take(data)
+        messages = self.take(self.opened(data))
         if not known and self.parser.ready:
+            self.denied = ""
             self.greeted()
         if messages:
             self.received(messages)
@@ -435,49 +468,3 @@ class Client(ZmtpConnection, asyncio.Protocol):
             self.transport.close()
             if unsent:
                 self._rest = self._loop.create_task(self._lost.wait(), name=_REST)
-
-
-class Dealer(Client):
-    """on_message([part, …]); on_ended(): the connection ended or was refused.
-
-    What is sent while there is no connection waits, at most CONTROL_MESSAGES_QUEUED messages and about WAITING_BYTES_MAX bytes;
-    what was on its way when a connection ended is lost.
-    """
-
-    def __init__(self, endpoint: str, on_message: Callable[[list[bytes]], None], on_ended: Callable[[], None]) -> None:
-        self._on_message, self._on_ended = on_message, on_ended
-        self._backlog: deque[bytes] = deque()
-        self._backlog_bytes = 0
-        super().__init__(endpoint, _DEALER_HELLO)
-
-    def greeted(self) -> None:
-        """What waited leaves."""
-        self.transport.writelines([*map(zmtp.frame, self._backlog)])
-        self._backlog.clear()
-        self._backlog_bytes = 0
-
-    def received(self, messages: list[list[bytes]]) -> None:
-        """Replies and notices."""
-        for parts in messages:
-            if self.closed:
-                return
-            self._on_message(parts)
-
-    def ended(self) -> None:
-        """Tell."""
-        self._on_ended()
-
-    def send(self, message: bytes) -> bool:
-        """Now, or when there is a connection; False if too much waits."""
-        if self.closed:
-            return False
-        if not self.open:
-            if len(self._backlog) >= CONTROL_MESSAGES_QUEUED or self._backlog_bytes > WAITING_BYTES_MAX:
-                return False
-            self._backlog.append(message)
-            self._backlog_bytes += len(message)
-            return True
-        if self.transport.get_write_buffer_size() > WAITING_BYTES_MAX:
-            return False
-        self.transport.write(zmtp.frame(message))
-        return True

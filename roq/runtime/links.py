@@ -16,14 +16,15 @@ from typing import Generic, TypeVar
 
 from roq.errors import FrameError
 from roq.runtime.connections import WAITING_BYTES_MAX, Client, Peer, Server, unread
+from roq.runtime.security import Security
 from roq.wire import zmtp
+from roq.wire.card import Card
 from roq.wire.limits import CONTROL_BYTES_MAX, SUBSCRIPTION_BYTES_MAX, SUBSCRIPTIONS_MAX, UNFINISHED_BYTES_MAX
 
 P = TypeVar("P", bound=Hashable)
 KEPT_FREE_BYTES = 16 * 1024 * 1024  # freed memory a process keeps for its next frames
 ROUTES_KEPT = 10_000  # who gets what, by key
 LINK_BYTES_QUEUED = 256 * 1024  # given to the loop's transport; what is more waits where it can still be taken back
-_SUB_HELLO, _XPUB_HELLO, _PUB_HELLO = zmtp.hello(b"SUB"), zmtp.hello(b"XPUB"), zmtp.hello(b"PUB")
 
 # Freeing one block this large teaches glibc to keep freed memory up to twice its size. Without it every frame of 64 KiB goes
 # back to the system and is faulted in again, page by page: a third of all CPU time at 10 KB payloads.
@@ -43,7 +44,7 @@ class Subscriptions(Generic[P]):
     def add(self, peer: P, prefix: bytes) -> None:
         """Raises FrameError if it has too many."""
         own = self._prefixes.setdefault(peer, set())
-        if len(own) >= SUBSCRIPTIONS_MAX:
+        if len(own) >= SUBSCRIPTIONS_MAX and prefix not in own:
             raise FrameError(f"more than {SUBSCRIPTIONS_MAX} subscriptions")
         own.add(prefix)
         self._peers.setdefault(prefix, {})[peer] = None
@@ -106,7 +107,7 @@ class SubscribedPeer(Peer, asyncio.Protocol):
         """For the loop."""
         self.heard += 1
         try:
-            for parts in self.take(data):
+            for parts in self.take(self.opened(data)):
                 first = parts[0]
                 if first[:1] == b"\x01":
                     self._subscriptions.add(self, first[1:])
@@ -115,7 +116,7 @@ class SubscribedPeer(Peer, asyncio.Protocol):
                     self._subscriptions.remove(self, first[1:])
         except FrameError as error:
             self.refuse(error)
-        self.have_read(self.parser.unfinished, finished=True)
+        self.have_read(self.unfinished, finished=True)
 
     def subscribed(self, prefix: bytes) -> None:
         """For those who derive: what begins like this comes from now on."""
@@ -134,13 +135,19 @@ class SubscribedPeer(Peer, asyncio.Protocol):
 class Broadcaster(Server):
     """Messages to whoever subscribed to how they begin. Raises PortTaken."""
 
-    def __init__(self, address: str, port: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        security: Security | None = None,
+        let_in: Callable[[Card], None] = lambda card: None,
+    ) -> None:
         self._subscriptions = Subscriptions[SubscribedPeer]()
 
         def make() -> SubscribedPeer:
             return SubscribedPeer(self, self._subscriptions)
 
-        super().__init__(address, port, _XPUB_HELLO, SUBSCRIPTION_BYTES_MAX, make, UNFINISHED_BYTES_MAX)
+        super().__init__(address, port, b"XPUB", SUBSCRIPTION_BYTES_MAX, make, UNFINISHED_BYTES_MAX, security, let_in)
 
     def send(self, parts: Sequence[bytes]) -> None:
         """The first part is what is subscribed to."""
@@ -161,10 +168,11 @@ class SubscriberLink(Client):
         prefixes: Iterable[bytes],
         on_messages: Callable[[list[list[bytes]]], None],
         bytes_max: int = CONTROL_BYTES_MAX,
+        security: Security | None = None,
     ) -> None:
         self._prefixes, self._on_messages = tuple(prefixes), on_messages
         self._paused = False
-        super().__init__(endpoint, _SUB_HELLO, bytes_max)
+        super().__init__(endpoint, b"SUB", bytes_max, security)
 
     def greeted(self) -> None:
         """Subscribe, in this order."""
@@ -204,11 +212,11 @@ class PublisherLink(Client):
 
     patient = True
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, security: Security | None = None) -> None:
         self._waiting: deque[bytes] = deque()
         self.waiting_bytes = 0
         self._full = False
-        super().__init__(endpoint, _PUB_HELLO, SUBSCRIPTION_BYTES_MAX)
+        super().__init__(endpoint, b"PUB", SUBSCRIPTION_BYTES_MAX, security)
 
     def greeted(self) -> None:
         """From here on frames may leave."""

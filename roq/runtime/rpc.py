@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from roq.errors import Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError, Unavailable
-from roq.runtime.connections import Dealer, Router
+from roq.errors import AccessDenied, Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError, Unavailable
 from roq.runtime.observe import Counters, Refusals, logger
+from roq.runtime.router import Dealer, Router
+from roq.runtime.security import members_only
+from roq.wire.card import Card
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, error_of, open_envelope, seal, seal_error
 from roq.wire.limits import REQUESTS_IN_FLIGHT, UNFINISHED_BYTES_MAX
@@ -28,11 +30,18 @@ IDLE_SECONDS = 60.0  # a pooled client that was not used for so long is closed
 IDLE_LOOK_SECONDS = 10.0  # between two looks which are idle
 
 
+def members_only_for(card: Card, request: object) -> None:
+    """Requests between processes of the cluster. Raises AccessDenied."""
+    members_only(card)
+
+
 class RpcServer:
     """A bound Router. `handle(peer, request)` returns the reply or raises a RoqError; `notice(peer, body)` returns nothing.
 
     `requests` and `notices` are the unions of the conversation. `peer` is opaque bytes, valid for `notify`. `drained()` is
     called after messages that came together. unfinished_max: bytes that may be coming at a time.
+    allow(card, request or notice): raises AccessDenied for what a peer may not do, if this process has a card; everything that
+    clients ask if it is not given.
     """
 
     def __init__(
@@ -46,7 +55,9 @@ class RpcServer:
         counters: Counters | None = None,
         drained: Callable[[], None] | None = None,
         unfinished_max: int = UNFINISHED_BYTES_MAX,
+        allow: Callable[[Card, Any], None] = members_only_for,
     ) -> None:
+        self._allow = allow
         self._router = Router(address, port, self._message, drained, unfinished_max)
         self.port = self._router.port
         self.counters = counters if counters is not None else Counters()
@@ -80,7 +91,25 @@ class RpcServer:
         except UNDECODABLE as error:
             self._refusals.note("undecodable_notice", error)
             return
+        try:
+            self.check(peer, notice)
+        except AccessDenied as denied:
+            self._refusals.note("denied", denied)
+            return
         self._notice(peer, notice)
+
+    def card_of(self, peer: bytes) -> Card | None:
+        """None without security."""
+        return self._router.card_of(peer)
+
+    def check(self, peer: bytes, what: Any) -> None:
+        """Raises AccessDenied, also for a peer that is gone."""
+        if self._router.security is None:
+            return
+        card = self._router.card_of(peer)
+        if card is None:
+            raise AccessDenied("the connection ended")
+        self._allow(card, what)
 
     def _take_request(self, peer: bytes, id: int, body: msgspec.Raw) -> None:
         try:
@@ -100,7 +129,11 @@ class RpcServer:
     async def _answer(self, peer: bytes, id: int, request: msgspec.Struct) -> None:
         self.counters["requests"] += 1
         try:
+            self.check(peer, request)
             answer = seal(EnvelopeKind.REPLY, id, await self._handle(peer, request))
+        except AccessDenied as error:
+            self._refusals.note("denied", error)
+            answer = seal_error(id, error)
         except RoqError as error:
             answer = seal_error(id, error)
         except Exception as error:  # a defect must not take the server down: it is logged whole and told to the caller
@@ -207,7 +240,9 @@ class RpcClient:
             self._refusals.note("undecodable", error)
 
     def _connection_ended(self) -> None:
-        if self._on_disconnect is OnDisconnect.FAIL:
+        if self._dealer.denied:
+            self._fail(AccessDenied, self._dealer.denied)
+        elif self._on_disconnect is OnDisconnect.FAIL:
             self._fail(Unavailable, f"no connection to {self.endpoint}")
 
     def _fail(self, error: type[RoqError], reason: str) -> None:

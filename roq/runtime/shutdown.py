@@ -11,6 +11,7 @@ import msgspec
 from roq.errors import CallError
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcClient, RpcServer
+from roq.runtime.security import process_security
 from roq.wire import process as wire
 from roq.wire.assignment import ProcessSpec
 
@@ -54,6 +55,10 @@ class ShutdownMonitor:
                 return wire.ProcessDone()
             case wire.FenceProcess(name, term):
                 return self._fence(name, term)
+            case wire.TakeAccess(signed):
+                if (security := process_security()) is not None:
+                    security.take(signed)
+                return wire.ProcessDone()
 
     def _fence(self, name: str, term: int) -> msgspec.Struct:
         if name != self._name or self._term is None or term <= self._term:

@@ -218,6 +218,22 @@ class GetCluster(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The whole cluster, as the broadcast shows it."""
 
 
+class SetAccess(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This access list from now on (wire/card.py), if it is newer than the cluster's. signed: by the authority."""
+
+    signed: bytes
+
+
+class GetAccess(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Which access list has the cluster?"""
+
+
+class AccessInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to both. signed: b"" if there is none yet."""
+
+    signed: bytes
+
+
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """It is so now."""
 
@@ -357,6 +373,8 @@ Request = (
     | RebalanceShuffle
     | ReportRuns
     | GetCluster
+    | SetAccess
+    | GetAccess
 )
 Reply = (
     Done
@@ -372,4 +390,5 @@ Reply = (
     | Hosts
     | PolicyInfo
     | ClusterView
+    | AccessInfo
 )

@@ -11,6 +11,7 @@ FRAME_OVERHEAD_BYTES = 512  # topic (255), separator, header and list head fit i
 CONTROL_BYTES_MAX = 8 * 1024 * 1024  # the topology of a large cluster fits, nothing absurd does
 UNFINISHED_BYTES_MAX = 4 * CONTROL_BYTES_MAX  # of messages that are coming to one server, from all its peers together
 SUBSCRIPTION_BYTES_MAX = 4096  # what a publishing end is told: a topic or a command
+PROPERTIES_BYTES_MAX = 16 * 1024  # what an end says of itself when it connects: its card
 SUBSCRIPTIONS_MAX = 10_000  # of one connection
 PEERS_MAX = 20_000  # connections of one port; a load generator opens many
 BLOCK_BYTES_QUEUED = 1024 * 1024  # in an Exchange for one subscriber, with overflow "block"; then publishers wait

@@ -28,6 +28,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
     log_path: str
     log_level: str = "INFO"
     data_dir: str = ""
+    card: str = ""  # file of the host's card; "": no security
+    access: str = ""  # file of the access list, if there is one yet
     restarted: bool = False  # a process of this name has served here before: others may count on what it knew
 
 
@@ -55,6 +57,12 @@ class FenceProcess(msgspec.Struct, frozen=True, tag="Fence", array_like=True):
     term: int
 
 
+class TakeAccess(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The cluster's access list from now on (wire/card.py), signed by its authority."""
+
+    signed: bytes
+
+
 class Named(msgspec.Struct, frozen=True, array_like=True):
     """The subscribers that a Monitor had told that they are ready, with the seconds since it heard each. all: there is nobody
     else whom a Monitor up to the term of the order may have told that."""
@@ -77,5 +85,5 @@ class Pong(msgspec.Struct, frozen=True, tag=True, array_like=True):
     counters: dict[str, int]
 
 
-Request = Shutdown | Ping | ConfigureProcess | FenceProcess
+Request = Shutdown | Ping | ConfigureProcess | FenceProcess | TakeAccess
 Reply = ProcessDone | Pong

@@ -1,20 +1,23 @@
-"""ZMTP 3.1 without security (rfc.zeromq.org/spec/37), for all kinds of sockets: bytes to messages and back. Pure.
+"""ZMTP 3.1 (rfc.zeromq.org/spec/37) for all kinds of sockets: bytes to messages and back. Pure.
 
-    greeting   FF, 8 zeros, 7F · 3 1 · "NULL" padded to 20 · 32 zeros   64 bytes, both ways
+    greeting   FF, 8 zeros, 7F · 3 1 · mechanism padded to 20 · as server u8 · 31 zeros   64 bytes, both ways
     frame      flags u8 (1 more, 2 long, 4 command) · size u8 or u64 · body
     READY      the first frame each way; PING is answered with PONG at any time
 
 A subscription is a message of one part, 01 prefix, and its end 00 prefix; the commands SUBSCRIBE and CANCEL of 3.1, which a
 peer may use instead, come out of the parser as such messages.
 
+The mechanism here is NULL, no security; what comes with CURVE is opened before it comes here (curve.py).
+
 Not covered: sockets (runtime/connections.py, runtime/links.py, runtime/blocking_connection.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
-from roq.errors import FrameError
+from roq.errors import AccessDenied, FrameError
 from roq.wire.limits import CONTROL_BYTES_MAX
 
 GREETING_BYTES = 64
@@ -23,7 +26,19 @@ PARTS_MAX = 16  # of one message, whose limit is that of all of them together
 JOINED_BYTES_MAX = 4096  # a larger body is written beside its header, not copied behind it
 PING = b"\x04\x07\x04PING\0\0"  # asks for a PONG; says nothing about when the next one comes
 MORE, LONG, COMMAND = 1, 2, 4
-_GREETING = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+_NO_PROPERTIES: Mapping[bytes, bytes] = MappingProxyType({})
+
+
+def greeting(mechanism: bytes, *, as_server: bool = False) -> bytes:
+    """What a connection begins with."""
+    return b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01%b%c%b" % (mechanism.ljust(20, b"\0"), as_server, bytes(31))
+
+
+def mechanism(greeting: bytes) -> bytes:
+    """b"NULL", b"CURVE" … of the other end's greeting. Raises FrameError: it is none of ZMTP 3."""
+    if greeting[0] != 0xFF or not greeting[9] & 1 or greeting[10] < 3:
+        raise FrameError("not a ZMTP 3 peer")
+    return greeting[12:32].rstrip(b"\0")
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
@@ -55,9 +70,26 @@ def frames_in(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 def hello(socket_type: bytes) -> bytes:
     """What a connection begins with: greeting and READY. socket_type: b"DEALER", b"XPUB" …"""
-    properties = ((b"Socket-Type", socket_type), (b"Identity", b""))
-    told = b"".join(b"%c%b%b%b" % (len(key), key, len(value).to_bytes(4, "big"), value) for key, value in properties)
-    return _GREETING + frame(b"\x05READY" + told, COMMAND)
+    return greeting(b"NULL") + frame(b"\x05READY" + properties(socket_type), COMMAND)
+
+
+def properties(socket_type: bytes, more: Mapping[bytes, bytes] = _NO_PROPERTIES) -> bytes:
+    """What an end says of itself."""
+    told = {b"Socket-Type": socket_type, b"Identity": b"", **more}
+    return b"".join(b"%c%b%b%b" % (len(name), name, len(value).to_bytes(4, "big"), value) for name, value in told.items())
+
+
+def parse_properties(data: bytes) -> dict[bytes, bytes]:
+    """By lower-case name. Raises FrameError."""
+    at, found = 0, dict[bytes, bytes]()
+    while at < len(data):
+        begin = at + 1 + data[at] + 4
+        stop = begin + int.from_bytes(data[begin - 4 : begin], "big")
+        if begin > len(data) or stop > len(data):
+            raise FrameError("properties that end too early")
+        found[data[at + 1 : begin - 4].lower()] = data[begin:stop]
+        at = stop
+    return found
 
 
 class Parser:
@@ -88,7 +120,7 @@ class Parser:
         return self._size + self._parts_size
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """The messages that are whole now. Raises FrameError: the connection is of no use."""
+        """The messages that are whole now. Raises FrameError, AccessDenied: the connection is of no use."""
         if not self._chunks and self._greeted and len(data) >= 9 and not self._parts:
             flags, size, begin = data[0], data[1], 2  # most often it is one message of one part
             if flags == LONG:
@@ -117,7 +149,7 @@ class Parser:
                     self._needed = 9
                     break
                 size, begin = int.from_bytes(data[at + 1 : at + 9], "big"), at + 9
-            if size > self._bytes_max or flags > 7:
+            if size > self._bytes_max or flags > 7 or (flags & COMMAND and flags & MORE):
                 raise FrameError(f"a frame of {size} bytes with flags {flags}")
             if begin + size > end:
                 self._needed = begin + size - at
@@ -129,8 +161,11 @@ class Parser:
         return messages
 
     def _greet(self, data: bytes) -> None:
-        if data[0] != 0xFF or not data[9] & 1 or data[10] < 3 or data[12:32].rstrip(b"\0") != b"NULL":
-            raise FrameError("not a ZMTP 3 peer without security")
+        wanted = mechanism(data)
+        if wanted == b"CURVE":
+            raise AccessDenied("this cluster takes only who shows a card: `roq --card`, roq.connect(card=) or ROQ_CARD")
+        if wanted != b"NULL":
+            raise FrameError("a peer with another security mechanism")
         self._greeted = True
 
     def _take(self, flags: int, body: bytes, messages: list[list[bytes]]) -> None:
@@ -139,6 +174,8 @@ class Parser:
                 self.pongs.append(frame(b"\x04PONG" + body[7:23], COMMAND))
             elif body.startswith(b"\x05READY"):
                 self.ready = True
+            elif body.startswith(b"\x05ERROR") and not self.ready:
+                raise AccessDenied(body[7 : 7 + body[6]].decode(errors="replace") if len(body) > 7 else None)
             elif body.startswith(b"\x09SUBSCRIBE"):
                 messages.append([b"\x01" + body[10:]])
             elif body.startswith(b"\x06CANCEL"):

@@ -16,8 +16,8 @@ import pytest
 from roq.errors import Closed, Unavailable
 from roq.runtime import blocking_connection, connections
 from roq.runtime.blocking_connection import BlockingConnection, StopEvent
-from roq.runtime.connections import Router
 from roq.runtime.loop_thread import LoopThread
+from roq.runtime.router import Router
 from roq.wire import zmtp
 from roq.wire.limits import CONTROL_BYTES_MAX
 from tests.integration.zmtp_rig import LOCAL, WAIT_SECONDS, listening

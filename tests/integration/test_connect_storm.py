@@ -20,7 +20,7 @@ WAIT_SECONDS = 20.0
 SOMAXCONN = int(Path("/proc/sys/net/core/somaxconn").read_text())
 SERVER = """
 import asyncio, sys
-from roq.runtime.connections import Router
+from roq.runtime.router import Router
 from roq.runtime.links import Broadcaster
 
 async def main():

@@ -20,7 +20,7 @@ DEAD_SECONDS = 4
 PROGRAM = """
 import asyncio, json, subprocess, sys, time
 from roq.runtime import connections
-from roq.runtime.connections import Dealer, Router
+from roq.runtime.router import Dealer, Router
 
 connections.DEAD_SECONDS = int(sys.argv[1])
 busy = sys.argv[2] == "busy"

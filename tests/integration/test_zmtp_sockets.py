@@ -19,7 +19,7 @@ import zmq
 from roq.errors import Closed, PortTaken, Unavailable
 from roq.runtime import connections
 from roq.runtime.blocking_connection import IDLE_SECONDS, BlockingConnection, ConnectionPool, StopEvent
-from roq.runtime.connections import Dealer, Router
+from roq.runtime.router import Dealer, Router
 from roq.wire import zmtp
 from tests.harness.ports import free_port
 from tests.integration.zmtp_rig import (

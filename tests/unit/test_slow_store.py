@@ -9,8 +9,8 @@ from roq.log.replicated import appending as machine
 from roq.log.replicated.appending import Appending
 from roq.log.store import storage
 from roq.log.store.storage import COPY_EPOCH
-from roq.runtime import connections
-from roq.runtime.connections import Dealer
+from roq.runtime import router
+from roq.runtime.router import Dealer
 from roq.wire.store import Refusal
 from tests.unit.test_store_storage import Bench, add, entry
 
@@ -133,7 +133,7 @@ def test_a_paced_node_that_never_answers_is_late() -> None:
 
 
 async def test_what_waits_for_a_connection_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "WAITING_BYTES_MAX", 1000)
+    monkeypatch.setattr(router, "WAITING_BYTES_MAX", 1000)
     one = Dealer("tcp://127.0.0.1:1", lambda parts: None, lambda: None)
     assert [one.send(bytes(400)) for _ in range(5)] == [True, True, True, False, False]
     one.close()

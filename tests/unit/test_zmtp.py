@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from roq.errors import FrameError
+from roq.errors import AccessDenied, FrameError
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.zmtp import COMMAND, GREETING_BYTES, LONG, MORE, PARTS_MAX, Parser, frame, hello
 
@@ -129,12 +129,28 @@ def change(at: int, byte: int) -> bytes:
         change(0, 0xFE),
         change(9, 0x7E),
         change(10, 2),
-        HELLO[:12] + b"CURVE".ljust(20, b"\0") + HELLO[32:],
+        HELLO[:12] + b"PLAIN".ljust(20, b"\0") + HELLO[32:],
     ],
 )
 def test_a_greeting_of_something_else(greeting: bytes) -> None:
     with pytest.raises(FrameError):
         Parser().feed(greeting)
+
+
+def test_one_with_security_lets_nobody_in_without() -> None:
+    with pytest.raises(AccessDenied, match="card"):
+        Parser().feed(HELLO[:12] + b"CURVE".ljust(20, b"\0") + HELLO[32:])
+
+
+@pytest.mark.parametrize("tail", [b"", b"\x03400", b"\xff400"])
+def test_an_error_says_why_nobody_is_let_in(tail: bytes) -> None:
+    with pytest.raises(AccessDenied, match="400" if tail else "card"):
+        Parser().feed(HELLO[:GREETING_BYTES] + frame(b"\x05ERROR" + tail, COMMAND))
+
+
+def test_a_command_has_one_part() -> None:
+    with pytest.raises(FrameError):
+        Parser().feed(HELLO + frame(b"\x04PING\0\0", COMMAND | MORE))
 
 
 def test_a_later_version_is_welcome_and_not_ready_before_its_ready() -> None:

@@ -28,6 +28,7 @@ from roq.runtime.files import DISK, FULL, Disk
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcPool, RpcServer
 from roq.wire import store as wire
+from roq.wire.rights import STORE, for_any
 from roq.wire.store import Add, Found, Refusal
 
 log = logger(__name__)
@@ -126,9 +127,8 @@ class StoreServer:
         self._writes: SimpleQueue[JournalWrite | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
-        self._server = RpcServer(
-            address, port, wire.Request, self._handle, wire.NoticeToStore, self._notice, self.counters, self._next
-        )
+        served = partial(RpcServer, address, port, wire.Request, self._handle, counters=self.counters, drained=self._next)
+        self._server = served(notices=wire.NoticeToStore, notice=self._notice, allow=for_any(STORE))
         self.port = self._server.port
         self.kick()
         self._start(self._compact())

@@ -7,7 +7,9 @@ ends a path (FIN). A subscriber is told when its subscriptions are active (ATTAC
     drop    frames for a full one are dropped and counted; control frames are not, until it has twice its bound: then it is cut
     block   while one is full nothing is read from publishers; one that shows no sign of life meanwhile is cut
 
-Not covered: who belongs to the queue (the Monitor), security.
+With a `security`, only who may publish to the queue is let in in front, and who may subscribe at the back.
+
+Not covered: who belongs to the queue (the Monitor).
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from roq.pubsub.exchange.runs import FrameRun, FrameRuns
 from roq.runtime.connections import Peer, Server
 from roq.runtime.links import SubscribedPeer, Subscriptions
 from roq.runtime.observe import Counters, Refusals, logger
+from roq.runtime.security import Security
 from roq.wire import frame as frames
 from roq.wire import zmtp
 from roq.wire.assignment import Overflow, QueueSettings
+from roq.wire.card import Right
 from roq.wire.frame import CONTROL_PREFIX, SUBSCRIBE_ALL, FrameKind, welcome
 from roq.wire.limits import (
     BLOCK_BYTES_QUEUED,
@@ -33,6 +37,7 @@ from roq.wire.limits import (
     SUBSCRIPTION_BYTES_MAX,
     UNFINISHED_BYTES_MAX,
 )
+from roq.wire.rights import check_member
 
 LOOK_SECONDS = 1.0  # between two looks at those who are full
 SILENT_LOOKS_MAX = 10  # of one that is full, takes nothing and says nothing: longer than any pause of a healthy program
@@ -60,10 +65,18 @@ class ForwardedTotals(NamedTuple):
 
 
 class Forwarder:
-    """Bound on both sides when made; raises PortTaken. token: names this life of the Exchange."""
+    """Bound on both sides when made; raises PortTaken. token: names this life of the Exchange. queue: whose rights count."""
 
     def __init__(
-        self, address: str, front_port: int, back_port: int, token: str, settings: QueueSettings, counters: Counters
+        self,
+        address: str,
+        front_port: int,
+        back_port: int,
+        token: str,
+        settings: QueueSettings,
+        counters: Counters,
+        security: Security | None = None,
+        queue: str = "",
     ) -> None:
         self.blocks = settings.overflow is Overflow.BLOCK
         self.frame_bytes_max = settings.max_frame_bytes + FRAME_OVERHEAD_BYTES
@@ -80,19 +93,23 @@ class Forwarder:
         self._front = Server(
             address,
             front_port,
-            zmtp.hello(b"XSUB"),
+            b"XSUB",
             self.frame_bytes_max,
             lambda: PublisherPeer(self, self._front),
             max(UNFINISHED_BYTES_MAX, 4 * self.frame_bytes_max),
+            security,
+            lambda card: check_member(card, Right.PUBLISH, queue),
         )
         try:
             self._back = Server(
                 address,
                 back_port,
-                zmtp.hello(b"XPUB"),
+                b"XPUB",
                 SUBSCRIPTION_BYTES_MAX,
                 lambda: SubscriberPeer(self, self._back),
                 UNFINISHED_BYTES_MAX,
+                security,
+                lambda card: check_member(card, Right.SUBSCRIBE, queue),
             )
         except BaseException:
             self._front.close()
@@ -181,6 +198,7 @@ class PublisherPeer(Peer, asyncio.Protocol):
         """For the loop."""
         forwarder, finished = self._forwarder, False
         forwarder.was_read(self)
+        data = self.opened(data)
         try:
             if self._runs is None:
                 data = self._greet(data)
@@ -196,7 +214,7 @@ class PublisherPeer(Peer, asyncio.Protocol):
         except FrameError as error:
             forwarder.refusals.note("publisher", error)
             self.refuse(error)
-        self.have_read(self.parser.unfinished if self._runs is None else self._runs.unfinished, finished=finished)
+        self.have_read(self.unfinished + (0 if self._runs is None else self._runs.unfinished), finished=finished)
 
     def connection_lost(self, error: Exception | None) -> None:
         """For the loop."""

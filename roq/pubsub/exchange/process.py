@@ -32,7 +32,7 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     where = wire.ExchangeAddress(
         process.exchange, spec.address, spec.ports["front"], spec.ports["back"], time.time_ns() & 0xFFFF_FFFF_FFFF
     )
-    forwarder = Forwarder(where.address, where.front, where.back, where.token, process.settings, counters)
+    forwarder = Forwarder(where.address, where.front, where.back, where.token, process.settings, counters, queue=process.queue)
     monitor = RpcClient(spec.monitor.clients_endpoint(), wire.Reply)
 
     def configure(changed: ProcessSpec) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,9 +34,11 @@ from roq.wire import frame as frames
 from roq.wire import kpi as kpi_wire
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess, MonitorRole, ProcessSpec
+from roq.wire.card import Right
 from roq.wire.frame import FrameKind, Header
 from roq.wire.limits import DECISIONS_KEPT
 from roq.wire.process import ChildSpec, FenceProcess, Named, ProcessDone
+from roq.wire.rights import allow_at_monitor, check_member
 
 log = logger(__name__)
 MONITOR_ID = 1  # publisher id on RETIRE; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
@@ -73,7 +76,8 @@ class Monitor:
             process.term,
             self._fenced,
         )
-        self._kpis = Broadcaster(spec.address, spec.ports["kpis"])
+        let_in = partial(check_member, right=Right.DESCRIBE, name=process.queue)
+        self._kpis = Broadcaster(spec.address, spec.ports["kpis"], let_in=let_in)
         self._server = RpcServer(
             spec.address,
             spec.ports["clients"],
@@ -82,6 +86,7 @@ class Monitor:
             wire.NoticeToMonitor,
             self._notice,
             self.counters,
+            allow=allow_at_monitor(process.queue),
         )
 
     def _fresh_membership(self, expected: dict[int, float] | None, takes_over: bool = True) -> Membership:

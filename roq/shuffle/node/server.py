@@ -28,6 +28,7 @@ from roq.shuffle.node.storage import RangeStorage
 from roq.wire import shuffle as wire
 from roq.wire.gcm import ListShuffles, ReportRuns, ShuffleList, TableInfo
 from roq.wire.process import ChildSpec
+from roq.wire.rights import FOLLOWER, for_any
 
 log = logger(__name__)
 PORT = "shuffle"  # of a store
@@ -87,6 +88,7 @@ class Follower:
                 counters=follower.counters,
                 drained=lambda: None,
                 unfinished_max=budget.coming_max,
+                allow=for_any(FOLLOWER),
             )
         except RoqError:
             await follower.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,11 +50,18 @@ async def _pids(cluster: Cluster, address: str, queue: str, zookeeper_pid: int) 
 
 
 @contextlib.asynccontextmanager
-async def own_cluster() -> AsyncIterator[LocalCluster]:
-    """A small cluster of the load generator's own, gone afterwards."""
+async def own_cluster(*, secured: bool = False) -> AsyncIterator[LocalCluster]:
+    """A small cluster of the load generator's own, gone afterwards. secured: with cards; the load's programs get one too."""
     with tempfile.TemporaryDirectory(prefix="roq-bench-") as directory:
-        async with LocalCluster(Path(directory)) as cluster:
-            yield cluster
+        async with LocalCluster(Path(directory), secured=secured) as cluster:
+            if cluster.card is None:
+                yield cluster
+                return
+            os.environ["ROQ_CARD"] = str(cluster.card)
+            try:
+                yield cluster
+            finally:
+                del os.environ["ROQ_CARD"]
 
 
 async def run(address: str, load: Load, overflow: Overflow, idle_seconds: float = IDLE_SECONDS) -> PubSubResult:

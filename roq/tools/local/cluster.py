@@ -23,6 +23,8 @@ from roq.errors import CallError, DeadlineExceeded, HostNotFound, ProcessFailed,
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
+from roq.runtime.security import drop_card, use_card, write_secret
+from roq.tools.authority import Authority
 from roq.tools.local import leftovers, starter
 from roq.tools.local.daemon import Daemon
 from roq.tools.local.leftovers import Leftover
@@ -30,6 +32,7 @@ from roq.tools.local.loopback import LoopbackSubnet, port_free
 from roq.tools.local.starter import ZOOKEEPER
 from roq.tools.local.zookeeper import LocalCoordinator, LocalZooKeeper
 from roq.wire import hcm as hcm_wire
+from roq.wire.card import CardRole, Grant, Right
 
 log = logger(__name__)
 
@@ -50,10 +53,11 @@ class LocalCluster:
     zookeeper: None: start RoQ's coordinator; "java": start a real ZooKeeper; else the address of a running ensemble
     ("h:p,h:p[/chroot]"). Logs and state go to `directory`, and the next cluster there goes on with it; what an earlier one
     left running is ended first. `leftovers` tells, after the stop, what had to be killed. command: what people would
-    call the program that starts it. If this process dies, the cluster ends.
+    call the program that starts it. If this process dies, the cluster ends. secured: with an authority of its own in
+    `directory`, and cards for all; until the stop this process uses the one at `card`, which has every right.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all by name
         self,
         directory: Path,
         *,
@@ -66,6 +70,7 @@ class LocalCluster:
         session_seconds: float = 6.0,
         start_seconds: float = 30.0,
         command: str = "a program",
+        secured: bool = False,
     ) -> None:
         if not 1 <= gcms <= GCMS_MAX or not 0 <= hosts <= HOSTS_MAX:
             raise CallError(f"a local cluster has 1 to {GCMS_MAX} GCMs and up to {HOSTS_MAX} hosts, not {gcms} and {hosts}")
@@ -80,6 +85,7 @@ class LocalCluster:
         self._chroot = chroot or (self._given.chroot if self._given else "") or DEFAULT_CHROOT
         self._exchanges_max, self._session_seconds = exchanges_max, session_seconds
         self._start_seconds = start_seconds
+        self._secured = secured
         self._token = secrets.token_hex(8)
         self._origin = starter.origin(directory, command)
         self._own_zookeeper: LocalZooKeeper | None = None
@@ -92,6 +98,23 @@ class LocalCluster:
     def zookeeper(self) -> str:
         """What `roq.connect` takes: ZooKeeper's addresses and the chroot."""
         return self._ensemble + self._chroot
+
+    @property
+    def card(self) -> Path | None:
+        """Of whoever started the cluster, with every right; None: no security."""
+        return self._card("owner") if self._secured else None
+
+    def _card(self, name: str) -> Path:
+        return self.directory / "cards" / f"{name}.card"
+
+    def _issued(self, name: str, role: CardRole) -> Path:
+        """The card of this name, made if there is none yet."""
+        path, place = self._card(name), self.directory / "authority.json"
+        if not path.exists():
+            authority = Authority.load(place) if place.exists() else Authority.init(place, self._kind is LocalZooKeeper)
+            grants = [Grant(right, "*") for right in Right] if role is CardRole.CLIENT else []
+            write_secret(path, authority.issue(name, role, grants))
+        return path
 
     @property
     def zookeeper_pid(self) -> int:
@@ -125,6 +148,8 @@ class LocalCluster:
         """Start everything; on any failure what was started is stopped again. Raises RoqError with the reason."""
         try:
             self._take_directory()
+            if self._secured:
+                use_card(self._issued("owner", CardRole.CLIENT))
             self._subnet = LoopbackSubnet()
             await self._start_zookeeper()
             for number in range(self._wanted_gcms):
@@ -209,6 +234,7 @@ class LocalCluster:
             "--broadcast-port": GCM_BROADCAST_PORT,
             "--name": name,
             "--session-seconds": self._session_seconds,
+            **({"--card": self._issued(name, CardRole.GCM)} if self._secured else {}),
         }
         return self._daemon("gcm", name, flags)
 
@@ -218,6 +244,7 @@ class LocalCluster:
         flags = {
             "--zookeeper": self.zookeeper,
             "--host": name,
+            **({"--card": self._issued(name, CardRole.HOST)} if self._secured else {}),
             "--address": self._subnet.address(FIRST_HOST + number),
             "--state-dir": self.directory / name,
             "--port": HCM_PORT,
@@ -332,6 +359,8 @@ class LocalCluster:
         if self._own_zookeeper is not None:
             await self._own_zookeeper.stop()
             self._own_zookeeper = None
+        if self._secured:
+            drop_card()
         if self._subnet is not None:
             self._subnet.close()
             self._subnet = None

@@ -21,6 +21,7 @@ from roq.coordination import paths
 from roq.coordination.link import Check
 from roq.coordination.session import Session
 from roq.errors import (
+    AccessDenied,
     DataLost,
     FrameError,
     InvalidConfiguration,
@@ -38,9 +39,9 @@ from roq.log.replicated.settings import LogSettings, RepairSettings
 from roq.log.replicated.stores import StoreDirectory
 from roq.log.replicated.writer import LogWriter
 from roq.runtime.backoff import delays
-from roq.runtime.connections import Router
 from roq.runtime.liveness import announce_ready, beat, open_board
 from roq.runtime.observe import Counters, Refusals, logger
+from roq.runtime.router import Router
 from roq.runtime.run import Tasks, run
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import master as wire
@@ -48,6 +49,7 @@ from roq.wire.assignment import MonitorRole, ProcessSpec, from_json
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
 from roq.wire.process import ChildSpec
+from roq.wire.rights import MASTER, for_one
 from roq.wire.task import StoreAddress
 from roq.wire.work_queue import WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.master.blobs import BlobStores
@@ -95,6 +97,7 @@ class Master:
         control = spec.ports["control"]
         self._control = ShutdownMonitor(spec.process.name, spec.address, control, stop, self.counters, self._configure)
         self._refusals = Refusals(log, self.counters)
+        self._allow = for_one(MASTER, spec.process.queue)
         self._router = Router(spec.address, spec.ports["clients"], self._message, self._taken)
 
     @property
@@ -123,7 +126,21 @@ class Master:
             self._refusals.note("undecodable", FrameError(f"{len(parts)} parts instead of 2"))
             return
         self.counters["requests"] += 1
+        if self._router.security is not None and not self._may(parts[0], call):
+            return
         self._take(parts[0], call.id, call.body)
+
+    def _may(self, peer: bytes, call: wire.Call) -> bool:
+        """Whether the peer's card has the right to it; if not, it is told which one is missing."""
+        card = self._router.card_of(peer)
+        try:
+            if card is not None:
+                self._allow(card, call.body)
+        except AccessDenied as denied:
+            self._refusals.note("denied", denied)
+            self._router.send(peer, seal_error(call.id, denied))
+            return False
+        return card is not None
 
     def _refuse(self, parts: list[bytes], error: Exception) -> None:
         """Whoever can be answered is."""

@@ -1,0 +1,64 @@
+"""The cluster's access list in ZooKeeper: written by whichever GCM is asked, taken by every GCM and every host.
+
+It is signed by the authority and has a version, so neither who writes it nor in which order matters: the highest counts.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from roq.coordination import paths
+from roq.coordination.link import Node, NodeExists, VersionConflict
+from roq.coordination.session import Session
+from roq.errors import AccessDenied, CallError
+from roq.runtime.observe import logger
+from roq.runtime.security import process_security
+from roq.wire import gcm as wire
+
+log = logger(__name__)
+audit = logger("roq.audit")
+
+
+class AccessKeeper:
+    """Of one GCM."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._security = session, process_security()
+        if self._security is not None:
+            session.watch_data(paths.ACCESS, self._seen)
+
+    def _seen(self, node: Node | None) -> None:
+        if self._security is None or node is None or not node.data:
+            return
+        try:
+            self._security.take(node.data)
+        except AccessDenied as error:  # whoever writes to ZooKeeper is no authority for that
+            log.error("access list refused", extra={"fields": {"reason": str(error)}})
+
+    async def handle(self, request: wire.SetAccess | wire.GetAccess) -> wire.AccessInfo:
+        """Raises CallError: this cluster has no security; AccessDenied: no authority of it has signed the list."""
+        if self._security is None:
+            raise CallError("this cluster has no security: its GCMs and hosts were started without cards")
+        known = await self._session.get(paths.ACCESS)
+        while isinstance(request, wire.SetAccess):
+            version = self._security.checked(request.signed).version
+            if version <= self._version(known):
+                break
+            try:
+                if known is None:
+                    await self._session.create(paths.ACCESS, request.signed)
+                else:
+                    await self._session.set(paths.ACCESS, request.signed, known.version)
+            except (NodeExists, VersionConflict):  # somebody else has written meanwhile
+                known = await self._session.get(paths.ACCESS)
+                continue
+            audit.warning("access list changed", extra={"fields": {"version": version}})
+            return wire.AccessInfo(request.signed)
+        return wire.AccessInfo(b"" if known is None else known.data)
+
+    def _version(self, node: Node | None) -> int:
+        """Of the list in this node; -1: it is none, so any replaces it."""
+        assert self._security is not None
+        with suppress(AccessDenied):
+            return -1 if node is None else self._security.checked(node.data).version
+        return -1

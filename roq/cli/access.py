@@ -1,0 +1,121 @@
+"""`roq access`: who may do what in a secured cluster. Only `revoke`, `admit` and `push` tell the cluster."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+
+from roq.cli.address import ClusterOption, JsonOption, with_cluster
+from roq.cli.ca import AUTHORITY, AuthorityOption, DaysOption
+from roq.cli.output import print_found, say, table
+from roq.client.cluster import Cluster
+from roq.errors import CallError
+from roq.runtime.security import write_secret
+from roq.tools.authority import DAYS, Authority, Issued
+from roq.wire.card import CardRole, Grant, Right
+from roq.wire.curve import KEY_BYTES
+
+app = typer.Typer(no_args_is_help=True, help="Who may do what in a secured cluster.")
+RightsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="RIGHT NAMES ...", help="Pairs, as: publish 'orders.*' describe '*'. RIGHT all: every right."),
+]
+
+
+def grants_of(words: list[str]) -> list[Grant]:
+    """Raises CallError."""
+    if len(words) % 2:
+        raise CallError("rights come in pairs: a right, and the names it is for, as: publish 'orders.*'")
+    found = []
+    for right, names in zip(words[::2], words[1::2], strict=True):
+        if right != "all" and right not in tuple(Right):
+            raise CallError(f"{right!r} is no right: {', '.join(Right)}, or all")
+        found += [Grant(one, names) for one in (Right if right == "all" else (Right(right),))]
+    return found
+
+
+@app.command()
+def grant(
+    name: Annotated[str, typer.Argument(help="Who gets it.")],
+    rights: RightsArgument,
+    file: Annotated[Path | None, typer.Option("--out", help="Where to write the card (NAME.card).")] = None,
+    days: DaysOption = DAYS,
+    authority: AuthorityOption = AUTHORITY,
+) -> None:
+    """Write a card with these rights: it is all that a program needs to get in."""
+    place = file or Path(f"{name}.card")
+    write_secret(place, Authority.load(authority.expanduser()).issue(name, CardRole.CLIENT, grants_of(rights), days))
+    say(f"card of {name}: {place}   use: roq.connect(..., card={str(place)!r}), roq --card {place}, or ROQ_CARD")
+
+
+@app.command()
+def admit(
+    name: Annotated[str, typer.Argument(help="Of the program.")],
+    key: Annotated[str, typer.Argument(help="Its CURVE public key, 64 hexadecimal digits.")],
+    rights: RightsArgument,
+    cluster: ClusterOption = None,
+    days: DaysOption = DAYS,
+    authority: AuthorityOption = AUTHORITY,
+) -> None:
+    """Let a program in that can't show a card (libzmq in another language): the cluster knows it by its key."""
+    try:
+        raw = bytes.fromhex(key)
+    except ValueError:
+        raw = b""
+    if len(raw) != KEY_BYTES:
+        raise CallError("a CURVE public key is 64 hexadecimal digits")
+    known = Authority.load(authority.expanduser())
+    known.admit(name, raw, grants_of(rights), days)
+    _push(known, cluster)
+    say(f"{name} is let in; the servers' key for it: {known.server_key().hex()}")
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="Whose cards, or the id of one of them.")],
+    cluster: ClusterOption = None,
+    authority: AuthorityOption = AUTHORITY,
+) -> None:
+    """Revoke cards: their connections are cut at once."""
+    known = Authority.load(authority.expanduser())
+    count = known.revoke(name)
+    _push(known, cluster)
+    say(f"revoked: {count} card{'s' if count != 1 else ''} of {name}")
+
+
+@app.command()
+def push(cluster: ClusterOption = None, authority: AuthorityOption = AUTHORITY) -> None:
+    """Tell the cluster what is revoked and admitted, as `revoke` and `admit` do when it can be reached."""
+    _push(Authority.load(authority.expanduser()), cluster)
+    say("the cluster has the access list")
+
+
+def _push(authority: Authority, cluster: str | None) -> None:
+    signed = authority.access_list()
+
+    async def work(connected: Cluster) -> None:
+        await connected.set_access(signed)
+
+    with_cluster(cluster, work)
+
+
+@app.command(name="ls")
+def list_cards(authority: AuthorityOption = AUTHORITY, json: JsonOption = False) -> None:
+    """All cards that were signed."""
+    issued = Authority.load(authority.expanduser()).issued
+
+    def view(cards: Sequence[Issued]) -> RenderableType:
+        return table("cards", ("name", "role", "rights", "until", "id", "state"), [_row(one) for one in cards])
+
+    print_found(issued, json, view)
+
+
+def _row(one: Issued) -> list[str]:
+    rights = ", ".join(f"{grant.right} {grant.names}" for grant in one.grants)
+    until = datetime.datetime.fromtimestamp(one.expires, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    return [one.name, one.role, rights, until, one.id, "revoked" if one.revoked else "by key" if one.admitted else ""]

@@ -1,0 +1,55 @@
+"""`roq ca`: the authority of a secured cluster, and the cards of its GCMs and hosts. None of it needs the cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roq.cli.output import say
+from roq.ids import check_name
+from roq.runtime.security import write_secret
+from roq.tools.authority import DAYS, Authority
+from roq.wire.card import CardRole
+
+app = typer.Typer(no_args_is_help=True, help="The authority of a secured cluster, and cards of its GCMs and hosts.")
+AUTHORITY = Path("~/.config/roq/authority.json")
+AuthorityOption = Annotated[Path, typer.Option("--authority", help="The authority's file: keep it away from the cluster.")]
+DaysOption = Annotated[float, typer.Option("--days", min=0.001, help="How long the card is good.")]
+
+
+@app.command()
+def init(
+    authority: AuthorityOption = AUTHORITY,
+    zookeeper_acl: Annotated[
+        bool, typer.Option(help="The cluster's nodes in ZooKeeper are its GCMs' and hosts' alone (not with RoQ's coordinator).")
+    ] = True,
+) -> None:
+    """Make an authority: the keys that sign cards, and those of the cluster's servers."""
+    made = Authority.init(authority.expanduser(), zookeeper_acl)
+    say(f"authority made: {made.path}   next: roq ca sign gcm gcm-1 gcm-1.card; roq ca sign host host-1 host-1.card")
+
+
+@app.command()
+def sign(
+    role: Annotated[CardRole, typer.Argument(help="host or gcm; for programs and people: `roq access grant`.")],
+    name: Annotated[str, typer.Argument(help="Of the host as it is in the cluster, or of the GCM.")],
+    file: Annotated[Path, typer.Argument(help="Where to write the card: move it to that machine, mode 0600.")],
+    days: DaysOption = DAYS,
+    authority: AuthorityOption = AUTHORITY,
+) -> None:
+    """Sign the card of a GCM or a host."""
+    if role is CardRole.CLIENT:
+        raise typer.BadParameter("a program's card comes from `roq access grant`")
+    write_secret(file, Authority.load(authority.expanduser()).issue(check_name(name, "host"), role, days=days))
+    flag = "roq-gcm --card" if role is CardRole.GCM else "roq-hcm --card"
+    say(f"card of {role} {name}: {file}   use: {flag} {file}")
+
+
+@app.command()
+def rotate(authority: AuthorityOption = AUTHORITY) -> None:
+    """Make a new key for the cluster's servers. Sign the cards of GCMs and hosts anew and restart these; then sign those of
+    programs anew. Cards with the key before are good until the next rotation."""
+    Authority.load(authority.expanduser()).rotate_servers()
+    say("new key of the servers: sign the cards of GCMs and hosts anew and restart them one by one")

@@ -1,0 +1,214 @@
+"""Who this process is, and whom its servers let in: a card file and the cluster's access list.
+
+    card file   JSON, mode 0600: the signed card with its secret key and the cluster's key; of hosts and GCMs also the servers'
+                secret keys
+    in          a client whose card an authority has signed, for the key it shows, that is not over and not revoked
+    revoked     its connections are cut at once, at every server of this process
+
+One process has one card: daemons are given theirs when they start, programs by `roq.connect(card=)` or ROQ_CARD. So no port
+is open by oversight: whatever a process with a card binds takes only who shows one. All servers of a cluster have the same key:
+clients prove by it that they talk to the cluster, hosts are known by their cards.
+
+Not covered: what a card allows (roq/wire/rights.py), who tells of revocations (hcm/, gcm/).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import os
+import stat
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from roq.errors import AccessDenied, InvalidConfiguration
+from roq.runtime.files import DISK
+from roq.runtime.observe import logger
+from roq.wire import zmtp
+from roq.wire.card import CARD_PROPERTY, AccessList, Card, CardRole, verify, verify_card
+from roq.wire.curve import CurveClient, CurveServer, KeyPair
+
+log = logger(__name__)
+audit = logger("roq.audit")
+
+
+class CardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one holder is given. All in base64. server: public key of the cluster's servers; servers: (public, secret) of
+    those that a host or GCM serves with, the newest first; zookeeper: password of the cluster's ZooKeeper user."""
+
+    card: str
+    secret: str
+    server: str
+    authorities: tuple[str, ...]
+    servers: tuple[tuple[str, str], ...] = ()
+    zookeeper: str = ""
+
+
+class Security:
+    """Of one process. access: what the cluster's access list says now."""
+
+    def __init__(self, file: CardFile, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self.signed = _bytes(file.card)
+        self._authorities = tuple(map(_bytes, file.authorities))
+        self._server_key = _bytes(file.server)
+        self._server_keys = tuple(KeyPair(_bytes(public), _bytes(secret)) for public, secret in file.servers)
+        self.zookeeper_password = file.zookeeper
+        self.card = verify(self.signed, self._authorities, Card)
+        self.card.check_time(clock())
+        self._keys = KeyPair(self.card.key, _bytes(file.secret))
+        self.access = AccessList()
+        self._admitted: dict[bytes, bytes] = {}
+        self._servers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def serves(self) -> bool:
+        """Whether its holder has what servers need."""
+        return bool(self._server_keys)
+
+    def client(self, socket_type: bytes, bytes_max: int) -> CurveClient:
+        """For a connection that we make."""
+        properties = zmtp.properties(socket_type, {CARD_PROPERTY: self.signed})
+        return CurveClient(self._keys, self._server_key, properties, bytes_max)
+
+    def server(self, socket_type: bytes, bytes_max: int, let_in: Callable[[Card], None]) -> CurveServer:
+        """For a connection that was made to us. let_in(card): its card is good; raises AccessDenied if that is not enough."""
+
+        def admit(key: bytes, properties: Mapping[bytes, bytes]) -> None:
+            try:
+                card = self._card_of(key, properties.get(CARD_PROPERTY, b""))
+                let_in(card)
+            except AccessDenied as denied:
+                audit.warning("connection refused", extra={"fields": {"reason": str(denied), "key": key.hex()[:16]}})
+                raise
+
+        return CurveServer(self._server_keys, admit, zmtp.properties(socket_type), bytes_max)
+
+    def _card_of(self, key: bytes, shown: bytes) -> Card:
+        signed = shown or self._admitted.get(key, b"")
+        if not signed:
+            raise AccessDenied("no card was shown, and the access list has none for this key")
+        card = verify_card(signed, key, self._authorities, self._clock())
+        if card.id in self.access.revoked:
+            raise AccessDenied(f"the card of {card.name} was revoked")
+        return card
+
+    def watch(self, server: Any) -> None:
+        """Its `cut(revoked)` is called when cards are revoked."""
+        self._servers.add(server)
+
+    def checked(self, signed: bytes) -> AccessList:
+        """An access list. Raises AccessDenied: no authority has signed it."""
+        return verify(signed, self._authorities, AccessList)
+
+    def take(self, signed: bytes) -> bool:
+        """An access list; True if it is newer than what is known. Raises AccessDenied: no authority has signed it."""
+        access = self.checked(signed)
+        if access.version <= self.access.version:
+            return False
+        self.access = access
+        self._admitted = {verify(one, self._authorities, Card).key: one for one in access.admitted}
+        revoked = frozenset(access.revoked)
+        for server in list(self._servers):
+            server.cut(revoked)
+        return True
+
+
+def load_card(path: Path) -> Security:
+    """Raises InvalidConfiguration, AccessDenied."""
+    try:
+        mode = os.stat(path).st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InvalidConfiguration(
+                f"the card {path} can be read by others: `chmod 600 {path}`, and have it revoked if it was"
+            )
+        return Security(msgspec.json.decode(path.read_bytes(), type=CardFile))
+    except OSError as error:
+        raise InvalidConfiguration(f"can't read the card {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
+        raise InvalidConfiguration(f"{path} is no card of RoQ: {error}") from None
+
+
+def use_card(path: Path | None) -> Security | None:
+    """All connections and servers of this process are this card's from now on. None: ROQ_CARD's, if it is set. Raises
+    InvalidConfiguration: another card is used already; and as load_card."""
+    if path is None:
+        return process_security()
+    loaded, used = load_card(path), _process.security
+    if used is not None and used.card.id != loaded.card.id:
+        raise InvalidConfiguration(f"this process uses the card of {used.card.name} already: one process has one card")
+    if used is None:
+        _process.security = loaded
+    return _process.security
+
+
+def process_security() -> Security | None:
+    """None: this process has no card, and its connections no security."""
+    if _process.security is None and not _process.looked:
+        _process.looked = True
+        if path := os.environ.get("ROQ_CARD"):
+            _process.security = load_card(Path(path))
+    return _process.security
+
+
+def drop_card() -> None:
+    """For who starts and stops secured clusters: what is connected from now on has no card again."""
+    _process.security = None
+
+
+@dataclass
+class _ProcessCard:
+    security: Security | None = None
+    looked: bool = False  # for ROQ_CARD
+
+
+_process = _ProcessCard()
+
+
+def use_daemon_card(path: Path | None, role: CardRole, name: str = "") -> Security | None:
+    """As use_card, for what must be this role's. name: of the host. Raises InvalidConfiguration."""
+    security = use_card(path)
+    if security is not None:
+        card = security.card
+        if card.role is not role or not security.serves or (name and card.name != name):
+            what = f"host {name!r}" if name else f"a {role.upper()}"
+            raise InvalidConfiguration(
+                f"the card of {card.name} is that of a {card.role}: {what} needs its own (`roq ca sign`)"
+            )
+    return security
+
+
+def use_child_card(path: str, access: str) -> None:
+    """Of a host's process that was forked. access: file with the access list that its HCM knew. Raises as load_card."""
+    if path and (security := use_card(Path(path))) is not None:
+        with contextlib.suppress(FileNotFoundError):
+            security.take(Path(access).read_bytes())
+
+
+def write_secret(path: Path, what: msgspec.Struct) -> None:
+    """As JSON, for its owner alone."""
+    path = path.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    DISK.write_file(path, msgspec.json.format(msgspec.json.encode(what), indent=2) + b"\n", mode=0o600)
+
+
+def text(data: bytes) -> str:
+    """As card files have it."""
+    return base64.b64encode(data).decode()
+
+
+def _bytes(told: str) -> bytes:
+    return base64.b64decode(told, validate=True)
+
+
+def members_only(card: Card) -> None:
+    """For endpoints between processes of the cluster. Raises AccessDenied."""
+    if card.role is CardRole.CLIENT:
+        raise AccessDenied(f"{card.name} is no host of this cluster")

@@ -1,0 +1,149 @@
+"""The cluster's authority: the file that signs cards, kept away from the cluster (`roq ca`, `roq access`).
+
+authority   signing key, keys of the cluster's servers, and every card that was signed
+card        a file for one holder; the authority keeps no secret key of it
+access list what the cluster is told: which cards are revoked, which programs can't show theirs
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from nacl import bindings
+
+from roq.errors import CallError, InvalidConfiguration
+from roq.runtime.security import CardFile, text, write_secret
+from roq.wire.card import AccessList, Card, CardRole, Grant, new_card, sign
+from roq.wire.curve import KeyPair
+
+DAY_SECONDS = 86400.0
+DAYS = 365.0  # of a card, unless it is said
+SERVERS_KEPT = 2  # keys of servers: the one before is served on, so that keys rotate without a gap
+
+
+class Issued(msgspec.Struct, frozen=True):
+    """One card that was signed. signed: as its holder shows it, in base64; admitted: its holder can't show it."""
+
+    id: str
+    name: str
+    role: CardRole
+    grants: tuple[Grant, ...]
+    expires: float
+    signed: str
+    revoked: bool = False
+    admitted: bool = False
+
+
+class AuthorityFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """In base64. signing: (public, secret), the newest first; servers: the same, of the cluster's servers."""
+
+    signing: tuple[tuple[str, str], ...]
+    servers: tuple[tuple[str, str], ...]
+    zookeeper: str
+    version: int = 0  # of the access list
+    issued: tuple[Issued, ...] = ()
+
+
+class Authority:
+    """`init` makes one, `load` reads it. Every change is written before it is returned."""
+
+    def __init__(self, path: Path, file: AuthorityFile) -> None:
+        self.path, self._file = path, file
+
+    @classmethod
+    def init(cls, path: Path, protect_zookeeper: bool = False) -> Authority:
+        """protect_zookeeper: GCMs and hosts keep everybody else from the cluster's nodes there, which RoQ's own coordinator
+        can't. Raises InvalidConfiguration: there is one."""
+        if path.exists():
+            raise InvalidConfiguration(f"{path} exists: an authority that is replaced leaves its cluster without cards")
+        made = cls(
+            path, AuthorityFile((_signing_pair(),), (_server_pair(),), secrets.token_urlsafe(32) if protect_zookeeper else "")
+        )
+        write_secret(path, made._file)
+        return made
+
+    @classmethod
+    def load(cls, path: Path) -> Authority:
+        """Raises InvalidConfiguration."""
+        try:
+            return cls(path, msgspec.json.decode(path.read_bytes(), type=AuthorityFile))
+        except OSError as error:
+            raise InvalidConfiguration(f"can't read the authority {path}: {error.strerror}: `roq ca init` makes one") from None
+        except msgspec.MsgspecError as error:
+            raise InvalidConfiguration(f"{path} is no authority: {error}") from None
+
+    @property
+    def issued(self) -> tuple[Issued, ...]:
+        """All cards, the oldest first."""
+        return self._file.issued
+
+    def _write(self, **changed: object) -> None:
+        self._file = msgspec.structs.replace(self._file, **changed)
+        write_secret(self.path, self._file)
+
+    def issue(
+        self, name: str, role: CardRole, grants: Iterable[Grant] = (), days: float = DAYS, now: float | None = None
+    ) -> CardFile:
+        """A new card with a key of its own. days: until it is over. Raises CallError."""
+        keys = KeyPair.new()
+        _, signed = self._sign(name, role, keys.public, grants, days, now, admitted=False)
+        file = self._file
+        servers = file.servers if role is not CardRole.CLIENT else ()
+        authorities = tuple(public for public, _ in file.signing)
+        password = file.zookeeper if role is not CardRole.CLIENT else ""
+        return CardFile(text(signed), text(keys.secret), file.servers[0][0], authorities, servers, password)
+
+    def admit(self, name: str, key: bytes, grants: Iterable[Grant], days: float = DAYS) -> Card:
+        """A card for a program that has a CURVE key and no way to show a card: the access list has it."""
+        card, _ = self._sign(name, CardRole.CLIENT, key, grants, days, None, admitted=True)
+        return card
+
+    def _sign(
+        self, name: str, role: CardRole, key: bytes, grants: Iterable[Grant], days: float, now: float | None, *, admitted: bool
+    ) -> tuple[Card, bytes]:
+        begins = time.time() if now is None else now
+        card = new_card(name, role, key, grants, begins, begins + days * DAY_SECONDS)
+        signed = sign(card, base64.b64decode(self._file.signing[0][1]))
+        issued = Issued(card.id, name, role, card.grants, card.expires, text(signed), admitted=admitted)
+        self._write(issued=(*self._file.issued, issued), version=self._file.version + admitted)
+        return card, signed
+
+    def revoke(self, name: str) -> int:
+        """All cards of this name, or the one of this id; how many that were. Raises CallError: there is none."""
+        chosen = {one.id for one in self.issued if name in (one.name, one.id) and not one.revoked}
+        if not chosen:
+            raise CallError(f"no card of {name!r} that is not revoked: `roq access ls` lists them")
+        issued = tuple(msgspec.structs.replace(one, revoked=one.revoked or one.id in chosen) for one in self.issued)
+        self._write(issued=issued, version=self._file.version + 1)
+        return len(chosen)
+
+    def rotate_servers(self) -> None:
+        """A new key for the cluster's servers; the one before stays good for clients, until the next rotation."""
+        self._write(servers=(_server_pair(), *self._file.servers)[:SERVERS_KEPT])
+
+    def access_list(self) -> bytes:
+        """Signed, for the cluster."""
+        now = time.time()
+        revoked = tuple(one.id for one in self.issued if one.revoked and one.expires > now)
+        live = (one for one in self.issued if one.admitted and not one.revoked and one.expires > now)
+        admitted = tuple(base64.b64decode(one.signed) for one in live)
+        return sign(AccessList(self._file.version, revoked, admitted), base64.b64decode(self._file.signing[0][1]))
+
+    def server_key(self) -> bytes:
+        """Public: what programs in other languages need beside their own."""
+        return base64.b64decode(self._file.servers[0][0])
+
+
+def _signing_pair() -> tuple[str, str]:
+    public, secret = bindings.crypto_sign_keypair()
+    return text(public), text(secret)
+
+
+def _server_pair() -> tuple[str, str]:
+    keys = KeyPair.new()
+    return text(keys.public), text(keys.secret)

@@ -1,0 +1,164 @@
+"""Which right each request needs. One table per conversation; what stands in none is for the cluster's own processes. Pure.
+
+client   by the rights of its card
+host     everything between processes; as a host only what its card's name says
+GCM      everything
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roq.errors import AccessDenied
+from roq.wire import gcm, hcm, master, monitor, shuffle, store
+from roq.wire.card import Card, CardRole, Right
+
+EVERYTHING = "*"
+Rule = tuple[Right, ...] | None  # any of these
+MEMBERS: Rule = ()  # no client
+ANYBODY: Rule = None  # with a card
+KNOWN = tuple(Right)  # whoever has a right of any kind to it
+
+GCM: Mapping[type, tuple[Rule, str]] = {  # rule, and the field with the name
+    gcm.CreateQueue: ((Right.ADMIN,), "name"),
+    gcm.RemoveQueue: ((Right.ADMIN,), "name"),
+    gcm.StartQueue: ((Right.ADMIN,), "name"),
+    gcm.StopQueue: ((Right.ADMIN,), "name"),
+    gcm.QueueExists: (ANYBODY, ""),
+    gcm.DescribeQueue: (KNOWN, "name"),
+    gcm.ListQueues: ((Right.DESCRIBE,), ""),
+    gcm.CreateExchange: ((Right.ADMIN,), "queue"),
+    gcm.RemoveExchange: ((Right.ADMIN,), "queue"),
+    gcm.ListHosts: ((Right.DESCRIBE,), ""),
+    gcm.DrainHost: ((Right.ADMIN,), ""),
+    gcm.SetPolicy: ((Right.ADMIN,), "queue"),
+    gcm.GetPolicy: ((Right.DESCRIBE,), "queue"),
+    gcm.CreateWorkQueue: (KNOWN, "name"),  # one that exists is opened like that; see MAKES
+    gcm.RemoveWorkQueue: ((Right.ADMIN,), "name"),
+    gcm.DescribeWorkQueue: (KNOWN, "name"),
+    gcm.ListWorkQueues: ((Right.DESCRIBE,), ""),
+    gcm.CreateShuffle: ((Right.ADMIN, Right.SHUFFLE_WRITE), "name"),
+    gcm.RemoveShuffle: ((Right.ADMIN,), "name"),
+    gcm.DescribeShuffle: ((Right.DESCRIBE, Right.SHUFFLE_WRITE, Right.SHUFFLE_READ), "name"),
+    gcm.ListShuffles: ((Right.DESCRIBE,), ""),
+    gcm.NameReceipts: ((Right.SHUFFLE_WRITE,), "name"),
+    gcm.CommitShuffle: ((Right.SHUFFLE_WRITE,), "name"),
+    gcm.RebalanceShuffle: ((Right.ADMIN,), "name"),
+    gcm.GetCluster: ((Right.DESCRIBE,), ""),
+    gcm.ReportRuns: (MEMBERS, ""),
+    gcm.SetAccess: ((Right.ADMIN,), ""),
+    gcm.GetAccess: ((Right.DESCRIBE,), ""),
+}
+MAKES: Rule = (Right.ADMIN,)  # what CreateWorkQueue needs beside, if there is none of that name
+HCM: Mapping[type, tuple[Rule, str]] = {
+    hcm.GetProcesses: ((Right.DESCRIBE,), ""),
+    hcm.GetCapacity: ((Right.DESCRIBE,), ""),
+    hcm.SetDraining: ((Right.ADMIN,), ""),
+    hcm.ShutdownHost: ((Right.ADMIN,), ""),
+}
+MONITOR: Mapping[type, Rule] = {
+    monitor.JoinPublisher: (Right.PUBLISH,),
+    monitor.PublisherReport: (Right.PUBLISH,),
+    monitor.JoinSubscriber: (Right.SUBSCRIBE,),
+    monitor.SubscriberReport: (Right.SUBSCRIBE,),
+    monitor.Leave: (Right.PUBLISH, Right.SUBSCRIBE),
+    monitor.Move: (Right.ADMIN,),
+    monitor.Drain: (Right.ADMIN,),
+    monitor.AwaitExchange: (Right.ADMIN, Right.DESCRIBE),
+    monitor.Describe: (Right.DESCRIBE,),
+    monitor.ExchangeReport: MEMBERS,
+    monitor.RecordDecision: MEMBERS,
+}
+MASTER: Mapping[type, Rule] = {
+    master.Hello: (Right.PUT, Right.LEASE, Right.DESCRIBE, Right.ADMIN),
+    master.Put: (Right.PUT,),
+    master.Reserve: (Right.PUT,),
+    master.PayloadStored: (Right.PUT,),
+    master.Lease: (Right.LEASE,),
+    master.SettleAll: (Right.LEASE,),
+    master.ReleaseEvery: (Right.LEASE, Right.ADMIN),
+    master.PurgeQueue: (Right.ADMIN,),
+    master.RequeueLetters: (Right.ADMIN,),
+    master.RemoveLetters: (Right.ADMIN,),
+    master.Peek: (Right.DESCRIBE, Right.LEASE),
+    master.GetStatus: (Right.DESCRIBE, Right.PUT, Right.LEASE),
+    master.GetCopies: (Right.DESCRIBE,),
+}
+STORE: Mapping[type, Rule] = {  # what clients need of a store: payloads under names that only the master tells them
+    store.PutBlob: (Right.PUT,),
+    store.GetBlob: (Right.LEASE, Right.DESCRIBE),
+    store.DescribeStore: (Right.DESCRIBE,),
+}
+FOLLOWER: Mapping[type, Rule] = {
+    shuffle.OpenAttempt: (Right.SHUFFLE_WRITE,),
+    shuffle.SendBlocks: (Right.SHUFFLE_WRITE,),
+    shuffle.EndRun: (Right.SHUFFLE_WRITE,),
+    shuffle.FinishAttempt: (Right.SHUFFLE_WRITE,),
+    shuffle.AbandonAttempt: (Right.SHUFFLE_WRITE,),
+    shuffle.NameCommitted: (Right.SHUFFLE_WRITE, Right.SHUFFLE_READ),
+    shuffle.ListSlices: (Right.SHUFFLE_READ,),
+    shuffle.ReadBlocks: (Right.SHUFFLE_READ,),
+    shuffle.CutBlocks: (Right.SHUFFLE_READ,),
+    shuffle.TellSpec: (Right.SHUFFLE_READ, Right.SHUFFLE_WRITE),
+    shuffle.TellSamples: (Right.SHUFFLE_READ, Right.SHUFFLE_WRITE),
+    shuffle.CountRows: (Right.SHUFFLE_READ, Right.SHUFFLE_WRITE),
+    shuffle.DescribeFollower: (Right.DESCRIBE,),
+}
+
+
+def check(card: Card, rule: Rule, name: str) -> None:
+    """Members may; a client needs any of these rights to what has this name. Raises AccessDenied."""
+    if card.role is not CardRole.CLIENT or rule is None or any(card.allows(right, name) for right in rule):
+        return
+    if not rule:
+        raise AccessDenied(f"{card.name} is no host of this cluster")
+    what = "any right" if rule == KNOWN else "the right " + " or ".join(f"`{right}`" for right in rule)
+    raise AccessDenied(f"{card.name} needs {what} to {'everything (*)' if name == EVERYTHING else repr(name)}")
+
+
+def check_member(card: Card, right: Right, name: str) -> None:
+    """As `check`, of one right."""
+    check(card, (right,), name)
+
+
+def for_names(table: Mapping[type, tuple[Rule, str]]) -> Callable[[Card, Any], None]:
+    """For an RpcServer whose requests say what they are about."""
+
+    def allow(card: Card, request: Any) -> None:
+        rule, field = table.get(type(request), (MEMBERS, ""))
+        check(card, rule, getattr(request, field) if field else EVERYTHING)
+
+    return allow
+
+
+def for_one(table: Mapping[type, Rule], name: str) -> Callable[[Card, Any], None]:
+    """For the processes of one queue or work queue."""
+
+    def allow(card: Card, request: Any) -> None:
+        check(card, table.get(type(request), MEMBERS), name)
+
+    return allow
+
+
+def for_any(table: Mapping[type, Rule]) -> Callable[[Card, Any], None]:
+    """For a store, whose requests name what only those know who were told: a right to anything is enough."""
+
+    def allow(card: Card, request: Any) -> None:
+        rule = table.get(type(request), MEMBERS) or ()
+        if not any(grant.right in rule for grant in card.grants):
+            check(card, rule, EVERYTHING)
+
+    return allow
+
+
+def allow_at_monitor(queue: str) -> Callable[[Card, Any], None]:
+    """For a Monitor: its Exchanges report for the host that their card names."""
+    by_table = for_one(MONITOR, queue)
+
+    def allow(card: Card, request: Any) -> None:
+        by_table(card, request)
+        if isinstance(request, monitor.ExchangeReport) and (card.role is not CardRole.HOST or card.name != request.host):
+            raise AccessDenied(f"{card.name} reports as host {request.host!r}")
+
+    return allow

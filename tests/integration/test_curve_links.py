@@ -1,0 +1,289 @@
+"""CURVE on every kind of link, libzmq on the other side both ways, and RoQ's own with cards.
+
+Not covered: which right a request needs (tests/unit/test_rights.py), a whole cluster (test_secured_cluster.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+import zmq
+from zmq.utils import z85
+
+from roq.errors import AccessDenied
+from roq.pubsub.exchange.forwarder import Forwarder
+from roq.runtime.blocking_connection import BlockingConnection, StopEvent
+from roq.runtime.links import Broadcaster, PublisherLink, SubscriberLink
+from roq.runtime.observe import Counters
+from roq.runtime.router import Dealer, Router
+from roq.runtime.security import Security
+from roq.tools.authority import Authority
+from roq.wire.assignment import QueueSettings
+from roq.wire.card import CardRole, Grant, Right, verify_card
+from roq.wire.curve import KeyPair
+from tests.harness import libzmq
+from tests.integration.link_rig import HERE, data
+from tests.integration.zmtp_rig import LOCAL, WAIT_SECONDS, until
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*event_loop_policy.*:DeprecationWarning")
+LARGE = bytes(range(256)) * 4000
+SIZES = (b"one", b"", b"x" * 255, b"x" * 256, LARGE)
+
+
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy])
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Python's loop and the one that RoQ's processes use."""
+    policy: asyncio.AbstractEventLoopPolicy = request.param()
+    return policy
+
+
+class People:
+    """An authority, a host's security, and those of clients."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority.init(folder / "authority.json")
+        self.host = Security(self.authority.issue("host-1", CardRole.HOST))
+
+    def client(self, *grants: Grant, days: float = 1.0) -> Security:
+        return Security(self.authority.issue("alice", CardRole.CLIENT, grants, days))
+
+    def libzmq_keys(self) -> KeyPair:
+        """Of a program that the access list knows."""
+        public, secret = zmq.curve_keypair()
+        grants = [Grant(Right.PUBLISH, "q"), Grant(Right.SUBSCRIBE, "q")]
+        self.authority.admit("plain", z85.decode(public), grants)
+        self.host.take(self.authority.access_list())
+        return KeyPair(public, secret)
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> People:
+    return People(tmp_path)
+
+
+@contextlib.contextmanager
+def libzmq_peer(kind: int, people: People, keys: KeyPair | None = None, endpoint: str = "") -> Iterator[zmq.Socket[bytes]]:
+    """A client if it has an endpoint, else a server of the cluster's own key, bound."""
+    made = libzmq.socket(kind, 0)
+    made.set(zmq.RCVTIMEO, int(WAIT_SECONDS * 1000))
+    try:
+        if endpoint:
+            assert keys is not None
+            made.curve_serverkey = people.authority.server_key()
+            made.curve_publickey, made.curve_secretkey = keys
+            made.connect(endpoint)
+        else:
+            made.curve_server = True
+            made.curve_secretkey = base64.b64decode(people.authority._file.servers[0][1])
+        yield made
+    finally:
+        made.close(linger=0)
+
+
+@pytest.fixture
+async def router(people: People) -> AsyncIterator[Router]:
+    def echo(parts: list[bytes]) -> None:
+        made.send(parts[0], parts[-1])
+
+    made = Router(LOCAL, 0, echo, security=people.host)
+    yield made
+    made.close()
+
+
+@pytest.mark.quick
+async def test_a_dealer_with_a_card_at_a_router(people: People, router: Router) -> None:
+    came = list[list[bytes]]()
+    dealer = Dealer(f"{HERE}{router.port}", came.append, lambda: None, people.client())
+    for message in SIZES:
+        dealer.send(message)
+    await until(lambda: len(came) == len(SIZES))
+    assert came == [[message] for message in SIZES]
+    (name,) = router.peers
+    card = router.card_of(name)
+    assert card is not None
+    assert (card.name, card.role) == ("alice", CardRole.CLIENT)
+    dealer.close()
+
+
+async def test_libzmqs_dealer_at_a_router(people: People, router: Router) -> None:
+    keys = people.libzmq_keys()
+
+    def ask() -> None:
+        with libzmq_peer(zmq.DEALER, people, keys, f"{HERE}{router.port}") as peer:
+            for message in SIZES:
+                peer.send(message)
+                assert peer.recv() == message
+            peer.send_multipart([b"", b"two", b"parts"])
+            assert peer.recv() == b"parts"
+            for number in range(1000):
+                peer.send(b"%d" % number)
+            assert [peer.recv() for _ in range(1000)] == [b"%d" % number for number in range(1000)]
+
+    await asyncio.to_thread(ask)
+
+
+async def test_a_dealer_and_a_blocking_one_at_libzmqs_router(people: People) -> None:
+    with libzmq_peer(zmq.ROUTER, people) as peer:
+        endpoint = f"{HERE}{libzmq.bind(peer, LOCAL)}"
+        came = list[list[bytes]]()
+        dealer = Dealer(endpoint, came.append, lambda: None, people.client())
+        blocking = BlockingConnection(endpoint, StopEvent(), people.client())
+        loop = asyncio.get_running_loop()
+
+        def echo(count: int) -> None:
+            for _ in range(count):
+                peer.send_multipart(peer.recv_multipart())
+
+        def ask() -> list[list[bytes] | None]:
+            answers = list[list[bytes] | None]()
+            for message in SIZES:
+                blocking.send(message)
+                answers.append(blocking.receive(loop.time() + WAIT_SECONDS))
+            return answers
+
+        for message in SIZES:
+            dealer.send(message)
+        answers, _ = await asyncio.gather(asyncio.to_thread(ask), asyncio.to_thread(echo, 2 * len(SIZES)))
+        await until(lambda: len(came) == len(SIZES))
+        assert came == answers == [[message] for message in SIZES]
+        dealer.close()
+        blocking.close()
+
+
+@contextlib.asynccontextmanager
+async def exchange(people: People) -> AsyncIterator[Forwarder]:
+    made = Forwarder(LOCAL, 0, 0, "A/1", QueueSettings(), Counters(), people.host, "q")
+    yield made
+    made.stop()
+    for server in (made._front, made._back):
+        for peer in list(server.peers.values()):
+            peer.transport.abort()
+
+
+@pytest.mark.parametrize("theirs", ["nobody", "publisher", "subscriber", "both"])
+async def test_publishers_and_subscribers_of_both_kinds_at_an_exchange(people: People, theirs: str) -> None:
+    keys = people.libzmq_keys()
+    frames = [data(b"t\0", number, size) for number, size in enumerate((10, 0, 100_000, 300), 1)]
+    async with exchange(people) as made:
+        with contextlib.ExitStack() as stack:
+            got = list[list[bytes]]()
+            ours = people.client(Grant(Right.PUBLISH, "q"), Grant(Right.SUBSCRIBE, "*"))
+            if theirs in ("subscriber", "both"):
+                reader = stack.enter_context(libzmq_peer(zmq.SUB, people, keys, f"{HERE}{made.back_port}"))
+                reader.subscribe(b"t")
+            else:
+                stack.callback(SubscriberLink(f"{HERE}{made.back_port}", [b"t"], got.extend, 1 << 20, ours).close)
+            await until(lambda: made.subscriptions._prefixes)
+            if theirs in ("publisher", "both"):
+                writer = stack.enter_context(libzmq_peer(zmq.XPUB, people, keys, f"{HERE}{made.front_port}"))
+                assert await asyncio.to_thread(writer.recv) == b"\x01"
+                for frame in frames:
+                    writer.send(frame)
+            else:
+                link = PublisherLink(f"{HERE}{made.front_port}", ours)
+                stack.callback(link.close)
+                await until(lambda: link.open)
+                for frame in frames:
+                    link.send(frame)
+            if theirs in ("subscriber", "both"):
+                got = [[await asyncio.to_thread(reader.recv)] for _ in frames]
+            await until(lambda: len(got) == len(frames))
+            assert got == [[frame] for frame in frames]
+
+
+async def test_a_broadcast_to_both_kinds(people: People) -> None:
+    keys, got = people.libzmq_keys(), list[list[bytes]]()
+    broadcaster = Broadcaster(LOCAL, 0, people.host)
+    link = SubscriberLink(f"{HERE}{broadcaster.port}", [b"news"], got.extend, security=people.client())
+    with libzmq_peer(zmq.SUB, people, keys, f"{HERE}{broadcaster.port}") as reader:
+        reader.subscribe(b"news")
+        await until(lambda: len(broadcaster._subscriptions._prefixes) == 2)
+        broadcaster.send((b"news", b"body"))
+        await until(lambda: got)
+        assert got == [[b"news", b"body"]] == [await asyncio.to_thread(reader.recv_multipart)]
+    link.close()
+    broadcaster.close()
+
+
+@pytest.mark.parametrize("who", ["no card", "unknown key", "expired", "other cluster", "no right", "revoked"])
+async def test_who_is_not_let_in_hears_why(people: People, tmp_path: Path, who: str) -> None:
+    security: Security | None = None
+    if who == "unknown key":  # of a program without a card
+        public, secret = zmq.curve_keypair()
+        async with exchange(people) as made:
+            with (
+                libzmq_peer(zmq.SUB, people, KeyPair(public, secret), f"{HERE}{made.back_port}") as peer,
+                peer.get_monitor_socket(zmq.EVENT_DISCONNECTED) as ends,
+            ):
+                peer.subscribe(b"")
+                assert await asyncio.to_thread(ends.poll, int(WAIT_SECONDS * 1000))
+                peer.disable_monitor()
+            assert not made.subscriptions._prefixes
+        return
+    expected = {
+        "no card": "card",
+        "expired": "expired",
+        "other cluster": "another cluster",
+        "no right": "subscribe",
+        "revoked": "revoked",
+    }[who]
+    if who == "expired":
+        file = people.authority.issue("alice", CardRole.CLIENT, [Grant(Right.SUBSCRIBE, "q")], days=1.0)
+        security = Security(file)
+        over = security.card.expires + 1
+        people.host._clock = lambda: over
+    elif who == "other cluster":
+        other = Authority.init(tmp_path / "other.json")
+        security = Security(other.issue("alice", CardRole.CLIENT, [Grant(Right.SUBSCRIBE, "q")]))
+    elif who == "no right":
+        security = people.client(Grant(Right.PUBLISH, "q"), Grant(Right.SUBSCRIBE, "other"))
+    elif who == "revoked":
+        security = people.client(Grant(Right.SUBSCRIBE, "q"))
+        people.authority.revoke("alice")
+        people.host.take(people.authority.access_list())
+    async with exchange(people) as made:
+        got = list[list[bytes]]()
+        link = SubscriberLink(f"{HERE}{made.back_port}", [b""], got.extend, security=security)
+        await until(lambda: link.denied)
+        assert expected in link.denied
+        assert not made.subscriptions._prefixes
+        link.close()
+
+
+async def test_a_revoked_card_is_out_at_once_and_stays_out(people: People, router: Router) -> None:
+    ended = list[float]()
+    loop = asyncio.get_running_loop()
+    security = people.client()
+    dealer = Dealer(f"{HERE}{router.port}", lambda parts: None, lambda: ended.append(loop.time()), security)
+    stays = Dealer(f"{HERE}{router.port}", lambda parts: None, lambda: None, people.host)
+    await until(lambda: len(router.peers) == 2 and dealer.open and stays.open)
+    began = loop.time()
+    people.authority.revoke("alice")
+    assert people.host.take(people.authority.access_list())
+    await until(lambda: ended)
+    assert ended[0] - began < 1.0
+    await until(lambda: dealer.denied)
+    assert "revoked" in dealer.denied
+    assert stays.open
+    assert not people.host.take(people.authority.access_list()), "the same list again is no news"
+    dealer.close()
+    stays.close()
+
+
+def test_a_card_shown_by_somebody_else_is_refused(people: People) -> None:
+    security = people.client()
+    authorities = security._authorities
+    now = security.card.begins
+    assert verify_card(security.signed, security.card.key, authorities, now).name == "alice"
+    with pytest.raises(AccessDenied, match="somebody else"):
+        verify_card(security.signed, KeyPair.new().public, authorities, now)
+    altered = bytearray(security.signed)
+    altered[80] ^= 1
+    with pytest.raises(AccessDenied, match="authority"):
+        verify_card(bytes(altered), security.card.key, authorities, now)

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from benchmarks import servers
 from benchmarks.machine import quiet
 from benchmarks.peer_client import PEERS, find_peer
+from benchmarks.scenarios import OURS
 from roq.tools.bench.cpu import Pids
 from roq.tools.bench.harness import PubSubResult, drive
 from roq.tools.bench.load import Load
 from roq.tools.bench.pubsub import own_cluster, run_on
 from roq.wire.assignment import Overflow
 
-ROQ, ROQ_SECURED = "RoQ", "RoQ, CURVE"
+ROQ, ROQ_SECURED = OURS
 PEER_MODULE = "benchmarks.peer_client"
 IDLE_SECONDS = 5.0
 Run = Callable[[Load], Awaitable[PubSubResult]]

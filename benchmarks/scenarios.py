@@ -13,8 +13,10 @@ from roq.tools.bench.load import Load
 Metric = Literal["throughput", "p50", "p99"]
 
 # About how many deliveries per second and subscriber each system manages on two cores; decides only how long a run takes.
+OURS = ("RoQ", "RoQ, CURVE")  # the second in a cluster with cards
 SPEED: Mapping[str, int] = {
     "RoQ": 2_500_000,
+    "RoQ, CURVE": 1_500_000,
     "nats-py": 250_000,
     "zmq-proxy": 1_000_000,
     "zmq-proxy-batch100": 4_000_000,
@@ -53,7 +55,7 @@ class Scenario(msgspec.Struct, frozen=True):
     def load_for(self, system: str, seconds: float) -> Load:
         """The load, of about `seconds` for this system."""
         rate = self.load.rate or self.speed.get(system, SPEED[system])
-        batch = self.load.batch if system == "RoQ" else 0
+        batch = self.load.batch if system in OURS else 0
         return msgspec.structs.replace(self.load, messages=max(100, int(rate * seconds)), batch=batch)
 
 
@@ -75,38 +77,38 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             "1 to 1",
             Load(),
-            ("RoQ", "nats-py", "zmq-proxy", "redis-py", "redis-py-pipe100", "aio-pika"),
+            (*OURS, "nats-py", "zmq-proxy", "redis-py", "redis-py-pipe100", "aio-pika"),
             (Goal("throughput", "nats-py", 8.0), Goal("throughput", "zmq-proxy", 1.6)),
         ),
         Scenario(
             "1 to 1, batches",
             Load(batch=100),
-            ("RoQ", "zmq-proxy-batch100"),
+            (*OURS, "zmq-proxy-batch100"),
             (Goal("throughput", "zmq-proxy-batch100", 0.9),),
-            speed={"RoQ": 4_000_000},
+            speed={"RoQ": 4_000_000, "RoQ, CURVE": 2_500_000},
         ),
         Scenario(
             "4 pairs",
             Load(publishers=4, subscribers=4, pairs=True),
-            ("RoQ", "nats-py"),
+            (*OURS, "nats-py"),
             (Goal("throughput", "nats-py", 7.0),),
-            speed={"RoQ": 800_000, "nats-py": 100_000},
+            speed={"RoQ": 800_000, "RoQ, CURVE": 500_000, "nats-py": 100_000},
         ),
         Scenario(
             "1 to 4",
             Load(subscribers=4),
-            ("RoQ", "nats-py"),
+            (*OURS, "nats-py"),
             (Goal("throughput", "nats-py", 7.0),),
-            speed={"RoQ": 1_400_000, "nats-py": 130_000},
+            speed={"RoQ": 1_400_000, "RoQ, CURVE": 800_000, "nats-py": 130_000},
         ),
         Scenario(
             "1 to 1, 10 KB",
             Load(size=10_240),
-            ("RoQ", "nats-py", "zmq-proxy"),
+            (*OURS, "nats-py", "zmq-proxy"),
             (Goal("throughput", "nats-py", 2.0),),
-            speed={"RoQ": 120_000, "nats-py": 50_000, "zmq-proxy": 35_000},
+            speed={"RoQ": 120_000, "RoQ, CURVE": 40_000, "nats-py": 50_000, "zmq-proxy": 35_000},
         ),
-        Scenario("latency at 1,000/s", Load(rate=1_000), ("RoQ", "nats-py", "redis-py", "zmq-proxy"), LATENCY_GOALS),
-        Scenario("latency at 10,000/s", Load(rate=10_000), ("RoQ", "nats-py", "redis-py", "zmq-proxy"), LATENCY_GOALS),
+        Scenario("latency at 1,000/s", Load(rate=1_000), (*OURS, "nats-py", "redis-py", "zmq-proxy"), LATENCY_GOALS),
+        Scenario("latency at 10,000/s", Load(rate=10_000), (*OURS, "nats-py", "redis-py", "zmq-proxy"), LATENCY_GOALS),
     )
 }

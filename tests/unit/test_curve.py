@@ -113,6 +113,18 @@ def test_an_end_without_security_is_refused() -> None:
             curve.feed(zmtp.hello(b"DEALER"))
 
 
+@pytest.mark.parametrize("key", [bytes(32), b"\x01" + bytes(31), b"\xff" * 32])
+def test_keys_that_are_none_are_refused(key: bytes) -> None:
+    pair = Pair()
+    hello = taken(pair.client)
+    with pytest.raises((FrameError, AccessDenied)):
+        pair.server.feed(hello[: 64 + 2 + 80] + key + hello[64 + 2 + 112 :])
+    client = CurveClient(CLIENT, key, PROPERTIES, BYTES_MAX) if key == b"\xff" * 32 else Pair().client
+    welcome = zmtp.frame(b"\x07WELCOME" + bytes(160), zmtp.COMMAND)
+    with pytest.raises((FrameError, AccessDenied)):
+        client.feed(zmtp.greeting(b"CURVE", as_server=True) + welcome)
+
+
 def test_what_was_taken_is_not_taken_again() -> None:
     pair = Pair().shake()
     first, second = pair.client.seal(zmtp.frame(b"pay")), pair.client.seal(zmtp.frame(b"once"))

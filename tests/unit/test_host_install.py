@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from roq.errors import CallError, InvalidConfiguration, InvalidName
 from roq.runtime.run import EXIT_FOR_GOOD
 
 ZOOKEEPER = "127.0.0.1:2181"
+EXPOSURE_MAX = 3.0
 UNITS = ("etc/systemd/system/roq-hcm.service", "etc/systemd/system/roq-gcm.service")
 
 
@@ -55,7 +57,7 @@ def test_a_host_with_a_gcm(tmp_path: Path, programs: Path) -> None:
         service = unit(root / path)
         assert service["ExecStart"] == f"{programs}/roq-{name} --config /etc/roq/{name}.toml"
         assert (service["User"], service["Type"], service["Restart"]) == ("messages", "notify", "always")
-        assert "@" not in (root / path).read_text()
+        assert re.search("@[a-z]+@", (root / path).read_text()) is None
     assert unit(root / UNITS[0])["KillMode"] == "process"
     assert unit(root / UNITS[0])["RestartPreventExitStatus"] == str(EXIT_FOR_GOOD)
     hcm = load(HcmConfig, root / "etc/roq/hcm.toml", {}, {})
@@ -174,3 +176,15 @@ def test_without_systemd_nothing_is_written(programs: Path, monkeypatch: pytest.
     result = install("--enable", "--host", "h7", "--address", "192.0.2.7")
     assert (result.exit_code, written) == (1, [])
     assert "this host has no systemd" in result.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+@pytest.mark.parametrize("unit", UNITS)
+def test_units_have_little_of_the_machine(unit: str, tmp_path: Path, programs: Path) -> None:
+    """systemd's own judgement: 0 is a process without any right, 10 one that may do everything."""
+    assert install("--gcm", "--prefix", str(tmp_path)).exit_code == 0
+    command = ["systemd-analyze", "security", "--offline=true", str(tmp_path / unit)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    exposure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", told)
+    assert exposure is not None
+    assert float(exposure[1]) <= EXPOSURE_MAX

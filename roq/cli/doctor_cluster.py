@@ -22,9 +22,11 @@ from roq.coordination.locate import GcmClient, read_election, read_leader
 from roq.errors import ClusterNotFound, DataLost, InvalidConfiguration, RoqError, Unavailable
 from roq.runtime.installation import SOURCE, installed_version
 from roq.runtime.rpc import OnDisconnect, RpcClient
+from roq.runtime.security import process_security
 from roq.tools.local.zookeeper import server_status
 from roq.wire import gcm, hcm, master, shuffle
 from roq.wire.assignment import ProcessKind, ProcessState
+from roq.wire.card import Card
 from roq.wire.shuffle import ShuffleState
 from roq.wire.zookeeper import COORDINATOR_VERSION
 
@@ -40,6 +42,7 @@ DISK_BYTES_GOOD = 200 * 1024 * 1024
 DISK_BYTES_MIN = 16 * 1024 * 1024  # below, a store takes little or nothing
 NTP = "run an NTP client on every machine"
 MASTER_SECONDS = 10.0  # a master asks all stores before it answers
+DAY_SECONDS, CARD_DAYS_MIN = 86400.0, 14.0
 SHOWN_MAX = 5  # shortages of one queue
 WAIT = "replace no further disk until this is gone; it is copied again by itself"
 
@@ -60,6 +63,8 @@ async def check_cluster(address: str) -> list[Finding]:
     except RoqError as error:
         return [*findings, wrong("Leader", str(error), "read the GCMs' logs")]
     findings.append(good("Leader", f"{leader.host}:{leader.port}, epoch {leader.epoch}"))
+    security = process_security()
+    findings.append(check_security(security.card if security is not None else None, leader.host, time.time()))
     try:
         async with connect(address) as cluster:
             async with asyncio.timeout(OVERVIEW_SECONDS):
@@ -73,6 +78,18 @@ async def check_cluster(address: str) -> list[Finding]:
         told = str(error) or "it did not answer in time"
         advice = f"is port {leader.port} of {leader.host} reachable from here? Read the GCM's log"
         return [*findings, wrong("Leader's answer", told, advice)]
+
+
+def check_security(card: Card | None, leader: str, now: float) -> Finding:
+    """card: ours; leader: its address; now: seconds since 1970."""
+    if card is not None:
+        left = (card.expires - now) / DAY_SECONDS
+        found = f"your card is that of {card.name}, good for {left:.0f} days"
+        return good("Security", found) if left > CARD_DAYS_MIN else warning("Security", found, "have a new one signed")
+    if leader.startswith("127."):
+        return good("Security", "none, and the leader is bound to this machine")
+    advice = "give GCMs and hosts cards (docs/security.md), or keep everybody else from their network"
+    return warning("Security", f"none: whoever reaches {leader} reads and changes everything", advice)
 
 
 async def _host_answers(cluster: Cluster, address: str, hosts: int, leader_skew_seconds: float) -> list[Finding]:

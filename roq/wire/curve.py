@@ -30,6 +30,7 @@ from roq.wire.limits import PROPERTIES_BYTES_MAX
 KEY_BYTES = 32
 OVERHEAD_BYTES = 8 + 8 + 16 + 1  # of a sealed frame's body: the command's name, the number, the box's own, the flags
 REASON_BYTES_MAX = 255
+SHAKE_BYTES_MAX = PROPERTIES_BYTES_MAX + 1024  # of a frame of the handshake: nobody is known yet
 _GREETING_SERVER, _GREETING_CLIENT = zmtp.greeting(b"CURVE", as_server=True), zmtp.greeting(b"CURVE")
 _HELLO, _WELCOME, _INITIATE = b"\x05HELLO", b"\x07WELCOME", b"\x08INITIATE"
 _READY, _ERROR, _MESSAGE = b"\x05READY", b"\x05ERROR", b"\x07MESSAGE"
@@ -56,7 +57,7 @@ class Curve:
     def __init__(self, greeting: bytes, bytes_max: int) -> None:
         self.to_send: list[bytes] = [greeting]
         self.ready = False
-        self._frame_max = max(bytes_max, PROPERTIES_BYTES_MAX) + OVERHEAD_BYTES
+        self._frame_max = bytes_max + OVERHEAD_BYTES
         self._chunks: list[bytes] = []
         self._size, self._needed = 0, zmtp.GREETING_BYTES
         self._greeted = False
@@ -93,7 +94,7 @@ class Curve:
                     self._needed = 9
                     break
                 size, begin = int.from_bytes(data[at + 1 : at + 9], "big"), at + 9
-            if size > self._frame_max or flags & ~(zmtp.LONG | zmtp.COMMAND):
+            if size > (self._frame_max if self.ready else SHAKE_BYTES_MAX) or flags & ~(zmtp.LONG | zmtp.COMMAND):
                 raise FrameError(f"a sealed frame of {size} bytes with flags {flags}")
             if begin + size > end:
                 self._needed = begin + size - at

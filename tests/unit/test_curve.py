@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from roq.errors import AccessDenied, FrameError
 from roq.wire import zmtp
-from roq.wire.curve import Curve, CurveClient, CurveServer, KeyPair
+from roq.wire.curve import OVERHEAD_BYTES, SHAKE_BYTES_MAX, Curve, CurveClient, CurveServer, KeyPair
 
 BYTES_MAX = 20_000
 SERVER, CLIENT = KeyPair.new(), KeyPair.new()
@@ -182,7 +182,13 @@ def test_frames_before_the_handshake_and_plain_frames_after_it_are_refused() -> 
 def test_a_frame_above_the_bound_is_refused_at_its_header() -> None:
     pair = Pair().shake()
     with pytest.raises(FrameError):
-        pair.server.feed(b"\x02" + (1 << 40).to_bytes(8, "big"))
+        pair.server.feed(b"\x02" + (BYTES_MAX + OVERHEAD_BYTES + 1).to_bytes(8, "big"))
+
+
+def test_before_the_handshake_is_over_only_small_frames_come() -> None:
+    pair = Pair()
+    with pytest.raises(FrameError):
+        pair.server.feed(zmtp.greeting(b"CURVE") + b"\x06" + (SHAKE_BYTES_MAX + 1).to_bytes(8, "big"))
 
 
 @given(st.binary(max_size=400))

@@ -24,6 +24,7 @@ from roq.cli.doctor_cluster import (
     check_copies,
     check_hosts,
     check_overview,
+    check_security,
     clock_skew_seconds,
     judge_srvr,
     shuffle_copies,
@@ -48,6 +49,7 @@ from roq.tools.local.starter import FoundCluster
 from roq.wire import gcm, hcm, shuffle
 from roq.wire import master as wire
 from roq.wire.assignment import MonitorAddress, Overflow, QueueRecord, QueueSettings
+from roq.wire.card import CardRole, new_card
 from roq.wire.monitor import QueueView
 from roq.wire.policy import Policy
 from roq.wire.zookeeper import COORDINATOR_VERSION
@@ -317,3 +319,21 @@ def test_the_limit_of_open_files_is_told_as_one(limits: tuple[int, int], told: s
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     [found] = [finding for finding in check_machine() if finding.subject == "File descriptors"]
     assert found.found == told
+
+
+@pytest.mark.parametrize(
+    ("days", "leader", "verdict", "told"),
+    [
+        (None, "127.1.2.3", Severity.GOOD, "bound to this machine"),
+        (None, "192.0.2.7", Severity.WARNING, "whoever reaches 192.0.2.7"),
+        (300.0, "192.0.2.7", Severity.GOOD, "card is that of alice, good for 300 days"),
+        (3.0, "192.0.2.7", Severity.WARNING, "good for 3 days"),
+    ],
+)
+def test_security(days: float | None, leader: str, verdict: Severity, told: str) -> None:
+    now = 1e9
+    card = None if days is None else new_card("alice", CardRole.CLIENT, bytes(32), (), now, now + days * 86400)
+    found = check_security(card, leader, now)
+    assert found.verdict is verdict
+    assert told in found.found
+    assert bool(found.advice) == (verdict is Severity.WARNING)

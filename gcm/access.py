@@ -14,9 +14,20 @@ from roq.errors import AccessDenied, CallError
 from roq.runtime.observe import logger
 from roq.runtime.security import process_security
 from roq.wire import gcm as wire
+from roq.wire.card import AccessList
 
 log = logger(__name__)
 audit = logger("roq.audit")
+
+
+async def take_access(session: Session) -> None:
+    """Before anything is served: who was revoked while no GCM ran gets in nowhere."""
+    security = process_security()
+    node = await session.get(paths.ACCESS) if security is not None else None
+    if security is None or node is None or not node.data:
+        return
+    with suppress(AccessDenied):  # it is told when it is watched
+        security.take(node.data)
 
 
 class AccessKeeper:
@@ -41,8 +52,13 @@ class AccessKeeper:
             raise CallError("this cluster has no security: its GCMs and hosts were started without cards")
         known = await self._session.get(paths.ACCESS)
         while isinstance(request, wire.SetAccess):
-            version = self._security.checked(request.signed).version
-            if version <= self._version(known):
+            asked = self._security.checked(request.signed)
+            have = self._list(known)
+            version = asked.version
+            if version < have.version or (version == have.version and not {*asked.revoked} <= {*have.revoked}):
+                told = f"the cluster has access list {have.version}, this is another {version}"
+                raise CallError(f"{told}: is the authority's file an old copy?")
+            if version == have.version:
                 break
             try:
                 if known is None:
@@ -56,9 +72,10 @@ class AccessKeeper:
             return wire.AccessInfo(request.signed)
         return wire.AccessInfo(b"" if known is None else known.data)
 
-    def _version(self, node: Node | None) -> int:
-        """Of the list in this node; -1: it is none, so any replaces it."""
+    def _list(self, node: Node | None) -> AccessList:
+        """In this node; of version -1 if that is none, so any replaces it."""
         assert self._security is not None
         with suppress(AccessDenied):
-            return -1 if node is None else self._security.checked(node.data).version
-        return -1
+            if node is not None:
+                return self._security.checked(node.data)
+        return AccessList(-1)

@@ -10,10 +10,11 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
-from gcm.access import AccessKeeper
+from gcm.access import AccessKeeper, take_access
 from gcm.cluster import ClusterState, view
 from gcm.crash import arm
 from gcm.handlers import Handlers
@@ -28,8 +29,9 @@ from roq.runtime.rpc import RpcServer
 from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_seconds
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm as wire
+from roq.wire.card import Right
 from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, LeaderAddress
-from roq.wire.rights import GCM, KNOWN, MAKES, check, for_names
+from roq.wire.rights import EVERYTHING, GCM, KNOWN, MAKES, check, for_names
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class TopologyBroadcast:
     only the leader broadcasts. Changes are coalesced, and telling never takes more than a tenth of the leader's time."""
 
     def __init__(self, address: str, port: int, every_seconds: float, view: Callable[[], ClusterView]) -> None:
-        self._broadcaster = Broadcaster(address, port)
+        self._broadcaster = Broadcaster(address, port, let_in=partial(check, rule=(Right.DESCRIBE,), name=EVERYTHING))
         self.port = self._broadcaster.port
         self._view, self._every_seconds = view, every_seconds
         self._news = asyncio.Event()
@@ -158,6 +160,7 @@ async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmR
     try:
         for path in paths.SKELETON:
             await session.ensure_path(path)
+        await take_access(session)
         gcm = Gcm(config, session, stop)
         try:
             gcm.start()

@@ -26,7 +26,7 @@ from roq.runtime.files import DISK
 from roq.runtime.liveness import HeartbeatBoard, start_time
 from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
-from roq.runtime.security import process_security
+from roq.runtime.security import process_security, take_kept
 from roq.runtime.shutdown import ask
 from roq.wire import process as process_wire
 from roq.wire.assignment import Assignment, MonitorAddress, ProcessKind, ProcessSpec, ProcessState, RunningProcess
@@ -78,6 +78,9 @@ class HostProcesses:
         self._counters, self._tasks, self._changed = counters, tasks, changed
         self.state: LocalState = directory.load(config.host)
         self.board = HeartbeatBoard(directory.board)
+        self._access_unkept = b""  # could not be written yet
+        if (security := process_security()) is not None:
+            take_kept(security, directory.access)
         self._children = Children(directory.path, config.process_module, counters, self._event)
         self._managed: dict[str, _Managed] = {}
         self._dirty = asyncio.Event()
@@ -371,13 +374,37 @@ class HostProcesses:
         security = process_security()
         if security is None or not security.take(signed):
             return
-        try:
-            DISK.write_file(self._directory.access, signed, mode=0o600)
-        except OSError as error:  # what runs is told all the same; ZooKeeper has it for the next HCM
-            log.error("the access list can't be kept", extra={"fields": {"reason": str(error)}})
         self._counters["access_lists"] += 1
+        self._access_unkept = signed
+        self._keep_access()
+        self._tell_all_access(signed)
+
+    def _keep_access(self) -> None:
+        """For those who start from now on; again with each tick if it does not work, and then for who has started meanwhile."""
+        try:
+            DISK.write_file(self._directory.access, self._access_unkept, mode=0o600)
+        except OSError as error:
+            log.error("the access list can't be kept yet", extra={"fields": {"reason": str(error)}})
+        else:
+            self._access_unkept = b""
+
+    def _tell_all_access(self, signed: bytes) -> None:
         for managed in self._managed.values():
-            self._tasks.start(self._tell_access(managed, signed), f"access list of {managed.child.name}")
+            if managed.child.phase in (Phase.STARTING, Phase.RUNNING):
+                self._tasks.start(self._tell_access(managed, signed), f"access list of {managed.child.name}")
+
+    def renew_cards(self) -> None:
+        """What an earlier HCM started goes on with the card of that time, and with the servers' key in it: it is restarted if
+        ours is another. Once everything is adopted."""
+        security = process_security()
+        card = security.card.id if security is not None else ""
+        if card == self.state.card:
+            return
+        self.state.card = card
+        self._dirty.set()
+        for name, managed in self._managed.items():
+            if managed.child.phase in (Phase.STARTING, Phase.RUNNING):  # adopted ones are RUNNING from their next beat on
+                self._event(name, supervisor.SpecificationReplaced())
 
     async def _tell_access(self, managed: _Managed, signed: bytes) -> None:
         """One that is only starting may have read the list before: it answers once it serves."""
@@ -420,6 +447,10 @@ class HostProcesses:
         stood_still = now - self._last_tick > TICK_GAP_SECONDS
         self._last_tick = now
         self._children.tick(now)
+        if unkept := self._access_unkept:
+            self._keep_access()
+            if not self._access_unkept:
+                self._tell_all_access(unkept)
         if now - self._last_prune > PRUNE_SECONDS:
             self._last_prune = now
             self._directory.prune_logs(self._managed)

@@ -158,6 +158,7 @@ class HostManager:
         )
         await self._register(session, self._registration)
         await self._host.adopted()
+        self._host.renew_cards()
         self._tasks.start(self._write_reports(session), "reports")
         self._tasks.start(self._take_assignments(), "assignments")
         self._tasks.start(self._renew_payload(self._registration, payload), "payload")

@@ -16,6 +16,7 @@ Not covered: identities; connections of blocking code (blocking_connection.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -286,8 +287,6 @@ class Server:
     ) -> None:
         self.socket_type, self.bytes_max = socket_type, bytes_max
         self.security, self.let_in = security or process_security(), let_in
-        if self.security is not None:
-            self.security.watch(self)
         self.budget = ReadBudget(unfinished_max)
         self.peers: dict[bytes, Any] = {}  # by name: a number
         self.closed = self._full = False
@@ -295,6 +294,8 @@ class Server:
         self._looking: asyncio.TimerHandle | None = None
         self._gone = asyncio.Event()  # it is closed, and so are all connections
         self._loop = asyncio.get_running_loop()
+        if self.security is not None:
+            self.security.watch(self)
         self._listener = listen(address, port)
         self.port: int = self._listener.getsockname()[1]
         self._accepting = self._loop.create_task(self._loop.create_server(make, sock=self._listener, backlog=LISTEN_BACKLOG))
@@ -310,7 +311,11 @@ class Server:
         return None if peer is None else peer.card
 
     def cut(self, revoked: frozenset[str]) -> None:
-        """Whose card has one of these ids is out."""
+        """Whose card has one of these ids is out. From any thread: a server belongs to its own loop."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._cut, revoked)
+
+    def _cut(self, revoked: frozenset[str]) -> None:
         for peer in list(self.peers.values()):
             if peer.card is not None and peer.card.id in revoked:
                 log.warning("closing a connection: the card was revoked", extra={"fields": {"name": peer.card.name}})
@@ -418,6 +423,7 @@ class Client(ZmtpConnection, asyncio.Protocol):
             cast(asyncio.Transport, transport).abort()
             return
         self.connected = True
+        self.denied = ""
         security = self._security
         curve = None if security is None else security.client(self._socket_type, self._bytes_max)
         self.begin(transport, self._socket_type, self._bytes_max, curve)

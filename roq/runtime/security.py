@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import os
 import stat
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -66,6 +66,7 @@ class Security:
         self._keys = KeyPair(self.card.key, _bytes(file.secret))
         self.access = AccessList()
         self._admitted: dict[bytes, bytes] = {}
+        self._lock = threading.Lock()  # a store's follower has a loop of its own
         self._servers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
@@ -102,7 +103,8 @@ class Security:
 
     def watch(self, server: Any) -> None:
         """Its `cut(revoked)` is called when cards are revoked."""
-        self._servers.add(server)
+        with self._lock:
+            self._servers.add(server)
 
     def checked(self, signed: bytes) -> AccessList:
         """An access list. Raises AccessDenied: no authority has signed it."""
@@ -113,10 +115,17 @@ class Security:
         access = self.checked(signed)
         if access.version <= self.access.version:
             return False
-        self.access = access
-        self._admitted = {verify(one, self._authorities, Card).key: one for one in access.admitted}
+        admitted = dict[bytes, bytes]()
+        for one in access.admitted:
+            try:
+                admitted[verify(one, self._authorities, Card).key] = one
+            except AccessDenied as error:
+                log.error("a card of the access list is of no use", extra={"fields": {"reason": str(error)}})
+        self.access, self._admitted = access, admitted
         revoked = frozenset(access.revoked)
-        for server in list(self._servers):
+        with self._lock:
+            servers = list(self._servers)
+        for server in servers:
             server.cut(revoked)
         return True
 
@@ -152,9 +161,9 @@ def use_card(path: Path | None) -> Security | None:
 def process_security() -> Security | None:
     """None: this process has no card, and its connections no security."""
     if _process.security is None and not _process.looked:
-        _process.looked = True
         if path := os.environ.get("ROQ_CARD"):
             _process.security = load_card(Path(path))
+        _process.looked = True
     return _process.security
 
 
@@ -185,11 +194,21 @@ def use_daemon_card(path: Path | None, role: CardRole, name: str = "") -> Securi
     return security
 
 
+def take_kept(security: Security, access: Path) -> None:
+    """The access list in this file, if there is one."""
+    if not access.exists():
+        return
+    try:
+        security.take(access.read_bytes())
+    except (OSError, AccessDenied) as error:
+        fields = {"path": str(access), "reason": str(error)}
+        log.error("the access list that was kept is of no use", extra={"fields": fields})
+
+
 def use_child_card(path: str, access: str) -> None:
     """Of a host's process that was forked. access: file with the access list that its HCM knew. Raises as load_card."""
     if path and (security := use_card(Path(path))) is not None:
-        with contextlib.suppress(FileNotFoundError):
-            security.take(Path(access).read_bytes())
+        take_kept(security, Path(access))
 
 
 def write_secret(path: Path, what: msgspec.Struct) -> None:

@@ -8,9 +8,11 @@ access list what the cluster is told: which cards are revoked, which programs ca
 from __future__ import annotations
 
 import base64
+import fcntl
+import os
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -20,9 +22,11 @@ from roq.errors import CallError, InvalidConfiguration
 from roq.runtime.security import CardFile, text, write_secret
 from roq.wire.card import AccessList, Card, CardRole, Grant, new_card, sign
 from roq.wire.curve import KeyPair
+from roq.wire.limits import PROPERTIES_BYTES_MAX
 
 DAY_SECONDS = 86400.0
 DAYS = 365.0  # of a card, unless it is said
+CARD_BYTES_MAX = PROPERTIES_BYTES_MAX - 512
 SERVERS_KEPT = 2  # keys of servers: the one before is served on, so that keys rotate without a gap
 
 
@@ -82,9 +86,15 @@ class Authority:
         """All cards, the oldest first."""
         return self._file.issued
 
-    def _write(self, **changed: object) -> None:
-        self._file = msgspec.structs.replace(self._file, **changed)
-        write_secret(self.path, self._file)
+    def _change(self, change: Callable[[AuthorityFile], AuthorityFile]) -> None:
+        """Of the file as it is now: somebody else may have signed a card since it was read."""
+        lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._file = change(Authority.load(self.path)._file)
+            write_secret(self.path, self._file)
+        finally:
+            os.close(lock)
 
     def issue(
         self, name: str, role: CardRole, grants: Iterable[Grant] = (), days: float = DAYS, now: float | None = None
@@ -96,7 +106,8 @@ class Authority:
         servers = file.servers if role is not CardRole.CLIENT else ()
         authorities = tuple(public for public, _ in file.signing)
         password = file.zookeeper if role is not CardRole.CLIENT else ""
-        return CardFile(text(signed), text(keys.secret), file.servers[0][0], authorities, servers, password)
+        server = file.servers[0 if role is CardRole.CLIENT else -1][0]  # members meet servers that have only the key before
+        return CardFile(text(signed), text(keys.secret), server, authorities, servers, password)
 
     def admit(self, name: str, key: bytes, grants: Iterable[Grant], days: float = DAYS) -> Card:
         """A card for a program that has a CURVE key and no way to show a card: the access list has it."""
@@ -109,27 +120,35 @@ class Authority:
         begins = time.time() if now is None else now
         card = new_card(name, role, key, grants, begins, begins + days * DAY_SECONDS)
         signed = sign(card, base64.b64decode(self._file.signing[0][1]))
+        if len(signed) > CARD_BYTES_MAX:
+            raise CallError(f"a card of {len(signed)} bytes: use fewer or shorter names, as `orders.*`")
         issued = Issued(card.id, name, role, card.grants, card.expires, text(signed), admitted=admitted)
-        self._write(issued=(*self._file.issued, issued), version=self._file.version + admitted)
+        self._change(lambda file: msgspec.structs.replace(file, issued=(*file.issued, issued), version=file.version + admitted))
         return card, signed
 
     def revoke(self, name: str) -> int:
         """All cards of this name, or the one of this id; how many that were. Raises CallError: there is none."""
-        chosen = {one.id for one in self.issued if name in (one.name, one.id) and not one.revoked}
-        if not chosen:
-            raise CallError(f"no card of {name!r} that is not revoked: `roq access ls` lists them")
-        issued = tuple(msgspec.structs.replace(one, revoked=one.revoked or one.id in chosen) for one in self.issued)
-        self._write(issued=issued, version=self._file.version + 1)
+        chosen = set[str]()
+
+        def change(file: AuthorityFile) -> AuthorityFile:
+            chosen.update(one.id for one in file.issued if name in (one.name, one.id) and not one.revoked)
+            if not chosen:
+                raise CallError(f"no card of {name!r} that is not revoked: `roq access ls` lists them")
+            issued = tuple(msgspec.structs.replace(one, revoked=one.revoked or one.id in chosen) for one in file.issued)
+            return msgspec.structs.replace(file, issued=issued, version=file.version + 1)
+
+        self._change(change)
         return len(chosen)
 
     def rotate_servers(self) -> None:
         """A new key for the cluster's servers; the one before stays good for clients, until the next rotation."""
-        self._write(servers=(_server_pair(), *self._file.servers)[:SERVERS_KEPT])
+        pair = _server_pair()
+        self._change(lambda file: msgspec.structs.replace(file, servers=(pair, *file.servers)[:SERVERS_KEPT]))
 
     def access_list(self) -> bytes:
         """Signed, for the cluster."""
         now = time.time()
-        revoked = tuple(one.id for one in self.issued if one.revoked and one.expires > now)
+        revoked = tuple(one.id for one in self.issued if one.revoked and one.expires + DAY_SECONDS > now)  # clocks differ
         live = (one for one in self.issued if one.admitted and not one.revoked and one.expires > now)
         admitted = tuple(base64.b64decode(one.signed) for one in live)
         return sign(AccessList(self._file.version, revoked, admitted), base64.b64decode(self._file.signing[0][1]))

@@ -120,10 +120,10 @@ class Curve:
     def _shake(self, body: bytes) -> bytes:
         raise NotImplementedError
 
-    def _begin(self, key: bytes, seal_prefix: bytes, open_prefix: bytes, properties: bytes) -> bytes:
-        """Messages from now on; what a peer without security would have begun with."""
+    def _begin(self, key: bytes, seal_prefix: bytes, open_prefix: bytes) -> bytes:
+        """Messages from now on; what a peer without security would have begun with (its properties were read here)."""
         self._key, self._seal_prefix, self._open_prefix, self.ready = key, seal_prefix, open_prefix, True
-        return zmtp.greeting(b"NULL") + zmtp.frame(_READY + properties, zmtp.COMMAND)
+        return zmtp.greeting(b"NULL") + zmtp.frame(_READY, zmtp.COMMAND)
 
     def _open(self, body: bytes) -> bytes:
         if not body.startswith(_MESSAGE) or len(body) < OVERHEAD_BYTES:
@@ -182,8 +182,8 @@ class CurveClient(Curve):
             return b""
         if self._welcomed and body.startswith(_READY) and len(body) >= 30:
             self._taken = int.from_bytes(body[6:14], "big")
-            properties = bindings.crypto_box_open_easy_afternm(body[14:], b"CurveZMQREADY---" + body[6:14], self._key)
-            return self._begin(self._key, b"CurveZMQMESSAGEC", b"CurveZMQMESSAGES", properties)
+            bindings.crypto_box_open_easy_afternm(body[14:], b"CurveZMQREADY---" + body[6:14], self._key)
+            return self._begin(self._key, b"CurveZMQMESSAGEC", b"CurveZMQMESSAGES")
         raise FrameError("not what CURVE's handshake says next")
 
     def _initiate(self, body: bytes) -> None:
@@ -268,7 +268,7 @@ class CurveServer(Curve):
         tail = self._number()
         box = bindings.crypto_box_easy_afternm(self._properties, b"CurveZMQREADY---" + tail, key)
         self.to_send.append(zmtp.frame(_READY + tail + box, zmtp.COMMAND))
-        return self._begin(key, b"CurveZMQMESSAGES", b"CurveZMQMESSAGEC", properties)
+        return self._begin(key, b"CurveZMQMESSAGES", b"CurveZMQMESSAGEC")
 
     def _denied(self, denied: AccessDenied) -> AccessDenied:
         """The client hears it too."""

@@ -77,7 +77,7 @@ MASTER: Mapping[type, Rule] = {
     master.PayloadStored: (Right.PUT,),
     master.Lease: (Right.LEASE,),
     master.SettleAll: (Right.LEASE,),
-    master.ReleaseEvery: (Right.LEASE, Right.ADMIN),
+    master.ReleaseEvery: (Right.ADMIN,),
     master.PurgeQueue: (Right.ADMIN,),
     master.RequeueLetters: (Right.ADMIN,),
     master.RemoveLetters: (Right.ADMIN,),
@@ -103,8 +103,18 @@ FOLLOWER: Mapping[type, Rule] = {
     shuffle.TellSpec: (Right.SHUFFLE_READ, Right.SHUFFLE_WRITE),
     shuffle.TellSamples: (Right.SHUFFLE_READ, Right.SHUFFLE_WRITE),
     shuffle.CountRows: (Right.SHUFFLE_READ, Right.SHUFFLE_WRITE),
-    shuffle.DescribeFollower: (Right.DESCRIBE,),
+    shuffle.DescribeFollower: (Right.DESCRIBE,),  # to everything
 }
+HOSTS = (  # what a host's processes ask the GCM; as an administrator nobody needs a host's card
+    gcm.QueueExists,
+    gcm.DescribeQueue,
+    gcm.DescribeWorkQueue,
+    gcm.DescribeShuffle,
+    gcm.ListShuffles,
+    gcm.CreateExchange,
+    gcm.RemoveExchange,
+    gcm.ReportRuns,
+)
 
 
 def check(card: Card, rule: Rule, name: str) -> None:
@@ -126,6 +136,8 @@ def for_names(table: Mapping[type, tuple[Rule, str]]) -> Callable[[Card, Any], N
     """For an RpcServer whose requests say what they are about."""
 
     def allow(card: Card, request: Any) -> None:
+        if card.role is CardRole.HOST and not isinstance(request, HOSTS):
+            raise AccessDenied(f"host {card.name} is no administrator: {type(request).__name__} needs a card with rights")
         rule, field = table.get(type(request), (MEMBERS, ""))
         check(card, rule, getattr(request, field) if field else EVERYTHING)
 
@@ -148,6 +160,24 @@ def for_any(table: Mapping[type, Rule]) -> Callable[[Card, Any], None]:
         rule = table.get(type(request), MEMBERS) or ()
         if not any(grant.right in rule for grant in card.grants):
             check(card, rule, EVERYTHING)
+
+    return allow
+
+
+def for_shuffles(name_of: Callable[[str], str | None]) -> Callable[[Card, Any], None]:
+    """For a follower. name_of(id): of a shuffle that it knows; what it does not know, nobody gets."""
+
+    def allow(card: Card, request: Any) -> None:
+        rule = FOLLOWER.get(type(request), MEMBERS)
+        if isinstance(request, shuffle.DescribeFollower) or not rule:
+            check(card, rule, EVERYTHING)
+            return
+        told = getattr(request, "name", "")
+        name = name_of(request.shuffle) or told
+        if told not in ("", name):
+            raise AccessDenied(f"shuffle {request.shuffle} is not {told!r}")
+        if name:
+            check(card, rule, name)
 
     return allow
 

@@ -20,6 +20,7 @@ from roq.errors import AccessDenied
 from roq.pubsub.exchange.forwarder import Forwarder
 from roq.runtime.blocking_connection import BlockingConnection, StopEvent
 from roq.runtime.links import Broadcaster, PublisherLink, SubscriberLink
+from roq.runtime.loop_thread import LoopThread
 from roq.runtime.observe import Counters
 from roq.runtime.router import Dealer, Router
 from roq.runtime.security import Security
@@ -287,3 +288,26 @@ def test_a_card_shown_by_somebody_else_is_refused(people: People) -> None:
     altered[80] ^= 1
     with pytest.raises(AccessDenied, match="authority"):
         verify_card(bytes(altered), security.card.key, authorities, now)
+
+
+async def test_a_revoked_card_is_out_at_a_server_of_another_thread(people: People) -> None:
+    """A store's follower has a loop of its own; the access list comes to the store's."""
+    thread = LoopThread("other")
+    made = list[Router]()
+
+    async def make() -> None:
+        made.append(Router(LOCAL, 0, lambda parts: None, security=people.host))
+
+    await asyncio.to_thread(thread.call, make())
+    dealer = Dealer(f"{HERE}{made[0].port}", lambda parts: None, lambda: None, people.client())
+    await until(lambda: dealer.open)
+    people.authority.revoke("alice")
+    people.host.take(people.authority.access_list())
+    await until(lambda: dealer.denied)
+    dealer.close()
+
+    async def close() -> None:
+        made[0].close()
+
+    await asyncio.to_thread(thread.call, close())
+    thread.stop()

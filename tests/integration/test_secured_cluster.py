@@ -31,10 +31,12 @@ from roq.runtime.rpc import RpcClient
 from roq.runtime.security import load_card, write_secret
 from roq.runtime.shutdown import ask
 from roq.tools.authority import Authority
+from roq.tools.local.cluster import LocalCluster
 from roq.wire import gcm, hcm, master, monitor, process, store, zmtp
 from roq.wire.card import CardRole, Grant, Right
 from roq.wire.kpi import Decision
 from tests.harness.commands import ROOT
+from tests.harness.documented import block
 
 START_SECONDS, WAIT_SECONDS = 60.0, 10.0
 NAMES = "*"
@@ -387,3 +389,57 @@ async def look_around(cluster: Cluster) -> None:
                 await denied()
     finally:
         await session.close()
+
+
+def test_what_the_document_shows(tmp_path: Path) -> None:
+    """From nothing to a secured cluster, without starting it."""
+    script = block("docs/security.md", "From nothing to a secured cluster")
+    search = os.pathsep.join([str(Path(sys.executable).parent), ENVIRONMENT["PATH"]])
+    settings = {**ENVIRONMENT, "HOME": str(tmp_path), "PATH": search, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-euc", script], check=False, cwd=tmp_path, capture_output=True, text=True, env=settings, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert load_card(tmp_path / "host-1.card").card.role is CardRole.HOST
+    assert load_card(tmp_path / "shop.card").card.allows(Right.PUT, "jobs")
+    assert load_card(tmp_path / "admin.card").card.allows(Right.ADMIN, "*")
+
+
+@pytest.mark.timeout(120)
+async def test_new_cards_with_a_new_key_of_the_servers(tmp_path: Path) -> None:
+    with as_holder(None):
+        async with LocalCluster(tmp_path, secured=True) as local:
+            async with roq.connect(local.zookeeper) as connected:
+                await connected.create_queue("orders")
+                before = {one.pid for one in local.processes() if one.owner == "host-1"}
+            authority = Authority.load(tmp_path / "authority.json")
+            authority.rotate_servers()
+            for role, name, daemons in ((CardRole.GCM, "gcm-1", local.gcms), (CardRole.HOST, "host-1", local.hosts)):
+                await daemons[name].kill()
+                write_secret(tmp_path / "cards" / f"{name}.card", authority.issue(name, role))
+                await daemons[name].start(START_SECONDS)
+            await local.settled(START_SECONDS)
+            late = tmp_path / "late.card"
+            write_secret(late, authority.issue("late", CardRole.CLIENT, [Grant(right, NAMES) for right in Right]))
+            for card in (late, local.card):  # with the servers' new key, and with the one before
+                with as_holder(card):
+                    async with asyncio.timeout(START_SECONDS):
+                        await use(local.zookeeper)
+            assert not before & {one.pid for one in local.processes() if one.owner == "host-1"}
+
+
+async def use(zookeeper: str) -> None:
+    """Until what is restarted serves."""
+    while True:
+        try:
+            async with (
+                roq.connect(zookeeper) as connected,
+                connected.subscriber("orders") as reads,
+                connected.publisher("orders") as writes,
+            ):
+                await writes.publish("t", b"x")
+                await writes.flush(WAIT_SECONDS)
+                assert (await anext(aiter(reads))).payload == b"x"
+                return
+        except RoqError:
+            await asyncio.sleep(0.2)

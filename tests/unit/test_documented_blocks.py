@@ -21,6 +21,7 @@ HERE, EXTRAS, SPARK = "tests/integration/test_documented.py", "tests/interop/tes
 SIMULATION = "tests/simulation/test_documented.py"
 CLUSTER, DEMO = "tests/spark/test_pipeline_cluster.py", "tests/integration/test_cli.py"
 # (document, heading, number under it) -> who runs it. A block whose lines need different surroundings has several.
+SECURED = "tests/integration/test_secured_cluster.py"
 RUN_BY = {
     ("README.md", "Try it", 1): [f"{HERE}::test_the_demo_is_as_told", f"{DEMO}::test_the_demo_passes"],  # make test runs them
     ("README.md", "Ten lines", 1): [f"{EXTRAS}::test_a_cluster_on_this_machine_and_the_ten_lines"],
@@ -31,6 +32,7 @@ RUN_BY = {
     ("README.md", "Test your application", 1): [f"{EXTRAS}::test_an_application_s_own_tests"],
     ("README.md", "Test your application", 2): [f"{EXTRAS}::test_an_application_s_own_tests"],
     ("README.md", "Test your application", 3): [f"{EXTRAS}::test_an_application_s_own_tests"],
+    ("docs/security.md", "From nothing to a secured cluster", 1): [f"{SECURED}::test_what_the_document_shows"],
     ("docs/policies.md", "Scaling policies", 1): [f"{HERE}::test_policies_from_the_shell"],
     ("docs/policies.md", "The file", 1): [f"{HERE}::test_policies_from_the_shell"],
     ("docs/policies.md", "Trying one out", 1): [f"{HERE}::test_policies_from_the_shell"],

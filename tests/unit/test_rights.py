@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 import typing
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from roq.errors import AccessDenied, CallError, InvalidConfiguration
+from roq.runtime import security
 from roq.runtime.security import Security, load_card, members_only, write_secret
 from roq.tools.authority import Authority
 from roq.wire import gcm, hcm, master, monitor, rights, shuffle, store
-from roq.wire.card import CLOCK_SECONDS, Card, CardRole, Grant, Right, new_card
+from roq.wire.card import CLOCK_SECONDS, AccessList, Card, CardRole, Grant, Right, new_card, sign
 from roq.wire.curve import KeyPair
 
 INSIDE = {  # what no client may ask, with any right
@@ -142,10 +144,90 @@ def test_an_authority_remembers_and_revokes(tmp_path: Path) -> None:
         host.take(other.access_list())
 
 
-def test_servers_keep_the_key_before(tmp_path: Path) -> None:
+def test_a_servers_key_rotates_without_a_gap(tmp_path: Path) -> None:
+    """A host that has the new card meets servers that have not, and the other way round; programs come last."""
     authority = Authority.init(tmp_path / "authority.json")
-    before = authority.server_key()
+    before = [Security(authority.issue(f"host-{number}", CardRole.HOST)) for number in (1, 2)]
+    program = Security(authority.issue("program", CardRole.CLIENT))
     authority.rotate_servers()
-    file = authority.issue("host-1", CardRole.HOST)
-    assert authority.server_key() != before
-    assert len(file.servers) == 2
+    after = Security(authority.issue("host-1", CardRole.HOST))
+    for client, server in ((after, before[1]), (before[1], after), (program, before[1]), (program, after)):
+        assert meets(client, server)
+    late = Security(authority.issue("late", CardRole.CLIENT))
+    assert meets(late, after)
+    with pytest.raises(AccessDenied, match="another cluster"):
+        meets(late, before[1])
+
+
+def meets(client: Security, server: Security) -> bool:
+    seen = list[Card]()
+    here, there = client.client(b"DEALER", 1000), server.server(b"ROUTER", 1000, seen.append)
+    for _ in range(3):
+        for source, target in ((here, there), (there, here)):
+            data = b"".join(source.to_send)
+            source.to_send.clear()
+            if data:
+                target.feed(data)
+    return here.ready and there.ready and seen == [client.card]
+
+
+def test_a_card_with_many_rights_gets_in_and_one_with_too_many_is_not_made(tmp_path: Path) -> None:
+    authority = Authority.init(tmp_path / "authority.json")
+    host = Security(authority.issue("host-1", CardRole.HOST))
+    grants = [Grant(Right.SUBSCRIBE, f"{number}-{'x' * 90}") for number in range(100)]
+    assert meets(Security(authority.issue("many", CardRole.CLIENT, grants)), host)
+    with pytest.raises(CallError, match="fewer or shorter"):
+        authority.issue("more", CardRole.CLIENT, [Grant(one.right, one.names * 3) for one in grants])
+
+
+def test_a_follower_knows_a_shuffle_by_its_id(tmp_path: Path) -> None:
+    allow = rights.for_shuffles({"id-1": "mine", "id-2": "theirs"}.get)
+    reads = card(Grant(Right.SHUFFLE_READ, "mine"), Grant(Right.DESCRIBE, "mine"))
+    allow(reads, shuffle.TellSpec("id-1"))
+    for request in (shuffle.TellSpec("id-2"), shuffle.DescribeFollower()):
+        with pytest.raises(AccessDenied):
+            allow(reads, request)
+    writes = card(Grant(Right.SHUFFLE_WRITE, "mine"))
+    spec = shuffle.Spec((), ())  # type: ignore[arg-type]
+    allow(writes, shuffle.OpenAttempt("id-3", "mine", spec, 0, "a", "w"))
+    for written in (
+        shuffle.OpenAttempt("id-2", "mine", spec, 0, "a", "w"),
+        shuffle.OpenAttempt("id-3", "other", spec, 0, "a", "w"),
+        shuffle.AbandonAttempt("id-2", 0, "a"),
+    ):
+        with pytest.raises(AccessDenied):
+            allow(writes, written)
+
+
+def test_a_hosts_card_is_no_administrators() -> None:
+    host = card(role=CardRole.HOST, name="host-1")
+    allow = rights.for_names(rights.GCM)
+    allow(host, gcm.CreateExchange("orders", "t"))
+    for request in (gcm.RemoveQueue("orders", "t"), gcm.DrainHost("host-2", True, "t"), gcm.GetCluster(), hcm.ShutdownHost()):
+        with pytest.raises(AccessDenied, match="no administrator"):
+            allow(host, request)
+
+
+def test_a_card_that_cannot_be_read_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "_process", security._ProcessCard())
+    monkeypatch.setenv("ROQ_CARD", str(tmp_path / "none.card"))
+    for _ in range(2):
+        with pytest.raises(InvalidConfiguration):
+            security.process_security()
+
+
+def test_one_bad_card_of_an_access_list_keeps_nobody_in(tmp_path: Path) -> None:
+    authority = Authority.init(tmp_path / "authority.json")
+    host = Security(authority.issue("host-1", CardRole.HOST))
+    bad = AccessList(1, ("revoked",), (b"no card",))
+    assert host.take(sign(bad, base64.b64decode(authority._file.signing[0][1])))
+    assert host.access == bad
+
+
+def test_cards_signed_at_the_same_time_are_all_known(tmp_path: Path) -> None:
+    first = Authority.init(tmp_path / "authority.json")
+    second = Authority.load(first.path)
+    first.issue("one", CardRole.CLIENT)
+    second.issue("two", CardRole.CLIENT)
+    first.revoke("two")
+    assert [(one.name, one.revoked) for one in Authority.load(first.path).issued] == [("one", False), ("two", True)]

@@ -300,6 +300,11 @@ class Buffer:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
+    def name_of(self, shuffle: str) -> str | None:
+        """Of a shuffle that attempts are being written of."""
+        collector = self._collectors.get(shuffle)
+        return None if collector is None else collector.name
+
     def open(self, request: wire.OpenAttempt) -> None:
         """Raises AttemptConflict, Overloaded."""
         collector = self._collectors.get(check_id(request.shuffle))

@@ -28,7 +28,7 @@ from roq.shuffle.node.storage import RangeStorage
 from roq.wire import shuffle as wire
 from roq.wire.gcm import ListShuffles, ReportRuns, ShuffleList, TableInfo
 from roq.wire.process import ChildSpec
-from roq.wire.rights import FOLLOWER, for_any
+from roq.wire.rights import for_shuffles
 
 log = logger(__name__)
 PORT = "shuffle"  # of a store
@@ -88,7 +88,7 @@ class Follower:
                 counters=follower.counters,
                 drained=lambda: None,
                 unfinished_max=budget.coming_max,
-                allow=for_any(FOLLOWER),
+                allow=for_shuffles(follower._name_of),
             )
         except RoqError:
             await follower.close()
@@ -177,6 +177,10 @@ class Follower:
                 return wire.Fetched(await self.fetcher.fetch(request, committed))
         except TimeoutError:
             return wire.Fetched(0, whole=False)
+
+    def _name_of(self, shuffle: str) -> str | None:
+        stored = self.storage.shuffles.get(shuffle)
+        return self.buffer.name_of(shuffle) if stored is None else stored.name
 
     def _describe(self) -> wire.FollowerView:
         stored = {shuffle.id: shuffle.live for shuffle in self.storage.shuffles.values()}

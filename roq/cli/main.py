@@ -35,17 +35,8 @@ COMMANDS = {
     "doctor": "doctor",
     "version": "main",
 }
-GROUPS = (
-    "queue",
-    "host",
-    "policy",
-    "task",
-    "shuffle",
-    "pipeline",
-    "ca",
-    "access",
-    "bench",
-)  # modules here, each with its `app`
+# Modules here, each with its `app`.
+GROUPS = ("queue", "host", "policy", "task", "shuffle", "pipeline", "ca", "access", "bench")
 
 
 class RoqGroup(TyperGroup):

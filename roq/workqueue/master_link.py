@@ -51,7 +51,7 @@ class MasterLink:
 
     def __init__(self, zookeeper: str, name: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.name = name
-        self._patience_seconds = patience_seconds
+        self.patience_seconds = patience_seconds
         self._stop = StopEvent()
         self.connections = ConnectionPool(self._stop)
         self._loop = LoopThread(f"roq {name}")
@@ -76,7 +76,7 @@ class MasterLink:
         Raises WorkQueueConflict, InvalidName, NoHosts, Unavailable."""
         others = write_quorum, ack_quorum, standbys, inline_bytes
         request = gcm.CreateWorkQueue(self.name, new_token(), settings, *others, asked)
-        info = self._ask_gcm(request, self._patience_seconds)
+        info = self._ask_gcm(request, self.patience_seconds)
         self._endpoint = _active(info)
         return info.record
 
@@ -85,7 +85,7 @@ class MasterLink:
 
         wait_seconds: how long the master may take. Raises what the master refuses, Closed, or Unavailable.
         """
-        deadline = time.monotonic() + wait_seconds + self._patience_seconds
+        deadline = time.monotonic() + wait_seconds + self.patience_seconds
         silence, pauses, again = SILENCE_SECONDS, delays(0.02, 0.25), 0
         body = make(0)
         while True:
@@ -113,7 +113,7 @@ class MasterLink:
                 raise Unavailable(f"work queue {self.name!r} gave no answer: {failure}") from failure
             if not isinstance(failure, Overloaded):  # which only the active master is
                 self._locate(endpoint, deadline)
-            self._pause(pause)
+            self.pause(pause)
 
     def _once(
         self, connection: BlockingConnection, body: wire.Request, deadline: float, look: float, limit: float
@@ -154,7 +154,8 @@ class MasterLink:
             if answer.id == id:
                 return answer.body
 
-    def _pause(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
+        """Raises Closed when the link is closed meanwhile."""
         if self._stop.wait(seconds):
             raise Closed(f"work queue {self.name!r} was closed")
 
@@ -177,7 +178,7 @@ class MasterLink:
             pause = next(pauses)
             if time.monotonic() + pause >= deadline:
                 raise Unavailable(f"no master of work queue {self.name!r} can be found: {self._unfound}")
-            self._pause(pause)
+            self.pause(pause)
 
     def _look(self, stale: str, seconds: float) -> None:
         """Ask the GCM once."""

@@ -36,6 +36,7 @@ from roq.errors import (
     Unavailable,
 )
 from roq.ids import new_id
+from roq.runtime.backoff import delays
 from roq.runtime.blocking_connection import BlockingConnection
 from roq.runtime.observe import logger
 from roq.wire import master as wire
@@ -68,7 +69,7 @@ WAIT_SLICE_SECONDS = 2.0  # longest wait asked of the master at once: a lost req
 PART_SECONDS = 5.0  # one part, on stable storage
 TURN_SECONDS = 15.0  # until a store that is sent many parts takes ours
 COPY_SECONDS = 30.0  # the stores among themselves
-UPLOADS_MAX = 5  # of one payload, each to another store
+UPLOADS_MIN = 5  # of one payload, each to another store, before it is given up, whatever they took
 DAMAGE = (DataLost, StorageFailed, TaskNotFound)  # a store that says so has no copy that is of use
 
 _decode_reply = msgspec.msgpack.Decoder(store_wire.Reply).decode
@@ -336,8 +337,12 @@ class BigPayloads:
         self._ids = itertools.count(1)
 
     def put(self, producer: int, sequence: int, task: TaskToPut) -> wire.TasksAdded:
-        """Store the payload and add the task. What is told as repeated was used by somebody else."""
+        """Store the payload and add the task. What is told as repeated was used by somebody else.
+
+        Raises Unavailable, or why the last upload broke: several did, and for the queue's patience.
+        """
         payload, crc = task.payload, crc32(task.payload)
+        pauses, deadline = delays(0.02, 0.5), time.monotonic() + self._link.patience_seconds
         bare = msgspec.structs.replace(task, payload=b"")
         avoid: list[str] = []
         sent_again = False
@@ -350,7 +355,7 @@ class BigPayloads:
 
             return made
 
-        for attempt in range(1, UPLOADS_MAX + 1):
+        for attempt in itertools.count(1):
             request = wire.Reserve(producer, sequence, len(payload), crc, list(avoid))
             reserved = self._link.ask(make(request), wire.Reserved)
             try:
@@ -359,13 +364,15 @@ class BigPayloads:
                 added = self._link.ask(make(done), wire.TasksAdded, COPY_SECONDS)
                 return wire.TasksAdded(added.known) if sent_again or attempt > 1 else added
             except (TemporaryError, TaskNotFound) as error:  # TaskNotFound: the reservation is gone with its master
-                if attempt == UPLOADS_MAX:
+                pause = next(pauses)
+                if attempt >= UPLOADS_MIN and time.monotonic() + pause >= deadline:
                     if isinstance(error, TemporaryError):
                         raise
                     raise Unavailable(f"a payload was lost {attempt} times on its way; the last time: {error}") from error
                 log.warning("upload retried", extra={"fields": {"host": reserved.store.host, "reason": str(error)}})
                 if not isinstance(error, TaskNotFound):
                     avoid.append(reserved.store.host)
+                self._link.pause(pause)
         raise AssertionError("the loop returns or raises")
 
     def _upload(self, reserved: wire.Reserved, payload: bytes, crc: int) -> None:

@@ -32,7 +32,7 @@ from roq.wire import gcm
 from roq.wire import master as wire
 from roq.wire.assignment import RunningProcess, from_json
 from roq.wire.envelope import error_of, open_envelope
-from roq.wire.task import NewTask, TaskToPut
+from roq.wire.task import NewTask, Settlement, TaskToPut
 from roq.workqueue.remote import RemoteQueue
 from tests.harness.task_load import TaskLoad
 
@@ -94,6 +94,24 @@ async def test_a_killed_master_comes_back_in_place(tmp_path: Path) -> None:
             await asyncio.sleep(2.0)
         await judged(load)
         assert (await describe(cluster, "w")).record == info.record
+
+
+async def test_a_big_payload_waits_for_the_stores_when_all_are_away(tmp_path: Path) -> None:
+    """Every upload is refused at once until a store is back."""
+    payload = os.urandom(BIG)
+    async with local_cluster(tmp_path) as cluster:
+        queue = await asyncio.to_thread(RemoteQueue, cluster.zookeeper, "w")
+        try:
+            for _ in range(3):
+                stores = [(await process_on(cluster, f"host-{n}", "store")).pid for n in (1, 2, 3)]
+                for pid in stores:
+                    os.kill(pid, signal.SIGKILL)
+                await asyncio.to_thread(queue.put, [NewTask(payload)])
+                _, (task,), _ = await asyncio.to_thread(queue.lease, 30, 1, 20.0)
+                assert task.payload == payload
+                await asyncio.to_thread(queue.settle, [Settlement.ack(task.token)])
+        finally:
+            queue.close()
 
 
 async def test_a_master_that_missed_the_end_of_its_queue_does_not_make_its_log_again(tmp_path: Path) -> None:

@@ -160,6 +160,8 @@ async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmR
     try:
         for path in paths.SKELETON:
             await session.ensure_path(path)
+        if protected := await session.protect():
+            log.warning("%d nodes in ZooKeeper were open to everybody; they are closed to who has no card", protected)
         await take_access(session)
         gcm = Gcm(config, session, stop)
         try:

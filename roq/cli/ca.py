@@ -20,14 +20,9 @@ DaysOption = Annotated[float, typer.Option("--days", min=0.001, help="How long t
 
 
 @app.command()
-def init(
-    authority: AuthorityOption = AUTHORITY,
-    zookeeper_acl: Annotated[
-        bool, typer.Option(help="The cluster's nodes in ZooKeeper are its GCMs' and hosts' alone (not with RoQ's coordinator).")
-    ] = True,
-) -> None:
+def init(authority: AuthorityOption = AUTHORITY) -> None:
     """Make an authority: the keys that sign cards, and those of the cluster's servers."""
-    made = Authority.init(authority.expanduser(), zookeeper_acl)
+    made = Authority.init(authority.expanduser())
     say(f"authority made: {made.path}   next: roq ca sign gcm gcm-1 gcm-1.card; roq ca sign host host-1 host-1.card")
 
 

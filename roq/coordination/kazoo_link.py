@@ -20,7 +20,7 @@ from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]
 from kazoo.handlers.threading import SequentialThreadingHandler  # type: ignore[import-untyped]
 from kazoo.protocol.connection import ConnectionHandler  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
-from kazoo.security import make_acl, make_digest_acl  # type: ignore[import-untyped]
+from kazoo.security import Permissions, make_acl, make_digest_acl  # type: ignore[import-untyped]
 
 from roq.coordination import paths
 from roq.coordination.link import (
@@ -56,6 +56,8 @@ RECONNECT_MAX_SECONDS = 0.5  # kazoo's default is an hour; a returned ZooKeeper 
 ZOOKEEPER_USER = "roq"  # of GCMs and hosts, where their cards have a password for it
 CLOSE_POLITE_SECONDS = 1.0  # for the server to confirm that the session is closed
 CLOSE_FORCED_SECONDS = 2.0  # for kazoo's thread to end once its socket is shut
+
+_CHANGES = Permissions.ALL & ~Permissions.READ
 
 _AWAY = (
     kz.ConnectionLoss,
@@ -305,6 +307,20 @@ class KazooLink:
         future: asyncio.Future[None] = self._loop.create_future()
         transaction.commit_async().rawlink(lambda result: self._post(_settle_multi, future, result, ops))
         return future
+
+    def is_open(self, path: str) -> asyncio.Future[bool]:
+        """See Link."""
+
+        def convert(found: Any) -> bool:
+            acls, _ = found
+            return self._public is not None and any(acl.id.scheme == "world" and acl.perms & _CHANGES for acl in acls)
+
+        return self._settled(self._client.get_acls_async(self._full(path)), path, convert)
+
+    def protect(self, path: str) -> asyncio.Future[None]:
+        """See Link."""
+        acl = self._acl(path) or self._client.default_acl
+        return self._settled(self._client.set_acls_async(self._full(path), acl), path, lambda _: None)
 
     def _acl(self, path: str) -> list[Any] | None:
         """What clients may read: who leads, and that there is a cluster. None: as everything else."""

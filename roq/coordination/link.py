@@ -206,6 +206,12 @@ class CoordinationLink(Protocol):
     def multi(self, ops: Sequence[Op]) -> asyncio.Future[None]:
         """All or none; the error is that of the first operation that failed by itself."""
 
+    def is_open(self, path: str) -> asyncio.Future[bool]:
+        """Whether everybody may write the node though new ones are for members alone."""
+
+    def protect(self, path: str) -> asyncio.Future[None]:
+        """Give the node the rights that a new one gets."""
+
 
 # (address, session seconds, seconds to connect to one host, told of every change: state and session id)
 OpenLink = Callable[[ZooKeeperAddress, float, float, Callable[[LinkState, int], None]], CoordinationLink]

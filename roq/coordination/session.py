@@ -8,6 +8,7 @@ kazoo's thread never runs RoQ's code. What a state means for leadership and regi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -354,6 +355,21 @@ class Session:
             depth -= 1
         for below in range(depth + 1, len(parts) + 1):
             await self._made("/" + "/".join(parts[:below]))
+
+    async def protect(self) -> int:
+        """Close a tree that everybody may write, as one that was made before the cluster had cards, to all but members; how
+        many nodes. The chroot comes last: what was broken off is done again."""
+        if not await self._call(lambda: self._link.is_open("")):
+            return 0
+        pending, found = [""], list[str]()
+        while pending:
+            path = pending.pop()
+            found.append(path)
+            pending += [f"{path}/{name}".lstrip("/") for name in await self.children(path)]
+        for path in reversed(found):
+            with contextlib.suppress(NoNode):
+                await self._call(lambda path=path: self._link.protect(path))  # type: ignore[misc]
+        return len(found)
 
     async def wait_root(self) -> None:
         """Wait until the chroot exists. Only a GCM makes it: its existence is what says that here is a cluster."""

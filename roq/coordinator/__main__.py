@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--config", type=Path, help="TOML file; its keys are the flags' names with underscores")
     parser.add_argument("--data-dir", type=Path, help="folder of the journal (default /var/lib/roq-coordinator)")
-    parser.add_argument("--address", help="address to bind (default 127.0.0.1; there is no authentication)")
+    parser.add_argument("--address", help="address to bind (default 127.0.0.1; ACLs need passwords, connections none)")
     parser.add_argument("--port", type=int, help="port to bind (default 2181; 0: any free one)")
     parser.add_argument("--listener", type=int, metavar="N", help="descriptor of a socket that listens, instead of a port")
     parser.add_argument("--tick-seconds", type=float, help="how often it is looked which sessions are over (default 0.5)")

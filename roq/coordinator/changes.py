@@ -3,7 +3,9 @@
     entry   format u8 · MessagePack [zxid, ms since 1970, [change, …]]      change: [kind, fields …]
     image   format u8 · MessagePack [zxid, [node, …], [session, …]]         parents before their children
 
-A change says what came out, not what was asked for, so that it means the same to every later version.
+Format 2 has ACLs, format 1 none: who knows format 1 alone would open nodes that are somebody's. What has none is written as
+format 1. An ACL is [[bits, scheme, id], …]; empty: everybody may do everything. A change says what came out, not what was
+asked for, so that it means the same to every later version.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from typing import TypeVar
 import msgspec
 
 from roq.errors import StorageFailed, UnknownFormat
+from roq.wire.zookeeper import Acl
 
-FORMAT = 1
+FORMAT, FORMAT_ACL = 1, 2
 
 T = TypeVar("T")
 
@@ -26,6 +29,7 @@ class Made(msgspec.Struct, frozen=True, array_like=True, tag=1):
     data: bytes | None
     session: int
     creates: int
+    acl: tuple[Acl, ...] = ()
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -43,10 +47,11 @@ class DataReplaced(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class AclSet(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A node's ACL was set, to what it was; aversion: its new one."""
+    """A node's ACL was set; aversion: its new one."""
 
     path: str
     aversion: int
+    acl: tuple[Acl, ...] = ()
 
 
 class SessionOpened(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -88,6 +93,7 @@ class NodeImage(msgspec.Struct, frozen=True, array_like=True):
     pzxid: int
     ctime: int
     mtime: int
+    acl: tuple[Acl, ...] = ()
 
 
 class TreeImage(msgspec.Struct, frozen=True, array_like=True):
@@ -101,12 +107,13 @@ class TreeImage(msgspec.Struct, frozen=True, array_like=True):
 _encoder = msgspec.msgpack.Encoder()
 _transactions = msgspec.msgpack.Decoder(TreeTransaction)
 _images = msgspec.msgpack.Decoder(TreeImage)
-_FORMAT_BYTE = bytes([FORMAT])
 
 
 def encode(value: TreeTransaction | TreeImage) -> bytes:
     """The bytes of an entry or an image."""
-    return _FORMAT_BYTE + _encoder.encode(value)
+    parts = value.changes if isinstance(value, TreeTransaction) else value.nodes
+    has_acl = any(isinstance(part, Made | AclSet | NodeImage) and part.acl for part in parts)
+    return bytes([FORMAT_ACL if has_acl else FORMAT]) + _encoder.encode(value)
 
 
 def decode_transaction(data: bytes) -> TreeTransaction:
@@ -120,8 +127,9 @@ def decode_image(data: bytes) -> TreeImage:
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
-    if data[:1] != _FORMAT_BYTE:
-        raise UnknownFormat(f"the journal has format {data[0] if data else 0}; this program reads format {FORMAT}")
+    if data[:1] not in (bytes([FORMAT]), bytes([FORMAT_ACL])):
+        found = data[0] if data else 0
+        raise UnknownFormat(f"the journal has format {found}; this program reads formats {FORMAT} and {FORMAT_ACL}")
     try:
         return decoder.decode(memoryview(data)[1:])
     except msgspec.MsgspecError as error:

@@ -32,7 +32,7 @@ from roq.runtime.files import Disk
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire import jute
 from roq.wire.limits import LISTEN_BACKLOG
-from roq.wire.zookeeper import COORDINATOR_VERSION, PASSWORD_BYTES, Auth, Close, Code, ErrorResponse, PingRequest, Unsupported
+from roq.wire.zookeeper import COORDINATOR_VERSION, PASSWORD_BYTES, Close, Code, ErrorResponse, PingRequest, Unsupported
 
 log = logger(__name__)
 
@@ -184,7 +184,7 @@ class Coordinator:
     def lost(self, connection: Connection) -> None:
         """The connection ended; its session goes on for its time."""
         self._connections.pop(connection.number, None)
-        self._tree.watches.drop(connection.number)
+        self._tree.left(connection.number)
         if self._of_session.get(connection.session) is connection:
             del self._of_session[connection.session]
 
@@ -266,7 +266,7 @@ class Coordinator:
         if isinstance(request, Close):
             self._expiry.forget(session)
             connection.end()
-        elif isinstance(request, Auth) or outcome.reply == ErrorResponse(Code.SESSION_EXPIRED):
+        elif outcome.reply in (ErrorResponse(Code.AUTH_FAILED), ErrorResponse(Code.SESSION_EXPIRED)):
             connection.end()
 
     # --- sessions -----------------------------------------------------------------------------------------------------

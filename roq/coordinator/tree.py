@@ -1,5 +1,5 @@
 """The tree of nodes, sessions and watches: requests in, replies, changes and watch events out. Pure; it answers as one
-ZooKeeper 3.9 does whose every node may be used by anyone.
+ZooKeeper 3.9 does.
 
 A request is first *prepared* on drafts of the nodes it touches: refused there, it has changed nothing, and a multi sees its own
 earlier operations. What comes out is a transaction, which alone changes the tree (`apply`), now and whenever the journal is
@@ -11,16 +11,18 @@ gaps only.
     to watchers                Outcome.firings     before the reply, as ZooKeeper does
 
 Stat.cversion is counted in creates and derived: creates twice, less the children there are. The number of a sequential node is
-the count of creates alone. Not covered: ACLs other than "world: everything", quotas, containers, TTLs, lasting watches; when a
-session is over (sessions.py); bytes (roq/wire/jute.py, changes.py).
+the count of creates alone. A connection is anybody until it shows who it is; of nodes that it may not read it hears
+nothing. Not covered: what an ACL permits (acl.py), quotas, containers, TTLs, lasting watches; when a session is over
+(sessions.py); bytes (roq/wire/jute.py, changes.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
+from roq.coordinator.acl import AclList, Identity, Permission, identity, permits, settled, shown
 from roq.coordinator.changes import (
     AclSet,
     Change,
@@ -38,7 +40,6 @@ from roq.errors import StorageFailed
 from roq.wire.zookeeper import (
     OPEN_ACL,
     READ_ACL,
-    Acl,
     AclReply,
     Auth,
     CheckRequest,
@@ -79,6 +80,8 @@ EPHEMERAL, SEQUENTIAL = 1, 2  # bits of Create.flags
 FLAGS_KNOWN, FLAGS_MAX = 3, 6  # above the first: containers and nodes with a time to live
 SYSTEM, CONFIG = "/zookeeper", "/zookeeper/config"  # nodes every ZooKeeper has
 FIXED = frozenset({"/", SYSTEM, "/zookeeper/quota", CONFIG})  # never deleted
+NOBODY = frozenset[Identity]()
+IDENTITIES_MAX = 16  # that one connection may show
 NO_ZXID = -1  # of events that no transaction caused
 # Control characters, surrogates and private use as ZooKeeper sees them (in UTF-16), and parts that are empty, "." or "..".
 _ILLEGAL = re.compile(r"[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]|//|/\.\.?(?:/|\Z)")
@@ -114,24 +117,41 @@ class TreeSession:
 class _Draft:
     """What a node would be behind the operations prepared so far."""
 
-    __slots__ = ("aversion", "children", "creates", "owner", "version")
+    __slots__ = ("acl", "aversion", "children", "creates", "owner", "version")
 
-    def __init__(self, owner: int, version: int = 0, aversion: int = 0, creates: int = 0, children: int = 0) -> None:
-        self.owner, self.version, self.aversion, self.creates, self.children = owner, version, aversion, creates, children
+    def __init__(
+        self, owner: int, acl: AclList, version: int = 0, aversion: int = 0, creates: int = 0, children: int = 0
+    ) -> None:
+        self.owner, self.acl, self.version, self.aversion = owner, acl, version, aversion
+        self.creates, self.children = creates, children
 
 
 class _Node:
-    __slots__ = ("aversion", "children", "creates", "ctime", "czxid", "data", "mtime", "mzxid", "owner", "pzxid", "version")
+    __slots__ = (
+        "acl",
+        "aversion",
+        "children",
+        "creates",
+        "ctime",
+        "czxid",
+        "data",
+        "mtime",
+        "mzxid",
+        "owner",
+        "pzxid",
+        "version",
+    )
 
-    def __init__(self, data: bytes | None, owner: int, zxid: int, at: int) -> None:
+    def __init__(self, data: bytes | None, owner: int, zxid: int, at: int, acl: AclList = ()) -> None:
         self.data, self.owner = data, owner
+        self.acl = acl or OPEN_ACL
         self.czxid = self.mzxid = self.pzxid = zxid
         self.ctime = self.mtime = at
         self.version = self.aversion = self.creates = 0
         self.children: dict[str, None] = {}  # names
 
     def draft(self) -> _Draft:
-        return _Draft(self.owner, self.version, self.aversion, self.creates, len(self.children))
+        return _Draft(self.owner, self.acl, self.version, self.aversion, self.creates, len(self.children))
 
     def stat(self) -> Stat:
         children = len(self.children)
@@ -166,9 +186,21 @@ def _check_version(wanted: int, found: int) -> None:
         raise RequestRefused(Code.BAD_VERSION)
 
 
-def _check_acl(acl: tuple[Acl, ...]) -> None:
-    if set(acl) != set(OPEN_ACL):
+def _kept_acl(acl: AclList, who: Set[Identity]) -> AclList:
+    kept = settled(acl, who)
+    if kept is None:
         raise RequestRefused(Code.INVALID_ACL)
+    return kept
+
+
+def _check_permission(node: _Draft | _Node, who: Set[Identity], wanted: Permission) -> None:
+    if not permits(node.acl, who, wanted):
+        raise RequestRefused(Code.NO_AUTH)
+
+
+def _written(acl: AclList) -> AclList:
+    """As changes and images have it."""
+    return () if acl is OPEN_ACL else acl
 
 
 class Tree:
@@ -178,12 +210,14 @@ class Tree:
         self.zxid = 0
         self.sessions: dict[int, TreeSession] = {}
         self.watches = Watches()
+        self._shown: dict[int, frozenset[Identity]] = {}  # by watcher
         root = _Node(b"", 0, 0, 0)
         self._nodes: dict[str, _Node] = {"/": root}
         if image is None:
             for path in (SYSTEM, "/zookeeper/quota", CONFIG):
                 self._insert(path, _Node(b"", 0, 0, 0))
             self._nodes[CONFIG].aversion = -1  # as ZooKeeper has it
+            self._nodes[CONFIG].acl = READ_ACL
         else:
             self._load(image)
 
@@ -197,17 +231,18 @@ class Tree:
         return self._commit((SessionOpened(session, password, timeout_ms),), at)[0]
 
     def handle(self, session: int, watcher: int, request: Request, at: int) -> Outcome:
-        """Answer a request of a session; `watcher` gets the watches it leaves."""
+        """Answer a request of a session from a connection; that, as `watcher`, gets the watches it leaves."""
+        who = self._shown.get(watcher, NOBODY)
         try:
             if session not in self.sessions:
                 raise RequestRefused(Code.SESSION_EXPIRED)
             match request:
                 case CreateRequest() | DeleteRequest() | SetDataRequest() | SetAcl():
-                    return self._write(session, request, at)
+                    return self._write(session, request, at, who)
                 case ExistsRequest() | GetData() | GetAcl() | GetChildren() | Sync():
-                    return Outcome(self._read(watcher, request))
+                    return Outcome(self._read(watcher, request, who))
                 case Multi(ops):
-                    return self._multi(session, ops, at)
+                    return self._multi(session, ops, at, who)
                 case Close():
                     return self.end_session(session, at)
                 case SetWatches():
@@ -215,33 +250,50 @@ class Tree:
                 case PingRequest():
                     return Outcome(EmptyResponse(Type.PING))
                 case Auth():
-                    raise RequestRefused(Code.AUTH_FAILED)
+                    return Outcome(self._show(watcher, request))
                 case Unsupported():
                     raise RequestRefused(Code.UNIMPLEMENTED)
         except RequestRefused as refused:
             return Outcome(ErrorResponse(refused.code))
+
+    def left(self, watcher: int) -> None:
+        """The connection is over: what it waited for, and who it was."""
+        self.watches.drop(watcher)
+        self._shown.pop(watcher, None)
+
+    def _show(self, watcher: int, request: Auth) -> Reply:
+        one = identity(request.scheme, request.shown)
+        known = self._shown.get(watcher, NOBODY)
+        if one is None or len(known) >= IDENTITIES_MAX:
+            raise RequestRefused(Code.AUTH_FAILED)
+        self._shown[watcher] = known | {one}
+        return EmptyResponse(Type.AUTH)
 
     def end_session(self, session: int, at: int) -> Outcome:
         """The client closed it, or it was not heard of."""
         transaction, _, firings = self._commit((SessionEnded(session),), at)
         return Outcome(EmptyResponse(Type.CLOSE), transaction, firings, transaction.zxid)
 
-    def _write(self, session: int, request: Write, at: int) -> Outcome:
-        change = self._prepare(request, session, {})
+    def _write(self, session: int, request: Write, at: int, who: Set[Identity]) -> Outcome:
+        change = self._prepare(request, session, {}, who)
         transaction, replies, firings = self._commit((change,), at)
         return Outcome(_as_asked(request, replies[0]), transaction, firings, transaction.zxid)
 
     def _multi(
-        self, session: int, ops: tuple[CreateRequest | DeleteRequest | SetDataRequest | CheckRequest, ...], at: int
+        self,
+        session: int,
+        ops: tuple[CreateRequest | DeleteRequest | SetDataRequest | CheckRequest, ...],
+        at: int,
+        who: Set[Identity],
     ) -> Outcome:
         drafts: dict[str, _Draft | None] = {}
         changes: list[Change] = []
         for number, op in enumerate(ops):
             try:
                 if isinstance(op, CheckRequest):
-                    self._check(op, drafts)
+                    self._check(op, drafts, who)
                 else:
-                    changes.append(self._prepare(op, session, drafts))
+                    changes.append(self._prepare(op, session, drafts, who))
             except RequestRefused as refused:
                 before, behind = ErrorResponse(Code.OK), ErrorResponse(Code.RUNTIME_INCONSISTENCY)
                 guilty = ErrorResponse(refused.code)
@@ -265,29 +317,29 @@ class Tree:
             raise RequestRefused(Code.NO_NODE)
         return draft
 
-    def _prepare(self, op: Write, session: int, drafts: dict[str, _Draft | None]) -> Change:
+    def _prepare(self, op: Write, session: int, drafts: dict[str, _Draft | None], who: Set[Identity]) -> Change:
         match op:
             case CreateRequest():
-                return self._prepare_create(op, session, drafts)
+                return self._prepare_create(op, session, drafts, who)
             case DeleteRequest():
-                return self._prepare_delete(op, drafts)
+                return self._prepare_delete(op, drafts, who)
             case SetDataRequest(path, data, version):
                 check_path(path)
                 node = self._draft(path, drafts)
-                _check_writable(path)
+                _check_permission(node, who, Permission.WRITE)
                 _check_version(version, node.version)
                 node.version += 1
                 return DataReplaced(path, data, node.version)
             case SetAcl(path, acl, version):
                 check_path(path)
-                _check_acl(acl)
+                kept = _kept_acl(acl, who)
                 node = self._draft(path, drafts)
-                _check_writable(path)
+                _check_permission(node, who, Permission.ADMIN)
                 _check_version(version, node.aversion)
                 node.aversion += 1
-                return AclSet(path, node.aversion)
+                return AclSet(path, node.aversion, _written(kept))
 
-    def _prepare_create(self, op: CreateRequest, session: int, drafts: dict[str, _Draft | None]) -> Change:
+    def _prepare_create(self, op: CreateRequest, session: int, drafts: dict[str, _Draft | None], who: Set[Identity]) -> Change:
         if not 0 <= op.flags <= FLAGS_MAX:
             raise RequestRefused(Code.BAD_ARGUMENTS)
         if op.flags > FLAGS_KNOWN:
@@ -295,10 +347,9 @@ class Tree:
         path = op.path
         if "/" not in path or "\0" in path:
             raise RequestRefused(Code.BAD_ARGUMENTS)
-        _check_acl(op.acl)
-        parent_path = parent_of(path)
-        parent = self._draft(parent_path, drafts)
-        _check_writable(parent_path)
+        acl = _kept_acl(op.acl, who)
+        parent = self._draft(parent_of(path), drafts)
+        _check_permission(parent, who, Permission.CREATE)
         if op.flags & SEQUENTIAL:
             path = f"{path}{parent.creates:010d}"
         check_path(path)
@@ -309,13 +360,14 @@ class Tree:
         parent.creates += 1
         parent.children += 1
         owner = session if op.flags & EPHEMERAL else 0
-        drafts[path] = _Draft(owner)
-        return Made(path, op.data, owner, parent.creates)
+        drafts[path] = _Draft(owner, acl)
+        return Made(path, op.data, owner, parent.creates, _written(acl))
 
-    def _prepare_delete(self, op: DeleteRequest, drafts: dict[str, _Draft | None]) -> Change:
+    def _prepare_delete(self, op: DeleteRequest, drafts: dict[str, _Draft | None], who: Set[Identity]) -> Change:
         if "/" not in op.path or "\0" in op.path or op.path in FIXED:
             raise RequestRefused(Code.BAD_ARGUMENTS)
         parent = self._draft(parent_of(op.path), drafts)
+        _check_permission(parent, who, Permission.DELETE)
         node = self._draft(op.path, drafts)
         _check_version(op.version, node.version)
         if node.children:
@@ -324,9 +376,11 @@ class Tree:
         drafts[op.path] = None
         return Removed(op.path)
 
-    def _check(self, op: CheckRequest, drafts: dict[str, _Draft | None]) -> None:
+    def _check(self, op: CheckRequest, drafts: dict[str, _Draft | None], who: Set[Identity]) -> None:
         check_path(op.path)
-        _check_version(op.version, self._draft(op.path, drafts).version)
+        node = self._draft(op.path, drafts)
+        _check_permission(node, who, Permission.READ)
+        _check_version(op.version, node.version)
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
@@ -351,13 +405,13 @@ class Tree:
     def _apply(self, change: Change, transaction: TreeTransaction, firings: list[Firing]) -> Reply:
         zxid, at = transaction.zxid, transaction.at
         match change:
-            case Made(path, data, session, creates):
-                node = _Node(data, session, zxid, at)
+            case Made(path, data, session, creates, acl):
+                node = _Node(data, session, zxid, at, acl)
                 if session:
                     self.sessions[session].ephemerals[path] = None
                 parent = self._insert(path, node)
                 parent.creates, parent.pzxid = creates, zxid
-                firings += self.watches.created(path, parent_of(path))
+                firings += self._heard(self.watches.created(path, parent_of(path)), node, parent)
                 return PathStat(path, node.stat())
             case Removed(path):
                 owner = self._nodes[path].owner
@@ -368,11 +422,11 @@ class Tree:
             case DataReplaced(path, data, version):
                 node = self._nodes[path]
                 node.data, node.version, node.mzxid, node.mtime = data, version, zxid, at
-                firings += self.watches.changed(path)
+                firings += self._heard(self.watches.changed(path), node, node)
                 return StatReply(node.stat())
-            case AclSet(path, aversion):
+            case AclSet(path, aversion, acl):
                 node = self._nodes[path]
-                node.aversion = aversion
+                node.aversion, node.acl = aversion, acl or OPEN_ACL
                 return StatReply(node.stat())
             case SessionOpened(session, password, timeout_ms):
                 self.sessions[session] = TreeSession(password, timeout_ms)
@@ -392,22 +446,35 @@ class Tree:
     def _remove(self, path: str, zxid: int, firings: list[Firing]) -> None:
         parent_path, _, name = path.rpartition("/")
         parent = self._nodes[parent_path or "/"]
-        del parent.children[name], self._nodes[path]
+        del parent.children[name]
         parent.pzxid = zxid
-        firings += self.watches.removed(path, parent_path or "/")
+        firings += self._heard(self.watches.removed(path, parent_path or "/"), self._nodes.pop(path), parent)
+
+    def _heard(self, firings: list[Firing], node: _Node, parent: _Node) -> list[Firing]:
+        """Those of watchers that may read the node that it is about; the others' watches are over, too."""
+        if node.acl is OPEN_ACL and parent.acl is OPEN_ACL:
+            return firings
+
+        def may(firing: Firing) -> bool:
+            watcher, kind, _ = firing
+            about = parent if kind is EventType.CHILDREN else node
+            return permits(about.acl, self._shown.get(watcher, NOBODY), Permission.READ)
+
+        return [one for one in firings if may(one)]
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _read(self, watcher: int, request: Read) -> Reply:
+    def _read(self, watcher: int, request: Read, who: Set[Identity]) -> Reply:
         if isinstance(request, Sync):
             return PathReply(request.path)
         path = request.path
         node = self._nodes.get(path or "/")
-        if isinstance(request, ExistsRequest):
-            if "\0" in path:
-                raise RequestRefused(Code.BAD_ARGUMENTS)
-            if request.watch:  # also on a node that is not there
-                self.watches.add(WatchKind.DATA, path, watcher)
+        if isinstance(request, ExistsRequest) and "\0" in path:
+            raise RequestRefused(Code.BAD_ARGUMENTS)
+        if node is not None:
+            _check_permission(node, who, Permission.READ | (Permission.ADMIN if isinstance(request, GetAcl) else 0))
+        if isinstance(request, ExistsRequest) and request.watch:  # also on a node that is not there
+            self.watches.add(WatchKind.DATA, path, watcher)
         if node is None:
             raise RequestRefused(Code.NO_NODE)
         match request:
@@ -422,7 +489,7 @@ class Tree:
                     self.watches.add(WatchKind.CHILDREN, path, watcher)
                 return NamesReply(tuple(node.children), node.stat() if with_stat else None)
             case GetAcl():
-                return AclReply(READ_ACL if path == CONFIG else OPEN_ACL, node.stat())
+                return AclReply(shown(node.acl, who), node.stat())
 
     def _watch_again(self, watcher: int, request: SetWatches) -> Iterator[Firing]:
         """Tell what happened since, and wait for the rest."""
@@ -465,6 +532,7 @@ class Tree:
                 node.pzxid,
                 node.ctime,
                 node.mtime,
+                () if path == CONFIG else _written(node.acl),
             )
             for path, node in self._nodes.items()
         ]
@@ -475,9 +543,11 @@ class Tree:
         self.zxid = image.zxid
         self.sessions = {opened.session: TreeSession(opened.password, opened.timeout_ms) for opened in image.sessions}
         for kept in image.nodes:
-            node = _Node(kept.data, kept.owner, kept.czxid, kept.ctime)
+            node = _Node(kept.data, kept.owner, kept.czxid, kept.ctime, kept.acl)
             node.version, node.aversion, node.creates = kept.version, kept.aversion, kept.creates
             node.mzxid, node.pzxid, node.mtime = kept.mzxid, kept.pzxid, kept.mtime
+            if kept.path == CONFIG:
+                node.acl = READ_ACL  # always: nobody may change it
             if kept.path == "/":
                 self._nodes["/"] = node
                 continue
@@ -500,11 +570,6 @@ class Tree:
                 below[parent_of(path)].add(path.rpartition("/")[2])
         assert below == {path: set(node.children) for path, node in self._nodes.items()}
         assert set(self._nodes) >= FIXED
-
-
-def _check_writable(path: str) -> None:
-    if path == CONFIG:
-        raise RequestRefused(Code.NO_AUTH)
 
 
 def _as_asked(op: Write, reply: Reply) -> Reply:

@@ -44,7 +44,8 @@ class Issued(msgspec.Struct, frozen=True):
 
 
 class AuthorityFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """In base64. signing: (public, secret), the newest first; servers: the same, of the cluster's servers."""
+    """In base64. signing: (public, secret), the newest first; servers: the same, of the cluster's servers; zookeeper: password
+    of GCMs and hosts there."""
 
     signing: tuple[tuple[str, str], ...]
     servers: tuple[tuple[str, str], ...]
@@ -60,14 +61,11 @@ class Authority:
         self.path, self._file = path, file
 
     @classmethod
-    def init(cls, path: Path, protect_zookeeper: bool = False) -> Authority:
-        """protect_zookeeper: GCMs and hosts keep everybody else from the cluster's nodes there, which RoQ's own coordinator
-        can't. Raises InvalidConfiguration: there is one."""
+    def init(cls, path: Path) -> Authority:
+        """Raises InvalidConfiguration: there is one."""
         if path.exists():
             raise InvalidConfiguration(f"{path} exists: an authority that is replaced leaves its cluster without cards")
-        made = cls(
-            path, AuthorityFile((_signing_pair(),), (_server_pair(),), secrets.token_urlsafe(32) if protect_zookeeper else "")
-        )
+        made = cls(path, AuthorityFile((_signing_pair(),), (_server_pair(),), secrets.token_urlsafe(32)))
         write_secret(path, made._file)
         return made
 

@@ -204,7 +204,7 @@ def _set_watches_2(reader: _Reader) -> SetWatches | Unsupported:
 
 def _auth(reader: _Reader) -> Auth:
     reader.i32()
-    return Auth(reader.string())
+    return Auth(reader.string(), reader.buffer() or b"")
 
 
 _OPS: dict[int, Callable[[_Reader], CreateRequest | DeleteRequest | SetDataRequest | CheckRequest]] = {

@@ -204,9 +204,10 @@ class Close(NamedTuple):
 
 
 class Auth(NamedTuple):
-    """Prove who one is."""
+    """Prove who one is, for as long as the connection lasts. shown: of scheme "digest", name:password."""
 
     scheme: str
+    shown: bytes
 
 
 class Unsupported(NamedTuple):

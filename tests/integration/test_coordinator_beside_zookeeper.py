@@ -14,9 +14,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from kazoo.exceptions import KazooException, NoNodeError  # type: ignore[import-untyped]
-from kazoo.protocol.states import ZnodeStat  # type: ignore[import-untyped]
-from kazoo.security import OPEN_ACL_UNSAFE  # type: ignore[import-untyped]
+from kazoo.exceptions import KazooException, NoAuthError, NoNodeError  # type: ignore[import-untyped]
+from kazoo.protocol.states import EventType, ZnodeStat  # type: ignore[import-untyped]
+from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id, make_digest_acl  # type: ignore[import-untyped]
 
 from tests.harness.direct_kazoo import close, connected
 
@@ -31,6 +31,23 @@ CLIENT = st.integers(0, CLIENTS - 1)
 DATA = st.sampled_from([None, b"", b"x", b"longer"])
 VERSIONS = st.sampled_from([-1, -1, 0, 0, 1])
 FLAGS = st.sampled_from([(False, False), (False, False), (False, False), (True, False), (False, True), (True, True)])
+READ, WRITE, CREATE, DELETE = 1, 2, 4, 8
+CLEANER = make_digest_acl("cleaner", "may do all", all=True)
+ACLS = st.sampled_from(
+    [
+        OPEN_ACL_UNSAFE,
+        OPEN_ACL_UNSAFE,
+        OPEN_ACL_UNSAFE,
+        [CLEANER, ACL(31, Id("auth", "")), ACL(READ, Id("world", "anyone"))],
+        [CLEANER, make_digest_acl("me", "secret", all=True), ACL(WRITE | CREATE, Id("world", "anyone"))],
+        [CLEANER, make_digest_acl("you", "other", all=True), ACL(READ | DELETE, Id("world", "anyone"))],
+        [CLEANER, ACL(30, Id("world", "anyone"))],
+        [ACL(31, Id("auth", "")), *OPEN_ACL_UNSAFE, *OPEN_ACL_UNSAFE],
+        [CLEANER, ACL(31, Id("digest", "me"))],
+        [],
+    ]
+)
+SHOWN = st.sampled_from(["me:secret", "me:wrong", "you:other", "nobody"])
 OPS = st.one_of(
     st.tuples(st.just("create"), MULTI_PATHS, DATA, FLAGS),
     st.tuples(st.just("delete"), MULTI_PATHS, VERSIONS),
@@ -47,18 +64,23 @@ class Side:
         self.clients: list[Any] = [connected(address) for _ in range(CLIENTS)]
         self.sessions: dict[int, int] = {}  # session id -> its number
         self.events: list[tuple[int, str, str]] = []
+        self.cleaner = connected(address, auth_data=[("digest", "cleaner:may do all")])
         self.base = ""
+        self.known: set[int] = set()  # clients that have shown an identity
         for client in self.clients:
             self.sessions[client.client_id[0]] = len(self.sessions)
 
     def begin(self, base: str) -> None:
+        for number in self.known:  # a connection does not forget who it is
+            self.reopen(number)
+        self.known.clear()
         self.base = base
         for path in (base, f"{base}/a", f"{base}/a/b"):
             self.clients[0].create(path)
         self.events.clear()
 
     def clear(self) -> None:
-        self.clients[0].delete(self.base, recursive=True)
+        self.cleaner.delete(self.base, recursive=True)
 
     def reopen(self, number: int) -> None:
         close(self.clients[number])
@@ -66,7 +88,11 @@ class Side:
         self.sessions[self.clients[number].client_id[0]] = len(self.sessions)
 
     def watcher(self, number: int) -> Callable[[Any], None]:
-        return lambda event: self.events.append((number, event.type, event.path))
+        def told(event: Any) -> None:
+            if event.type != EventType.NONE:  # of the closed client itself, some time later
+                self.events.append((number, event.type, event.path))
+
+        return told
 
     def fence(self) -> list[tuple[int, str, str]]:
         """What watches have told since the last call."""
@@ -154,11 +180,27 @@ class Beside(RuleBasedStateMachine):
     def set(self, client: int, path: str, data: bytes | None, version: int) -> None:
         self.both(lambda side: side.do(lambda kazoo, base: kazoo.set(f"{base}/{path}", data, version), client))
 
-    @rule(client=CLIENT, path=PATHS, version=VERSIONS)
-    def set_acl(self, client: int, path: str, version: int) -> None:
-        acl = OPEN_ACL_UNSAFE
+    @rule(client=CLIENT, shown=SHOWN)
+    def show(self, client: int, shown: str) -> None:
+        def act(side: Side) -> Any:
+            side.known.add(client)
+            return side.do(lambda kazoo, base: kazoo.add_auth("digest", shown), client)
+
+        self.both(act)
+
+    @rule(client=CLIENT, path=PATHS, acl=ACLS)
+    def create_for(self, client: int, path: str, acl: list[Any]) -> None:
+        self.both(lambda side: side.do(lambda kazoo, base: kazoo.create_async(f"{base}/{path}", b"", acl).get(), client))
+
+    @rule(client=CLIENT, path=PATHS, version=VERSIONS, acl=ACLS)
+    def set_acl(self, client: int, path: str, version: int, acl: list[Any]) -> None:
         self.both(lambda side: side.do(lambda kazoo, base: kazoo.set_acls(f"{base}/{path}", acl, version), client))
-        self.both(lambda side: side.do(lambda kazoo, base: kazoo.get_acls(f"{base}/{path}"), client))
+
+        def act(kazoo: Any, base: str) -> Any:
+            found, stat = kazoo.get_acls(f"{base}/{path}")
+            return sorted(found), stat  # ZooKeeper has no order of the identities that "auth" stands for
+
+        self.both(lambda side: side.do(act, client))
 
     @rule(client=CLIENT, path=PATHS, watch=st.booleans())
     def get(self, client: int, path: str, watch: bool) -> None:
@@ -222,7 +264,7 @@ class Beside(RuleBasedStateMachine):
         def everything(side: Side, path: str) -> Any:
             try:
                 data, stat = side.clients[0].get(path)
-            except NoNodeError as error:
+            except (NoAuthError, NoNodeError) as error:
                 return error
             return path, data, stat, [everything(side, f"{path}/{name}") for name in sorted(side.clients[0].get_children(path))]
 
@@ -244,5 +286,5 @@ def test_any_run_of_requests_has_the_same_results(zookeeper: str, coordinator: s
         run_state_machine_as_test(Here, settings=settings(max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None))
     finally:
         for side in (ours, theirs):
-            for client in side.clients:
+            for client in (*side.clients, side.cleaner):
                 close(client)

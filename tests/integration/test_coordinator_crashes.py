@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from kazoo.exceptions import KazooException  # type: ignore[import-untyped]
+from kazoo.exceptions import KazooException, NoAuthError  # type: ignore[import-untyped]
+from kazoo.security import make_digest_acl  # type: ignore[import-untyped]
 
 from roq.config import CoordinatorConfig
 from roq.coordinator import connection
@@ -155,6 +156,26 @@ def test_one_that_stood_still_gives_its_clients_their_time_again(running: Runnin
         close(client)
 
 
+def test_what_is_somebodys_stays_so_after_kill_9(running: RunningCoordinator) -> None:
+    mine = [make_digest_acl("me", "secret", all=True)]
+    owner = connected(running.address, auth_data=[("digest", "me:secret")])
+    try:
+        owner.create("/mine", b"first", mine)
+        running.kill()
+        running.start()
+        until(lambda: owner.connected, "the reconnection")
+        stranger = connected(running.address)
+        try:
+            for act, *rest in ((stranger.get,), (stranger.set, b"x"), (stranger.get_children,)):
+                with pytest.raises(NoAuthError):
+                    act("/mine", *rest)
+        finally:
+            close(stranger)
+        assert owner.set("/mine", b"second").version == 1, "shown again by itself on the new connection"
+    finally:
+        close(owner)
+
+
 # --- limits and nonsense ----------------------------------------------------------------------------------------------
 
 
@@ -162,10 +183,10 @@ def test_what_it_has_not_is_refused_and_told(running: RunningCoordinator) -> Non
     with RawClient(running.address) as client:
         client.welcome()
         assert client.ask(CREATE_CONTAINER, create("/c", flags=4)).error == UNIMPLEMENTED
-        digest = struct.pack("!ii", 1, 31) + text("digest") + text("a:b")
-        assert client.ask(CREATE, create("/c", acl=digest)).error == INVALID_ACL
+        of_an_address = struct.pack("!ii", 1, 31) + text("ip") + text("127.0.0.1")
+        assert client.ask(CREATE, create("/c", acl=of_an_address)).error == INVALID_ACL
         assert client.ask(EXISTS, text("/c") + b"\0").error == NO_NODE
-        assert client.ask(AUTH, struct.pack("!i", 0) + text("digest") + buffer(b"a:b"), xid=AUTH_XID).error == AUTH_FAILED
+        assert client.ask(AUTH, struct.pack("!i", 0) + text("sasl") + buffer(b"a:b"), xid=AUTH_XID).error == AUTH_FAILED
         assert client.ended()
     assert "only_zookeeper_has_it" in running.log()
     assert f"request of type {CREATE_CONTAINER}" in running.log()

@@ -350,19 +350,31 @@ def test_commands_from_nothing_to_a_card(cluster: Cluster, tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(120)
-async def test_in_a_real_zookeeper_only_who_leads_can_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [(), ("--zookeeper", "java")], ids=["coordinator", "zookeeper"])
+async def test_of_the_clusters_tree_only_who_leads_can_be_read(tmp_path: Path, words: tuple[str, ...]) -> None:
     with contextlib.ExitStack() as stack:
-        real = await asyncio.to_thread(stack.enter_context, started(tmp_path, "--zookeeper", "java"))
+        real = await asyncio.to_thread(stack.enter_context, started(tmp_path, *words))
         with as_holder(real.owner):  # a program: its card has no password for ZooKeeper
             await prepare_one(real)
-            await look_around(real)
+            await look_around(real.zookeeper)
         with as_holder(None):
-            await look_around(real)
+            await look_around(real.zookeeper)
         with as_holder(real.folder / "cards" / "host-1.card"):
             session = await Session.connect(real.zookeeper)
             assert await session.children(paths.QUEUES) == ["orders"]
             assert await session.get(paths.assignment("host-1")) is not None
             await session.close()
+
+
+@pytest.mark.timeout(120)
+async def test_a_tree_that_was_made_without_cards_is_closed(tmp_path: Path) -> None:
+    with as_holder(None):
+        async with LocalCluster(tmp_path) as local, roq.connect(local.zookeeper) as connected:
+            await connected.create_queue("orders")
+        async with LocalCluster(tmp_path, secured=True) as local:
+            await use(local.zookeeper)
+            with as_holder(None):
+                await look_around(local.zookeeper)
 
 
 async def prepare_one(cluster: Cluster) -> None:
@@ -372,10 +384,10 @@ async def prepare_one(cluster: Cluster) -> None:
         await tasks.put(b"x" * 200_000)
 
 
-async def look_around(cluster: Cluster) -> None:
-    leader = await read_leader(cluster.zookeeper)
+async def look_around(zookeeper: str) -> None:
+    leader = await read_leader(zookeeper)
     assert leader.port
-    session = await Session.connect(cluster.zookeeper)
+    session = await Session.connect(zookeeper)
     try:
         for denied in (
             lambda: session.get(paths.assignment("host-1")),

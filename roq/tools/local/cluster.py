@@ -111,7 +111,7 @@ class LocalCluster:
         """The card of this name, made if there is none yet."""
         path, place = self._card(name), self.directory / "authority.json"
         if not path.exists():
-            authority = Authority.load(place) if place.exists() else Authority.init(place, self._kind is LocalZooKeeper)
+            authority = Authority.load(place) if place.exists() else Authority.init(place)
             grants = [Grant(right, "*") for right in Right] if role is CardRole.CLIENT else []
             write_secret(path, authority.issue(name, role, grants))
         return path

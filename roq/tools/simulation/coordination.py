@@ -94,7 +94,7 @@ class SimulatedCoordinator:
 
     def left(self, watcher: int) -> None:
         """The connection is over."""
-        self.tree.watches.drop(watcher)
+        self.tree.left(watcher)
         self._connections.pop(watcher, None)
 
     def handle(self, session: int, watcher: int, request: wire.Request) -> wire.Reply:
@@ -372,6 +372,14 @@ class TreeLink:
                 raise _refusal(guilty[0][1], guilty[0][0].path)
 
         return self._ask(request, "", convert)
+
+    def is_open(self, path: str) -> asyncio.Future[bool]:
+        """See Link: nobody has cards here."""
+        return self._ask(wire.GetAcl(full_path(self._chroot, path)), path, lambda _: False)
+
+    def protect(self, path: str) -> asyncio.Future[None]:
+        """See Link."""
+        return self._ask(wire.SetAcl(full_path(self._chroot, path), wire.OPEN_ACL, -1), path, lambda _: None)
 
     def _operation(self, op: Op) -> wire.CreateRequest | wire.DeleteRequest | wire.SetDataRequest | wire.CheckRequest:
         path = full_path(self._chroot, op.path)

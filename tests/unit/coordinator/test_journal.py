@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from roq.coordinator import journal as journal_module
-from roq.coordinator.changes import encode
+from roq.coordinator.changes import FORMAT_ACL, encode
 from roq.coordinator.journal import TreeJournal
 from roq.coordinator.tree import Tree
 from roq.errors import CallError, StorageFailed, StorageFull, UnknownFormat
@@ -245,7 +245,7 @@ def test_a_damaged_snapshot_is_told(tmp_path: Path) -> None:
 
 def test_entries_of_another_version_or_of_nothing_are_not_guessed_at(tmp_path: Path) -> None:
     for name, entry, error in (
-        ("new", b"\x02abc", UnknownFormat),
+        ("new", bytes([FORMAT_ACL + 1]) + b"abc", UnknownFormat),
         ("odd", b"\x01abc", StorageFailed),
         ("none", b"", UnknownFormat),
     ):

@@ -80,7 +80,7 @@ KAZOO_REQUESTS: list[tuple[Any, Request]] = [
     (kz.Sync("/a"), Sync("/a")),
     (kz.PingInstance, PingRequest()),
     (kz.CloseInstance, Close()),
-    (kz.Auth(0, "digest", "a:b"), Auth("digest")),
+    (kz.Auth(0, "digest", "a:b"), Auth("digest", b"a:b")),
     (kz.Transaction([]), Multi(())),
     (
         kz.Transaction(

@@ -6,12 +6,12 @@ That ZooKeeper answers the same is tests/integration/test_coordinator_conformanc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from roq.coordinator.changes import decode_image, decode_transaction, encode
-from roq.coordinator.tree import Outcome, Tree
+from roq.coordinator.changes import decode_transaction
+from roq.coordinator.tree import Tree
 from roq.errors import StorageFailed
 from roq.wire.zookeeper import (
     OPEN_ACL,
@@ -37,7 +37,6 @@ from roq.wire.zookeeper import (
     PathReply,
     PathStat,
     PingRequest,
-    Reply,
     Request,
     Results,
     SetAcl,
@@ -49,64 +48,7 @@ from roq.wire.zookeeper import (
     Type,
     Unsupported,
 )
-
-ONE, TWO = 11, 22  # sessions, and the connections they are watched from
-AT = 1_700_000_000_000
-
-
-class Driven:
-    """A tree with two sessions; remembers every transaction, as the journal would."""
-
-    def __init__(self) -> None:
-        self.tree = Tree()
-        self.log: list[bytes] = []
-        self.now = AT
-        for session in (ONE, TWO):
-            self.log.append(encode(self.tree.open_session(session, b"p" * 16, 4000, self.now)))
-
-    def outcome(self, request: Request, session: int = ONE) -> Outcome:
-        self.now += 1
-        outcome = self.tree.handle(session, session, request, self.now)
-        if outcome.transaction is not None:
-            self.log.append(encode(outcome.transaction))
-        self.tree.check()
-        return outcome
-
-    def ask(self, request: Request, session: int = ONE) -> Reply:
-        return self.outcome(request, session).reply
-
-    def fired(self, request: Request, session: int = ONE) -> list[tuple[int, EventType, str]]:
-        outcome = self.outcome(request, session)
-        assert not isinstance(outcome.reply, ErrorResponse)
-        return list(outcome.firings)
-
-    def stat(self, path: str) -> Stat:
-        reply = self.ask(ExistsRequest(path, False))
-        assert isinstance(reply, StatReply)
-        return reply.stat
-
-    def names(self, path: str) -> tuple[str, ...]:
-        reply = self.ask(GetChildren(path, False, False))
-        assert isinstance(reply, NamesReply)
-        return reply.names
-
-
-@pytest.fixture
-def driven() -> Iterator[Driven]:
-    """A tree; what was written down of it makes the same tree again, from the start and from every image on the way."""
-    made = Driven()
-    yield made
-    twin = Tree()
-    for entry in made.log:
-        twin.apply(decode_transaction(entry))
-        twin = Tree(decode_image(encode(twin.image())))
-        twin.check()
-    assert twin.image() == made.tree.image()
-
-
-def create(path: str, data: bytes | None = b"", flags: int = 0, with_stat: bool = False) -> CreateRequest:
-    return CreateRequest(path, data, OPEN_ACL, flags, with_stat)
-
+from tests.unit.coordinator.tree_rig import ONE, TWO, Driven, create
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
@@ -172,8 +114,10 @@ REFUSALS: list[tuple[Request, Code]] = [
     (create("/x", flags=4), Code.UNIMPLEMENTED),
     (create("/x", flags=5), Code.UNIMPLEMENTED),
     (CreateRequest("/x", b"", (), 0, False), Code.INVALID_ACL),
-    (CreateRequest("/none/x", b"", (Acl(31, "digest", "a:b"),), 0, False), Code.INVALID_ACL),
-    (CreateRequest("/x", b"", READ_ACL, 0, False), Code.INVALID_ACL),
+    (CreateRequest("/none/x", b"", (Acl(31, "digest", "ab"),), 0, False), Code.INVALID_ACL),
+    (CreateRequest("/x", b"", (Acl(31, "world", "me"),), 0, False), Code.INVALID_ACL),
+    (CreateRequest("/x", b"", (Acl(31, "auth", ""),), 0, False), Code.INVALID_ACL),
+    (CreateRequest("/x", b"", (Acl(31, "ip", "127.0.0.1"),), 0, False), Code.INVALID_ACL),
     (DeleteRequest("/none", -1), Code.NO_NODE),
     (DeleteRequest("/a", 7), Code.BAD_VERSION),
     (DeleteRequest("/full", 7), Code.BAD_VERSION),
@@ -189,14 +133,15 @@ REFUSALS: list[tuple[Request, Code]] = [
     (SetDataRequest("/zookeeper/config", b"", 7), Code.NO_AUTH),
     (SetAcl("/none", OPEN_ACL, -1), Code.NO_NODE),
     (SetAcl("/a", OPEN_ACL, 7), Code.BAD_VERSION),
-    (SetAcl("/a", READ_ACL, -1), Code.INVALID_ACL),
+    (SetAcl("/a", (), -1), Code.INVALID_ACL),
+    (SetAcl("/zookeeper/config", OPEN_ACL, -1), Code.NO_AUTH),
     (SetAcl("//", (), -1), Code.BAD_ARGUMENTS),
     (ExistsRequest("/none", False), Code.NO_NODE),
     (ExistsRequest("/a\0", False), Code.BAD_ARGUMENTS),
     (GetData("/none", False), Code.NO_NODE),
     (GetChildren("//", False, False), Code.NO_NODE),
     (GetAcl("/none"), Code.NO_NODE),
-    (Auth("digest"), Code.AUTH_FAILED),
+    (Auth("sasl", b""), Code.AUTH_FAILED),
     (Unsupported(19), Code.UNIMPLEMENTED),
 ]
 

@@ -16,7 +16,7 @@ from roq.errors import RoqError
 from roq.runtime.observe import set_up_logging
 from roq.runtime.run import run, set_process_name
 from roq.runtime.security import use_daemon_card
-from roq.wire.card import CardRole
+from roq.wire.card import CardRole, SecurityMode
 
 EXIT_USAGE = 2
 
@@ -41,7 +41,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         help="a shuffle that nobody writes to or commits for so long is removed (default 604800, a week)",
     )
-    parser.add_argument("--card", type=Path, help="this GCM's card, from `roq ca sign` (default: no security)")
+    parser.add_argument("--card", type=Path, help="this GCM's card, from `roq ca sign`")
+    parser.add_argument(
+        "--security", choices=("cards", "none"), metavar="SECURITY", help="cards, or none: everybody is let in (default cards)"
+    )
     parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
     return parser.parse_args(arguments)
@@ -58,7 +61,7 @@ def main() -> int:
     flags = vars(parse())
     try:
         config = load(GcmConfig, flags.pop("config"), os.environ, flags)
-        use_daemon_card(config.card, CardRole.GCM)
+        use_daemon_card(config.card, SecurityMode(config.security), CardRole.GCM)
     except RoqError as error:
         sys.stderr.write(f"roq-gcm: {error}\n")
         return EXIT_USAGE

@@ -15,7 +15,7 @@ from roq.ids import check_name
 from roq.runtime.observe import set_up_logging
 from roq.runtime.run import EXIT_FOR_GOOD, managed, run, set_process_name
 from roq.runtime.security import use_daemon_card
-from roq.wire.card import CardRole
+from roq.wire.card import CardRole, SecurityMode
 
 USAGE_ERROR = 2
 
@@ -44,7 +44,10 @@ def _parser() -> argparse.ArgumentParser:
         help="leave the processes running when only the HCM is stopped, by a signal (default; `roq host stop` ends them too)",
     )
     parser.add_argument("--process-module", help=argparse.SUPPRESS)
-    parser.add_argument("--card", type=Path, help="this host's card, from `roq ca sign` (default: no security)")
+    parser.add_argument("--card", type=Path, help="this host's card, from `roq ca sign`")
+    parser.add_argument(
+        "--security", choices=("cards", "none"), metavar="SECURITY", help="cards, or none: everybody is let in (default cards)"
+    )
     parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
     return parser
@@ -58,7 +61,7 @@ def main() -> None:
     try:
         config = load(HcmConfig, path, os.environ, flags)
         check_name(config.host, "host")
-        use_daemon_card(config.card, CardRole.HOST, config.host)
+        use_daemon_card(config.card, SecurityMode(config.security), CardRole.HOST, config.host)
     except (AccessDenied, InvalidConfiguration, InvalidName) as error:
         sys.stderr.write(f"roq-hcm: {error}\n")
         sys.exit(USAGE_ERROR)

@@ -10,7 +10,7 @@ import platform
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -42,7 +42,8 @@ class GcmConfig(Config):
     wait_seconds: float = Field(default=30.0, gt=0)  # longest wait for hosts to do what a request needs
     broadcast_seconds: float = Field(default=2.0, gt=0)  # between topology broadcasts when nothing changes
     shuffle_abandoned_seconds: float = Field(default=7 * 86400.0, gt=0)  # a shuffle nobody goes on filling is removed
-    card: Path | None = None  # of this GCM; without one nothing is secured
+    card: Path | None = None  # of this GCM
+    security: Literal["cards", "none"] = "cards"  # none: everybody is let in, which must be said
     log_path: Path | None = None  # standard error if not given
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
 
@@ -62,7 +63,8 @@ class HcmConfig(Config):
     session_seconds: float = Field(default=6.0, ge=1.0, le=120.0)  # ZooKeeper session: how soon a lost host is noticed
     keep_children: bool = True  # when only the HCM is stopped: its processes run on and the next HCM adopts them
     process_module: str = "hcm.programs"  # module with PROGRAMS, the main function by process kind
-    card: Path | None = None  # of this host; without one nothing is secured
+    card: Path | None = None  # of this host
+    security: Literal["cards", "none"] = "cards"  # none: everybody is let in, which must be said
     log_path: Path | None = None  # standard error if not given
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
 

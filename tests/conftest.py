@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 
 import pytest
 from hypothesis import settings
 
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="roq-tests-")  # clusters of tests keep no cards in people's homes
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 settings.register_profile("roq", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("roq")
 

@@ -21,12 +21,13 @@ import uvloop
 from roq.cli.output import working
 from roq.client.cluster import Cluster, connect
 from roq.errors import InvalidConfiguration
+from roq.runtime.files import configuration_home
 
 T = TypeVar("T")
 DEFAULT_ADDRESS = "127.0.0.1:2181"
 CONNECT_SECONDS = 8.0  # longer than a change of leader takes, shorter than people wait
 TERMINATED = 128 + signal.SIGTERM
-FILES = (Path("~/.config/roq/client.toml"), Path("/etc/roq/client.toml"))
+FILES = (configuration_home() / "client.toml", Path("/etc/roq/client.toml"))
 
 ClusterOption = Annotated[
     str | None,
@@ -63,7 +64,7 @@ def given_address(flag: str | None, environment: Mapping[str, str] = os.environ,
     if named:
         return named
     chosen = environment.get("ROQ_CONFIG")
-    candidates = [Path(chosen)] if chosen else [path for path in (path.expanduser() for path in files) if path.exists()]
+    candidates = [Path(chosen)] if chosen else [path for path in files if path.exists()]
     return _file_values(candidates[0]).cluster if candidates else None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -76,7 +75,7 @@ def pubsub(  # noqa: PLR0913, PLR0917  one parameter per flag
 def _address(flag: str | None) -> str:
     """The cluster somebody named, or "" for one of our own; never the default address."""
     named = flag or os.environ.get("ROQ_CLUSTER") or os.environ.get("ROQ_CONFIG")
-    if named or any(Path(path).expanduser().exists() for path in FILES):
+    if named or any(path.exists() for path in FILES):
         return cluster_address(flag)
     return ""
 

@@ -9,13 +9,17 @@ import typer
 
 from roq.cli.output import say
 from roq.ids import check_name
+from roq.runtime.files import configuration_home
 from roq.runtime.security import write_secret
 from roq.tools.authority import DAYS, Authority
 from roq.wire.card import CardRole
 
 app = typer.Typer(no_args_is_help=True, help="The authority of a secured cluster, and cards of its GCMs and hosts.")
-AUTHORITY = Path("~/.config/roq/authority.json")
-AuthorityOption = Annotated[Path, typer.Option("--authority", help="The authority's file: keep it away from the cluster.")]
+AUTHORITY = configuration_home() / "authority.json"
+AuthorityOption = Annotated[
+    Path,
+    typer.Option("--authority", help="Its file: keep it away from the cluster.", show_default="~/.config/roq/authority.json"),
+]
 DaysOption = Annotated[float, typer.Option("--days", min=0.001, help="How long the card is good.")]
 
 

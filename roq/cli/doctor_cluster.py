@@ -22,7 +22,7 @@ from roq.coordination.locate import GcmClient, read_election, read_leader
 from roq.errors import ClusterNotFound, DataLost, InvalidConfiguration, RoqError, Unavailable
 from roq.runtime.installation import SOURCE, installed_version
 from roq.runtime.rpc import OnDisconnect, RpcClient
-from roq.runtime.security import process_security
+from roq.runtime.security import process_security, use_known_card
 from roq.tools.local.zookeeper import server_status
 from roq.wire import gcm, hcm, master, shuffle
 from roq.wire.assignment import ProcessKind, ProcessState
@@ -63,6 +63,7 @@ async def check_cluster(address: str) -> list[Finding]:
     except RoqError as error:
         return [*findings, wrong("Leader", str(error), "read the GCMs' logs")]
     findings.append(good("Leader", f"{leader.host}:{leader.port}, epoch {leader.epoch}"))
+    use_known_card(str(parsed))
     security = process_security()
     findings.append(check_security(security.card if security is not None else None, leader.host, time.time()))
     try:

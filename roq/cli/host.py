@@ -41,6 +41,7 @@ from roq.runtime.backoff import delays
 from roq.runtime.rpc import RpcClient
 from roq.wire import hcm as wire
 from roq.wire.assignment import RunningProcess
+from roq.wire.card import SecurityMode
 from roq.wire.gcm import HostInfo
 
 ASK_SECONDS = 5.0
@@ -219,7 +220,16 @@ class File(NamedTuple):
 
 
 def files(
-    *, zookeeper: str, host: str, address: str, user: str, programs: Path, prefix: Path, gcm: bool, new_user: bool
+    *,
+    zookeeper: str,
+    host: str,
+    address: str,
+    user: str,
+    programs: Path,
+    prefix: Path,
+    gcm: bool,
+    new_user: bool,
+    security: SecurityMode,
 ) -> list[File]:
     """All files of a host, below `prefix`; gcm: with a GCM on it. Raises CallError for values the daemons would refuse."""
     check_name(host, "host")
@@ -227,13 +237,34 @@ def files(
         raise InvalidConfiguration(f"no user name: {user!r}")
     common: dict[str, str | int] = {"zookeeper": str(parse_address(zookeeper)), "address": address}
     hcm_values = common | {"host": host, "port": HCM_PORT, "state_dir": str(STATE)}
-    made = _daemon("hcm", hcm_values, user, programs, prefix)
+    made = _daemon("hcm", hcm_values | _security("hcm", security), user, programs, prefix)
     if gcm:
         gcm_values = common | {"port": GCM_PORT, "broadcast_port": GCM_BROADCAST_PORT}
-        made += _daemon("gcm", gcm_values, user, programs, prefix)
+        made += _daemon("gcm", gcm_values | _security("gcm", security), user, programs, prefix)
     if new_user:
         made.append(File(prefix / USERS, f'u {user} - "RoQ" {STATE}\n'))
     return made
+
+
+def _security(name: str, security: SecurityMode) -> dict[str, str | int]:
+    return {"card": str(_card(name))} if security is SecurityMode.CARDS else {"security": str(security)}
+
+
+def _card(name: str) -> Path:
+    """Of a daemon."""
+    return Path("/") / CONFIGURATION / f"{name}.card"
+
+
+def _cards(gcm: bool, host: str, *, check: bool) -> list[Path]:
+    """Those that the host needs. check: raises InvalidConfiguration if one is missing."""
+    needed = [("hcm", "host")] + [("gcm", "gcm")] * gcm
+    for name, role in needed if check else ():
+        if not _card(name).exists():
+            raise InvalidConfiguration(
+                f"no card at {_card(name)}, nothing was written. Make it by `roq ca sign {role} {host} {name}.card` "
+                "and put it there (docs/security.md); or --security none, where everybody may read and change everything"
+            )
+    return [_card(name) for name, _ in needed]
 
 
 def _daemon(name: str, values: dict[str, str | int], user: str, programs: Path, prefix: Path) -> list[File]:
@@ -312,10 +343,13 @@ def _write(file: File, *, force: bool) -> None:
     say(f"wrote {file.path}")
 
 
-def _enable(units: list[str], users: list[File]) -> None:
-    """Start the units now and at every boot; running ones are started anew with what was written."""
+def _enable(units: list[str], users: list[File], cards: list[Path], user: str) -> None:
+    """Start the units now and at every boot; running ones are started anew with what was written. The cards are the user's."""
     if users:
         _run("systemd-sysusers", str(users[0].path))
+    for card in cards:
+        shutil.chown(card, user)
+        card.chmod(0o600)
     _run("systemctl", "daemon-reload")
     _run("systemctl", "enable", "--quiet", *units)
     _run("systemctl", "restart", *units)
@@ -349,12 +383,17 @@ def install(
     force: Annotated[bool, typer.Option("--force", help="Overwrite configuration files that are there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files, write nothing.")] = False,
     enable: Annotated[bool, typer.Option("--enable", help="Start the units, now and at every boot.")] = False,
+    security: Annotated[
+        SecurityMode,
+        typer.Option(help=f"cards: {_card('hcm')} and {_card('gcm').name}. none: everybody is let in."),
+    ] = SecurityMode.CARDS,
 ) -> None:
     """Write this host's systemd units and configuration files."""
     if enable and (dry_run or prefix != Path("/")):
         raise CallError("--enable starts what is written on this very host: not with --prefix or --dry-run")
     if enable and not shutil.which("systemctl"):
         raise ProcessFailed("this host has no systemd (no `systemctl`); nothing was written")
+    cards = [] if security is SecurityMode.NONE else _cards(gcm, host, check=enable)
     cluster = cluster_address(zookeeper)
     made = files(
         zookeeper=cluster,
@@ -365,6 +404,7 @@ def install(
         prefix=prefix,
         gcm=gcm,
         new_user=prefix != Path("/") or not _exists(user),
+        security=security,
     )
     if dry_run:
         for file in made:
@@ -374,6 +414,6 @@ def install(
         _write(file, force=force)
     units = [file.path.name for file in made if file.path.suffix == ".service"]
     if enable:
-        _enable(units, [file for file in made if file.path == prefix / USERS])
+        _enable(units, [file for file in made if file.path == prefix / USERS], cards, user)
     elif prefix == Path("/"):
         say(f"now: systemctl daemon-reload && systemctl enable --now {' '.join(units)}")

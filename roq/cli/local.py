@@ -20,11 +20,14 @@ import uvloop
 from roq.cli.address import JsonOption
 from roq.cli.output import print_json, say, working
 from roq.errors import CallError, ProcessFailed, RoqError
+from roq.runtime.files import DISK
+from roq.runtime.security import known_card
 from roq.tools.local import starter
 from roq.tools.local.cluster import LocalCluster
 from roq.tools.local.daemon import Daemon
 from roq.tools.local.leftovers import Leftover
 from roq.tools.local.starter import FoundCluster
+from roq.wire.card import SecurityMode
 
 COMMAND = "roq up"
 DIRECTORY_HELP = "The directory of the cluster; needed if several run here, and by root for another user's."
@@ -45,7 +48,9 @@ def up(
         ),
     ] = None,
     exchanges_max: Annotated[int, typer.Option(min=1, help="Exchanges a host runs at most.")] = 8,
-    secured: Annotated[bool, typer.Option("--secured", help="Nobody gets in without a card; yours is in DIR/cards.")] = False,
+    security: Annotated[
+        SecurityMode, typer.Option(help="cards: nobody gets in without one; programs of yours find yours. none: everybody.")
+    ] = SecurityMode.CARDS,
     json: JsonOption = False,
 ) -> None:
     """Start a whole cluster on this machine; Ctrl-C, or `roq down` in another terminal, stops it."""
@@ -58,7 +63,7 @@ def up(
         zookeeper_port=ZOOKEEPER_PORT,
         exchanges_max=exchanges_max,
         command=COMMAND,
-        secured=secured,
+        secured=security is SecurityMode.CARDS,
     )
     try:
         uvloop.run(_stay(cluster, json_line=json))
@@ -84,18 +89,22 @@ async def _stay(cluster: LocalCluster, json_line: bool) -> None:
         loop.add_signal_handler(number, stop.set)
     stopping = asyncio.ensure_future(stop.wait())
     starting = asyncio.ensure_future(cluster.start())
+    kept = False
     try:
         with working("starting the cluster"):
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            _announce(cluster, json_line)
+            kept = _keep_card(cluster)
+            _announce(cluster, json_line, kept)
             await _until_stopped(cluster, stop)
         else:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
     finally:
         stopping.cancel()
+        if kept:
+            known_card(cluster.zookeeper).unlink(missing_ok=True)
         with working("stopping the cluster"):
             left = await cluster.stop()
         killed = ", ".join(one.command for one in left)
@@ -103,7 +112,23 @@ async def _stay(cluster: LocalCluster, json_line: bool) -> None:
             say(f"stopped; had to kill {killed}" if left else "stopped, no process left")
 
 
-def _announce(cluster: LocalCluster, json_line: bool) -> None:
+def _keep_card(cluster: LocalCluster) -> bool:
+    """Put our card where our programs look for it, and away with one of an earlier cluster at this address; whether it could
+    be done."""
+    known = known_card(cluster.zookeeper)
+    try:
+        known.unlink(missing_ok=True)
+        if cluster.card is None:
+            return False
+        known.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        DISK.write_file(known, cluster.card.read_bytes(), mode=0o600)
+    except OSError as error:
+        say(f"can't keep your card in {known.parent}: {error.strerror}")
+        return False
+    return True
+
+
+def _announce(cluster: LocalCluster, json_line: bool, kept: bool) -> None:
     at_default = cluster.zookeeper == f"127.0.0.1:{ZOOKEEPER_PORT}/RoQ"
     if cluster.zookeeper_pid and not at_default:
         holder = starter.with_zookeeper_at(f"127.0.0.1:{ZOOKEEPER_PORT}")
@@ -121,7 +146,7 @@ def _announce(cluster: LocalCluster, json_line: bool) -> None:
     hosts = ", ".join(cluster.hosts)
     say(f"cluster is up: {cluster.zookeeper} ({cluster.zookeeper_name})   hosts: {hosts}   logs: {cluster.directory}")
     say("now, in other terminals:")
-    if cluster.card is not None:
+    if cluster.card is not None and not kept:
         say(f"    export ROQ_CARD={cluster.card}")
     say(f"    roq queue create{flag} hello")
     say(f"    roq sub{flag} hello")
@@ -167,6 +192,8 @@ def down(
         return
     with working(f"stopping the cluster in {found.origin.directory}"):
         ended = starter.stop(found)
+    with contextlib.suppress(OSError):
+        known_card(found.address).unlink(missing_ok=True)  # its `roq up` may have been killed
     say(outcome(found, ended))
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from roq.coordination import paths
 from roq.coordination.election import participants
+from roq.coordination.link import parse_address
 from roq.coordination.session import SESSION_SECONDS, Session
 from roq.errors import (
     Closed,
@@ -30,6 +31,7 @@ from roq.errors import (
 )
 from roq.runtime.backoff import delays
 from roq.runtime.rpc import OnDisconnect, RpcClient
+from roq.runtime.security import use_known_card
 from roq.wire import gcm as wire
 from roq.wire.assignment import from_json
 
@@ -85,10 +87,12 @@ async def _read(session: Session) -> wire.LeaderAddress:
 
 class GcmClient:
     """`zookeeper`: "host:port,host:port[/chroot]". zookeeper_seconds: until ZooKeeper has answered once, a request gives up
-    after so long, whatever its own deadline; then the address is taken for right."""
+    after so long, whatever its own deadline; then the address is taken for right. Raises InvalidConfiguration, AccessDenied:
+    the card that is kept for this cluster can't be used."""
 
     def __init__(self, zookeeper: str, zookeeper_seconds: float = ZOOKEEPER_SECONDS) -> None:
         self.zookeeper = zookeeper
+        use_known_card(str(parse_address(zookeeper)))
         self._zookeeper_seconds = zookeeper_seconds
         self._answered = False
         self._rpc: RpcClient | None = None

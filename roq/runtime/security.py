@@ -5,9 +5,10 @@
     in          a client whose card an authority has signed, for the key it shows, that is not over and not revoked
     revoked     its connections are cut at once, at every server of this process
 
-One process has one card: daemons are given theirs when they start, programs by `roq.connect(card=)` or ROQ_CARD. So no port
-is open by oversight: whatever a process with a card binds takes only who shows one. All servers of a cluster have the same key:
-clients prove by it that they talk to the cluster, hosts are known by their cards.
+One process has one card: daemons are given theirs when they start, programs by `roq.connect(card=)` or ROQ_CARD, or find it
+under their cluster's address in ~/.config/roq/cards, where `roq up` puts it. So no port is open by oversight: whatever a
+process with a card binds takes only who shows one. All servers of a cluster have the same key: clients prove by it that they
+talk to the cluster, hosts are known by their cards.
 
 Not covered: what a card allows (roq/wire/rights.py), who tells of revocations (hcm/, gcm/).
 """
@@ -25,15 +26,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from roq.errors import AccessDenied, InvalidConfiguration
-from roq.runtime.files import DISK
+from roq.runtime.files import DISK, configuration_home
 from roq.runtime.observe import logger
 from roq.wire import zmtp
-from roq.wire.card import CARD_PROPERTY, AccessList, Card, CardRole, verify, verify_card
+from roq.wire.card import CARD_PROPERTY, AccessList, Card, CardRole, SecurityMode, verify, verify_card
 from roq.wire.curve import CurveClient, CurveServer, KeyPair
+
+CARDS = configuration_home() / "cards"  # by the cluster's address
 
 log = logger(__name__)
 audit = logger("roq.audit")
@@ -167,30 +171,54 @@ def process_security() -> Security | None:
     return _process.security
 
 
+def known_card(cluster: str) -> Path:
+    """Where the card for a cluster of this machine's is kept. cluster: ZooKeeper's "h:p,h:p/chroot"."""
+    return CARDS / f"{quote(cluster, safe='')}.card"
+
+
+def use_known_card(cluster: str) -> None:
+    """The card that is kept for this cluster, if there is one and this process was given none. Raises as use_card."""
+    given = process_security() is not None and not _process.found
+    if not given and not _process.settled and (path := known_card(cluster)).exists():
+        use_card(path)
+        _process.found = True
+
+
 def drop_card() -> None:
     """For who starts and stops secured clusters: what is connected from now on has no card again."""
-    _process.security = None
+    _process.security, _process.found = None, False
 
 
 @dataclass
 class _ProcessCard:
     security: Security | None = None
     looked: bool = False  # for ROQ_CARD
+    found: bool = False  # it is one that was kept for its cluster
+    settled: bool = False  # it has been given its card, or none: it looks for none
 
 
 _process = _ProcessCard()
 
 
-def use_daemon_card(path: Path | None, role: CardRole, name: str = "") -> Security | None:
-    """As use_card, for what must be this role's. name: of the host. Raises InvalidConfiguration."""
+def use_daemon_card(path: Path | None, mode: SecurityMode, role: CardRole, name: str = "") -> Security | None:
+    """As use_card, for what must be this role's; it is not looked for elsewhere. name: of the host. Raises
+    InvalidConfiguration."""
+    _process.looked = _process.settled = True
+    if mode is SecurityMode.NONE:
+        if path is not None:
+            raise InvalidConfiguration('there is a card, and security = "none": leave out one of them')
+        return None
+    if path is None:
+        raise InvalidConfiguration(
+            "no card: name one by --card (`roq ca sign` makes it, docs/security.md says how), or say --security none "
+            "where everybody on the network may read and change everything"
+        )
     security = use_card(path)
-    if security is not None:
-        card = security.card
-        if card.role is not role or not security.serves or (name and card.name != name):
-            what = f"host {name!r}" if name else f"a {role.upper()}"
-            raise InvalidConfiguration(
-                f"the card of {card.name} is that of a {card.role}: {what} needs its own (`roq ca sign`)"
-            )
+    assert security is not None
+    card = security.card
+    if card.role is not role or not security.serves or (name and card.name != name):
+        what = f"host {name!r}" if name else f"a {role.upper()}"
+        raise InvalidConfiguration(f"the card of {card.name} is that of a {card.role}: {what} needs its own (`roq ca sign`)")
     return security
 
 
@@ -207,6 +235,7 @@ def take_kept(security: Security, access: Path) -> None:
 
 def use_child_card(path: str, access: str) -> None:
     """Of a host's process that was forked. access: file with the access list that its HCM knew. Raises as load_card."""
+    _process.looked = _process.settled = True
     if path and (security := use_card(Path(path))) is not None:
         take_kept(security, Path(access))
 

@@ -153,6 +153,7 @@ class DockerCluster(TestedCluster):
         flags: dict[str, object] = {
             "--zookeeper": self.zookeeper,
             "--address": machine.address,
+            "--security": "none",  # nobody else reaches these containers
             "--session-seconds": self.session_seconds,
         }
         if machine.role == "gcm":

@@ -28,6 +28,13 @@ SIGNATURE_BYTES = 64
 GRANTS_MAX = 100  # of one card: it is sent with every connection
 
 
+class SecurityMode(StrEnum):
+    """Whom a daemon lets in. CARDS: who shows one, and it has its own; NONE: everybody, which must be said."""
+
+    CARDS = "cards"
+    NONE = "none"
+
+
 class CardRole(StrEnum):
     """What a card's holder is."""
 

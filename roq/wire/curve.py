@@ -108,6 +108,11 @@ class Curve:
     def _greet(self, data: bytes) -> None:
         mechanism = zmtp.mechanism(data)
         if mechanism != b"CURVE":
+            if mechanism == b"NULL":
+                raise AccessDenied(
+                    "the other end has no security: it takes nobody with a card (`roq --card`, roq.connect(card=), ROQ_CARD, "
+                    "~/.config/roq/cards)"
+                )
             raise AccessDenied(f"the other end speaks {mechanism.decode(errors='replace') or 'nothing'}, not CURVE")
         self._greeted = True
 

@@ -59,7 +59,8 @@ class Box:
     async def install(self, *flags: str) -> str:
         """`roq host install`."""
         zookeeper = self._cluster.zookeeper
-        command = f"unset PYTHONPATH; /usr/local/bin/roq host install --zookeeper {zookeeper} --host {HOST} --user {USER}"
+        install = "unset PYTHONPATH; /usr/local/bin/roq host install --security none"
+        command = f"{install} --zookeeper {zookeeper} --host {HOST} --user {USER}"
         return await self.run(f"{command} {' '.join(flags)} 2>&1")
 
     async def main_pid(self, unit: str) -> int:

@@ -108,6 +108,7 @@ def bad_host(local: LocalCluster, packages: Path, state: Path, log: Path) -> Dae
     """A real HCM, in an environment and on a disk that are not as they should be."""
     flags = {
         "--zookeeper": local.zookeeper,
+        "--security": "none",
         "--host": "bad",
         "--address": local.hosts["host-1"].option("--address").rpartition(".")[0] + ".200",
         "--state-dir": str(state),
@@ -191,7 +192,20 @@ def test_what_is_as_it_should_be_is_not_called_wrong(found: dict[str, Any]) -> N
 @pytest.fixture
 async def gcm(chroot: str, tmp_path: Path) -> AsyncIterator[Daemon]:
     """Not started yet."""
-    flags = ("--zookeeper", chroot, "--port", "0", "--broadcast-port", "0", "--name", "gcm-1", "--session-seconds", "2")
+    flags = (
+        "--security",
+        "none",
+        "--zookeeper",
+        chroot,
+        "--port",
+        "0",
+        "--broadcast-port",
+        "0",
+        "--name",
+        "gcm-1",
+        "--session-seconds",
+        "2",
+    )
     daemon = Daemon("gcm-1", [sys.executable, "-m", "gcm", *flags], tmp_path / "gcm.log", environment())
     yield daemon
     assert await daemon.terminate(SECONDS)

@@ -9,7 +9,6 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -24,6 +23,7 @@ import roq
 from roq.cli import demo
 from roq.tools.local import leftovers
 from roq.tools.local.loopback import LoopbackSubnet
+from tests.harness.cards import as_holder
 from tests.harness.documented import ROOT, block, run
 from tests.integration.running import RunningCluster
 from tests.integration.workqueue_rig import new_address, removed_at_the_end
@@ -78,16 +78,18 @@ async def test_a_cluster_is_started_by_hand(chroot: str, tmp_path: Path) -> None
     for name, ours in replaced.items():
         assert name in text
         text = text.replace(name, ours)
-    manager, host = text.splitlines()
+    *first, manager, host = text.splitlines()
+    settings = {"XDG_CONFIG_HOME": str(tmp_path / "home")}
+    for line in first:
+        printed(line, tmp_path, **settings)
     token = secrets.token_hex(8)
     ends_with_it = {**leftovers.mark(token, "host"), "ROQ_KEEP_CHILDREN": "false"}
     try:
-        with running(manager, tmp_path, signal.SIGTERM):
+        with running(manager, tmp_path, signal.SIGTERM), as_holder(tmp_path / "admin.card"):
             async with roq.connect(chroot, connect_seconds=COMMAND_SECONDS) as cluster:
                 with running(host, tmp_path, signal.SIGTERM, **ends_with_it):
-                    name = socket.gethostname()
                     async with asyncio.timeout(COMMAND_SECONDS):
-                        while [host.host for host in (await cluster.view()).hosts if host.alive] != [name]:
+                        while [host.host for host in (await cluster.view()).hosts if host.alive] != ["host-7"]:
                             await asyncio.sleep(0.05)
     finally:
         subnet.close()
@@ -98,7 +100,13 @@ async def test_a_cluster_is_started_by_hand(chroot: str, tmp_path: Path) -> None
 def test_a_host_would_be_installed(tmp_path: Path) -> None:
     (line,) = block("README.md", "Start a cluster", 2).splitlines()
     told = printed(f"{line.replace('--enable', '--dry-run')} --address 127.0.0.1", tmp_path)
-    for text in ("roq-gcm.service", "roq-hcm.service", "/etc/roq/hcm.toml", 'zookeeper = "zk1:2181,zk2:2181,zk3:2181'):
+    for text in (
+        "roq-gcm.service",
+        "roq-hcm.service",
+        "/etc/roq/hcm.toml",
+        'card = "/etc/roq/gcm.card"',
+        'zookeeper = "zk1:2181,zk2:2181,zk3:2181',
+    ):
         assert text in told
 
 

@@ -60,7 +60,17 @@ class Scene:
         await self.bench.hosts_alive(len(HOSTS))
 
     async def _gcm(self, point: str) -> Process:
-        command = [sys.executable, "-m", "gcm", "--zookeeper", self.zookeeper, "--session-seconds", str(SESSION_SECONDS)]
+        command = [
+            sys.executable,
+            "-m",
+            "gcm",
+            "--security",
+            "none",
+            "--zookeeper",
+            self.zookeeper,
+            "--session-seconds",
+            str(SESSION_SECONDS),
+        ]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), VARIABLE: point}
         process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, env=environment)
 

@@ -140,7 +140,18 @@ async def test_stop_answers_what_is_pending(bench: Bench) -> None:
 
 
 async def start_process(zookeeper: str, *flags: str) -> tuple[Process, dict[str, int]]:
-    command = [sys.executable, "-m", "gcm", "--zookeeper", zookeeper, "--session-seconds", str(SESSION_SECONDS), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "gcm",
+        "--security",
+        "none",
+        "--zookeeper",
+        zookeeper,
+        "--session-seconds",
+        str(SESSION_SECONDS),
+        *flags,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, env=environment)
     assert process.stdout is not None

@@ -26,7 +26,6 @@ from roq.coordination.link import ANY_VERSION
 from roq.coordination.locate import read_leader
 from roq.coordination.session import Session
 from roq.errors import AccessDenied, CallError, DeadlineExceeded, RoqError
-from roq.runtime import security
 from roq.runtime.rpc import RpcClient
 from roq.runtime.security import load_card, write_secret
 from roq.runtime.shutdown import ask
@@ -35,6 +34,7 @@ from roq.tools.local.cluster import LocalCluster
 from roq.wire import gcm, hcm, master, monitor, process, store, zmtp
 from roq.wire.card import CardRole, Grant, Right
 from roq.wire.kpi import Decision
+from tests.harness.cards import as_holder
 from tests.harness.commands import ROOT
 from tests.harness.documented import block
 
@@ -44,7 +44,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 
 class Cluster:
-    """`roq up --secured` in a process of its own."""
+    """`roq up` in a process of its own."""
 
     def __init__(self, folder: Path, told: dict[str, object]) -> None:
         self.zookeeper, self.folder = str(told["cluster"]), folder
@@ -65,19 +65,8 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def as_holder(card: Path | None) -> Iterator[None]:
-    """This process has that card."""
-    before = security._process
-    security._process = security._ProcessCard(load_card(card) if card is not None else None, looked=True)
-    try:
-        yield
-    finally:
-        security._process = before
-
-
-@contextlib.contextmanager
 def started(folder: Path, *words: str) -> Iterator[Cluster]:
-    command = [sys.executable, "-m", "roq.cli", "up", "--secured", "--json", "--dir", str(folder), *words]
+    command = [sys.executable, "-m", "roq.cli", "up", "--json", "--dir", str(folder), *words]
     with open(folder / "up.log", "wb") as log:
         up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, env=ENVIRONMENT)
     assert up.stdout is not None
@@ -107,8 +96,8 @@ async def prepare(cluster: Cluster) -> None:
         await tasks.put(b"first")
 
 
-def run(folder: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command, settings = [sys.executable, "-m", module, *words], {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+def run(folder: Path, module: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command, settings = [sys.executable, "-m", module, *words], {**ENVIRONMENT, "PYTHONPATH": str(ROOT), **more}
     return subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, env=settings, timeout=60)
 
 
@@ -327,9 +316,34 @@ def test_what_is_on_disk_is_its_owners_alone(cluster: Cluster) -> None:
         assert (cluster.folder / host).stat().st_mode & 0o077 == 0
 
 
+def test_programs_find_the_card_of_roq_up(tmp_path: Path) -> None:
+    """As the user who started it; nobody else's, and not when it is gone."""
+    with started(tmp_path) as made:
+        (kept,) = (Path(ENVIRONMENT["XDG_CONFIG_HOME"]) / "roq" / "cards").glob(f"*{made.zookeeper.partition(':')[2][:4]}*")
+        assert kept.stat().st_mode & 0o077 == 0
+        assert kept.parent.stat().st_mode & 0o077 == 0
+        status = run(tmp_path, "roq.cli", "status", "-c", made.zookeeper)
+        assert status.returncode == 0, status.stderr
+        stranger = run(tmp_path, "roq.cli", "status", "-c", made.zookeeper, XDG_CONFIG_HOME=str(tmp_path))
+        assert stranger.returncode == 1
+        assert "only who shows a card" in stranger.stderr
+    assert not kept.exists()
+
+
+def test_daemons_without_a_card_say_what_to_do(tmp_path: Path) -> None:
+    for module in ("gcm", "hcm"):
+        done = run(tmp_path, module)
+        assert done.returncode == 2
+        assert "--card" in done.stderr
+        assert "--security none" in done.stderr
+        both = run(tmp_path, module, "--security", "none", "--card", "x.card")
+        assert both.returncode == 2
+        assert "leave out one of them" in both.stderr
+
+
 def test_commands_from_nothing_to_a_card(cluster: Cluster, tmp_path: Path) -> None:
     def roq_command(*words: str, code: int = 0) -> str:
-        done = run(tmp_path, "roq.cli", *words)
+        done = run(tmp_path, "roq.cli", *words, XDG_CONFIG_HOME=str(tmp_path))  # without the card that `roq up` has kept
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
@@ -407,7 +421,7 @@ def test_what_the_document_shows(tmp_path: Path) -> None:
     """From nothing to a secured cluster, without starting it."""
     script = block("docs/security.md", "From nothing to a secured cluster")
     search = os.pathsep.join([str(Path(sys.executable).parent), ENVIRONMENT["PATH"]])
-    settings = {**ENVIRONMENT, "HOME": str(tmp_path), "PATH": search, "PYTHONPATH": str(ROOT)}
+    settings = {**ENVIRONMENT, "XDG_CONFIG_HOME": str(tmp_path), "PATH": search, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-euc", script], check=False, cwd=tmp_path, capture_output=True, text=True, env=settings, timeout=60
     )

@@ -109,7 +109,7 @@ def test_who_is_not_let_in_hears_why() -> None:
 
 def test_an_end_without_security_is_refused() -> None:
     for curve in (Pair().client, Pair().server):
-        with pytest.raises(AccessDenied, match="NULL"):
+        with pytest.raises(AccessDenied, match="has no security"):
             curve.feed(zmtp.hello(b"DEALER"))
 
 

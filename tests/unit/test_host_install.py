@@ -19,6 +19,7 @@ from roq.cli.main import app
 from roq.config import GcmConfig, HcmConfig, load
 from roq.errors import CallError, InvalidConfiguration, InvalidName
 from roq.runtime.run import EXIT_FOR_GOOD
+from roq.wire.card import SecurityMode
 
 ZOOKEEPER = "127.0.0.1:2181"
 EXPOSURE_MAX = 3.0
@@ -65,6 +66,8 @@ def test_a_host_with_a_gcm(tmp_path: Path, programs: Path) -> None:
     assert (hcm.host, hcm.address, gcm.address) == ("h7", "192.0.2.7", "192.0.2.7")
     assert hcm.zookeeper == gcm.zookeeper == f"{ZOOKEEPER}/RoQ"
     assert hcm.state_dir == Path("/var/lib/roq")
+    assert (hcm.card, hcm.security) == (Path("/etc/roq/hcm.card"), "cards")
+    assert gcm.card == Path("/etc/roq/gcm.card")
     assert 0 not in (hcm.port, gcm.port, gcm.broadcast_port), "fixed ones"
     assert (root / "etc/sysusers.d/roq.conf").read_text().split()[:2] == ["u", "messages"]
 
@@ -92,6 +95,22 @@ def test_a_configuration_is_kept_unless_forced(tmp_path: Path, programs: Path) -
     assert first.read_text() != "old", "units are written anew"
     assert install("--prefix", str(tmp_path), "--host", "two", "--force").exit_code == 0
     assert load(HcmConfig, config, {}, {}).host == "two"
+
+
+def test_no_security_must_be_said(tmp_path: Path, programs: Path) -> None:
+    assert install("--prefix", str(tmp_path), "--security", "none").exit_code == 0
+    hcm = load(HcmConfig, tmp_path / "etc/roq/hcm.toml", {}, {})
+    assert (hcm.card, hcm.security) == (None, "none")
+
+
+def test_nothing_is_started_without_a_card(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    result = install("--enable", "--host", "h7")
+    assert result.exit_code == 1
+    assert (
+        "no card at /etc/roq/hcm.card, nothing was written. Make it by `roq ca sign host h7 hcm.card`"
+        in result.stderr.replace("\n", " ")
+    )
 
 
 def test_dry_run_prints_and_writes_nothing(tmp_path: Path, programs: Path) -> None:
@@ -138,6 +157,7 @@ def test_names_are_quoted(tmp_path: Path) -> None:
         prefix=tmp_path,
         gcm=False,
         new_user=False,
+        security=SecurityMode.CARDS,
     )
     for file in made:
         file.path.parent.mkdir(parents=True, exist_ok=True)

@@ -107,6 +107,10 @@ class LocalCluster:
     def _card(self, name: str) -> Path:
         return self.directory / "cards" / f"{name}.card"
 
+    def _security(self, name: str, role: CardRole) -> dict[str, object]:
+        """Flags of a daemon."""
+        return {"--card": self._issued(name, role)} if self._secured else {"--security": "none"}
+
     def _issued(self, name: str, role: CardRole) -> Path:
         """The card of this name, made if there is none yet."""
         path, place = self._card(name), self.directory / "authority.json"
@@ -234,7 +238,7 @@ class LocalCluster:
             "--broadcast-port": GCM_BROADCAST_PORT,
             "--name": name,
             "--session-seconds": self._session_seconds,
-            **({"--card": self._issued(name, CardRole.GCM)} if self._secured else {}),
+            **self._security(name, CardRole.GCM),
         }
         return self._daemon("gcm", name, flags)
 
@@ -244,7 +248,7 @@ class LocalCluster:
         flags = {
             "--zookeeper": self.zookeeper,
             "--host": name,
-            **({"--card": self._issued(name, CardRole.HOST)} if self._secured else {}),
+            **self._security(name, CardRole.HOST),
             "--address": self._subnet.address(FIRST_HOST + number),
             "--state-dir": self.directory / name,
             "--port": HCM_PORT,

@@ -17,7 +17,6 @@ from roq.wire import gcm as wire
 from roq.wire.card import AccessList
 
 log = logger(__name__)
-audit = logger("roq.audit")
 
 
 async def take_access(session: Session) -> None:
@@ -68,7 +67,7 @@ class AccessKeeper:
             except (NodeExists, VersionConflict):  # somebody else has written meanwhile
                 known = await self._session.get(paths.ACCESS)
                 continue
-            audit.warning("access list changed", extra={"fields": {"version": version}})
+            log.info("access list changed", extra={"fields": {"version": version}})
             return wire.AccessInfo(request.signed)
         return wire.AccessInfo(b"" if known is None else known.data)
 

@@ -23,6 +23,7 @@ from roq.config import GcmConfig
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import NotLeader
+from roq.runtime.audit import acted
 from roq.runtime.links import Broadcaster
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcServer
@@ -31,7 +32,7 @@ from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm as wire
 from roq.wire.card import Right
 from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, LeaderAddress
-from roq.wire.rights import EVERYTHING, GCM, KNOWN, MAKES, check, for_names
+from roq.wire.rights import ADMINISTRATIVE, EVERYTHING, GCM, KNOWN, MAKES, check, for_names
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,13 @@ class Gcm:
             self.topology = TopologyBroadcast(config.address, config.broadcast_port, config.broadcast_seconds, self._view)
             opened.append(self.topology.close)
             self.server = RpcServer(
-                config.address, config.port, wire.Request, self._handle, counters=self.counters, allow=for_names(GCM)
+                config.address,
+                config.port,
+                wire.Request,
+                self._handle,
+                counters=self.counters,
+                allow=for_names(GCM),
+                audited=ADMINISTRATIVE,
             )
             opened.append(self.server.close)
             address = f"{config.address}:{self.server.port}"
@@ -144,9 +151,12 @@ class Gcm:
     async def _handle(self, peer: bytes, request: wire.Request) -> msgspec.Struct:
         if isinstance(request, wire.SetAccess | wire.GetAccess):
             return await self._access.handle(request)
-        if isinstance(request, wire.CreateWorkQueue) and (card := self.server.card_of(peer)) is not None:
-            known = self._leadership.serving().term.view.cluster.work_queues
-            check(card, KNOWN if request.name in known else MAKES, request.name)
+        if isinstance(request, wire.CreateWorkQueue):
+            card, known = self.server.card_of(peer), self._leadership.serving().term.view.cluster.work_queues
+            if card is not None:
+                check(card, KNOWN if request.name in known else MAKES, request.name)
+            if request.name not in known:
+                acted(card, request)
         return await self._handlers.handle(peer, request)
 
     def _view(self) -> ClusterView:

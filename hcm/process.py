@@ -40,7 +40,7 @@ from roq.runtime.security import process_security
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import hcm as wire
 from roq.wire.assignment import Assignment, HostReport, from_json, to_json
-from roq.wire.rights import HCM, for_names
+from roq.wire.rights import ADMINISTRATIVE, HCM, for_names
 
 log = logger(__name__)
 
@@ -105,7 +105,13 @@ class HostManager:
         """Serve until stopped, then stop in order. Raises the RoqError that ended it."""
         config = self._config
         self._server = RpcServer(
-            config.address, config.port, wire.Request, self._handle, counters=self._counters, allow=for_names(HCM)
+            config.address,
+            config.port,
+            wire.Request,
+            self._handle,
+            counters=self._counters,
+            allow=for_names(HCM),
+            audited=ADMINISTRATIVE,
         )
         name = f"hcm/{config.host}"
         self._control = ShutdownMonitor(name, config.address, config.control_port, self._stop, self._counters)

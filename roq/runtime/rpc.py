@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from enum import StrEnum
 from typing import Any, TypeVar
 
 import msgspec
 
 from roq.errors import AccessDenied, Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError, Unavailable
+from roq.runtime.audit import acted
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import Dealer, Router
 from roq.runtime.security import members_only
@@ -41,10 +42,10 @@ class RpcServer:
     `requests` and `notices` are the unions of the conversation. `peer` is opaque bytes, valid for `notify`. `drained()` is
     called after messages that came together. unfinished_max: bytes that may be coming at a time.
     allow(card, request or notice): raises AccessDenied for what a peer may not do, if this process has a card; everything that
-    clients ask if it is not given.
+    clients ask if it is not given. audited: requests that are written down with who asked for them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most by name
         self,
         address: str,
         port: int,
@@ -53,11 +54,13 @@ class RpcServer:
         notices: Any = None,
         notice: Callable[[bytes, Any], None] | None = None,
         counters: Counters | None = None,
+        *,
         drained: Callable[[], None] | None = None,
         unfinished_max: int = UNFINISHED_BYTES_MAX,
         allow: Callable[[Card, Any], None] = members_only_for,
+        audited: Collection[type] = (),
     ) -> None:
-        self._allow = allow
+        self._allow, self._audited = allow, audited
         self._router = Router(address, port, self._message, drained, unfinished_max)
         self.port = self._router.port
         self.counters = counters if counters is not None else Counters()
@@ -104,12 +107,14 @@ class RpcServer:
 
     def check(self, peer: bytes, what: Any) -> None:
         """Raises AccessDenied, also for a peer that is gone."""
-        if self._router.security is None:
-            return
-        card = self._router.card_of(peer)
-        if card is None:
-            raise AccessDenied("the connection ended")
-        self._allow(card, what)
+        card = None
+        if self._router.security is not None:
+            card = self._router.card_of(peer)
+            if card is None:
+                raise AccessDenied("the connection ended")
+            self._allow(card, what)
+        if type(what) in self._audited:
+            acted(card, what)
 
     def _take_request(self, peer: bytes, id: int, body: msgspec.Raw) -> None:
         try:

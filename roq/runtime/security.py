@@ -31,6 +31,7 @@ from urllib.parse import quote
 import msgspec
 
 from roq.errors import AccessDenied, InvalidConfiguration
+from roq.runtime.audit import turned_away
 from roq.runtime.files import DISK, configuration_home
 from roq.runtime.observe import logger
 from roq.wire import zmtp
@@ -40,7 +41,6 @@ from roq.wire.curve import CurveClient, CurveServer, KeyPair
 CARDS = configuration_home() / "cards"  # by the cluster's address
 
 log = logger(__name__)
-audit = logger("roq.audit")
 
 
 class CardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,7 +91,7 @@ class Security:
                 card = self._card_of(key, properties.get(CARD_PROPERTY, b""))
                 let_in(card)
             except AccessDenied as denied:
-                audit.warning("connection refused", extra={"fields": {"reason": str(denied), "key": key.hex()[:16]}})
+                turned_away(denied, key)
                 raise
 
         return CurveServer(self._server_keys, admit, zmtp.properties(socket_type), bytes_max)

@@ -105,6 +105,11 @@ FOLLOWER: Mapping[type, Rule] = {
     shuffle.CountRows: (Right.SHUFFLE_READ, Right.SHUFFLE_WRITE),
     shuffle.DescribeFollower: (Right.DESCRIBE,),  # to everything
 }
+ADMINISTRATIVE = frozenset(  # what changes the cluster for others: each is written down with who asked for it
+    {kind for table in (GCM, HCM) for kind, (rule, _) in table.items() if rule == (Right.ADMIN,)}
+    | {kind for table in (MONITOR, MASTER) for kind, rule in table.items() if rule == (Right.ADMIN,)}
+    | {gcm.CreateShuffle}
+)
 HOSTS = (  # what a host's processes ask the GCM; as an administrator nobody needs a host's card
     gcm.QueueExists,
     gcm.DescribeQueue,

@@ -11,6 +11,7 @@ import pytest
 
 from roq.errors import AccessDenied, CallError, InvalidConfiguration
 from roq.runtime import security
+from roq.runtime.audit import acted, turned_away
 from roq.runtime.security import Security, load_card, members_only, write_secret
 from roq.tools.authority import Authority
 from roq.wire import gcm, hcm, master, monitor, rights, shuffle, store
@@ -231,3 +232,23 @@ def test_cards_signed_at_the_same_time_are_all_known(tmp_path: Path) -> None:
     second.issue("two", CardRole.CLIENT)
     first.revoke("two")
     assert [(one.name, one.revoked) for one in Authority.load(first.path).issued] == [("one", False), ("two", True)]
+
+
+def test_what_changes_the_cluster_is_written_down_with_who_did_it(caplog: pytest.LogCaptureFixture) -> None:
+    changes = {gcm.RemoveQueue, gcm.DrainHost, gcm.SetAccess, hcm.ShutdownHost, monitor.Move, master.PurgeQueue}
+    assert changes <= rights.ADMINISTRATIVE
+    harmless = {gcm.DescribeQueue, monitor.JoinPublisher, monitor.AwaitExchange, master.Put, master.Hello, hcm.GetProcesses}
+    assert not harmless & rights.ADMINISTRATIVE
+    with caplog.at_level("INFO", "roq.audit"):
+        acted(card(), gcm.DrainHost("host-1", True, "t"))
+        acted(None, gcm.SetAccess(b"secret"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "administrative request: who=alice, request=DrainHost, host=host-1, draining=True",
+        "administrative request: who=anybody, request=SetAccess",
+    ]
+
+
+def test_refused_connections_can_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(1000):
+        turned_away("no card was shown", number.to_bytes(32, "big"))
+    assert len(caplog.records) <= 1

@@ -99,6 +99,15 @@ def test_what_a_killed_process_renamed_and_did_not_sync_is_durable_before_it_is_
     assert len(synced) < 5, "only directories with something in them"
 
 
+@pytest.mark.parametrize(("offset", "count"), [(0, -1), (-1, 10), (-24, 1 << 40)])
+def test_no_more_than_a_part_is_read_at_once(tmp_path: Path, offset: int, count: int) -> None:
+    blobs = BlobFolder(tmp_path, 0)
+    blobs.put("b", 0, len(DATA), CRC, DATA)
+    with pytest.raises(CallError):
+        blobs.get("b", offset, count)
+    assert blobs.check("b"), "nothing is put aside for that"
+
+
 def test_a_blob_put_aside_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blobs = BlobFolder(tmp_path, 0)
     blobs.put("b", 0, len(DATA), CRC, DATA)

@@ -191,7 +191,9 @@ class BlobFolder:
             upload.path.unlink(missing_ok=True)
 
     def get(self, blob: str, offset: int, count: int) -> tuple[int, int, bytes]:
-        """(length, crc, part). Raises TaskNotFound, StorageFailed (damaged). The reader checks all of it."""
+        """(length, crc, part). Raises TaskNotFound, StorageFailed (damaged), CallError. The reader checks all of it."""
+        if offset < 0 or count < 0:
+            raise CallError(f"{count} bytes of a payload from {offset} on")
         try:
             with opened(self._path(blob)) as file:
                 head = _decode(file.read(HEADER_BYTES))

@@ -38,7 +38,7 @@ from roq.wire.card import Right
 from roq.wire.frame import FrameKind, Header
 from roq.wire.limits import DECISIONS_KEPT
 from roq.wire.process import ChildSpec, FenceProcess, Named, ProcessDone
-from roq.wire.rights import allow_at_monitor, check_member
+from roq.wire.rights import ADMINISTRATIVE, allow_at_monitor, check_member
 
 log = logger(__name__)
 MONITOR_ID = 1  # publisher id on RETIRE; a random publisher id is never this small by more than a 2⁻⁶⁴ chance
@@ -87,6 +87,7 @@ class Monitor:
             self._notice,
             self.counters,
             allow=allow_at_monitor(process.queue),
+            audited=ADMINISTRATIVE,
         )
 
     def _fresh_membership(self, expected: dict[int, float] | None, takes_over: bool = True) -> Membership:

@@ -38,6 +38,7 @@ from roq.log.replicated.repairer import LogRepairer
 from roq.log.replicated.settings import LogSettings, RepairSettings
 from roq.log.replicated.stores import StoreDirectory
 from roq.log.replicated.writer import LogWriter
+from roq.runtime.audit import acted
 from roq.runtime.backoff import delays
 from roq.runtime.liveness import announce_ready, beat, open_board
 from roq.runtime.observe import Counters, Refusals, logger
@@ -49,7 +50,7 @@ from roq.wire.assignment import MonitorRole, ProcessSpec, from_json
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
 from roq.wire.process import ChildSpec
-from roq.wire.rights import MASTER, for_one
+from roq.wire.rights import ADMINISTRATIVE, MASTER, for_one
 from roq.wire.task import StoreAddress
 from roq.wire.work_queue import WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.master.blobs import BlobStores
@@ -128,6 +129,8 @@ class Master:
         self.counters["requests"] += 1
         if self._router.security is not None and not self._may(parts[0], call):
             return
+        if type(call.body) in ADMINISTRATIVE:
+            acted(self._router.card_of(parts[0]), call.body)
         self._take(parts[0], call.id, call.body)
 
     def _may(self, peer: bytes, call: wire.Call) -> bool:

@@ -1,0 +1,31 @@
+"""Who did what to the cluster, and who was refused: lines of the logger "roq.audit", in a daemon's log.
+
+    administrative request   who, request, about (the queue, host … it names), address
+    connection refused       reason, key; at most one line in LOG_REPEAT_SECONDS, with the total
+
+Not covered: which requests are administrative (roq/wire/rights.py); refused requests are in the log of who refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roq.runtime.observe import Counters, Refusals, logger
+from roq.wire.card import Card
+
+audit = logger("roq.audit")
+ANYBODY = "anybody"  # in a cluster without security
+_refusals = Refusals(audit, Counters())
+_NAMES = ("name", "queue", "exchange", "host", "reason", "draining", "version")  # of what requests tell; the rest is data
+
+
+def acted(card: Card | None, request: Any) -> None:
+    """It was allowed and is done now, or answered by why not. card: None without security."""
+    about = {name: value for name in _NAMES if (value := getattr(request, name, "")) not in ("", None)}
+    fields = {"who": card.name if card is not None else ANYBODY, "request": type(request).__name__, **about}
+    audit.info("administrative request", extra={"fields": fields})
+
+
+def turned_away(reason: object, key: bytes) -> None:
+    """A connection was refused before it was one. key: the public key that was shown."""
+    _refusals.note("connection", f"{reason} (key {key.hex()[:16]})")

@@ -291,7 +291,9 @@ class HostManager:
     def _report(self) -> HostReport:
         state, config = self._host.state, self._config
         here = (config.host, config.address, self._incarnation, state.epoch, state.revision, self._host.processes())
-        return HostReport(*here, lease_left_seconds(self._session_seconds()))
+        security = process_security()
+        expires = security.card.expires if security is not None else 0.0
+        return HostReport(*here, lease_left_seconds(self._session_seconds()), expires)
 
     async def _write_report(self, session: Session) -> None:
         if self._name_held_by != session.session_id:

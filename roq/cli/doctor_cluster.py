@@ -169,6 +169,11 @@ def _hosts(overview: Overview) -> list[Finding]:
         elif host.draining:
             advice = f"`roq host uncordon {host.host}` ends that"
             findings.append(warning(f"Host {host.host}", "is cordoned: nothing new is placed there", advice))
+        left = (host.card_expires - overview.time) / DAY_SECONDS
+        if host.card_expires and left < CARD_DAYS_MIN:
+            found = f"its card is good for {left:.0f} days: then none of its processes is started again"
+            advice = f"`roq ca sign host {host.host} FILE`, put it in place and start roq-hcm again"
+            findings.append(warning(f"Host {host.host}", found, advice))
     usable = [host for host in overview.hosts if host.alive and not host.draining]
     free = sum(max(0, host.exchanges_max - host.exchanges) for host in usable)
     found = f"{len(usable)} of {len(overview.hosts)} usable, {free} free Exchange slots"

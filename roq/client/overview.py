@@ -26,7 +26,7 @@ NOT_ASKED = "its Monitor was not asked: too many others do not answer"
 
 
 class HostRow(msgspec.Struct, frozen=True):
-    """One host."""
+    """One host. card_expires: seconds since 1970; 0: it has no card."""
 
     host: str
     address: str
@@ -40,6 +40,7 @@ class HostRow(msgspec.Struct, frozen=True):
     restarts: int
     cpu_fraction: float
     memory_fraction: float
+    card_expires: float = 0.0
 
 
 class ExchangeRow(msgspec.Struct, frozen=True):
@@ -223,6 +224,7 @@ def _host_row(info: HostInfo) -> HostRow:
         restarts=sum(process.restarts for process in processes),
         cpu_fraction=info.cpu_fraction,
         memory_fraction=info.memory_fraction,
+        card_expires=info.report.card_expires if info.report else 0.0,
     )
 
 

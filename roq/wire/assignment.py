@@ -179,7 +179,7 @@ class RunningProcess(msgspec.Struct, frozen=True):
 
 class HostReport(msgspec.Struct, frozen=True):
     """What runs on a host, and which assignment it has taken in. lease_seconds: so long after the host is found lost its
-    processes may go on; 0 if not told."""
+    processes may go on; 0 if not told. card_expires: seconds since 1970; 0: it has none."""
 
     host: str
     address: str
@@ -188,6 +188,7 @@ class HostReport(msgspec.Struct, frozen=True):
     revision: int
     processes: tuple[RunningProcess, ...] = ()
     lease_seconds: float = 0.0
+    card_expires: float = 0.0
 
 
 class QueueRecord(msgspec.Struct, frozen=True):

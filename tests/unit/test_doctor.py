@@ -110,6 +110,13 @@ def test_a_host_that_was_stopped_has_no_address_to_look_at() -> None:
     assert finding.advice == "Start its `roq-hcm`, or read its log"
 
 
+@pytest.mark.parametrize(("days", "verdict"), [(3, Severity.WARNING), (-1, Severity.WARNING), (100, Severity.GOOD)])
+def test_a_hosts_card_that_ends_soon_is_told(days: int, verdict: Severity) -> None:
+    found = check_overview(replace(HEALTHY, hosts=(replace(HOST, card_expires=HEALTHY.time + days * 86400),)))
+    assert {finding.verdict for finding in found} == {verdict, Severity.GOOD}
+    assert all("roq ca sign host h1" in finding.advice for finding in found if finding.verdict is Severity.WARNING)
+
+
 def test_what_hurts_is_a_warning() -> None:
     overview = replace(HEALTHY, hosts=(HOST, replace(HOST, host="h2", draining=True)), queues=(replace(QUEUE, lost=3),))
     assert {finding.subject for finding in check_overview(overview) if finding.verdict == Severity.WARNING} == {

@@ -48,7 +48,7 @@ def sign(
 
 @app.command()
 def rotate(authority: AuthorityOption = AUTHORITY) -> None:
-    """Make a new key for the cluster's servers. Sign the cards of GCMs and hosts anew and restart these; then sign those of
-    programs anew. Cards with the key before are good until the next rotation."""
-    Authority.load(authority.expanduser()).rotate_servers()
-    say("new key of the servers: sign the cards of GCMs and hosts anew and restart them one by one")
+    """Make new keys, of the authority and of the servers. Sign the cards of GCMs and hosts anew and restart these; then
+    sign those of programs anew. Cards of before are good until the next rotation."""
+    Authority.load(authority.expanduser()).rotate()
+    say("new keys: sign the cards of GCMs and hosts anew and restart them one by one, then `roq access push`")

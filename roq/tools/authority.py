@@ -20,14 +20,15 @@ from nacl import bindings
 
 from roq.errors import CallError, InvalidConfiguration
 from roq.runtime.security import CardFile, text, write_secret
-from roq.wire.card import AccessList, Card, CardRole, Grant, new_card, sign
+from roq.wire.card import AccessList, Card, CardRole, Grant, new_card, sign, verify
 from roq.wire.curve import KeyPair
 from roq.wire.limits import PROPERTIES_BYTES_MAX
 
 DAY_SECONDS = 86400.0
 DAYS = 365.0  # of a card, unless it is said
 CARD_BYTES_MAX = PROPERTIES_BYTES_MAX - 512
-SERVERS_KEPT = 2  # keys of servers: the one before is served on, so that keys rotate without a gap
+KEYS_KEPT = 3  # of each kind, the newest first: who is one rotation behind knows two of them, so keys rotate without a gap
+USED = 1  # of them, if there is one before the newest: this one everybody knows, and of its predecessor there may be cards left
 
 
 class Issued(msgspec.Struct, frozen=True):
@@ -104,7 +105,7 @@ class Authority:
         servers = file.servers if role is not CardRole.CLIENT else ()
         authorities = tuple(public for public, _ in file.signing)
         password = file.zookeeper if role is not CardRole.CLIENT else ""
-        server = file.servers[0 if role is CardRole.CLIENT else -1][0]  # members meet servers that have only the key before
+        server, _ = file.servers[0] if role is CardRole.CLIENT else _used(file.servers)  # programs are given theirs last
         return CardFile(text(signed), text(keys.secret), server, authorities, servers, password)
 
     def admit(self, name: str, key: bytes, grants: Iterable[Grant], days: float = DAYS) -> Card:
@@ -117,7 +118,7 @@ class Authority:
     ) -> tuple[Card, bytes]:
         begins = time.time() if now is None else now
         card = new_card(name, role, key, grants, begins, begins + days * DAY_SECONDS)
-        signed = sign(card, base64.b64decode(self._file.signing[0][1]))
+        signed = sign(card, self._signer())
         if len(signed) > CARD_BYTES_MAX:
             raise CallError(f"a card of {len(signed)} bytes: use fewer or shorter names, as `orders.*`")
         issued = Issued(card.id, name, role, card.grants, card.expires, text(signed), admitted=admitted)
@@ -138,10 +139,22 @@ class Authority:
         self._change(change)
         return len(chosen)
 
-    def rotate_servers(self) -> None:
-        """A new key for the cluster's servers; the one before stays good for clients, until the next rotation."""
-        pair = _server_pair()
-        self._change(lambda file: msgspec.structs.replace(file, servers=(pair, *file.servers)[:SERVERS_KEPT]))
+    def rotate(self) -> None:
+        """New keys of the authority and of the cluster's servers. The ones before are used until the next rotation, because who
+        has no new card yet knows no others."""
+        signing, server = _signing_pair(), _server_pair()
+
+        def change(file: AuthorityFile) -> AuthorityFile:
+            signs = (signing, *file.signing)[:KEYS_KEPT]
+            issued = tuple(_signed_again(one, file.signing, _used(signs)) if one.admitted else one for one in file.issued)
+            servers = (server, *file.servers)[:KEYS_KEPT]
+            version = file.version + 1  # the access list is signed anew
+            return msgspec.structs.replace(file, signing=signs, servers=servers, issued=issued, version=version)
+
+        self._change(change)
+
+    def _signer(self) -> bytes:
+        return base64.b64decode(_used(self._file.signing)[1])
 
     def access_list(self) -> bytes:
         """Signed, for the cluster."""
@@ -149,11 +162,20 @@ class Authority:
         revoked = tuple(one.id for one in self.issued if one.revoked and one.expires + DAY_SECONDS > now)  # clocks differ
         live = (one for one in self.issued if one.admitted and not one.revoked and one.expires > now)
         admitted = tuple(base64.b64decode(one.signed) for one in live)
-        return sign(AccessList(self._file.version, revoked, admitted), base64.b64decode(self._file.signing[0][1]))
+        return sign(AccessList(self._file.version, revoked, admitted), self._signer())
 
     def server_key(self) -> bytes:
         """Public: what programs in other languages need beside their own."""
         return base64.b64decode(self._file.servers[0][0])
+
+
+def _used(keys: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    return keys[min(USED, len(keys) - 1)]
+
+
+def _signed_again(issued: Issued, before: tuple[tuple[str, str], ...], signer: tuple[str, str]) -> Issued:
+    card = verify(base64.b64decode(issued.signed), [base64.b64decode(public) for public, _ in before], Card)
+    return msgspec.structs.replace(issued, signed=text(sign(card, base64.b64decode(signer[1]))))
 
 
 def _signing_pair() -> tuple[str, str]:

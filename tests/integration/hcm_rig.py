@@ -83,6 +83,7 @@ class Rig:
         }
         defaults = {
             "--zookeeper": self.zookeeper,
+            "--security": "none",
             "--host": HOST,
             "--address": self.address,
             "--state-dir": str(self.directory),

@@ -37,9 +37,11 @@ from roq.wire.kpi import Decision
 from tests.harness.cards import as_holder
 from tests.harness.commands import ROOT
 from tests.harness.documented import block
+from tests.harness.traffic import Traffic
 
 START_SECONDS, WAIT_SECONDS = 60.0, 10.0
 NAMES = "*"
+ALL = [Grant(right, "*") for right in Right]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ROQ_")}
 
 
@@ -432,26 +434,45 @@ def test_what_the_document_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_new_cards_with_a_new_key_of_the_servers(tmp_path: Path) -> None:
+async def test_keys_are_rotated_twice_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
+    """The authority's, the servers', those of GCM and hosts; a program goes on with the card of before, and one with a new one
+    gets in. What runs on a host is restarted with its new card."""
     with as_holder(None):
-        async with LocalCluster(tmp_path, secured=True) as local:
+        async with LocalCluster(tmp_path, hosts=2, secured=True) as local:
+            assert local.card is not None
             async with roq.connect(local.zookeeper) as connected:
+                await connected.create_queue("traffic", overflow="block", replication=2)
                 await connected.create_queue("orders")
-                before = {one.pid for one in local.processes() if one.owner == "host-1"}
-            authority = Authority.load(tmp_path / "authority.json")
-            authority.rotate_servers()
-            for role, name, daemons in ((CardRole.GCM, "gcm-1", local.gcms), (CardRole.HOST, "host-1", local.hosts)):
-                await daemons[name].kill()
-                write_secret(tmp_path / "cards" / f"{name}.card", authority.issue(name, role))
-                await daemons[name].start(START_SECONDS)
-            await local.settled(START_SECONDS)
-            late = tmp_path / "late.card"
-            write_secret(late, authority.issue("late", CardRole.CLIENT, [Grant(right, NAMES) for right in Right]))
-            for card in (late, local.card):  # with the servers' new key, and with the one before
-                with as_holder(card):
-                    async with asyncio.timeout(START_SECONDS):
-                        await use(local.zookeeper)
-            assert not before & {one.pid for one in local.processes() if one.owner == "host-1"}
+                async with Traffic(connected, "traffic") as traffic:
+                    for number in range(2):
+                        await rotated(local, traffic)
+                        late = tmp_path / f"late-{number}.card"
+                        write_secret(late, Authority.load(tmp_path / "authority.json").issue("late", CardRole.CLIENT, ALL))
+                        with as_holder(late):
+                            await use(local.zookeeper)
+                assert traffic.received == list(range(1, traffic.published + 1)), "lost, repeated or reordered"
+                assert not traffic.lost
+
+
+async def rotated(local: LocalCluster, traffic: Traffic) -> None:
+    """New keys, and new cards of all daemons, one after the other."""
+    authority = Authority.load(local.directory / "authority.json")
+    authority.rotate()
+    roles = [
+        (CardRole.GCM, "gcm-1", local.gcms),
+        (CardRole.HOST, "host-1", local.hosts),
+        (CardRole.HOST, "host-2", local.hosts),
+    ]
+    for role, name, daemons in roles:
+        before = {one.pid for one in local.processes() if one.owner == name}
+        await daemons[name].kill()
+        write_secret(local.directory / "cards" / f"{name}.card", authority.issue(name, role))
+        await daemons[name].start(START_SECONDS)
+        await local.settled(START_SECONDS)
+        async with asyncio.timeout(START_SECONDS):
+            while before & {one.pid for one in local.processes() if one.owner == name}:
+                await asyncio.sleep(0.05)
+        await traffic.flowing()
 
 
 async def use(zookeeper: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 import typing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,7 @@ def test_a_servers_key_rotates_without_a_gap(tmp_path: Path) -> None:
     authority = Authority.init(tmp_path / "authority.json")
     before = [Security(authority.issue(f"host-{number}", CardRole.HOST)) for number in (1, 2)]
     program = Security(authority.issue("program", CardRole.CLIENT))
-    authority.rotate_servers()
+    authority.rotate()
     after = Security(authority.issue("host-1", CardRole.HOST))
     for client, server in ((after, before[1]), (before[1], after), (program, before[1]), (program, after)):
         assert meets(client, server)
@@ -252,3 +253,29 @@ def test_refused_connections_can_not_flood_the_log(caplog: pytest.LogCaptureFixt
     for number in range(1000):
         turned_away("no card was shown", number.to_bytes(32, "big"))
     assert len(caplog.records) <= 1
+
+
+def test_the_authoritys_keys_rotate_without_a_gap(tmp_path: Path) -> None:
+    """Who has cards of one generation meets those of the next, and takes its access list; not those of the one after."""
+    authority = Authority.init(tmp_path / "authority.json")
+    admitted = KeyPair.new()
+    authority.admit("foreign", admitted.public, [Grant(Right.PUT, "*")])
+    authority.issue("gone", CardRole.CLIENT)
+    authority.revoke("gone")
+    hosts, lists = list[Security](), list[bytes]()
+    for number in range(4):
+        hosts.append(Security(authority.issue(f"host-{number}", CardRole.HOST)))
+        lists.append(authority.access_list())
+        authority.rotate()
+    for first, second in pairwise(range(4)):
+        assert meets(hosts[first], hosts[second])
+        assert meets(hosts[second], hosts[first])
+        assert hosts[first].take(lists[second])
+        assert hosts[first].access.revoked
+        assert hosts[first]._card_of(admitted.public, b"").name == "foreign"
+        assert hosts[second].checked(lists[first]).version < hosts[second].checked(lists[second]).version
+    with pytest.raises(AccessDenied, match="another authority"):
+        hosts[3].checked(lists[0])
+    for one, other in ((hosts[0], hosts[3]), (hosts[3], hosts[0])):
+        with pytest.raises(AccessDenied):
+            meets(one, other)

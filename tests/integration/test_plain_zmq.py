@@ -20,7 +20,8 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
 
 @pytest.mark.quick
 async def test_a_program_without_roq_takes_part(client: roq.Cluster, queue: str) -> None:
-    (exchange,) = (await client.inspect(queue)).exchanges
+    async with client.subscriber(queue):  # which waits until the Exchange has told its Monitor where it is
+        (exchange,) = (await client.inspect(queue)).exchanges
     where = exchange.exchange
     reader = await start("subscribe", f"{where.address}:{where.back}", "--topic", "eu.", "--count", "4")
     assert reader.stdout is not None

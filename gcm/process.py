@@ -4,7 +4,6 @@ that tells the whole cluster soon after each change and every so often. Nothing 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import time
@@ -21,20 +20,23 @@ from gcm.handlers import Handlers
 from gcm.leadership import Leadership
 from roq.config import GcmConfig
 from roq.coordination import paths
+from roq.coordination.link import CoordinationError
 from roq.coordination.session import Session
-from roq.errors import NotLeader
+from roq.errors import NotLeader, ZooKeeperUnavailable
 from roq.runtime.audit import acted
+from roq.runtime.backoff import delays
 from roq.runtime.links import Broadcaster
-from roq.runtime.observe import Counters
+from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcServer
 from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_seconds
+from roq.runtime.security import process_security
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm as wire
 from roq.wire.card import Right
 from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, LeaderAddress
 from roq.wire.rights import ADMINISTRATIVE, EVERYTHING, GCM, KNOWN, MAKES, check, for_names
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 SPACING_SECONDS = 0.2  # between two broadcasts, however much changes
 BUSY_SHARE = 10  # a broadcast that took s seconds to make is followed by at least BUSY_SHARE * s of silence
@@ -140,6 +142,8 @@ class Gcm:
         """Take part in the election."""
         self._tasks.start(self._leadership.run(), "leadership")
         self._tasks.start(self.topology.run(), "topology broadcast")
+        if (security := process_security()) is not None and not security.mixed:
+            self._tasks.start(self._close_rest(), "nodes that are open")
         self._tasks.start(_watchdog(), "watchdog")
 
     async def close(self) -> None:
@@ -159,6 +163,17 @@ class Gcm:
                 acted(card, request)
         return await self._handlers.handle(peer, request)
 
+    async def _close_rest(self) -> None:
+        """What members without cards have made after others closed the tree."""
+        for pause in delays(1.0, 30.0):
+            try:
+                await _close(self._session)
+            except (ZooKeeperUnavailable, CoordinationError) as error:
+                log.info("nodes can't be closed yet", extra={"fields": {"reason": str(error)}})
+                await asyncio.sleep(pause)
+            else:
+                return
+
     def _view(self) -> ClusterView:
         return view(self._leadership.serving().term.view.cluster, self._address, self._handlers.now())
 
@@ -170,8 +185,8 @@ async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmR
     try:
         for path in paths.SKELETON:
             await session.ensure_path(path)
-        if protected := await session.protect():
-            log.warning("%d nodes in ZooKeeper were open to everybody; they are closed to who has no card", protected)
+        if await session.is_open():
+            await _close(session)
         await take_access(session)
         gcm = Gcm(config, session, stop)
         try:
@@ -185,6 +200,11 @@ async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmR
             await gcm.close()
     finally:
         await session.close()
+
+
+async def _close(session: Session) -> None:
+    if closed := await session.protect():
+        log.warning("nodes in ZooKeeper were open to everybody: they are closed", extra={"fields": {"nodes": closed}})
 
 
 async def _watchdog() -> None:

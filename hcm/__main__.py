@@ -46,7 +46,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--process-module", help=argparse.SUPPRESS)
     parser.add_argument("--card", type=Path, help="this host's card, from `roq ca sign`")
     parser.add_argument(
-        "--security", choices=("cards", "none"), metavar="SECURITY", help="cards, or none: everybody is let in (default cards)"
+        "--security",
+        choices=("cards", "none", "mixed"),
+        metavar="SECURITY",
+        help="cards; none: everybody is let in; mixed: both, while a cluster is being given cards (default cards)",
     )
     parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")

@@ -145,7 +145,7 @@ def become(spec: ChildSpec, programs: Programs) -> int:
     set_up_logging(spec.process.name, spec.log_level, Path(spec.log_path))
     faulthandler.enable()
     try:
-        use_child_card(spec.card, spec.access)
+        use_child_card(spec.card, spec.access, mixed=spec.mixed)
         return programs[spec.process.kind](spec)
     except Exception:  # process boundary: whatever it is, it is logged and the HCM restarts the process
         log.exception("process ended by a defect")

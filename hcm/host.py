@@ -366,6 +366,7 @@ class HostProcesses:
             data_dir=str(self._directory.store.absolute()),
             card=str(config.card.absolute()) if config.card is not None else "",
             access=str(self._directory.access.absolute()),
+            mixed=config.security == "mixed",
             restarted=record.served,
         )
 
@@ -397,7 +398,7 @@ class HostProcesses:
         """What an earlier HCM started goes on with the card of that time, and with the servers' key in it: it is restarted if
         ours is another. Once everything is adopted."""
         security = process_security()
-        card = security.card.id if security is not None else ""
+        card = f"{security.card.id}{'+' * security.mixed}" if security is not None else ""
         if card == self.state.card:
             return
         self.state.card = card

@@ -59,7 +59,7 @@ class LocalState(msgspec.Struct):
     revision: int = 0
     draining: bool = False
     next_port: int = 0
-    card: str = ""  # id of the host's, with which the children were started
+    card: str = ""  # id of the host's, with which the children were started; with a + behind it in a mixed cluster
     children: dict[str, ChildRecord] = msgspec.field(default_factory=dict)
 
     def free_slot(self) -> int:

@@ -43,7 +43,7 @@ class GcmConfig(Config):
     broadcast_seconds: float = Field(default=2.0, gt=0)  # between topology broadcasts when nothing changes
     shuffle_abandoned_seconds: float = Field(default=7 * 86400.0, gt=0)  # a shuffle nobody goes on filling is removed
     card: Path | None = None  # of this GCM
-    security: Literal["cards", "none"] = "cards"  # none: everybody is let in, which must be said
+    security: Literal["cards", "none", "mixed"] = "cards"  # of roq.wire.card.SecurityMode
     log_path: Path | None = None  # standard error if not given
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
 
@@ -64,7 +64,7 @@ class HcmConfig(Config):
     keep_children: bool = True  # when only the HCM is stopped: its processes run on and the next HCM adopts them
     process_module: str = "hcm.programs"  # module with PROGRAMS, the main function by process kind
     card: Path | None = None  # of this host
-    security: Literal["cards", "none"] = "cards"  # none: everybody is let in, which must be said
+    security: Literal["cards", "none", "mixed"] = "cards"  # of roq.wire.card.SecurityMode
     log_path: Path | None = None  # standard error if not given
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
 

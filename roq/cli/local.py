@@ -54,6 +54,8 @@ def up(
     json: JsonOption = False,
 ) -> None:
     """Start a whole cluster on this machine; Ctrl-C, or `roq down` in another terminal, stops it."""
+    if security is SecurityMode.MIXED:
+        raise typer.BadParameter("mixed is for GCMs and hosts of a cluster that is being given cards")
     place = directory or Path(tempfile.mkdtemp(prefix="roq-up-"))
     cluster = LocalCluster(
         place,

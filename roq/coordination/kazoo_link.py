@@ -168,7 +168,8 @@ class KazooLink:
         self._thread_ended = asyncio.Event()
         security = process_security()
         password = security.zookeeper_password if security is not None else ""
-        members = [make_digest_acl(ZOOKEEPER_USER, password, all=True)] if password else None
+        closed = password and security is not None and not security.mixed  # who has no card yet would be shut out
+        members = [make_digest_acl(ZOOKEEPER_USER, password, all=True)] if closed else None
         self._public = [*members, make_acl("world", "anyone", read=True)] if members else None
         handler = _Handler(host_connect_seconds, lambda: self._post(self._ended))
         self._client = KazooClient(

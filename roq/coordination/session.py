@@ -356,20 +356,24 @@ class Session:
         for below in range(depth + 1, len(parts) + 1):
             await self._made("/" + "/".join(parts[:below]))
 
+    async def is_open(self, path: str = "") -> bool:
+        """Whether everybody may write what a new node would keep for members alone; "" is the chroot. Raises NoNode."""
+        return await self._call(lambda: self._link.is_open(path))
+
     async def protect(self) -> int:
-        """Close a tree that everybody may write, as one that was made before the cluster had cards, to all but members; how
-        many nodes. The chroot comes last: what was broken off is done again."""
-        if not await self._call(lambda: self._link.is_open("")):
-            return 0
-        pending, found = [""], list[str]()
+        """Close every node that everybody may write, as of a cluster that had no cards, to all but members; how many. The
+        chroot comes last."""
+        pending, found, closed = [""], list[str](), 0
         while pending:
             path = pending.pop()
             found.append(path)
             pending += [f"{path}/{name}".lstrip("/") for name in await self.children(path)]
         for path in reversed(found):
             with contextlib.suppress(NoNode):
-                await self._call(lambda path=path: self._link.protect(path))  # type: ignore[misc]
-        return len(found)
+                if await self.is_open(path):
+                    await self._call(lambda path=path: self._link.protect(path))  # type: ignore[misc]
+                    closed += 1
+        return closed
 
     async def wait_root(self) -> None:
         """Wait until the chroot exists. Only a GCM makes it: its existence is what says that here is a cluster."""

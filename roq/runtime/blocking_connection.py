@@ -76,6 +76,7 @@ class BlockingConnection:
         self.endpoint = endpoint
         self._stop, self._security = stop, security or process_security()
         self._curve: Curve | None = None
+        self._null = False  # see Security.mixed
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._address = host.strip("[]"), int(port)
         self._socket: socket.socket | None = None
@@ -117,6 +118,15 @@ class BlockingConnection:
             _patience(connection, DEAD_SECONDS)
 
     def _connect(self) -> socket.socket:
+        try:
+            return self._connected()
+        except zmtp.OtherMechanism:
+            if self._security is None or not self._security.mixed:
+                raise
+            self._null = not self._null
+            return self._connected()
+
+    def _connected(self) -> socket.socket:
         connection = socket.create_connection(self._address, CONNECT_SECONDS)
         connection.settimeout(None)
         tune(connection)
@@ -124,7 +134,7 @@ class BlockingConnection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
         self._socket, self._parser = connection, zmtp.Parser()
         self._messages.clear()
-        self._curve = None if self._security is None else self._security.client(b"DEALER", CONTROL_BYTES_MAX)
+        self._curve = None if self._security is None or self._null else self._security.client(b"DEALER", CONTROL_BYTES_MAX)
         if self._curve is None:
             connection.sendall(_HELLO)
         else:

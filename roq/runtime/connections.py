@@ -387,6 +387,7 @@ class Client(ZmtpConnection, asyncio.Protocol):
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._socket_type, self._bytes_max, self._security = socket_type, bytes_max, security or process_security()
+        self._null = self._switching = False  # see Security.mixed
         self.denied = ""
         self.connected = self.closed = False
         self.received_bytes = 0  # ever
@@ -413,6 +414,10 @@ class Client(ZmtpConnection, asyncio.Protocol):
                 await self._lost.wait()
                 if self._loop.time() - made > RECONNECT_MAX_SECONDS:  # not one that greets everybody and closes
                     pauses = delays(RECONNECT_SECONDS, RECONNECT_MAX_SECONDS)
+            if self._switching:
+                self._switching = False
+                if self._null:  # the second try; a third one is in no hurry
+                    continue
             if self.once:
                 return
             await asyncio.sleep(next(pauses))
@@ -425,12 +430,14 @@ class Client(ZmtpConnection, asyncio.Protocol):
         self.connected = True
         self.denied = ""
         security = self._security
-        curve = None if security is None else security.client(self._socket_type, self._bytes_max)
+        curve = None if security is None or self._null else security.client(self._socket_type, self._bytes_max)
         self.begin(transport, self._socket_type, self._bytes_max, curve)
 
     def refuse(self, error: RoqError) -> None:
         """Known to those who ask by `denied`."""
-        if isinstance(error, AccessDenied):
+        if isinstance(error, zmtp.OtherMechanism) and self._security is not None and self._security.mixed:
+            self._null, self._switching = not self._null, True
+        elif isinstance(error, AccessDenied):
             self.denied = str(error)
         super().refuse(error)
 
@@ -451,7 +458,7 @@ class Client(ZmtpConnection, asyncio.Protocol):
             self.connected = False
             self.is_over()
         self._lost.set()
-        if not self.closed:
+        if not self.closed and not self._switching:
             self.ended()
 
     def greeted(self) -> None:

@@ -36,7 +36,7 @@ from roq.runtime.files import DISK, configuration_home
 from roq.runtime.observe import logger
 from roq.wire import zmtp
 from roq.wire.card import CARD_PROPERTY, AccessList, Card, CardRole, SecurityMode, verify, verify_card
-from roq.wire.curve import CurveClient, CurveServer, KeyPair
+from roq.wire.curve import CurveClient, CurveOrNullServer, CurveServer, KeyPair
 
 CARDS = configuration_home() / "cards"  # by the cluster's address
 
@@ -56,10 +56,10 @@ class CardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Security:
-    """Of one process. access: what the cluster's access list says now."""
+    """Of one process. access: what the cluster's access list says now. mixed: the other ends need not have any yet."""
 
-    def __init__(self, file: CardFile, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, file: CardFile, clock: Callable[[], float] = time.time, *, mixed: bool = False) -> None:
+        self._clock, self.mixed = clock, mixed
         self.signed = _bytes(file.card)
         self._authorities = tuple(map(_bytes, file.authorities))
         self._server_key = _bytes(file.server)
@@ -94,7 +94,8 @@ class Security:
                 turned_away(denied, key)
                 raise
 
-        return CurveServer(self._server_keys, admit, zmtp.properties(socket_type), bytes_max)
+        told = self._server_keys, admit, zmtp.properties(socket_type), bytes_max
+        return CurveOrNullServer(*told, socket_type) if self.mixed else CurveServer(*told)
 
     def _card_of(self, key: bytes, shown: bytes) -> Card:
         signed = shown or self._admitted.get(key, b"")
@@ -134,7 +135,7 @@ class Security:
         return True
 
 
-def load_card(path: Path) -> Security:
+def load_card(path: Path, *, mixed: bool = False) -> Security:
     """Raises InvalidConfiguration, AccessDenied."""
     try:
         mode = os.stat(path).st_mode
@@ -142,19 +143,19 @@ def load_card(path: Path) -> Security:
             raise InvalidConfiguration(
                 f"the card {path} can be read by others: `chmod 600 {path}`, and have it revoked if it was"
             )
-        return Security(msgspec.json.decode(path.read_bytes(), type=CardFile))
+        return Security(msgspec.json.decode(path.read_bytes(), type=CardFile), mixed=mixed)
     except OSError as error:
         raise InvalidConfiguration(f"can't read the card {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
         raise InvalidConfiguration(f"{path} is no card of RoQ: {error}") from None
 
 
-def use_card(path: Path | None) -> Security | None:
-    """All connections and servers of this process are this card's from now on. None: ROQ_CARD's, if it is set. Raises
-    InvalidConfiguration: another card is used already; and as load_card."""
+def use_card(path: Path | None, *, mixed: bool = False) -> Security | None:
+    """All connections and servers of this process are this card's from now on. None: ROQ_CARD's, if it is set. mixed: see
+    Security. Raises InvalidConfiguration: another card is used already; and as load_card."""
     if path is None:
         return process_security()
-    loaded, used = load_card(path), _process.security
+    loaded, used = load_card(path, mixed=mixed), _process.security
     if used is not None and used.card.id != loaded.card.id:
         raise InvalidConfiguration(f"this process uses the card of {used.card.name} already: one process has one card")
     if used is None:
@@ -213,7 +214,7 @@ def use_daemon_card(path: Path | None, mode: SecurityMode, role: CardRole, name:
             "no card: name one by --card (`roq ca sign` makes it, docs/security.md says how), or say --security none "
             "where everybody on the network may read and change everything"
         )
-    security = use_card(path)
+    security = use_card(path, mixed=mode is SecurityMode.MIXED)
     assert security is not None
     card = security.card
     if card.role is not role or not security.serves or (name and card.name != name):
@@ -233,10 +234,10 @@ def take_kept(security: Security, access: Path) -> None:
         log.error("the access list that was kept is of no use", extra={"fields": fields})
 
 
-def use_child_card(path: str, access: str) -> None:
+def use_child_card(path: str, access: str, *, mixed: bool) -> None:
     """Of a host's process that was forked. access: file with the access list that its HCM knew. Raises as load_card."""
     _process.looked = _process.settled = True
-    if path and (security := use_card(Path(path))) is not None:
+    if path and (security := use_card(Path(path), mixed=mixed)) is not None:
         take_kept(security, Path(access))
 
 

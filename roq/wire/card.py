@@ -29,10 +29,12 @@ GRANTS_MAX = 100  # of one card: it is sent with every connection
 
 
 class SecurityMode(StrEnum):
-    """Whom a daemon lets in. CARDS: who shows one, and it has its own; NONE: everybody, which must be said."""
+    """Whom a daemon lets in. CARDS: who shows one, and it has its own; NONE: everybody, which must be said; MIXED: both, while
+    a cluster is being given cards."""
 
     CARDS = "cards"
     NONE = "none"
+    MIXED = "mixed"
 
 
 class CardRole(StrEnum):

@@ -10,6 +10,8 @@
 A Curve stands between a connection's bytes and a zmtp.Parser: `feed` returns what a peer without security would have sent,
 greeting and READY first; `seal` makes of whole frames what leaves in their place. Numbers only grow, so nothing is taken twice.
 
+While a cluster is being given cards its servers take both kinds of clients, each as it speaks (CurveOrNullServer).
+
 Not covered: sockets; who is let in (roq/runtime/security.py).
 """
 
@@ -109,7 +111,7 @@ class Curve:
         mechanism = zmtp.mechanism(data)
         if mechanism != b"CURVE":
             if mechanism == b"NULL":
-                raise AccessDenied(
+                raise zmtp.OtherMechanism(
                     "the other end has no security: it takes nobody with a card (`roq --card`, roq.connect(card=), ROQ_CARD, "
                     "~/.config/roq/cards)"
                 )
@@ -280,3 +282,42 @@ class CurveServer(Curve):
         reason = str(denied).encode()[:REASON_BYTES_MAX]
         self.to_send.append(zmtp.frame(b"%b%c%b" % (_ERROR, len(reason), reason), zmtp.COMMAND))
         return denied
+
+
+class CurveOrNullServer(CurveServer):
+    """Takes clients without security too, and then does nothing. It says which mechanism it has when the client has: until
+    then it sends only what all greetings begin with. socket_type: as in zmtp.hello."""
+
+    def __init__(
+        self,
+        keys: Sequence[KeyPair],
+        admit: Callable[[bytes, Mapping[bytes, bytes]], None],
+        properties: bytes,
+        bytes_max: int,
+        socket_type: bytes,
+    ) -> None:
+        super().__init__(keys, admit, properties, bytes_max)
+        self._hello = zmtp.hello(socket_type)
+        self.to_send = [_GREETING_SERVER[: zmtp.VERSION_BYTES]]
+        self._null = False
+
+    def feed(self, data: bytes) -> bytes:
+        """See Curve."""
+        if self._null:
+            return data
+        if not self._greeted:
+            data = b"".join((*self._chunks, data))
+            self._chunks, self._size = [data], len(data)
+            if len(data) < zmtp.GREETING_BYTES:
+                return b""
+            self._chunks, self._size = [], 0
+            self._null = zmtp.mechanism(data) == b"NULL"
+            self.to_send.append((self._hello if self._null else _GREETING_SERVER)[zmtp.VERSION_BYTES :])
+            if self._null:
+                self.ready = True
+                return data
+        return super().feed(data)
+
+    def seal(self, frames: bytes) -> bytes:
+        """See Curve."""
+        return frames if self._null else super().seal(frames)

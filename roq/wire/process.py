@@ -30,6 +30,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     data_dir: str = ""
     card: str = ""  # file of the host's card; "": no security
     access: str = ""  # file of the access list, if there is one yet
+    mixed: bool = False  # see roq.wire.card.SecurityMode
     restarted: bool = False  # a process of this name has served here before: others may count on what it knew
 
 

@@ -21,12 +21,17 @@ from roq.errors import AccessDenied, FrameError
 from roq.wire.limits import CONTROL_BYTES_MAX
 
 GREETING_BYTES = 64
+VERSION_BYTES = 12  # of the greeting, before the mechanism
 CHUNK_BYTES_MIN = 4096  # of a message that comes in crumbs; each chunk costs some 50 bytes beside itself
 PARTS_MAX = 16  # of one message, whose limit is that of all of them together
 JOINED_BYTES_MAX = 4096  # a larger body is written beside its header, not copied behind it
 PING = b"\x04\x07\x04PING\0\0"  # asks for a PONG; says nothing about when the next one comes
 MORE, LONG, COMMAND = 1, 2, 4
 _NO_PROPERTIES: Mapping[bytes, bytes] = MappingProxyType({})
+
+
+class OtherMechanism(AccessDenied):
+    """The other end has security and we have none, or the other way round."""
 
 
 def greeting(mechanism: bytes, *, as_server: bool = False) -> bytes:
@@ -163,7 +168,7 @@ class Parser:
     def _greet(self, data: bytes) -> None:
         wanted = mechanism(data)
         if wanted == b"CURVE":
-            raise AccessDenied("this cluster takes only who shows a card: `roq --card`, roq.connect(card=) or ROQ_CARD")
+            raise OtherMechanism("this cluster takes only who shows a card: `roq --card`, roq.connect(card=) or ROQ_CARD")
         if wanted != b"NULL":
             raise FrameError("a peer with another security mechanism")
         self._greeted = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -311,3 +312,75 @@ async def test_a_revoked_card_is_out_at_a_server_of_another_thread(people: Peopl
 
     await asyncio.to_thread(thread.call, close())
     thread.stop()
+
+
+# --- while a cluster is being given cards ---------------------------------------------------------------------------------
+
+
+async def answered(endpoint: str, security: Security | None) -> list[list[bytes]]:
+    """What comes back of a Dealer's message, and then of a blocking one's."""
+    came = list[list[bytes]]()
+    dealer = Dealer(endpoint, came.append, lambda: None, security)
+    blocking = BlockingConnection(endpoint, StopEvent(), security)
+
+    def ask() -> None:
+        blocking.send(b"second")
+        reply = blocking.receive(time.monotonic() + WAIT_SECONDS)
+        assert reply is not None
+        came.append(reply)
+
+    try:
+        dealer.send(b"first")
+        await until(lambda: len(came) == 1)
+        await asyncio.to_thread(ask)
+    finally:
+        dealer.close()
+        blocking.close()
+    return came
+
+
+@pytest.mark.parametrize("server", ["none", "mixed", "cards"])
+@pytest.mark.parametrize("client", ["none", "mixed", "cards"])
+async def test_who_meets_whom(people: People, server: str, client: str) -> None:
+    """In any order in which GCMs and hosts are started anew."""
+    card = people.authority.issue("host-2", CardRole.HOST)
+    of = {"none": None, "mixed": Security(card, mixed=True), "cards": Security(card)}
+
+    def echo(parts: list[bytes]) -> None:
+        made.send(parts[0], parts[-1])
+
+    made = Router(LOCAL, 0, echo, security=of[server])
+    try:
+        if {client, server} == {"none", "cards"}:
+            with pytest.raises((AccessDenied, TimeoutError)):
+                async with asyncio.timeout(1.0):
+                    await answered(f"{HERE}{made.port}", of[client])
+            assert not any(peer.parser.ready for peer in made.peers.values())
+        else:
+            assert await answered(f"{HERE}{made.port}", of[client]) == [[b"first"], [b"second"]]
+    finally:
+        made.close()
+
+
+async def test_libzmq_of_both_kinds_at_a_server_that_takes_both(people: People) -> None:
+    people.host.mixed = True
+    keys = people.libzmq_keys()
+
+    def echo(parts: list[bytes]) -> None:
+        made.send(parts[0], parts[-1])
+
+    made = Router(LOCAL, 0, echo, security=people.host)
+
+    def ask() -> None:
+        with libzmq_peer(zmq.DEALER, people, keys, f"{HERE}{made.port}") as sealed:
+            plain = libzmq.socket(zmq.DEALER, 0)
+            plain.set(zmq.RCVTIMEO, int(WAIT_SECONDS * 1000))
+            plain.connect(f"{HERE}{made.port}")
+            for message in SIZES:
+                for peer in (sealed, plain):
+                    peer.send(message)
+                    assert peer.recv() == message
+            plain.close(linger=0)
+
+    await asyncio.to_thread(ask)
+    made.close()

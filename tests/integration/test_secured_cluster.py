@@ -22,8 +22,6 @@ import pytest
 
 import roq
 from roq.coordination import paths
-from roq.coordination.link import ANY_VERSION
-from roq.coordination.locate import read_leader
 from roq.coordination.session import Session
 from roq.errors import AccessDenied, CallError, DeadlineExceeded, RoqError
 from roq.runtime.rpc import RpcClient
@@ -37,11 +35,10 @@ from roq.wire.kpi import Decision
 from tests.harness.cards import as_holder
 from tests.harness.commands import ROOT
 from tests.harness.documented import block
-from tests.harness.traffic import Traffic
+from tests.integration.secured_rig import look_around, use
 
 START_SECONDS, WAIT_SECONDS = 60.0, 10.0
 NAMES = "*"
-ALL = [Grant(right, "*") for right in Right]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ROQ_")}
 
 
@@ -400,25 +397,6 @@ async def prepare_one(cluster: Cluster) -> None:
         await tasks.put(b"x" * 200_000)
 
 
-async def look_around(zookeeper: str) -> None:
-    leader = await read_leader(zookeeper)
-    assert leader.port
-    session = await Session.connect(zookeeper)
-    try:
-        for denied in (
-            lambda: session.get(paths.assignment("host-1")),
-            lambda: session.children(paths.QUEUES),
-            lambda: session.set(paths.assignment("host-1"), b"{}", ANY_VERSION),
-            lambda: session.set(paths.LEADER, b"{}", ANY_VERSION),
-            lambda: session.create(paths.ACCESS, b"forged"),
-            lambda: session.delete(paths.LEADER),
-        ):
-            with pytest.raises(AccessDenied, match="ZooKeeper"):
-                await denied()
-    finally:
-        await session.close()
-
-
 def test_what_the_document_shows(tmp_path: Path) -> None:
     """From nothing to a secured cluster, without starting it."""
     script = block("docs/security.md", "From nothing to a secured cluster")
@@ -431,62 +409,3 @@ def test_what_the_document_shows(tmp_path: Path) -> None:
     assert load_card(tmp_path / "host-1.card").card.role is CardRole.HOST
     assert load_card(tmp_path / "shop.card").card.allows(Right.PUT, "jobs")
     assert load_card(tmp_path / "admin.card").card.allows(Right.ADMIN, "*")
-
-
-@pytest.mark.timeout(120)
-async def test_keys_are_rotated_twice_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
-    """The authority's, the servers', those of GCM and hosts; a program goes on with the card of before, and one with a new one
-    gets in. What runs on a host is restarted with its new card."""
-    with as_holder(None):
-        async with LocalCluster(tmp_path, hosts=2, secured=True) as local:
-            assert local.card is not None
-            async with roq.connect(local.zookeeper) as connected:
-                await connected.create_queue("traffic", overflow="block", replication=2)
-                await connected.create_queue("orders")
-                async with Traffic(connected, "traffic") as traffic:
-                    for number in range(2):
-                        await rotated(local, traffic)
-                        late = tmp_path / f"late-{number}.card"
-                        write_secret(late, Authority.load(tmp_path / "authority.json").issue("late", CardRole.CLIENT, ALL))
-                        with as_holder(late):
-                            await use(local.zookeeper)
-                assert traffic.received == list(range(1, traffic.published + 1)), "lost, repeated or reordered"
-                assert not traffic.lost
-
-
-async def rotated(local: LocalCluster, traffic: Traffic) -> None:
-    """New keys, and new cards of all daemons, one after the other."""
-    authority = Authority.load(local.directory / "authority.json")
-    authority.rotate()
-    roles = [
-        (CardRole.GCM, "gcm-1", local.gcms),
-        (CardRole.HOST, "host-1", local.hosts),
-        (CardRole.HOST, "host-2", local.hosts),
-    ]
-    for role, name, daemons in roles:
-        before = {one.pid for one in local.processes() if one.owner == name}
-        await daemons[name].kill()
-        write_secret(local.directory / "cards" / f"{name}.card", authority.issue(name, role))
-        await daemons[name].start(START_SECONDS)
-        await local.settled(START_SECONDS)
-        async with asyncio.timeout(START_SECONDS):
-            while before & {one.pid for one in local.processes() if one.owner == name}:
-                await asyncio.sleep(0.05)
-        await traffic.flowing()
-
-
-async def use(zookeeper: str) -> None:
-    """Until what is restarted serves."""
-    while True:
-        try:
-            async with (
-                roq.connect(zookeeper) as connected,
-                connected.subscriber("orders") as reads,
-                connected.publisher("orders") as writes,
-            ):
-                await writes.publish("t", b"x")
-                await writes.flush(WAIT_SECONDS)
-                assert (await anext(aiter(reads))).payload == b"x"
-                return
-        except RoqError:
-            await asyncio.sleep(0.2)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from roq.errors import AccessDenied, FrameError
 from roq.wire import zmtp
-from roq.wire.curve import OVERHEAD_BYTES, SHAKE_BYTES_MAX, Curve, CurveClient, CurveServer, KeyPair
+from roq.wire.curve import OVERHEAD_BYTES, SHAKE_BYTES_MAX, Curve, CurveClient, CurveOrNullServer, CurveServer, KeyPair
 
 BYTES_MAX = 20_000
 SERVER, CLIENT = KeyPair.new(), KeyPair.new()
@@ -27,10 +27,13 @@ bodies = st.lists(
 class Pair:
     """Both ends, with what each has told the other."""
 
-    def __init__(self, server_key: bytes = SERVER.public, keys: tuple[KeyPair, ...] = (SERVER,), denied: str = "") -> None:
+    def __init__(
+        self, server_key: bytes = SERVER.public, keys: tuple[KeyPair, ...] = (SERVER,), denied: str = "", *, mixed: bool = False
+    ) -> None:
         self.seen = list[tuple[bytes, Mapping[bytes, bytes]]]()
         self.denied = denied
-        self.server = CurveServer(keys, self._admit, zmtp.properties(b"ROUTER"), BYTES_MAX)
+        told = keys, self._admit, zmtp.properties(b"ROUTER"), BYTES_MAX
+        self.server = CurveOrNullServer(*told, b"ROUTER") if mixed else CurveServer(*told)
         self.client = CurveClient(CLIENT, server_key, PROPERTIES, BYTES_MAX)
         self.at_server, self.at_client = zmtp.Parser(BYTES_MAX), zmtp.Parser(BYTES_MAX)
 
@@ -59,8 +62,9 @@ def move(source: Curve, target: Curve, parser: zmtp.Parser, step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 64, 65, 1 << 20])
-def test_both_are_ready_and_the_server_knows_who_it_is(step: int) -> None:
-    pair = Pair().shake(step)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_both_are_ready_and_the_server_knows_who_it_is(step: int, mixed: bool) -> None:
+    pair = Pair(mixed=mixed).shake(step)
     assert all(end.ready for end in (pair.server, pair.client, pair.at_server, pair.at_client))
     assert pair.seen == [(CLIENT.public, {b"socket-type": b"DEALER", b"identity": b"", b"x-card": b"card"})]
 
@@ -77,6 +81,19 @@ def test_frames_come_out_as_they_went_in(sent: list[tuple[bytes, bool]], step: i
         came += target.feed(sealed[at : at + step])
     assert came == plain
     assert target.unfinished == 0
+
+
+@pytest.mark.parametrize("step", [1, 7, 63, 64, 65, 1 << 20])
+def test_a_server_that_takes_both_does_nothing_for_a_client_without_security(step: int) -> None:
+    server, parser = Pair(mixed=True).server, zmtp.Parser(BYTES_MAX)
+    told = taken(server)
+    assert len(told) < zmtp.GREETING_BYTES, "it waits for what the client says"
+    sent = zmtp.hello(b"DEALER") + zmtp.frame(b"a", zmtp.MORE) + zmtp.frame(b"b")
+    came = [one for at in range(0, len(sent), step) for one in parser.feed(server.feed(sent[at : at + step]))]
+    assert (came, server.ready, parser.ready) == ([[b"a", b"b"]], True, True)
+    assert told + taken(server) == zmtp.hello(b"ROUTER")
+    assert server.seal(b"whatever") == b"whatever"
+    assert server.unfinished == 0
 
 
 def test_parts_of_a_message_stay_parts() -> None:
@@ -109,7 +126,7 @@ def test_who_is_not_let_in_hears_why() -> None:
 
 def test_an_end_without_security_is_refused() -> None:
     for curve in (Pair().client, Pair().server):
-        with pytest.raises(AccessDenied, match="has no security"):
+        with pytest.raises(zmtp.OtherMechanism, match="has no security"):
             curve.feed(zmtp.hello(b"DEALER"))
 
 

@@ -143,7 +143,7 @@ class Master:
             self._refusals.note("denied", denied)
             self._router.send(peer, seal_error(call.id, denied))
             return False
-        return card is not None
+        return card is not None or (self._router.security is not None and self._router.security.mixed)
 
     def _refuse(self, parts: list[bytes], error: Exception) -> None:
         """Whoever can be answered is."""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from roq.cli.output import say
+from roq.errors import InvalidConfiguration
 from roq.ids import check_name
 from roq.runtime.files import configuration_home
 from roq.runtime.security import write_secret
@@ -52,3 +53,17 @@ def rotate(authority: AuthorityOption = AUTHORITY) -> None:
     sign those of programs anew. Cards of before are good until the next rotation."""
     Authority.load(authority.expanduser()).rotate()
     say("new keys: sign the cards of GCMs and hosts anew and restart them one by one, then `roq access push`")
+
+
+@app.command()
+def zookeeper(
+    ca: Annotated[Path, typer.Argument(help="Certificate of who signs ZooKeeper's certificates, in PEM.")],
+    authority: AuthorityOption = AUTHORITY,
+) -> None:
+    """Have connections to ZooKeeper use TLS: by all cards that are signed from now on."""
+    try:
+        told = ca.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"can't read the certificate {ca}: {error}") from None
+    Authority.load(authority.expanduser()).trust_zookeeper(told)
+    say("cards that are signed from now on speak TLS with ZooKeeper: name its secure port in addresses")

@@ -53,6 +53,7 @@ async def check_cluster(address: str) -> list[Finding]:
         parsed = parse_address(address)
     except InvalidConfiguration as error:
         return [wrong("Cluster address", str(error), "write h1:2181,h2:2181[/chroot]")]
+    use_known_card(str(parsed))
     findings = list(await asyncio.gather(*(_zookeeper(server) for server in parsed.hosts.split(","))))
     try:
         leader = await read_leader(address, ANSWER_SECONDS)
@@ -63,7 +64,6 @@ async def check_cluster(address: str) -> list[Finding]:
     except RoqError as error:
         return [*findings, wrong("Leader", str(error), "read the GCMs' logs")]
     findings.append(good("Leader", f"{leader.host}:{leader.port}, epoch {leader.epoch}"))
-    use_known_card(str(parsed))
     security = process_security()
     findings.append(check_security(security.card if security is not None else None, leader.host, time.time()))
     try:

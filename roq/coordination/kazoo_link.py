@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -98,9 +99,10 @@ def translate(error: BaseException, path: str) -> BaseException:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threading without its two worker threads: callbacks run on the connection thread, because ours only post."""
 
-    def __init__(self, host_connect_seconds: float, ended: Callable[[], None]) -> None:
+    def __init__(self, host_connect_seconds: float, ended: Callable[[], None], tls: ssl.SSLContext | None) -> None:
         super().__init__()
-        self._host_connect_seconds = host_connect_seconds
+        self._host_connect_seconds, self._tls = host_connect_seconds, tls
+        self._told = False  # why TLS does not come about
         self._ended = ended
 
     def start(self) -> None:
@@ -116,7 +118,23 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         """Connect with a bound of our own: kazoo would spend the whole session on one silent host."""
         kwargs["timeout"] = min(kwargs["timeout"], self._host_connect_seconds)
-        return super().create_connection(*args, **kwargs)
+        made = super().create_connection(*args, **kwargs)
+        if self._tls is None:
+            return made
+        try:
+            return self._tls.wrap_socket(made, server_hostname=kwargs["hostname"].strip("[]"))
+        except OSError as error:  # kazoo tries again for ever, and says nothing
+            made.close()
+            if not self._told:
+                self._told = True
+                log.error("no TLS with ZooKeeper at %s: %s", kwargs["hostname"], error)
+            raise
+
+    def select(self, *args: Any, **kwargs: Any) -> Any:
+        """As kazoo's; what TLS has opened already makes no socket readable."""
+        if ready := [one for one in args[0] if isinstance(one, ssl.SSLSocket) and one.pending()]:
+            return ready, [], []
+        return super().select(*args, **kwargs)
 
     def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
         """Run the connection loop and tell when it has ended, however that came."""
@@ -171,7 +189,8 @@ class KazooLink:
         closed = password and security is not None and not security.mixed  # who has no card yet would be shut out
         members = [make_digest_acl(ZOOKEEPER_USER, password, all=True)] if closed else None
         self._public = [*members, make_acl("world", "anyone", read=True)] if members else None
-        handler = _Handler(host_connect_seconds, lambda: self._post(self._ended))
+        tls = security.zookeeper_tls if security is not None else None
+        handler = _Handler(host_connect_seconds, lambda: self._post(self._ended), tls)
         self._client = KazooClient(
             hosts=address.hosts,
             logger=kazoo_log,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import ssl
 import stat
 import threading
 import time
@@ -45,7 +46,8 @@ log = logger(__name__)
 
 class CardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one holder is given. All in base64. server: public key of the cluster's servers; servers: (public, secret) of
-    those that a host or GCM serves with, the newest first; zookeeper: password of the cluster's ZooKeeper user."""
+    those that a host or GCM serves with, the newest first; zookeeper: password of the cluster's ZooKeeper user; zookeeper_ca:
+    PEM, of who signs ZooKeeper's certificates."""
 
     card: str
     secret: str
@@ -53,6 +55,7 @@ class CardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     authorities: tuple[str, ...]
     servers: tuple[tuple[str, str], ...] = ()
     zookeeper: str = ""
+    zookeeper_ca: str = ""
 
 
 class Security:
@@ -65,6 +68,7 @@ class Security:
         self._server_key = _bytes(file.server)
         self._server_keys = tuple(KeyPair(_bytes(public), _bytes(secret)) for public, secret in file.servers)
         self.zookeeper_password = file.zookeeper
+        self.zookeeper_tls = tls(file.zookeeper_ca) if file.zookeeper_ca else None
         self.card = verify(self.signed, self._authorities, Card)
         self.card.check_time(clock())
         self._keys = KeyPair(self.card.key, _bytes(file.secret))
@@ -133,6 +137,17 @@ class Security:
         for server in servers:
             server.cut(revoked)
         return True
+
+
+def tls(ca: str) -> ssl.SSLContext:
+    """For connections to servers with certificates of this CA alone (PEM), for the names that they are reached by. Raises
+    InvalidConfiguration."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=ca)
+    except ssl.SSLError as error:
+        raise InvalidConfiguration(f"no certificate of a CA in PEM: {error.reason or error}") from None
+    return context
 
 
 def load_card(path: Path, *, mixed: bool = False) -> Security:

@@ -19,7 +19,7 @@ import msgspec
 from nacl import bindings
 
 from roq.errors import CallError, InvalidConfiguration
-from roq.runtime.security import CardFile, text, write_secret
+from roq.runtime.security import CardFile, text, tls, write_secret
 from roq.wire.card import AccessList, Card, CardRole, Grant, new_card, sign, verify
 from roq.wire.curve import KeyPair
 from roq.wire.limits import PROPERTIES_BYTES_MAX
@@ -46,11 +46,12 @@ class Issued(msgspec.Struct, frozen=True):
 
 class AuthorityFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """In base64. signing: (public, secret), the newest first; servers: the same, of the cluster's servers; zookeeper: password
-    of GCMs and hosts there."""
+    of GCMs and hosts there; zookeeper_ca: in PEM, of who signs ZooKeeper's certificates."""
 
     signing: tuple[tuple[str, str], ...]
     servers: tuple[tuple[str, str], ...]
     zookeeper: str
+    zookeeper_ca: str = ""
     version: int = 0  # of the access list
     issued: tuple[Issued, ...] = ()
 
@@ -106,7 +107,7 @@ class Authority:
         authorities = tuple(public for public, _ in file.signing)
         password = file.zookeeper if role is not CardRole.CLIENT else ""
         server, _ = file.servers[0] if role is CardRole.CLIENT else _used(file.servers)  # programs are given theirs last
-        return CardFile(text(signed), text(keys.secret), server, authorities, servers, password)
+        return CardFile(text(signed), text(keys.secret), server, authorities, servers, password, file.zookeeper_ca)
 
     def admit(self, name: str, key: bytes, grants: Iterable[Grant], days: float = DAYS) -> Card:
         """A card for a program that has a CURVE key and no way to show a card: the access list has it."""
@@ -138,6 +139,13 @@ class Authority:
 
         self._change(change)
         return len(chosen)
+
+    def trust_zookeeper(self, ca: str) -> None:
+        """Cards that are signed from now on have connections to ZooKeeper use TLS. ca: PEM, of who signs its certificates;
+        "": none again. Raises InvalidConfiguration."""
+        if ca:
+            tls(ca)
+        self._change(lambda file: msgspec.structs.replace(file, zookeeper_ca=ca))
 
     def rotate(self) -> None:
         """New keys of the authority and of the cluster's servers. The ones before are used until the next rotation, because who

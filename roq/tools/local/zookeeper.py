@@ -23,6 +23,7 @@ from pathlib import Path
 from roq.errors import PortTaken, ProcessFailed
 from roq.runtime.connections import listen
 from roq.runtime.installation import install
+from roq.runtime.security import process_security
 from roq.tools.local.daemon import LOG_LINES_SHOWN, tail
 
 READY_SECONDS = 60.0  # a cold start takes 0.4 s; with a twentieth of a processor 30. One that ends is noticed at once
@@ -303,9 +304,11 @@ def _usable_port(address: str, port: int) -> int:
 
 
 async def server_status(host: str, port: int, timeout_seconds: float = ANSWER_SECONDS) -> str:
-    """A ZooKeeper's answer to `srvr`; one that takes sessions tells its mode. Raises OSError, TimeoutError."""
+    """A ZooKeeper's answer to `srvr`; one that takes sessions tells its mode. Over TLS, if our card says so. Raises OSError,
+    TimeoutError."""
+    security = process_security()
     async with asyncio.timeout(timeout_seconds):
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(host, port, ssl=security.zookeeper_tls if security is not None else None)
         try:
             writer.write(b"srvr")
             answer = b""

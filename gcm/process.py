@@ -24,7 +24,6 @@ from roq.coordination.link import CoordinationError
 from roq.coordination.session import Session
 from roq.errors import NotLeader, ZooKeeperUnavailable
 from roq.runtime.audit import acted
-from roq.runtime.backoff import delays
 from roq.runtime.links import Broadcaster
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcServer
@@ -37,6 +36,7 @@ from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, LeaderAddress
 from roq.wire.rights import ADMINISTRATIVE, EVERYTHING, GCM, KNOWN, MAKES, check, for_names
 
 log = logger(__name__)
+CLOSE_SECONDS = 600.0  # from one look at the rights of the cluster's nodes to the next
 
 SPACING_SECONDS = 0.2  # between two broadcasts, however much changes
 BUSY_SHARE = 10  # a broadcast that took s seconds to make is followed by at least BUSY_SHARE * s of silence
@@ -164,15 +164,13 @@ class Gcm:
         return await self._handlers.handle(peer, request)
 
     async def _close_rest(self) -> None:
-        """What members without cards have made after others closed the tree."""
-        for pause in delays(1.0, 30.0):
+        """What members without cards, or with those of before, have made after others closed the tree."""
+        while True:
             try:
                 await _close(self._session)
             except (ZooKeeperUnavailable, CoordinationError) as error:
                 log.info("nodes can't be closed yet", extra={"fields": {"reason": str(error)}})
-                await asyncio.sleep(pause)
-            else:
-                return
+            await asyncio.sleep(CLOSE_SECONDS)
 
     def _view(self) -> ClusterView:
         return view(self._leadership.serving().term.view.cluster, self._address, self._handlers.now())
@@ -185,7 +183,7 @@ async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmR
     try:
         for path in paths.SKELETON:
             await session.ensure_path(path)
-        if await session.is_open():
+        if await session.is_open(paths.GCM):
             await _close(session)
         await take_access(session)
         gcm = Gcm(config, session, stop)
@@ -203,8 +201,14 @@ async def serve(config: GcmConfig, stop: asyncio.Event, announce: Callable[[GcmR
 
 
 async def _close(session: Session) -> None:
-    if closed := await session.protect():
-        log.warning("nodes in ZooKeeper were open to everybody: they are closed", extra={"fields": {"nodes": closed}})
+    closed, denied = await session.protect()
+    if closed:
+        log.warning(
+            "nodes in ZooKeeper had other rights than members' alone: they are closed", extra={"fields": {"nodes": closed}}
+        )
+    if denied:
+        fields = {"nodes": len(denied), "first": denied[0]}
+        log.error("nodes in ZooKeeper are somebody else's: remove them, with ZooKeeper's super user", extra={"fields": fields})
 
 
 async def _watchdog() -> None:

@@ -17,12 +17,12 @@ import msgspec
 from roq.cli.finding import Finding, good, warning, wrong
 from roq.client.cluster import Cluster, connect
 from roq.client.overview import MONITOR_SECONDS, NOT_ASKED, Overview, read_overview
-from roq.coordination.link import parse_address
+from roq.coordination.link import ZooKeeperAddress, parse_address
 from roq.coordination.locate import GcmClient, read_election, read_leader
 from roq.errors import ClusterNotFound, DataLost, InvalidConfiguration, RoqError, Unavailable
 from roq.runtime.installation import SOURCE, installed_version
 from roq.runtime.rpc import OnDisconnect, RpcClient
-from roq.runtime.security import process_security, use_known_card
+from roq.runtime.security import enter_cluster, leave_cluster, process_security
 from roq.tools.local.zookeeper import server_status
 from roq.wire import gcm, hcm, master, shuffle
 from roq.wire.assignment import ProcessKind, ProcessState
@@ -53,7 +53,14 @@ async def check_cluster(address: str) -> list[Finding]:
         parsed = parse_address(address)
     except InvalidConfiguration as error:
         return [wrong("Cluster address", str(error), "write h1:2181,h2:2181[/chroot]")]
-    use_known_card(str(parsed))
+    enter_cluster(str(parsed))
+    try:
+        return await _check(address, parsed)
+    finally:
+        leave_cluster(str(parsed))
+
+
+async def _check(address: str, parsed: ZooKeeperAddress) -> list[Finding]:
     findings = list(await asyncio.gather(*(_zookeeper(server) for server in parsed.hosts.split(","))))
     try:
         leader = await read_leader(address, ANSWER_SECONDS)

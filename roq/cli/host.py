@@ -247,7 +247,8 @@ def files(
 
 
 def _security(name: str, security: SecurityMode) -> dict[str, str | int]:
-    return {"card": str(_card(name))} if security is SecurityMode.CARDS else {"security": str(security)}
+    card: dict[str, str | int] = {"card": str(_card(name))} if security is not SecurityMode.NONE else {}
+    return card | ({"security": str(security)} if security is not SecurityMode.CARDS else {})
 
 
 def _card(name: str) -> Path:
@@ -333,9 +334,16 @@ def _exists(user: str) -> bool:
     return True
 
 
+def _secured(text: str) -> list[str]:
+    """Lines of a configuration that say whom a daemon lets in."""
+    return sorted(line for line in text.splitlines() if line.startswith(("card", "security")))
+
+
 def _write(file: File, *, force: bool) -> None:
     if file.kept and not force and file.path.exists():
-        say(f"kept {file.path} as it is; --force writes it anew")
+        ours, asked = _secured(file.path.read_text()), _secured(file.text)
+        differs = f"; its security differs, {' '.join(asked)} was asked for" if ours != asked else ""
+        say(f"kept {file.path} as it is; --force writes it anew{differs}")
         return
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_text(file.text)
@@ -367,6 +375,12 @@ def _run(*command: str) -> None:
         raise ProcessFailed(f"`{' '.join(command)}`: {(done.stderr or done.stdout).strip()}")
 
 
+SecurityOption = Annotated[
+    SecurityMode,
+    typer.Option(help=f"cards: {_card('hcm')}, {_card('gcm').name}. none: nobody needs one. mixed: on the way to cards."),
+]
+
+
 @app.command("install")
 def install(
     gcm: Annotated[bool, typer.Option("--gcm", help="A GCM on this host too; two or three hosts have one.")] = False,
@@ -383,10 +397,7 @@ def install(
     force: Annotated[bool, typer.Option("--force", help="Overwrite configuration files that are there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files, write nothing.")] = False,
     enable: Annotated[bool, typer.Option("--enable", help="Start the units, now and at every boot.")] = False,
-    security: Annotated[
-        SecurityMode,
-        typer.Option(help=f"cards: {_card('hcm')} and {_card('gcm').name}. none: everybody is let in."),
-    ] = SecurityMode.CARDS,
+    security: SecurityOption = SecurityMode.CARDS,
 ) -> None:
     """Write this host's systemd units and configuration files."""
     if enable and (dry_run or prefix != Path("/")):
@@ -416,4 +427,5 @@ def install(
     if enable:
         _enable(units, [file for file in made if file.path == prefix / USERS], cards, user)
     elif prefix == Path("/"):
-        say(f"now: systemctl daemon-reload && systemctl enable --now {' '.join(units)}")
+        owned = "".join(f"install -o {user} -m 600 {card.name} {card} && " for card in cards)  # made by `roq ca sign`
+        say(f"now: {owned}systemctl daemon-reload && systemctl enable --now {' '.join(units)}")

@@ -106,7 +106,8 @@ async def _stay(cluster: LocalCluster, json_line: bool) -> None:
     finally:
         stopping.cancel()
         if kept:
-            known_card(cluster.zookeeper).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                known_card(cluster.zookeeper).unlink(missing_ok=True)
         with working("stopping the cluster"):
             left = await cluster.stop()
         killed = ", ".join(one.command for one in left)
@@ -115,13 +116,11 @@ async def _stay(cluster: LocalCluster, json_line: bool) -> None:
 
 
 def _keep_card(cluster: LocalCluster) -> bool:
-    """Put our card where our programs look for it, and away with one of an earlier cluster at this address; whether it could
-    be done."""
+    """Put our card where our programs look for it; whether it could be done."""
+    if cluster.card is None:
+        return False
     known = known_card(cluster.zookeeper)
     try:
-        known.unlink(missing_ok=True)
-        if cluster.card is None:
-            return False
         known.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         DISK.write_file(known, cluster.card.read_bytes(), mode=0o600)
     except OSError as error:

@@ -21,7 +21,7 @@ from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]
 from kazoo.handlers.threading import SequentialThreadingHandler  # type: ignore[import-untyped]
 from kazoo.protocol.connection import ConnectionHandler  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
-from kazoo.security import Permissions, make_acl, make_digest_acl  # type: ignore[import-untyped]
+from kazoo.security import make_acl, make_digest_acl  # type: ignore[import-untyped]
 
 from roq.coordination import paths
 from roq.coordination.link import (
@@ -57,8 +57,6 @@ RECONNECT_MAX_SECONDS = 0.5  # kazoo's default is an hour; a returned ZooKeeper 
 ZOOKEEPER_USER = "roq"  # of GCMs and hosts, where their cards have a password for it
 CLOSE_POLITE_SECONDS = 1.0  # for the server to confirm that the session is closed
 CLOSE_FORCED_SECONDS = 2.0  # for kazoo's thread to end once its socket is shut
-
-_CHANGES = Permissions.ALL & ~Permissions.READ
 
 _AWAY = (
     kz.ConnectionLoss,
@@ -185,9 +183,9 @@ class KazooLink:
         self._closing = False
         self._thread_ended = asyncio.Event()
         security = process_security()
-        password = security.zookeeper_password if security is not None else ""
-        closed = password and security is not None and not security.mixed  # who has no card yet would be shut out
-        members = [make_digest_acl(ZOOKEEPER_USER, password, all=True)] if closed else None
+        passwords = security.zookeeper_passwords if security is not None else ()
+        closed = passwords and security is not None and not security.mixed  # who has no card yet would be shut out
+        members = [make_digest_acl(ZOOKEEPER_USER, passwords[0], all=True)] if closed else None
         self._public = [*members, make_acl("world", "anyone", read=True)] if members else None
         tls = security.zookeeper_tls if security is not None else None
         handler = _Handler(host_connect_seconds, lambda: self._post(self._ended), tls)
@@ -201,7 +199,7 @@ class KazooLink:
             ),
             command_retry=KazooRetry(max_tries=1, ignore_expire=False),
             default_acl=members,
-            auth_data=[("digest", f"{ZOOKEEPER_USER}:{password}")] if password else None,
+            auth_data=[("digest", f"{ZOOKEEPER_USER}:{password}") for password in passwords],
         )
         self._connection = _Connection(self._client, self._client._conn_retry.copy(), logger=self._client.logger)
         self._connection.session_seconds = session_seconds
@@ -333,7 +331,7 @@ class KazooLink:
 
         def convert(found: Any) -> bool:
             acls, _ = found
-            return self._public is not None and any(acl.id.scheme == "world" and acl.perms & _CHANGES for acl in acls)
+            return self._public is not None and set(acls) != set(self._acl(path) or self._client.default_acl)
 
         return self._settled(self._client.get_acls_async(self._full(path)), path, convert)
 

@@ -207,7 +207,7 @@ class CoordinationLink(Protocol):
         """All or none; the error is that of the first operation that failed by itself."""
 
     def is_open(self, path: str) -> asyncio.Future[bool]:
-        """Whether everybody may write the node though new ones are for members alone."""
+        """Whether the node has other rights than a new one gets, where these are for members alone."""
 
     def protect(self, path: str) -> asyncio.Future[None]:
         """Give the node the rights that a new one gets."""

@@ -31,7 +31,7 @@ from roq.errors import (
 )
 from roq.runtime.backoff import delays
 from roq.runtime.rpc import OnDisconnect, RpcClient
-from roq.runtime.security import use_known_card
+from roq.runtime.security import enter_cluster, leave_cluster
 from roq.wire import gcm as wire
 from roq.wire.assignment import from_json
 
@@ -92,7 +92,8 @@ class GcmClient:
 
     def __init__(self, zookeeper: str, zookeeper_seconds: float = ZOOKEEPER_SECONDS) -> None:
         self.zookeeper = zookeeper
-        use_known_card(str(parse_address(zookeeper)))
+        self._cluster = str(parse_address(zookeeper))
+        enter_cluster(self._cluster)
         self._zookeeper_seconds = zookeeper_seconds
         self._answered = False
         self._rpc: RpcClient | None = None
@@ -163,5 +164,7 @@ class GcmClient:
 
     def close(self) -> None:
         """Close the connection; requests under way fail with Closed."""
+        if not self._closed:
+            leave_cluster(self._cluster)
         self._closed = True
         self._forget(self._rpc, "")

@@ -29,6 +29,7 @@ class TransactionKind(StrEnum):
 
 
 # Persistent folders a new cluster starts with; the leading GCM makes them.
+OWN = (GCM, "hcm-list", HOST_STATES, QUEUES, WORK_QUEUES, POLICIES, TRANSACTIONS, LOGS, SHUFFLES, CLOUD, ACCESS)  # all there is
 SKELETON = (
     GCM,
     LATCH,

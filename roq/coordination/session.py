@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from roq.coordination import paths
 from roq.coordination.kazoo_link import KazooLink
 from roq.coordination.link import (
     ANY_VERSION,
@@ -31,7 +32,7 @@ from roq.coordination.link import (
     ZooKeeperAddress,
     parse_address,
 )
-from roq.errors import CallError, Closed, ZooKeeperUnavailable
+from roq.errors import AccessDenied, CallError, Closed, ZooKeeperUnavailable
 from roq.runtime.observe import logger
 
 log = logger(__name__)
@@ -357,23 +358,31 @@ class Session:
             await self._made("/" + "/".join(parts[:below]))
 
     async def is_open(self, path: str = "") -> bool:
-        """Whether everybody may write what a new node would keep for members alone; "" is the chroot. Raises NoNode."""
+        """Whether others than members may do something to the node, where new ones are for members alone; "" is the chroot.
+        Raises NoNode, AccessDenied."""
         return await self._call(lambda: self._link.is_open(path))
 
-    async def protect(self) -> int:
-        """Close every node that everybody may write, as of a cluster that had no cards, to all but members; how many. The
-        chroot comes last."""
-        pending, found, closed = [""], list[str](), 0
+    async def protect(self) -> tuple[int, list[str]]:
+        """Give all of the cluster's nodes the rights that new ones get: those that everybody may write, as of a cluster that
+        had no cards, and those of an earlier password. How many, and which are not ours to change. The chroot comes last, and
+        nothing beside what is RoQ's is looked at."""
+        found, closed, denied = [""] if self.address.chroot else [], 0, list[str]()
+        pending = list(reversed(paths.OWN))
         while pending:
             path = pending.pop()
             found.append(path)
-            pending += [f"{path}/{name}".lstrip("/") for name in await self.children(path)]
+            with contextlib.suppress(AccessDenied):  # told below
+                pending += [f"{path}/{name}" for name in await self.children(path)]
         for path in reversed(found):
-            with contextlib.suppress(NoNode):
+            try:
                 if await self.is_open(path):
                     await self._call(lambda path=path: self._link.protect(path))  # type: ignore[misc]
                     closed += 1
-        return closed
+            except NoNode:
+                continue
+            except AccessDenied:
+                denied.append(path or self.address.chroot)
+        return closed, denied
 
     async def wait_root(self) -> None:
         """Wait until the chroot exists. Only a GCM makes it: its existence is what says that here is a cluster."""

@@ -11,9 +11,9 @@ gaps only.
     to watchers                Outcome.firings     before the reply, as ZooKeeper does
 
 Stat.cversion is counted in creates and derived: creates twice, less the children there are. The number of a sequential node is
-the count of creates alone. A connection is anybody until it shows who it is; of nodes that it may not read it hears
-nothing. Not covered: what an ACL permits (acl.py), quotas, containers, TTLs, lasting watches; when a session is over
-(sessions.py); bytes (roq/wire/jute.py, changes.py).
+the count of creates alone. A connection is anybody until it shows who it is; of nodes that it may not read its watches
+tell nothing, but for what SetWatches finds changed, as ZooKeeper has it. Not covered: what an ACL permits (acl.py), quotas,
+containers, TTLs, lasting watches; when a session is over (sessions.py); bytes (roq/wire/jute.py, changes.py).
 """
 
 from __future__ import annotations

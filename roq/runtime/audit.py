@@ -1,6 +1,6 @@
 """Who did what to the cluster, and who was refused: lines of the logger "roq.audit", in a daemon's log.
 
-    administrative request   who, request, about (the queue, host … it names), address
+    administrative request   who, request, what it names (the queue, host …), failure
     connection refused       reason, key; at most one line in LOG_REPEAT_SECONDS, with the total
 
 Not covered: which requests are administrative (roq/wire/rights.py); refused requests are in the log of who refused.
@@ -8,21 +8,25 @@ Not covered: which requests are administrative (roq/wire/rights.py); refused req
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire.card import Card
 
 audit = logger("roq.audit")
+audit.setLevel(logging.INFO)  # whatever else is logged
 ANYBODY = "anybody"  # in a cluster without security
 _refusals = Refusals(audit, Counters())
 _NAMES = ("name", "queue", "exchange", "host", "reason", "draining", "version")  # of what requests tell; the rest is data
 
 
-def acted(card: Card | None, request: Any) -> None:
-    """It was allowed and is done now, or answered by why not. card: None without security."""
+def acted(card: Card | None, request: Any, failure: str = "") -> None:
+    """It was allowed. card: None without security. failure: the error's class; it may have been done all the same."""
     about = {name: value for name in _NAMES if (value := getattr(request, name, "")) not in ("", None)}
     fields = {"who": card.name if card is not None else ANYBODY, "request": type(request).__name__, **about}
+    if failure:
+        fields["failure"] = failure
     audit.info("administrative request", extra={"fields": fields})
 
 

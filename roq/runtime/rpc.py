@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from roq.errors import AccessDenied, Closed, DeadlineExceeded, FrameError, RoqError, TemporaryError, Unavailable
+from roq.errors import AccessDenied, Closed, DeadlineExceeded, FrameError, NotLeader, RoqError, TemporaryError, Unavailable
 from roq.runtime.audit import acted
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.runtime.router import Dealer, Router
@@ -107,15 +107,12 @@ class RpcServer:
 
     def check(self, peer: bytes, what: Any) -> None:
         """Raises AccessDenied, also for a peer that is gone."""
-        card = None
         if (security := self._router.security) is not None:
             card = self._router.card_of(peer)
             if card is not None:
                 self._allow(card, what)
             elif not security.mixed:
                 raise AccessDenied("the connection ended")
-        if type(what) in self._audited:
-            acted(card, what)
 
     def _take_request(self, peer: bytes, id: int, body: msgspec.Raw) -> None:
         try:
@@ -134,18 +131,26 @@ class RpcServer:
 
     async def _answer(self, peer: bytes, id: int, request: msgspec.Struct) -> None:
         self.counters["requests"] += 1
+        card = self.card_of(peer)
         try:
             self.check(peer, request)
             answer = seal(EnvelopeKind.REPLY, id, await self._handle(peer, request))
+            self._acted(card, request)
         except AccessDenied as error:
             self._refusals.note("denied", error)
             answer = seal_error(id, error)
         except RoqError as error:
+            if not isinstance(error, NotLeader):
+                self._acted(card, request, type(error).__name__)
             answer = seal_error(id, error)
         except Exception as error:  # a defect must not take the server down: it is logged whole and told to the caller
             log.exception("request failed", extra={"fields": {"request": type(request).__name__}})
             answer = seal_error(id, RoqError(f"{type(error).__name__}: {error}"))
         self._router.send(peer, answer)
+
+    def _acted(self, card: Card | None, request: msgspec.Struct, failure: str = "") -> None:
+        if type(request) in self._audited:
+            acted(card, request, failure)
 
     def notify(self, peer: bytes, body: msgspec.Struct) -> bool:
         """Send a notice; False if the peer is gone."""

@@ -23,8 +23,9 @@ import stat
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -39,22 +40,20 @@ from roq.wire import zmtp
 from roq.wire.card import CARD_PROPERTY, AccessList, Card, CardRole, SecurityMode, verify, verify_card
 from roq.wire.curve import CurveClient, CurveOrNullServer, CurveServer, KeyPair
 
-CARDS = configuration_home() / "cards"  # by the cluster's address
-
 log = logger(__name__)
 
 
 class CardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one holder is given. All in base64. server: public key of the cluster's servers; servers: (public, secret) of
-    those that a host or GCM serves with, the newest first; zookeeper: password of the cluster's ZooKeeper user; zookeeper_ca:
-    PEM, of who signs ZooKeeper's certificates."""
+    those that a host or GCM serves with, the newest first; zookeeper: passwords of the cluster's ZooKeeper user, first the one
+    that new nodes get; zookeeper_ca: PEM, of who signs ZooKeeper's certificates."""
 
     card: str
     secret: str
     server: str
     authorities: tuple[str, ...]
     servers: tuple[tuple[str, str], ...] = ()
-    zookeeper: str = ""
+    zookeeper: tuple[str, ...] = ()
     zookeeper_ca: str = ""
 
 
@@ -67,7 +66,7 @@ class Security:
         self._authorities = tuple(map(_bytes, file.authorities))
         self._server_key = _bytes(file.server)
         self._server_keys = tuple(KeyPair(_bytes(public), _bytes(secret)) for public, secret in file.servers)
-        self.zookeeper_password = file.zookeeper
+        self.zookeeper_passwords = file.zookeeper
         self.zookeeper_tls = tls(file.zookeeper_ca) if file.zookeeper_ca else None
         self.card = verify(self.signed, self._authorities, Card)
         self.card.check_time(clock())
@@ -189,15 +188,36 @@ def process_security() -> Security | None:
 
 def known_card(cluster: str) -> Path:
     """Where the card for a cluster of this machine's is kept. cluster: ZooKeeper's "h:p,h:p/chroot"."""
-    return CARDS / f"{quote(cluster, safe='')}.card"
+    return configuration_home() / "cards" / f"{quote(cluster, safe='')}.card"
 
 
-def use_known_card(cluster: str) -> None:
-    """The card that is kept for this cluster, if there is one and this process was given none. Raises as use_card."""
+def enter_cluster(cluster: str) -> None:
+    """A client of this cluster begins: if this process was given no card, it uses the one that is kept for the cluster, or
+    none. Every one is followed by `leave_cluster`. Raises InvalidConfiguration: it uses another cluster's at the same time;
+    and as load_card."""
     given = process_security() is not None and not _process.found
-    if not given and not _process.settled and (path := known_card(cluster)).exists():
-        use_card(path)
-        _process.found = True
+    if not given and not _process.settled:
+        security, used = _kept(cluster), _process.security
+        if (security and security.card.id) != (used and used.card.id):
+            if others := [other for other in _process.clusters if other != cluster]:
+                raise InvalidConfiguration(f"one process has one card: this one uses that of {others[0]}, close it first")
+            _process.security, _process.found = security, security is not None
+    _process.clusters[cluster] += 1
+
+
+def leave_cluster(cluster: str) -> None:
+    """It has ended."""
+    _process.clusters -= Counter([cluster])
+
+
+def _kept(cluster: str) -> Security | None:
+    try:
+        path = known_card(cluster)
+        if not path.exists():
+            return None
+    except (OSError, RuntimeError):  # no home, or none that we may look into
+        return None
+    return load_card(path)
 
 
 def drop_card() -> None:
@@ -210,6 +230,7 @@ class _ProcessCard:
     security: Security | None = None
     looked: bool = False  # for ROQ_CARD
     found: bool = False  # it is one that was kept for its cluster
+    clusters: Counter[str] = field(default_factory=Counter)  # clients that are open
     settled: bool = False  # it has been given its card, or none: it looks for none
 
 

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from nacl import bindings
@@ -30,6 +31,8 @@ CARD_BYTES_MAX = PROPERTIES_BYTES_MAX - 512
 KEYS_KEPT = 3  # of each kind, the newest first: who is one rotation behind knows two of them, so keys rotate without a gap
 USED = 1  # of them, if there is one before the newest: this one everybody knows, and of its predecessor there may be cards left
 
+K = TypeVar("K")  # a key or a password
+
 
 class Issued(msgspec.Struct, frozen=True):
     """One card that was signed. signed: as its holder shows it, in base64; admitted: its holder can't show it."""
@@ -45,12 +48,12 @@ class Issued(msgspec.Struct, frozen=True):
 
 
 class AuthorityFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """In base64. signing: (public, secret), the newest first; servers: the same, of the cluster's servers; zookeeper: password
+    """In base64. signing: (public, secret), the newest first; servers: the same, of the cluster's servers; zookeeper: passwords
     of GCMs and hosts there; zookeeper_ca: in PEM, of who signs ZooKeeper's certificates."""
 
     signing: tuple[tuple[str, str], ...]
     servers: tuple[tuple[str, str], ...]
-    zookeeper: str
+    zookeeper: tuple[str, ...]
     zookeeper_ca: str = ""
     version: int = 0  # of the access list
     issued: tuple[Issued, ...] = ()
@@ -67,7 +70,7 @@ class Authority:
         """Raises InvalidConfiguration: there is one."""
         if path.exists():
             raise InvalidConfiguration(f"{path} exists: an authority that is replaced leaves its cluster without cards")
-        made = cls(path, AuthorityFile((_signing_pair(),), (_server_pair(),), secrets.token_urlsafe(32)))
+        made = cls(path, AuthorityFile((_signing_pair(),), (_server_pair(),), (_password(),)))
         write_secret(path, made._file)
         return made
 
@@ -105,9 +108,10 @@ class Authority:
         file = self._file
         servers = file.servers if role is not CardRole.CLIENT else ()
         authorities = tuple(public for public, _ in file.signing)
-        password = file.zookeeper if role is not CardRole.CLIENT else ""
+        first = _used(file.zookeeper)
+        passwords = (first, *(one for one in file.zookeeper if one != first)) if role is not CardRole.CLIENT else ()
         server, _ = file.servers[0] if role is CardRole.CLIENT else _used(file.servers)  # programs are given theirs last
-        return CardFile(text(signed), text(keys.secret), server, authorities, servers, password, file.zookeeper_ca)
+        return CardFile(text(signed), text(keys.secret), server, authorities, servers, passwords, file.zookeeper_ca)
 
     def admit(self, name: str, key: bytes, grants: Iterable[Grant], days: float = DAYS) -> Card:
         """A card for a program that has a CURVE key and no way to show a card: the access list has it."""
@@ -148,16 +152,16 @@ class Authority:
         self._change(lambda file: msgspec.structs.replace(file, zookeeper_ca=ca))
 
     def rotate(self) -> None:
-        """New keys of the authority and of the cluster's servers. The ones before are used until the next rotation, because who
-        has no new card yet knows no others."""
+        """New keys of the authority and of the cluster's servers, and a new password for ZooKeeper. The ones before are used
+        until the next rotation, because who has no new card yet knows no others."""
         signing, server = _signing_pair(), _server_pair()
 
         def change(file: AuthorityFile) -> AuthorityFile:
             signs = (signing, *file.signing)[:KEYS_KEPT]
             issued = tuple(_signed_again(one, file.signing, _used(signs)) if one.admitted else one for one in file.issued)
             servers = (server, *file.servers)[:KEYS_KEPT]
-            version = file.version + 1  # the access list is signed anew
-            return msgspec.structs.replace(file, signing=signs, servers=servers, issued=issued, version=version)
+            changed = {"signing": signs, "servers": servers, "zookeeper": (_password(), *file.zookeeper)[:KEYS_KEPT]}
+            return msgspec.structs.replace(file, **changed, issued=issued, version=file.version + 1)  # of the access list
 
         self._change(change)
 
@@ -177,7 +181,11 @@ class Authority:
         return base64.b64decode(self._file.servers[0][0])
 
 
-def _used(keys: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+def _password() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def _used(keys: tuple[K, ...]) -> K:
     return keys[min(USED, len(keys) - 1)]
 
 

@@ -56,6 +56,8 @@ class Curve:
     """One connection. `to_send`: what has to leave now, in order. `ready`: frames may be sealed. `unfinished`: bytes of a
     frame that is not whole yet."""
 
+    _without = "the other end shows no card"  # it has no security
+
     def __init__(self, greeting: bytes, bytes_max: int) -> None:
         self.to_send: list[bytes] = [greeting]
         self.ready = False
@@ -111,10 +113,7 @@ class Curve:
         mechanism = zmtp.mechanism(data)
         if mechanism != b"CURVE":
             if mechanism == b"NULL":
-                raise zmtp.OtherMechanism(
-                    "the other end has no security: it takes nobody with a card (`roq --card`, roq.connect(card=), ROQ_CARD, "
-                    "~/.config/roq/cards)"
-                )
+                raise zmtp.OtherMechanism(self._without)
             raise AccessDenied(f"the other end speaks {mechanism.decode(errors='replace') or 'nothing'}, not CURVE")
         self._greeted = True
 
@@ -170,6 +169,11 @@ class Curve:
 
 class CurveClient(Curve):
     """keys: who we are. server_key: whom we want to talk to. properties: what we say of us, from zmtp.properties."""
+
+    _without = (
+        "this cluster has no security and takes nobody with a card: leave it out (`roq --card`, roq.connect(card=), ROQ_CARD, "
+        "~/.config/roq/cards)"
+    )
 
     def __init__(self, keys: KeyPair, server_key: bytes, properties: bytes, bytes_max: int) -> None:
         super().__init__(_GREETING_CLIENT, bytes_max)

@@ -344,7 +344,7 @@ class BigPayloads:
         payload, crc = task.payload, crc32(task.payload)
         pauses, deadline = delays(0.02, 0.5), time.monotonic() + self._link.patience_seconds
         bare = msgspec.structs.replace(task, payload=b"")
-        avoid: list[str] = []
+        avoid: dict[str, None] = {}
         sent_again = False
 
         def make(request: wire.Request) -> Callable[[int], wire.Request]:
@@ -371,7 +371,7 @@ class BigPayloads:
                     raise Unavailable(f"a payload was lost {attempt} times on its way; the last time: {error}") from error
                 log.warning("upload retried", extra={"fields": {"host": reserved.store.host, "reason": str(error)}})
                 if not isinstance(error, TaskNotFound):
-                    avoid.append(reserved.store.host)
+                    avoid[reserved.store.host] = None
                 self._link.pause(pause)
         raise AssertionError("the loop returns or raises")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kazoo.security import make_digest_acl  # type: ignore[import-untyped]
 
 import roq
 from roq.coordination import paths
@@ -17,7 +18,9 @@ from roq.tools.authority import Authority
 from roq.tools.local.cluster import LocalCluster
 from roq.wire.card import CardRole, Grant, Right
 from tests.harness.cards import as_holder
+from tests.harness.direct_kazoo import close, connected
 from tests.harness.traffic import Traffic
+from tests.integration.coordinator_rig import RunningCoordinator
 from tests.integration.secured_rig import look_around, use
 
 START_SECONDS = 60.0
@@ -41,6 +44,7 @@ async def test_keys_are_rotated_twice_under_load_and_nothing_is_lost(tmp_path: P
                         write_secret(late, Authority.load(tmp_path / "authority.json").issue("late", CardRole.CLIENT, ALL))
                         with as_holder(late):
                             await use(local.zookeeper)
+                        await closed(local.zookeeper, local.directory / "cards" / "host-1.card")
                 assert traffic.received == list(range(1, traffic.published + 1)), "lost, repeated or reordered"
                 assert not traffic.lost
 
@@ -49,15 +53,10 @@ async def rotated(local: LocalCluster, traffic: Traffic) -> None:
     """New keys, and new cards of all daemons, one after the other."""
     authority = Authority.load(local.directory / "authority.json")
     authority.rotate()
-    roles = [
-        (CardRole.GCM, "gcm-1", local.gcms),
-        (CardRole.HOST, "host-1", local.hosts),
-        (CardRole.HOST, "host-2", local.hosts),
-    ]
-    for role, name, daemons in roles:
+    for name, daemons in (("host-1", local.hosts), ("host-2", local.hosts), ("gcm-1", local.gcms)):
         before = {one.pid for one in local.processes() if one.owner == name}
         await daemons[name].kill()
-        write_secret(local.directory / "cards" / f"{name}.card", authority.issue(name, role))
+        write_secret(local.directory / "cards" / f"{name}.card", authority.issue(name, role_of(name)))
         await daemons[name].start(START_SECONDS)
         await local.settled(START_SECONDS)
         async with asyncio.timeout(START_SECONDS):
@@ -94,10 +93,14 @@ async def test_a_cluster_is_given_cards_while_messages_flow(tmp_path: Path) -> N
             await look_around(local.zookeeper)
 
 
+def role_of(name: str) -> CardRole:
+    return CardRole.GCM if name.startswith("gcm") else CardRole.HOST
+
+
 def card_flags(authority: Authority, name: str) -> tuple[str, str]:
     path = authority.path.parent / f"{name}.card"
     if not path.exists():
-        write_secret(path, authority.issue(name, CardRole.GCM if name.startswith("gcm") else CardRole.HOST))
+        write_secret(path, authority.issue(name, role_of(name)))
     return "--card", str(path)
 
 
@@ -118,13 +121,51 @@ async def restarted(local: LocalCluster, traffic: Traffic, flags: Callable[[str]
 
 
 async def closed(zookeeper: str, card: Path) -> None:
-    """Until no node can be written by everybody."""
+    """Until all nodes are members' alone, by their password of today."""
     with as_holder(card):
         session = await Session.connect(zookeeper)
         try:
             async with asyncio.timeout(START_SECONDS):
-                while await session.is_open() or await session.is_open(paths.assignment("host-1")):
+                while await session.is_open() or await session.is_open(paths.GCM):
                     await asyncio.sleep(0.05)
-            assert await session.protect() == 0
+            assert await session.protect() == (0, [])
         finally:
             await session.close()
+
+
+async def test_only_the_clusters_own_nodes_are_closed(tmp_path: Path) -> None:
+    """Also where it has no folder of its own; what is somebody else's is told, and stops nobody."""
+    server = RunningCoordinator(tmp_path / "data")
+    server.start()
+    address = f"{server.address}/"
+    card = tmp_path / "host-1.card"
+    write_secret(card, Authority.init(tmp_path / "authority.json").issue("host-1", CardRole.HOST))
+    try:
+        with as_holder(None):
+            session = await Session.connect(address)
+            for path in ("gcm", "queues", "queues/orders", "kafka"):
+                await session.create(path)
+            await asyncio.to_thread(take_node, server.address, "/queues/mine")
+            await session.close()
+        with as_holder(card):
+            session = await Session.connect(address)
+            assert await session.protect() == (3, ["queues/mine"])
+            assert await session.protect() == (0, ["queues/mine"])
+            await session.close()
+        with as_holder(None):
+            session = await Session.connect(address)
+            await session.set("kafka", b"as before", -1)
+            await session.create("another")
+            with pytest.raises(AccessDenied):
+                await session.set("queues/orders", b"", -1)
+            await session.close()
+    finally:
+        server.stop()
+
+
+def take_node(address: str, path: str) -> None:
+    client = connected(address, auth_data=[("digest", "somebody:else")])
+    try:
+        client.create(path, b"", [make_digest_acl("somebody", "else", all=True)])
+    finally:
+        close(client)

@@ -103,6 +103,14 @@ def test_no_security_must_be_said(tmp_path: Path, programs: Path) -> None:
     assert (hcm.card, hcm.security) == (None, "none")
 
 
+def test_on_the_way_to_cards_both_are_said(tmp_path: Path, programs: Path) -> None:
+    assert install("--prefix", str(tmp_path), "--security", "mixed").exit_code == 0
+    hcm = load(HcmConfig, tmp_path / "etc/roq/hcm.toml", {}, {})
+    assert (hcm.card, hcm.security) == (Path("/etc/roq/hcm.card"), "mixed")
+    again = install("--prefix", str(tmp_path))
+    assert 'its security differs, card = "/etc/roq/hcm.card" was asked for' in " ".join(again.stderr.split())
+
+
 def test_nothing_is_started_without_a_card(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     result = install("--enable", "--host", "h7")

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from roq.errors import LogUnavailable, RoqError
+from roq.errors import LogUnavailable, RoqError, TemporaryError
 from roq.log.replicated.stores import StaticDirectory
 from roq.runtime.observe import Counters
 from roq.wire import master as wire
@@ -16,6 +16,7 @@ from roq.wire.task import TaskToPut
 from roq.wire.work_queue import WorkQueueSpec
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.registry import (
+    PENDING_MAX,
     Asked,
     AskStores,
     BlobRegistry,
@@ -142,6 +143,18 @@ def rig() -> Iterator[Rig]:
     yield made
     made.registry.check()
     made.service.fold.check()
+
+
+def test_an_upload_that_is_begun_again_takes_no_further_room(rig: Rig) -> None:
+    """Stores that refuse for a while: what broke must not keep others out later."""
+    for _ in range(2 * PENDING_MAX):
+        last = rig.reserve(1)
+    for sequence in range(2, PENDING_MAX + 1):
+        rig.reserve(sequence)
+    assert isinstance(rig.ask(wire.Reserve(7, PENDING_MAX + 1, SIZE, CRC, [])), TemporaryError)
+    rig.ask(wire.PayloadStored(7, 1, last, TaskToPut(b"")))
+    rig.settle()
+    assert rig.answers[rig._ids] == wire.TasksAdded([])
 
 
 def test_a_put_with_too_few_stores_fails_and_may_be_repeated(rig: Rig) -> None:

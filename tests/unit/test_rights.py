@@ -5,18 +5,21 @@ from __future__ import annotations
 import base64
 import time
 import typing
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from roq.errors import AccessDenied, CallError, InvalidConfiguration
-from roq.runtime import security
+from roq.runtime import audit, security
 from roq.runtime.audit import acted, turned_away
+from roq.runtime.observe import Counters, Refusals
 from roq.runtime.security import Security, load_card, members_only, write_secret
 from roq.tools.authority import Authority
 from roq.wire import gcm, hcm, master, monitor, rights, shuffle, store
-from roq.wire.card import CLOCK_SECONDS, AccessList, Card, CardRole, Grant, Right, new_card, sign
+from roq.wire.card import CLOCK_SECONDS, AccessList, Card, CardRole, Grant, Right, SecurityMode, new_card, sign
 from roq.wire.curve import KeyPair
 
 INSIDE = {  # what no client may ask, with any right
@@ -218,6 +221,73 @@ def test_a_card_that_cannot_be_read_is_asked_for_again(tmp_path: Path, monkeypat
             security.process_security()
 
 
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Keeps a new card for a cluster of this address; its id."""
+    monkeypatch.setattr(security, "_process", security._ProcessCard())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def keep(cluster: str) -> str:
+        path = security.known_card(cluster)
+        write_secret(path, Authority.init(tmp_path / f"{time.time_ns()}.json").issue("owner", CardRole.CLIENT))
+        return load_card(path).card.id
+
+    return keep
+
+
+def used() -> str | None:
+    now = security.process_security()
+    return now.card.id if now is not None else None
+
+
+def test_a_program_uses_the_card_that_is_kept_for_its_cluster(kept: Callable[[str], str]) -> None:
+    """The one of now: a cluster at the same address may be another one, and the next one may have none."""
+    first = kept("a:1/RoQ")
+    security.enter_cluster("a:1/RoQ")
+    assert used() == first
+    second = kept("a:1/RoQ")
+    security.enter_cluster("a:1/RoQ")
+    assert used() == second
+    for _ in range(2):
+        security.leave_cluster("a:1/RoQ")
+    security.enter_cluster("b:1/RoQ")
+    assert used() is None
+
+
+def test_cards_of_two_clusters_at_once_are_refused_with_words(kept: Callable[[str], str]) -> None:
+    first = kept("a:1/RoQ")
+    kept("b:1/RoQ")
+    security.enter_cluster("a:1/RoQ")
+    for other in ("b:1/RoQ", "none:1/RoQ"):
+        with pytest.raises(InvalidConfiguration, match="uses that of a:1/RoQ"):
+            security.enter_cluster(other)
+    assert used() == first
+    security.leave_cluster("a:1/RoQ")
+    security.enter_cluster("b:1/RoQ")
+    assert used() not in (None, first)
+
+
+def test_who_was_given_a_card_or_none_looks_for_none(kept: Callable[[str], str], tmp_path: Path) -> None:
+    given = tmp_path / "given.card"
+    write_secret(given, Authority.init(tmp_path / "given.json").issue("alice", CardRole.CLIENT))
+    kept("a:1/RoQ")
+    security.use_daemon_card(None, SecurityMode.NONE, CardRole.HOST)
+    security.enter_cluster("a:1/RoQ")
+    assert used() is None
+    security._process = security._ProcessCard()
+    security.use_card(given)
+    security.enter_cluster("a:1/RoQ")
+    assert used() == load_card(given).card.id
+
+
+def test_without_a_home_nothing_is_kept(kept: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept("a:1/RoQ")
+    for error in (PermissionError(13, "no"), RuntimeError("Could not determine home directory.")):
+        monkeypatch.setattr(security, "known_card", Mock(side_effect=error))
+        security.enter_cluster("a:1/RoQ")
+        assert used() is None
+
+
 def test_one_bad_card_of_an_access_list_keeps_nobody_in(tmp_path: Path) -> None:
     authority = Authority.init(tmp_path / "authority.json")
     host = Security(authority.issue("host-1", CardRole.HOST))
@@ -249,10 +319,14 @@ def test_what_changes_the_cluster_is_written_down_with_who_did_it(caplog: pytest
     ]
 
 
-def test_refused_connections_can_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_connections_can_not_flood_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    counters = Counters()
+    monkeypatch.setattr(audit, "_refusals", Refusals(audit.audit, counters))
     for number in range(1000):
         turned_away("no card was shown", number.to_bytes(32, "big"))
-    assert len(caplog.records) <= 1
+    (record,) = caplog.records
+    assert record.getMessage() == f"refused input: reason=connection, detail=no card was shown (key {'0' * 16}), total=1"
+    assert counters["refused_connection"] == 1000
 
 
 def test_the_authoritys_keys_rotate_without_a_gap(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ MACHINES = {
     "roq/pubsub/monitor/membership.py",
     "roq/pubsub/scaling/decide.py",
     "roq/workqueue/fold.py",
+    "roq/workqueue/master/registry.py",
     "roq/workqueue/master/service.py",
     "roq/shuffle/plan.py",
 }

@@ -23,7 +23,7 @@ from roq.errors import CallError, DeadlineExceeded, HostNotFound, ProcessFailed,
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
-from roq.runtime.security import drop_card, use_card, write_secret
+from roq.runtime.security import drop_card, known_card, use_card, write_secret
 from roq.tools.authority import Authority
 from roq.tools.local import leftovers, starter
 from roq.tools.local.daemon import Daemon
@@ -190,6 +190,8 @@ class LocalCluster:
             port = port if port and port_free("127.0.0.1", port) else 0
             await self._own_zookeeper.begin(self.directory / self._kind.folder, port=port)
             self._ensemble = self._own_zookeeper.connect_string
+            with contextlib.suppress(OSError):
+                known_card(self.zookeeper).unlink(missing_ok=True)  # of a cluster that was killed
         assert self._claim is not None
         self._claim.write(starter.StarterRecord(self._token, self.zookeeper))
 

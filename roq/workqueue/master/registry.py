@@ -135,6 +135,7 @@ class _Pending:
     size: int
     crc: int
     deadline: float
+    number: tuple[int, int]  # producer, sequence
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
     request: wire.PayloadStored | None = None
 
@@ -245,6 +246,9 @@ class BlobRegistry:
 
     def _reserve(self, request: wire.Reserve) -> wire.Reserved:
         self._service.check_big(request.size)
+        number = request.producer, request.sequence
+        for broken in [blob for blob, one in self._pending.items() if one.number == number and not one.waiting]:
+            del self._pending[broken]  # what there is of it is an orphan
         if len(self._pending) >= PENDING_MAX:
             raise TemporaryError("too many payloads are on their way: try again")
         self._count += 1
@@ -253,7 +257,7 @@ class BlobRegistry:
         for host in rank(blob, [host for host in roomy if host not in request.avoid] or roomy):
             endpoint = self._directory.endpoint(host)
             if endpoint is not None:
-                self._pending[blob] = _Pending(host, request.size, request.crc, self._now + self._pace.pending_seconds)
+                self._pending[blob] = _Pending(host, request.size, request.crc, self._now + self._pace.pending_seconds, number)
                 return wire.Reserved(blob, StoreAddress(host, endpoint))
         raise LogUnavailable("no store answers")
 

@@ -1,7 +1,8 @@
 """`python -m benchmarks [pubsub|cost|moves|failover|workqueue|file|churn]`: all without an argument.
 
 Progress on stderr, Markdown tables on stdout. With Spark, and by themselves: `python -m benchmarks.shuffle`,
-`benchmarks.shuffle.spark` and `benchmarks.spark_queue`; by itself, too, `benchmarks.wakeups`.
+`benchmarks.shuffle.spark` and `benchmarks.spark_queue`; by itself, too, `benchmarks.wakeups` and
+`benchmarks.fan_in`.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ PEERS = {
     "nats-py": ("nats_peer", "PEER"),
     "redis-py": ("redis_peer", "PEER"),
     "redis-py-pipe100": ("redis_peer", "PIPELINED"),
+    "redis-py, not awaited": ("redis_peer", "UNAWAITED"),
     "aio-pika": ("rabbitmq_peer", "PEER"),
     "zmq-proxy": ("zmq_peer", "SINGLE"),
     "zmq-proxy-batch100": ("zmq_peer", "BATCHES"),

@@ -1,7 +1,9 @@
-"""redis-py (with hiredis) on a Redis server, output buffer limit off: one PUBLISH per call, and 100 in a pipeline."""
+"""redis-py (with hiredis) on a Redis server, output buffer limit off: one PUBLISH per call, with and without waiting for the
+server's answer, and 100 in a pipeline."""
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import redis
@@ -50,5 +52,27 @@ def publish(order: PublishOrder, ready: ReadyCall, pipeline: int) -> int:
     return sent
 
 
+def publish_unawaited(order: PublishOrder, ready: ReadyCall) -> int:
+    """As nats-py and RoQ publish: no call waits for the server's answer to the one before; a thread reads them."""
+    connection = _connect(order.address).connection_pool.get_connection()
+    (topic,) = order.load.topics_of(order.index)
+    sent, answers = 0, threading.Semaphore(0)
+
+    def read() -> None:
+        while True:
+            answers.acquire()
+            connection.read_response()
+
+    threading.Thread(target=read, daemon=True).start()
+    ready()
+    for payload in payloads(order.load, order.index):
+        if payload is not None:
+            connection.send_command("PUBLISH", topic, payload)  # type: ignore[no-untyped-call]
+            answers.release()
+            sent += 1
+    return sent
+
+
+UNAWAITED = Peer("redis", subscribe, publish_unawaited)
 PEER = Peer("redis", subscribe, partial(publish, pipeline=0))
 PIPELINED = Peer("redis", subscribe, partial(publish, pipeline=PIPELINE))

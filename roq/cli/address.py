@@ -21,7 +21,7 @@ import uvloop
 from roq.cli.output import working
 from roq.client.cluster import Cluster, connect
 from roq.errors import InvalidConfiguration
-from roq.runtime.files import configuration_home
+from roq.runtime.places import configuration_home
 
 T = TypeVar("T")
 DEFAULT_ADDRESS = "127.0.0.1:2181"

@@ -10,7 +10,7 @@ import typer
 from roq.cli.output import say
 from roq.errors import InvalidConfiguration
 from roq.ids import check_name
-from roq.runtime.files import configuration_home
+from roq.runtime.places import configuration_home
 from roq.runtime.security import write_secret
 from roq.tools.authority import DAYS, Authority
 from roq.wire.card import CardRole

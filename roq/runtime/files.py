@@ -24,11 +24,6 @@ CHUNK_BYTES = 1024 * 1024  # of zeros
 SYNC_COUNT = 256  # files open at once while they are written and synced
 
 
-def configuration_home() -> Path:
-    """Where this user's settings, cards and authority are."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "roq"
-
-
 class Disk:
     """Plain files, by descriptor or path. Every method may raise OSError."""
 

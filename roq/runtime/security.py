@@ -34,8 +34,9 @@ import msgspec
 
 from roq.errors import AccessDenied, InvalidConfiguration
 from roq.runtime.audit import turned_away
-from roq.runtime.files import DISK, configuration_home
+from roq.runtime.files import DISK
 from roq.runtime.observe import logger
+from roq.runtime.places import configuration_home
 from roq.wire import zmtp
 from roq.wire.card import CARD_PROPERTY, AccessList, Card, CardRole, SecurityMode, verify, verify_card
 from roq.wire.curve import CurveClient, CurveOrNullServer, CurveServer, KeyPair
@@ -215,7 +216,7 @@ def _kept(cluster: str) -> Security | None:
         path = known_card(cluster)
         if not path.exists():
             return None
-    except (OSError, RuntimeError):  # no home, or none that we may look into
+    except OSError:  # a home that we may not look into
         return None
     return load_card(path)
 

@@ -282,10 +282,14 @@ def test_who_was_given_a_card_or_none_looks_for_none(kept: Callable[[str], str],
 
 def test_without_a_home_nothing_is_kept(kept: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     kept("a:1/RoQ")
-    for error in (PermissionError(13, "no"), RuntimeError("Could not determine home directory.")):
-        monkeypatch.setattr(security, "known_card", Mock(side_effect=error))
+    with monkeypatch.context() as patched:
+        patched.setattr(security, "known_card", Mock(side_effect=PermissionError(13, "no")))
         security.enter_cluster("a:1/RoQ")
         assert used() is None
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(Path, "expanduser", Mock(side_effect=RuntimeError("Could not determine home directory.")))
+    security.enter_cluster("a:1/RoQ")
+    assert used() is None
 
 
 def test_one_bad_card_of_an_access_list_keeps_nobody_in(tmp_path: Path) -> None:

@@ -187,9 +187,9 @@ class Engine:
         networks = await self.call(self._client.networks.list, filters=filters)
         networks = [network for network in networks if ours(network.attrs["Labels"])]
         for network in networks:
-            await self._gone(network.remove)
-            for subnet in _subnets_of(network):
+            for subnet in _subnets_of(network):  # while it is taken: the next cluster takes the first free one
                 _ip_route("del", subnet)
+            await self._gone(network.remove)
         return [found.name for found in [*containers, *networks]]
 
     async def _gone(self, remove: Callable[..., None], **options: Any) -> None:

@@ -272,6 +272,8 @@ async def test_what_a_crashed_run_left_is_swept(image: str) -> None:
             while await engine.count(f"{CLUSTER_LABEL}={token}"):
                 await asyncio.sleep(0.1)
             while subnet in await asyncio.to_thread(Path("/proc/net/fib_trie").read_text):
+                if f"{subnet}/24" in await engine.call(engine._subnets):
+                    break  # the neighbour's by now
                 await asyncio.sleep(0.1)
     finally:
         engine.close()

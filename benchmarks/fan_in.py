@@ -57,11 +57,11 @@ MIDDLES: dict[str, Callable[[int, int], None]] = {"RoQ": exchange, "zmq-proxy": 
 
 
 class Greeted(asyncio.Protocol):
-    """A connection that greets; `ready` when the other end has sent a message, or at once."""
+    """A connection. greeted: the other end takes messages; ready: it has sent one."""
 
     def __init__(self, socket_type: bytes) -> None:
         self.hello = zmtp.hello(socket_type)
-        self.ready, self.room = asyncio.Event(), asyncio.Event()
+        self.greeted, self.ready, self.room = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.room.set()
         self.parser = zmtp.Parser()
         self.counted: Callable[[int], None] | None = None
@@ -75,8 +75,11 @@ class Greeted(asyncio.Protocol):
         """For the loop."""
         if self.counted is not None:
             self.counted(len(data))
-        elif self.parser.feed(data):
+            return
+        if self.parser.feed(data):
             self.ready.set()
+        if self.parser.ready:
+            self.greeted.set()
 
     def pause_writing(self) -> None:
         """For the loop."""
@@ -96,6 +99,7 @@ async def connect(socket_type: bytes, port: int) -> Greeted:
             except OSError:
                 await asyncio.sleep(0.05)
             else:
+                await made.greeted.wait()
                 return made
 
 

@@ -41,9 +41,8 @@ def exchange(front: int, back: int) -> None:
 
     async def forward() -> None:
         made = Forwarder(LOCAL, front, back, "A/1", QueueSettings(overflow=Overflow.BLOCK), Counters())
-        while True:
-            await asyncio.sleep(WAIT_SECONDS)
-            assert made.front_port
+        await asyncio.Event().wait()
+        made.stop()
 
     uvloop.run(forward())
 

@@ -196,19 +196,21 @@ def enter_cluster(cluster: str) -> None:
     """A client of this cluster begins: if this process was given no card, it uses the one that is kept for the cluster, or
     none. Every one is followed by `leave_cluster`. Raises InvalidConfiguration: it uses another cluster's at the same time;
     and as load_card."""
-    given = process_security() is not None and not _process.found
-    if not given and not _process.settled:
-        security, used = _kept(cluster), _process.security
-        if (security and security.card.id) != (used and used.card.id):
-            if others := [other for other in _process.clusters if other != cluster]:
-                raise InvalidConfiguration(f"one process has one card: this one uses that of {others[0]}, close it first")
-            _process.security, _process.found = security, security is not None
-    _process.clusters[cluster] += 1
+    with _process.lock:
+        given = process_security() is not None and not _process.found
+        if not given and not _process.settled:
+            security, used = _kept(cluster), _process.security
+            if (security and security.card.id) != (used and used.card.id):
+                if others := [other for other in _process.clusters if other != cluster]:
+                    raise InvalidConfiguration(f"one process has one card: this one uses that of {others[0]}, close it first")
+                _process.security, _process.found = security, security is not None
+        _process.clusters[cluster] += 1
 
 
 def leave_cluster(cluster: str) -> None:
     """It has ended."""
-    _process.clusters -= Counter([cluster])
+    with _process.lock:
+        _process.clusters -= Counter([cluster])
 
 
 def _kept(cluster: str) -> Security | None:
@@ -231,7 +233,8 @@ class _ProcessCard:
     security: Security | None = None
     looked: bool = False  # for ROQ_CARD
     found: bool = False  # it is one that was kept for its cluster
-    clusters: Counter[str] = field(default_factory=Counter)  # clients that are open
+    clusters: Counter[str] = field(default_factory=Counter)  # clients that are open, of any thread
+    lock: threading.Lock = field(default_factory=threading.Lock)
     settled: bool = False  # it has been given its card, or none: it looks for none
 
 

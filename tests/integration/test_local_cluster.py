@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -246,3 +247,17 @@ async def test_a_daemon_fails_by_itself_and_not_by_order(tmp_path: Path) -> None
     assert await sleeper.terminate(WAIT_SECONDS)
     assert not sleeper.running
     assert not sleeper.failed
+
+
+@pytest.mark.parametrize("zookeeper", [None, JAVA])
+async def test_a_port_that_is_taken_meanwhile_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zookeeper: str | None
+) -> None:
+    """Two `roq up` at once: both found 2181 free."""
+    monkeypatch.setattr("roq.tools.local.cluster.port_free", lambda address, port: True)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        async with LocalCluster(tmp_path, zookeeper=zookeeper, zookeeper_port=port) as local:
+            assert local.zookeeper.partition("/")[0] != f"127.0.0.1:{port}"
+            async with connect(local.zookeeper) as connected:
+                await connected.create_queue("orders")

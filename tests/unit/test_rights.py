@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import threading
 import time
 import typing
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
@@ -265,6 +269,25 @@ def test_cards_of_two_clusters_at_once_are_refused_with_words(kept: Callable[[st
     security.leave_cluster("a:1/RoQ")
     security.enter_cluster("b:1/RoQ")
     assert used() not in (None, first)
+
+
+def test_clients_of_two_threads_decide_one_after_the_other(kept: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else both would find no other cluster, and each would take its card."""
+    for cluster in ("a:1/RoQ", "b:1/RoQ"):
+        kept(cluster)
+    both = threading.Barrier(2)
+
+    class Slow(Counter[str]):
+        def __iter__(self) -> Iterator[str]:
+            found = list(super().__iter__())
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.3)
+            return iter(found)
+
+    security._process.clusters = Slow()
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(security.enter_cluster, cluster) for cluster in ("a:1/RoQ", "b:1/RoQ")]
+    assert sorted(type(end.exception()) is InvalidConfiguration for end in ends) == [False, True]
 
 
 def test_who_was_given_a_card_or_none_looks_for_none(kept: Callable[[str], str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from types import TracebackType
 
 from roq.client.cluster import connect
 from roq.coordination.link import DEFAULT_CHROOT, parse_address
-from roq.errors import CallError, DeadlineExceeded, HostNotFound, ProcessFailed, RoqError, TemporaryError
+from roq.errors import CallError, DeadlineExceeded, HostNotFound, PortTaken, ProcessFailed, RoqError, TemporaryError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
@@ -188,7 +188,12 @@ class LocalCluster:
             self._own_zookeeper = self._kind(self.environment(ZOOKEEPER))
             port = self._zookeeper_port
             port = port if port and port_free("127.0.0.1", port) else 0
-            await self._own_zookeeper.begin(self.directory / self._kind.folder, port=port)
+            try:
+                await self._own_zookeeper.begin(self.directory / self._kind.folder, port=port)
+            except PortTaken:  # meanwhile
+                if not port:
+                    raise
+                await self._own_zookeeper.begin(self.directory / self._kind.folder)
             self._ensemble = self._own_zookeeper.connect_string
             with contextlib.suppress(OSError):
                 known_card(self.zookeeper).unlink(missing_ok=True)  # of a cluster that was killed

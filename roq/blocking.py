@@ -35,6 +35,7 @@ from roq.pubsub.subscriber import Subscriber as AsyncSubscriber
 from roq.pubsub.subscription import Message, SubscriberHealth, log_lost
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.security import use_card
+from roq.wire.headers import Headers, check_headers
 from roq.wire.kpi import QueueKpi
 from roq.workqueue.blocking_queue import Task, WorkQueue, open_queue
 
@@ -57,7 +58,7 @@ class Publisher:
 
     def __init__(self, loop: LoopThread, publisher: AsyncPublisher) -> None:
         self._loop, self._publisher = loop, publisher
-        self._pending: deque[tuple[str, bytes]] = deque()
+        self._pending: deque[tuple[str, bytes, Headers | None]] = deque()
         self._pending_bytes = 0
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -77,17 +78,18 @@ class Publisher:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def publish(self, topic: str, payload: bytes) -> None:
+    def publish(self, topic: str, payload: bytes, headers: Headers | None = None) -> None:
         """Publish one message; waits only while PENDING_BYTES are on their way. Raises what an earlier message met with."""
         if not self._entered:
             raise Closed("open this publisher first: with …")
+        copied = check_headers(headers)[0] if headers else None
         size = len(payload) + 64
         with self._lock:
             while self._pending_bytes > PENDING_BYTES and self._failure is None:
                 self._room.wait()
             self._raise_failure()
             start, self._draining = not self._draining, True
-            self._pending.append((topic, payload))
+            self._pending.append((topic, payload, copied))
             self._pending_bytes += size
         if start:
             try:
@@ -101,10 +103,10 @@ class Publisher:
             failure, self._failure = self._failure, None
             raise failure
 
-    def publish_many(self, topic: str, payloads: Iterable[bytes]) -> None:
+    def publish_many(self, topic: str, payloads: Iterable[bytes], headers: Headers | None = None) -> None:
         """See roq.Publisher.publish_many; returns when all are handed over."""
         self._settle()
-        self._loop.call(self._publisher.publish_many(topic, payloads))
+        self._loop.call(self._publisher.publish_many(topic, payloads, headers))
 
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._drain())
@@ -119,9 +121,9 @@ class Publisher:
                 if not batch:
                     self._draining = False
                     return
-            for topic, payload in batch:
+            for topic, payload, headers in batch:
                 try:
-                    await self._publisher.publish(topic, payload)
+                    await self._publisher.publish(topic, payload, headers)
                 except (RoqError, TypeError) as error:  # raised in the caller's thread, by its next call
                     with self._lock:
                         self._failure = error

@@ -32,6 +32,14 @@ class PayloadTooLarge(CallError):
     """The payload is larger than the queue's frame limit."""
 
 
+class InvalidHeaders(CallError):
+    """Headers are names with text or bytes, 4 KiB for one message at most."""
+
+
+class IncompatibleVersion(CallError):
+    """Somebody in the queue runs a version of RoQ that can't read this."""
+
+
 class InvalidPolicy(CallError):
     """The scaling policy has unknown, missing or contradictory fields."""
 

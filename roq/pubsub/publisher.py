@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from roq.coordination.locate import GcmClient
-from roq.errors import Closed, DeadlineExceeded, InvalidTopic, PayloadTooLarge
+from roq.errors import Closed, DeadlineExceeded, IncompatibleVersion, InvalidTopic, PayloadTooLarge
 from roq.ids import new_id, topic_bytes
 from roq.pubsub.links import BACKLOG_BYTES
 from roq.pubsub.membership import ClientMembership
@@ -22,12 +22,15 @@ from roq.pubsub.path_sender import ASK_SECONDS, PathSender
 from roq.pubsub.replay_buffer import KEPT_SECONDS
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
-from roq.wire.frame import FrameKind, encode_data
+from roq.wire.frame import HEADERS_VERSION, VERSION, FrameKind, Item, encode_data
+from roq.wire.headers import Headers, check_headers
 from roq.wire.limits import BATCH_BYTES, FRAME_OVERHEAD_BYTES, WATERMARK_TOPICS_MAX
 
 WATERMARK_ITEM_BYTES = 24  # what one topic adds to a watermark besides its name, at most
 CHUNK_MESSAGES = 512  # taken from publish_many's iterable at once
 ITEM_BYTES = 6  # what one payload adds to a batch besides itself, about
+HEADER_BYTES = 8  # what one header adds besides its name and value, at most
+UNBUNDLED = 1  # bytes of a bundle that holds one frame
 DROP_PATIENCE_SECONDS = 0.005  # with overflow "drop": how long a full link is waited for before frames are dropped
 TOPICS_REMEMBERED = 100_000  # per publisher; gaps on topics unused for longer are not reported
 OPEN_SECONDS = 15.0
@@ -80,15 +83,18 @@ class Publisher:
         # the batch being filled; `_room` is 0 while there is none, which sends `publish` the slow way
         self._topic: str | None = None
         self._record: TopicRecord | None = None
-        self._run: list[bytes] = []
-        self._runs: list[tuple[TopicRecord, list[bytes]]] = []
+        self._run: list[Item] = []
+        self._runs: list[tuple[TopicRecord, list[Item]]] = []
         self._append = self._run.append
         self._room = 0
         self._batch_time = 0
+        self._annotated = False  # something in it has headers
         self._scheduled = False
         self._touched: dict[str, TopicRecord] = {}  # used since their last watermark
         self._revealed: dict[str, TopicRecord] = {}  # named in a watermark that may yet have to be repeated; oldest first
         self._replays = 0
+        self._protocol = wire.PROTOCOL  # what every subscriber understands
+        self._needs = 1  # what they have to understand that are to read this publisher
         self._closed = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -137,21 +143,25 @@ class Publisher:
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 
-    async def publish(self, topic: str, payload: bytes) -> None:
+    async def publish(self, topic: str, payload: bytes, headers: Headers | None = None) -> None:
         """Publish one message. Returns at once unless the queue's overflow is "block" and the way is full.
 
-        topic: 1..255 bytes of UTF-8 without NUL. payload: bytes-like. Raises InvalidTopic, PayloadTooLarge, Closed.
+        topic: 1..255 bytes of UTF-8 without NUL. payload: bytes-like. headers: {name: text or bytes}, 4 KiB at most, see
+        roq.wire.headers. Raises InvalidTopic, PayloadTooLarge, InvalidHeaders, Closed; IncompatibleVersion for headers while a
+        subscriber, or the cluster, has version 0.1.
         """
-        if topic == self._topic and payload.__class__ is bytes and (room := self._room - len(payload)) > 0:
+        if headers is None and topic == self._topic and payload.__class__ is bytes and (room := self._room - len(payload)) > 0:
             self._append(payload)
             self._room = room - ITEM_BYTES
         else:
-            await self._publish_slowly(topic, payload)
+            await self._publish_slowly(topic, payload, headers)
 
-    async def _publish_slowly(self, topic: str, payload: bytes) -> None:
-        """First of a batch, first of a topic, the one that fills the batch, or one that is refused."""
+    async def _publish_slowly(self, topic: str, payload: bytes, headers: Headers | None = None) -> None:
+        """First of a batch, first of a topic, the one that fills the batch, one with headers, or one that is refused."""
         self._check_open()
-        payload = self._checked(payload)
+        copied, size = self._checked_headers(headers) if headers else (None, 0)
+        payload = self._checked(payload, size)
+        size += len(payload) + ITEM_BYTES
         if not self._scheduled and self._sender.backlog() > BACKLOG_BYTES:
             await self._find_room()  # batches that leave with the turn of the loop, however small, wait as full ones do
             if self._closed:
@@ -159,9 +169,10 @@ class Publisher:
         if topic != self._topic or self._record is None:
             self._switch(topic)
         idle = not self._scheduled
-        self._make_room(len(payload) + ITEM_BYTES)
-        self._append(payload)
-        self._room -= len(payload) + ITEM_BYTES
+        self._make_room(size)
+        self._append(payload if copied is None else (payload, copied))
+        self._annotated |= copied is not None
+        self._room -= size
         if idle:
             self._flush()  # the first message of a loop turn has nothing to wait for; those after it form a batch
         elif self._room <= 0:
@@ -180,9 +191,9 @@ class Publisher:
             self._scheduled = True
             self._loop.call_soon(self._loop_turned)
 
-    async def publish_many(self, topic: str, payloads: Iterable[bytes]) -> None:
-        """Publish several messages on one topic, in order; cheaper than one by one. Errors as `publish`: messages before
-        the offending one are published."""
+    async def publish_many(self, topic: str, payloads: Iterable[bytes], headers: Headers | None = None) -> None:
+        """Publish several messages on one topic, in order; cheaper than one by one. headers: of each of them. Errors as
+        `publish`: messages before the offending one are published."""
         self._check_open()
         source = iter(payloads)
         while chunk := list(itertools.islice(source, CHUNK_MESSAGES)):
@@ -190,11 +201,11 @@ class Publisher:
                 await self._find_room()
             if self._closed:
                 raise Closed("the publisher was closed meanwhile")
-            plain = set(map(type, chunk)) == {bytes}
+            plain = set(map(type, chunk)) == {bytes} and not headers
             size = sum(map(len, chunk)) + ITEM_BYTES * len(chunk) if plain else 0
             if not plain or size > self._batch_bytes:
                 for payload in chunk:
-                    await self._publish_slowly(topic, payload)
+                    await self._publish_slowly(topic, payload, headers)
                 continue
             if topic != self._topic:
                 self._switch(topic)
@@ -211,14 +222,26 @@ class Publisher:
         if not self._payload_max:  # not welcomed yet
             raise Closed("open this publisher first: async with …")
 
-    def _checked(self, payload: bytes) -> bytes:
+    def _checked_headers(self, headers: Headers) -> tuple[dict[str, str | bytes], int]:
+        """A copy, and the bytes they take."""
+        copied, size = check_headers(headers)
+        if self._protocol < wire.PROTOCOL_0_2:
+            raise IncompatibleVersion("no headers while a subscriber of the queue, or the cluster, has version 0.1: upgrade it")
+        if self._needs < wire.PROTOCOL_0_2:
+            self._needs = wire.PROTOCOL_0_2
+            self._membership.report_now()  # from now on nobody joins who can't read them
+        return copied, size + HEADER_BYTES * len(copied)
+
+    def _checked(self, payload: bytes, beside: int) -> bytes:
+        """beside: bytes of its headers."""
         if payload.__class__ is not bytes:
             try:
                 payload = bytes(memoryview(payload))
             except TypeError:
                 raise TypeError(f"a payload is bytes-like, got {type(payload).__name__}") from None
-        if len(payload) > self._payload_max:
-            raise PayloadTooLarge(f"payload of {len(payload)} bytes; this queue takes at most {self._payload_max}")
+        if len(payload) + beside > self._payload_max:
+            size = f"{len(payload)} bytes" + (f" with headers of {beside}" if beside else "")
+            raise PayloadTooLarge(f"payload of {size}; this queue takes at most {self._payload_max}")
         return payload
 
     def _switch(self, topic: str) -> None:
@@ -249,13 +272,16 @@ class Publisher:
             self._run = []
             self._append = self._run.append
         self._room = 0
+        annotated, self._annotated = self._annotated, False
         for record, run in runs:
-            self._send_run(record, run, self._batch_time)
+            with_headers = annotated and any(item.__class__ is tuple for item in run)
+            self._send_run(record, run, self._batch_time, HEADERS_VERSION if with_headers else VERSION)
 
-    def _send_run(self, record: TopicRecord, run: list[bytes], timestamp: int) -> None:
+    def _send_run(self, record: TopicRecord, run: list[Item], timestamp: int, version: int) -> None:
         first = self._sequence + 1
         count = len(run)
-        frame = encode_data(record.encoded, self.id, self._sender.path, first, record.last, record.sent, run, timestamp)
+        path = self._sender.path
+        frame = encode_data(record.encoded, self.id, path, first, record.last, record.sent, run, timestamp, version)
         self._sequence = record.last = first + count - 1
         record.sent += count
         self.messages += count
@@ -361,7 +387,8 @@ class Publisher:
 
     def join_request(self) -> wire.JoinPublisher:
         """See membership.Member."""
-        return wire.JoinPublisher(self.id, self._sender.path, self._sender.exchange, self._sender.token)
+        sender = self._sender
+        return wire.JoinPublisher(self.id, sender.path, sender.exchange, sender.token, wire.PROTOCOL)
 
     def report(self) -> wire.PublisherReport:
         """See membership.Member. Also the moment for watermarks, and to ask for confirmation."""
@@ -369,7 +396,8 @@ class Publisher:
         sender = self._sender
         sender.keep_asking()
         place = (sender.path, sender.exchange, sender.lost_token, sender.leaving)
-        return wire.PublisherReport(self.id, *place, self.messages, self.bytes, self.dropped, self.blocked_seconds)
+        totals = (self.messages, self.bytes, self.dropped, self.blocked_seconds)
+        return wire.PublisherReport(self.id, *place, *totals, self._needs)
 
     def take(self, notice: Any) -> None:
         """See membership.Member."""
@@ -377,13 +405,23 @@ class Publisher:
             case wire.PublisherWelcome():
                 self._overflow = notice.overflow
                 self._payload_max = notice.max_frame_bytes - FRAME_OVERHEAD_BYTES
-                self._batch_bytes = self._sender.bundle_bytes = min(BATCH_BYTES, self._payload_max)
+                self._batch_bytes = min(BATCH_BYTES, self._payload_max)
+                self._understood(notice.protocol)
                 self._sender.blocks = self._overflow is Overflow.BLOCK
                 self._sender.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Relocate():
                 self._sender.assign(notice.exchange, notice.path, notice.abandon)
-            case wire.Heard(gone=token) if token:
-                self._sender.abandoned(token, notice.gone_path)
+            case wire.Forwarded(path, mark):  # of a Monitor of version 0.1
+                self._sender.forwarded(path, mark)
+            case wire.Heard(gone=token):
+                self._understood(notice.protocol)
+                if token:
+                    self._sender.abandoned(token, notice.gone_path)
+
+    def _understood(self, protocol: int) -> None:
+        """Every subscriber understands this."""
+        self._protocol = protocol
+        self._sender.bundle_bytes = self._batch_bytes if protocol >= wire.PROTOCOL_0_2 else UNBUNDLED
 
     def health(self) -> PublisherHealth:
         """What is well and what is not."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import count, repeat
 from operator import length_hint
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
@@ -385,14 +385,22 @@ class Subscriber:
         self.bytes += size
         self._lag_seconds = max(0.0, (time.time_ns() - header.timestamp) / 1e9)
         self._latencies.append(self._lag_seconds)
-        first, name = header.sequence, topic.decode()
-        return list(map(Message, repeat(name), payloads, repeat(header.publisher), count(first), repeat(header.timestamp)))
+        numbers, name, publisher, timestamp = count(header.sequence), topic.decode(), header.publisher, header.timestamp
+        if header.version == frames.VERSION:
+            plain = cast(Sequence[bytes], payloads)
+            return list(map(Message, repeat(name), plain, repeat(publisher), numbers, repeat(timestamp)))
+        items = [(item, None) if isinstance(item, bytes) else item for item in payloads]
+        return [
+            Message(name, payload, publisher, number, timestamp, headers)
+            for (payload, headers), number in zip(items, numbers, strict=False)
+        ]
 
     # --- a Member, see membership.py ------------------------------------------------------------------------------------
 
     def join_request(self) -> wire.JoinSubscriber:
         """See membership.Member."""
-        return wire.JoinSubscriber(self.id, self._filter.patterns, self._started > 0 and self._failure is None)
+        returning = self._started > 0 and self._failure is None
+        return wire.JoinSubscriber(self.id, self._filter.patterns, returning, wire.PROTOCOL)
 
     def report(self) -> wire.SubscriberReport:
         """See membership.Member. Also the moment to look after time limits."""

@@ -180,6 +180,12 @@ class SubscriberLink(Client):
         if self._paused:
             self.transport.pause_reading()
 
+    def subscribe(self, prefix: bytes) -> None:
+        """To this, too."""
+        self._prefixes = (*self._prefixes, prefix)
+        if self.open:
+            self.transport.write(zmtp.frame(b"\x01" + prefix))
+
     def received(self, messages: list[list[bytes]]) -> None:
         """Hand over."""
         if not self.closed:

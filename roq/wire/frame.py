@@ -2,11 +2,12 @@
 
 A frame is one ZeroMQ message part. Exchanges forward it undecoded and match subscriptions on its first bytes.
 
-    data     topic 00 header body        topic: 1..255 bytes UTF-8; body: msgpack list of payloads
+    data     topic 00 header body        topic: 1..255 bytes UTF-8; body: msgpack list of payloads; in version 2 of it, instead
+                                         of a payload, also a list of payload and headers {name: text or bytes}
     control  FF       header body        body depends on the kind
 
     header (little endian, 50 bytes)
-      0 version    u8     1
+      0 version    u8     1; 2 for data in which a payload has headers, that older programs can't read
       1 kind       u8     Kind
       2 publisher  u64    who sent it (0: the Exchange itself; 1: the Monitor)
      10 path       u32    number of the publisher's path, from 1
@@ -24,9 +25,9 @@ reconnect: whoever receives a control frame over a connection has all its subscr
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,7 +35,9 @@ from roq.errors import FrameError
 from roq.wire.decoding import UNDECODABLE
 
 T = TypeVar("T")
+Item = bytes | tuple[bytes, dict[str, str | bytes]]  # a payload, or a payload and its headers
 VERSION = 1
+HEADERS_VERSION = 2
 CONTROL_PREFIX = b"\xff"
 SUBSCRIBE_ALL = b"\x01"  # an Exchange's subscription at each publisher
 HEADER = struct.Struct("<BBQIQQQIQ")
@@ -102,6 +105,7 @@ class PathOpening(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_payloads = msgspec.msgpack.Decoder(list[bytes]).decode
+_decode_items = msgspec.msgpack.Decoder(list[bytes | tuple[bytes, dict[str, Any]]]).decode  # str | bytes can't be said there
 _decode_text = msgspec.msgpack.Decoder(str).decode
 _decode_number: Callable[[memoryview], int] = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0)]).decode
 _decode_opening = msgspec.msgpack.Decoder(PathOpening).decode
@@ -113,10 +117,18 @@ _SIZE = HEADER.size
 
 
 def encode_data(
-    topic: bytes, publisher: int, path: int, sequence: int, previous: int, index: int, payloads: list[bytes], timestamp: int
+    topic: bytes,
+    publisher: int,
+    path: int,
+    sequence: int,
+    previous: int,
+    index: int,
+    payloads: Sequence[Item],
+    timestamp: int,
+    version: int = VERSION,
 ) -> bytes:
-    """One data frame carrying `payloads` numbered sequence, sequence + 1, …"""
-    header = _pack(VERSION, 0, publisher, path, sequence, previous, index, len(payloads), timestamp)
+    """One data frame carrying `payloads` numbered sequence, sequence + 1, … version: HEADERS_VERSION if one has headers."""
+    header = _pack(version, 0, publisher, path, sequence, previous, index, len(payloads), timestamp)
     return b"%b\0%b%b" % (topic, header, _encode(payloads))
 
 
@@ -141,22 +153,28 @@ def parse(frame: bytes) -> tuple[bytes, Header, memoryview]:
     except (ValueError, IndexError, struct.error):
         raise FrameError(f"{len(frame)} bytes without a readable header") from None
     header = _make(fields)
-    if header.version != VERSION:
-        raise FrameError(f"frame of protocol version {header.version}, this is {VERSION}")
+    if header.version != VERSION and (header.version != HEADERS_VERSION or header.kind):
+        raise FrameError(f"frame of version {header.version}, known are {VERSION} and, for data, {HEADERS_VERSION}")
     if (header.kind == 0) == (at == 0):
         raise FrameError(f"frame kind {header.kind} does not fit its topic")
     return frame[:at], header, memoryview(frame)[at + 1 + _SIZE :]
 
 
-def payloads(header: Header, body: memoryview) -> list[bytes]:
-    """The payloads of a data frame, as many as its header says."""
+def payloads(header: Header, body: memoryview) -> Sequence[Item]:
+    """The payloads of a data frame, as many as its header says; with headers only in HEADERS_VERSION."""
     try:
-        found = _decode_payloads(body)
+        found: Sequence[Item] = _decode_payloads(body) if header.version == VERSION else _decode_items(body)
     except UNDECODABLE as error:
         raise FrameError(f"undecodable body: {error}") from None
+    if header.version != VERSION and not all(map(_is_item, found)):
+        raise FrameError("a header that is neither text nor bytes")
     if len(found) != header.count:
         raise FrameError(f"header announces {header.count} payloads, body has {len(found)}")
     return found
+
+
+def _is_item(item: Item) -> bool:
+    return isinstance(item, bytes) or all(isinstance(value, str | bytes) for value in item[1].values())
 
 
 def encode_bundle(publisher: int, path: int, sequence: int, data_frames: list[bytes], timestamp: int) -> bytes:

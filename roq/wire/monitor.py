@@ -16,6 +16,10 @@ import msgspec
 from roq.wire.assignment import MonitorAddress, Overflow
 from roq.wire.kpi import Decision, QueueKpi
 
+# What a member understands. 1: version 0.1; the Monitor confirms its MARKs and FINs, and it reads neither bundles nor headers.
+# 2: the Exchange confirms; data frames may be bundled, and have headers.
+PROTOCOL = PROTOCOL_0_2 = 2
+
 
 class ExchangeAddress(msgspec.Struct, frozen=True, array_like=True):
     """Where an Exchange serves: `front` takes publishers, `back` subscribers."""
@@ -50,6 +54,7 @@ class JoinPublisher(msgspec.Struct, frozen=True, tag=True, array_like=True):
     path: int = 0
     exchange: str = ""
     token: str = ""  # of the Exchange's life it is connected to
+    protocol: int = 1
 
 
 class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -62,6 +67,7 @@ class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
     max_frame_bytes: int
     monitors: tuple[MonitorAddress, ...] = ()
     abandon: str = ""  # as in Relocate
+    protocol: int = 1  # what every subscriber understands
 
 
 class PublisherReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -76,6 +82,7 @@ class PublisherReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     bytes: int
     dropped: int
     blocked_seconds: float
+    protocol: int = 1  # what a subscriber has to understand that is to read it: 2 once a message had headers
 
 
 class Relocate(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -88,6 +95,13 @@ class Relocate(msgspec.Struct, frozen=True, tag=True, array_like=True):
     abandon: str = ""
 
 
+class Forwarded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To a publisher of protocol 1: everything on `path` up to the FIN (mark 0) or MARK `mark` has passed the Exchange."""
+
+    path: int
+    mark: int
+
+
 # --- subscribers ------------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +111,7 @@ class JoinSubscriber(msgspec.Struct, frozen=True, tag=True, array_like=True):
     subscriber: int
     topics: tuple[str, ...]
     returning: bool = False  # an earlier Monitor had told it that it is ready
+    protocol: int = 1
 
 
 class SubscriberWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -159,7 +174,8 @@ class Heard(msgspec.Struct, frozen=True, tag=True, array_like=True):
     and every one added later will before it carries any. waits: what keeps it from being ready beside its own proofs.
     gone (publishers): token of the Exchange you were on, with paths up to gone_path, which is lost; what you send there
     arrives nowhere, even if your connection shows nothing. answers (subscribers): when the report was sent, 0 if it is
-    no answer; passed_by: how often since you joined an Exchange may have carried messages though you had not proved it."""
+    no answer; passed_by: how often since you joined an Exchange may have carried messages though you had not proved it.
+    protocol (publishers): what every subscriber understands."""
 
     term: int
     ready: bool
@@ -168,6 +184,7 @@ class Heard(msgspec.Struct, frozen=True, tag=True, array_like=True):
     gone_path: int = 0
     answers: float = 0.0
     passed_by: int = 0
+    protocol: int = 1
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -293,4 +310,4 @@ class QueueView(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Request = JoinPublisher | JoinSubscriber | Leave | Move | Drain | AwaitExchange | RecordDecision | Describe
 NoticeToMonitor = PublisherReport | SubscriberReport | ExchangeReport
 Reply = PublisherWelcome | SubscriberWelcome | Left | Moved | Drained | Recorded | QueueView
-NoticeToMember = Relocate | Exchanges | Evicted | Rejoin | Standby | Monitors | Heard
+NoticeToMember = Relocate | Forwarded | Exchanges | Evicted | Rejoin | Standby | Monitors | Heard

@@ -281,7 +281,7 @@ async def test_what_a_crashed_run_left_is_swept(image: str) -> None:
 
 
 def _routed() -> set[str]:
-    """What this machine has routes to. Not fib_trie: between 198.18.1.0 and 198.18.2.0 that names 198.18.0.0, no route of anybody."""
+    """What this machine has routes to. Not fib_trie: beside 198.18.1.0 and 198.18.2.0 that names 198.18.0.0, nobody's route."""
     table = Path("/proc/net/route").read_text().splitlines()[1:]
     return {socket.inet_ntoa(int(line.split()[1], 16).to_bytes(4, sys.byteorder)) for line in table}
 

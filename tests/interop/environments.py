@@ -87,11 +87,16 @@ class Environments:
     def wheel(self) -> Path:
         """Of this tree."""
         if self._wheel is None:
-            sources = copied_sources(self._folder / "sources")
-            command = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(self._folder / "wheel"), str(sources)]
-            _pip(*command, seconds=BUILD_SECONDS)
-            (self._wheel,) = (self._folder / "wheel").glob("*.whl")
+            self._wheel = self.built(copied_sources(self._folder / "sources"))
         return self._wheel
+
+    def built(self, sources: Path) -> Path:
+        """The wheel of these; beside them."""
+        folder = sources.with_name(f"wheel-of-{sources.name}")
+        command = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(sources)]
+        _pip(*command, seconds=BUILD_SECONDS)
+        (found,) = folder.glob("*.whl")
+        return found
 
     def install(self, environment: Environment, *wanted: str) -> None:
         """With what it needs, from the index."""

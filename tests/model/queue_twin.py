@@ -234,7 +234,7 @@ class Queue:
             current = None
         try:
             place = (current.id, current.token) if current else ("", "")
-            request = wire.JoinPublisher(id, twin.machine.path, *place)
+            request = wire.JoinPublisher(id, twin.machine.path, *place, wire.PROTOCOL)
             twin.notices.append(self.monitor.join_publisher(request, b"%d" % id, self.now))
             twin.joined = True
         except RoqError:
@@ -309,7 +309,7 @@ class Queue:
             self.subscriber_report_arrives(id)
         if not twin.joined:
             try:
-                request = wire.JoinSubscriber(id, (">",), twin.started)
+                request = wire.JoinSubscriber(id, (">",), twin.started, wire.PROTOCOL)
                 twin.notices.append(self.monitor.join_subscriber(request, b"%d" % id, self.now))
                 twin.joined = True
             except RoqError:

@@ -45,10 +45,10 @@ class Queue:
     def join(self, id: int = P, path: int = 0, exchange: str = "") -> wire.PublisherWelcome:
         known = self.machine.exchanges.get(exchange)
         token = known.address.token if known else ""
-        return self.machine.join_publisher(wire.JoinPublisher(id, path, exchange, token), b"p%d" % id, self.now)
+        return self.machine.join_publisher(wire.JoinPublisher(id, path, exchange, token, wire.PROTOCOL), b"p%d" % id, self.now)
 
     def subscribe(self, id: int = S) -> wire.SubscriberWelcome:
-        return self.machine.join_subscriber(wire.JoinSubscriber(id, (">",)), b"s%d" % id, self.now)
+        return self.machine.join_subscriber(wire.JoinSubscriber(id, (">",), False, wire.PROTOCOL), b"s%d" % id, self.now)
 
     def at(self, path: int, exchange: str, leaving: int = 0, id: int = P, lost: str = "") -> list[Instruction]:
         report = wire.PublisherReport(id, path, exchange, lost, leaving, 0, 0, 0, 0.0)

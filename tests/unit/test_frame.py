@@ -15,6 +15,7 @@ from roq.errors import FrameError
 from roq.wire.frame import (
     CONTROL_PREFIX,
     HEADER,
+    HEADERS_VERSION,
     SUBSCRIBE_ALL,
     VERSION,
     FrameKind,
@@ -119,7 +120,7 @@ def test_a_cut_frame_is_refused(size: int) -> None:
         b"",
         b"\xff",
         b"no end of topic",
-        FRAME[:9] + bytes([VERSION + 1]) + FRAME[10:],  # another version
+        FRAME[:9] + bytes([HEADERS_VERSION + 1]) + FRAME[10:],  # another version
         FRAME[:10] + bytes([FrameKind.FIN]) + FRAME[11:],  # control kind on a topic
         FRAME[8:],  # data without a topic
         CONTROL_PREFIX + FRAME[9:],  # data kind behind the control prefix

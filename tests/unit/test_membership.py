@@ -27,7 +27,7 @@ def test_without_subscribers_an_exchange_is_active_at_once() -> None:
         queue.join()
     assert WatchExchange(address("A")) in queue.exchange("A")
     assert queue.state("A") is ExchangeState.ACTIVE
-    assert queue.join() == wire.PublisherWelcome(3, 1, address("A"), Overflow.BLOCK, 4096)
+    assert queue.join() == wire.PublisherWelcome(3, 1, address("A"), Overflow.BLOCK, 4096, (), "", wire.PROTOCOL)
 
 
 def test_publishers_spread_over_the_exchanges() -> None:

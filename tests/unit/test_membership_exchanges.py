@@ -204,12 +204,14 @@ def test_silent_exchanges_and_publishers_are_forgotten() -> None:
 def test_a_publisher_learns_that_its_exchange_fell_silent_before_another_is_there() -> None:
     queue = Queue("A")
     queue.join()
-    assert notices(queue.at(1, "A"), wire.Heard) == [wire.Heard(3, True)]
+    assert notices(queue.at(1, "A"), wire.Heard) == [wire.Heard(3, True, protocol=wire.PROTOCOL)]
     queue.tick(EXCHANGE_SILENT_SECONDS + 0.1)
-    assert notices(queue.at(1, "A"), wire.Heard) == [wire.Heard(3, True, gone="A/1", gone_path=1)]
+    assert notices(queue.at(1, "A"), wire.Heard) == [wire.Heard(3, True, gone="A/1", gone_path=1, protocol=wire.PROTOCOL)]
     queue.exchange("B")
     queue.at(2, "B")
-    assert notices(queue.at(2, "B"), wire.Heard) == [wire.Heard(3, True, gone_path=1)], "of paths that are over nothing is said"
+    assert notices(queue.at(2, "B"), wire.Heard) == [wire.Heard(3, True, gone_path=1, protocol=wire.PROTOCOL)], (
+        "of paths that are over nothing is said"
+    )
 
 
 def test_a_publisher_whose_link_broke_goes_to_another_exchange_at_once() -> None:

@@ -321,7 +321,7 @@ def test_a_monitor_that_stood_still_calls_nobody_silent_for_it() -> None:
     queue.machine.stood_still(60.0, queue.now)
     queue.tick(0.0)
     assert [one.state for one in queue.machine.exchanges.values()] == [ExchangeState.ACTIVE]
-    assert notices(queue.at(1, "A"), wire.Heard) == [wire.Heard(3, True)], "its Exchange is not lost"
+    assert notices(queue.at(1, "A"), wire.Heard) == [wire.Heard(3, True, protocol=wire.PROTOCOL)], "its Exchange is not lost"
     assert S in queue.machine.subscribers
     queue.tick(EXCHANGE_SILENT_SECONDS + 0.1)
     assert notices(queue.at(1, "A"), wire.Heard)[0].gone == "A/1", "from then on silence counts"

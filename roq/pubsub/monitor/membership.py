@@ -26,7 +26,15 @@ from collections.abc import Hashable, Iterable, Mapping
 
 import msgspec
 
-from roq.errors import DeadlineExceeded, ExchangeNotFound, LastExchange, NotReady, PublisherNotFound, RoqError
+from roq.errors import (
+    DeadlineExceeded,
+    ExchangeNotFound,
+    IncompatibleVersion,
+    LastExchange,
+    NotReady,
+    PublisherNotFound,
+    RoqError,
+)
 from roq.pubsub.monitor.records import (
     CARRYING,
     JOINING_SECONDS,
@@ -86,6 +94,7 @@ class Membership:
         self.exchanges: dict[str, Exchange] = {}
         self.publishers: dict[int, PublisherRecord] = {}
         self.subscribers: dict[int, SubscriberRecord] = {}
+        self._behind: dict[int, int] = {}  # subscribers that understand less than this version does: what they understand
         self._waiting: list[PendingRequest] = []
         self._settled = False  # nothing waits for a subscriber: what one reports changes nothing but itself
         self._joined = 0.0  # when a subscriber did last
@@ -160,7 +169,7 @@ class Membership:
         else:
             exchange = self._least_loaded(request.exchange)
             path = max(request.path, known.path if known and here is None else 0) + 1
-        publisher = PublisherRecord(peer, exchange.address.id, path, now)
+        publisher = PublisherRecord(peer, exchange.address.id, path, now, request.protocol)
         if known is not None:
             publisher.offered = known.offered
             publisher.offer(known.exchange, known.path)  # it may have come there in the meantime
@@ -169,7 +178,8 @@ class Membership:
             self._send_to(publisher, exchange.address.id, now)
         self.publishers[request.publisher] = publisher
         use = self._use
-        return wire.PublisherWelcome(self.term, path, exchange.address, use.overflow, use.max_frame_bytes)
+        terms = (use.overflow, use.max_frame_bytes, (), "", self.understood)
+        return wire.PublisherWelcome(self.term, path, exchange.address, *terms)
 
     def _join_after_loss(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
         """Its Exchange is gone, or is another life of it, and it may not know: it replays on the next path. Right after a start
@@ -181,11 +191,12 @@ class Membership:
         if self._joining(now):
             raise NotReady("a subscriber is just joining: it would miss the beginning of the replay")
         known = self.publishers.get(request.publisher)
-        publisher = self.publishers[request.publisher] = PublisherRecord(peer, exchange.address.id, request.path + 1, now)
+        publisher = PublisherRecord(peer, exchange.address.id, request.path + 1, now, request.protocol)
+        self.publishers[request.publisher] = publisher
         if known is not None:
             publisher.offered = known.offered  # it may be on its way there
         publisher.offer(exchange.address.id, publisher.path)
-        terms = (self._use.overflow, self._use.max_frame_bytes, (), request.token)
+        terms = (self._use.overflow, self._use.max_frame_bytes, (), request.token, self.understood)
         return wire.PublisherWelcome(self.term, publisher.path, exchange.address, *terms)
 
     def _all_back_on(self, exchange: Exchange) -> bool:
@@ -208,8 +219,9 @@ class Membership:
         publisher = self.publishers.get(report.publisher)
         if publisher is None:
             return [Notify(peer, wire.Rejoin(self.term))]
-        publisher.peer, publisher.last_report = peer, now
-        heard = wire.Heard(self.term, True, gone=publisher.lost, gone_path=publisher.lost_path)
+        publisher.peer, publisher.last_report, publisher.needs = peer, now, report.protocol
+        gone = (publisher.lost, publisher.lost_path)
+        heard = wire.Heard(self.term, True, gone=gone[0], gone_path=gone[1], protocol=self.understood)
         out: list[Instruction] = [Notify(peer, heard)]
         if report.lost and not report.exchange and not self._dealt_with(report, publisher):
             publisher.lose(report.lost, report.path, now)
@@ -246,7 +258,16 @@ class Membership:
         if publisher.target and publisher.exchange == exchange and path == publisher.path:
             publisher.exchange, publisher.path = publisher.target, path + 1
             publisher.target, publisher.relocated = "", False
-        return self._settle(now)
+        return self._confirmed(publisher, path, 0) + self._settle(now)
+
+    def mark_seen(self, id: int, path: int, mark: int) -> list[Instruction]:
+        """A publisher's MARK came out of its Exchange."""
+        publisher = self.publishers.get(id)
+        return [] if publisher is None else self._confirmed(publisher, path, mark)
+
+    def _confirmed(self, publisher: PublisherRecord, path: int, mark: int) -> list[Instruction]:
+        """Exchanges tell all others themselves."""
+        return [Notify(publisher.peer, wire.Forwarded(path, mark))] if publisher.protocol < wire.PROTOCOL_0_2 else []
 
     def open_seen(self, id: int, path: int, exchange: str, opening: PathOpening, now: float) -> list[Instruction]:
         """A publisher's OPEN came out of an Exchange: there it is, even if it was told otherwise since. Who subscribes
@@ -265,11 +286,23 @@ class Membership:
 
     # --- subscribers --------------------------------------------------------------------------------------------------
 
+    @property
+    def understood(self) -> int:
+        """What every subscriber understands."""
+        return min(self._behind.values(), default=wire.PROTOCOL)
+
     def join_subscriber(self, request: wire.JoinSubscriber, peer: bytes, now: float) -> wire.SubscriberWelcome:
-        """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move."""
+        """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move,
+        IncompatibleVersion if it can't read what they send."""
+        needed = max((one.needs for one in self.publishers.values()), default=1)
+        if request.protocol < needed:
+            raise IncompatibleVersion("publishers of this queue send headers, RoQ 0.1 can't read them: upgrade this subscriber")
         if any(one.relocated or one.opening(now) for one in self.publishers.values()):
             raise NotReady("publishers are being moved: try again")
         self.subscribers[request.subscriber] = SubscriberRecord(peer, now, request.returning)
+        self._behind.pop(request.subscriber, None)
+        if request.protocol < wire.PROTOCOL:
+            self._behind[request.subscriber] = request.protocol
         self._joined = now
         use = self._use
         return wire.SubscriberWelcome(self.term, self.version, self.visible(), use.overflow, use.max_frame_bytes)
@@ -301,6 +334,7 @@ class Membership:
         """A member said good-bye, or is taken for gone."""
         self.publishers.pop(member, None)
         self.subscribers.pop(member, None)
+        self._behind.pop(member, None)
         self._expected.left(member)
         return self._settle(now)
 
@@ -384,6 +418,7 @@ class Membership:
             silent = now - subscriber.last_report
             if silent > SUBSCRIBER_SILENT_SECONDS:
                 del self.subscribers[member]
+                self._behind.pop(member, None)
                 out.append(Notify(subscriber.peer, wire.Evicted(silent)))
         self._forget_carrying(now)
         return out + self._settle(now) + self._tell_ready(now) + self.retiring()

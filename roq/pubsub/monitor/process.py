@@ -61,6 +61,7 @@ class Monitor:
         self._restarted = spec.restarted  # in this term
         self._membership = self._fresh_membership(None, spec.restarted or process.term > 1)
         self._watches: dict[str, ExchangeWatch] = {}
+        self._marks_watched = False
         self._watermarks = Watermarks()
         self._decisions: deque[kpi_wire.Decision] = deque(maxlen=DECISIONS_KEPT)
         self._kpi: kpi_wire.QueueKpi | None = None
@@ -162,6 +163,8 @@ class Monitor:
         match request:
             case wire.JoinPublisher():
                 welcome = self._membership.join_publisher(request, peer, now)
+                if request.protocol < wire.PROTOCOL_0_2:
+                    self._watch_marks()
                 self._statistics.join_publisher(request.publisher, now, request.path)
                 return msgspec.structs.replace(welcome, monitors=self._process.monitors)
             case wire.JoinSubscriber():
@@ -221,11 +224,20 @@ class Monitor:
         match header.kind:
             case FrameKind.FIN:
                 self._perform(self._membership.fin_seen(header.publisher, header.path, exchange, now))
+            case FrameKind.MARK:
+                self._perform(self._membership.mark_seen(header.publisher, header.path, frames.mark_body(body)))
             case FrameKind.OPEN:
                 opening = frames.opening_body(body)
                 self._perform(self._membership.open_seen(header.publisher, header.path, exchange, opening, now))
             case FrameKind.WATERMARK if (known := self._membership.exchanges.get(exchange)) is not None:
                 self._watermarks.saw(known.address.token, header, frames.watermark_body(body), frame, now)
+
+    def _watch_marks(self) -> None:
+        """There is a publisher of version 0.1, which Exchanges confirm nothing."""
+        if not self._marks_watched:
+            self._marks_watched = True
+            for watch in self._watches.values():
+                watch.hear_marks()
 
     def _exchange_heard(self, token: str) -> None:
         self._perform(self._membership.exchange_heard(token, self._now()))
@@ -253,6 +265,8 @@ class Monitor:
                 case WatchExchange(exchange):
                     heard = (self._control_frame, self._connected, self._exchange_heard)
                     self._watches[exchange.token] = ExchangeWatch(exchange, MONITOR_ID, self._refusals, *heard)
+                    if self._marks_watched:
+                        self._watches[exchange.token].hear_marks()
                 case Unwatch(exchange):
                     if (old := self._watches.pop(exchange.token, None)) is not None:
                         old.close()

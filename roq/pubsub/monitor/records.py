@@ -119,16 +119,20 @@ class PublisherRecord:
         "lost",
         "lost_at",
         "lost_path",
+        "needs",
         "offered",
         "opened",
         "path",
         "peer",
+        "protocol",
         "relocated",
         "target",
     )
 
-    def __init__(self, peer: bytes, exchange: str, path: int, now: float) -> None:
+    def __init__(self, peer: bytes, exchange: str, path: int, now: float, protocol: int = wire.PROTOCOL) -> None:
         self.peer, self.exchange, self.path, self.last_report = peer, exchange, path, now
+        self.protocol = protocol  # what it understands
+        self.needs = 1  # what subscribers have to understand that are to read it
         self.target = ""
         self.relocated = False  # it has been told
         self.opened = 0  # newest path whose OPEN came out of its Exchange

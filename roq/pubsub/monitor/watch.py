@@ -69,6 +69,10 @@ class ExchangeWatch:
         except FrameError as error:
             self._refusals.note("undecodable_frame", error)
 
+    def hear_marks(self) -> None:
+        """From now on MARKs come too."""
+        self._back.subscribe(frames.control_prefix(FrameKind.MARK))
+
     def send(self, kind: FrameKind) -> None:
         """RETIRE, behind everything that passed the Exchange's front before."""
         self.send_frame(frames.encode_control(kind, self._id, 0, 0, self.exchange.token, time.time_ns()))

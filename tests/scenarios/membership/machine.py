@@ -56,18 +56,22 @@ class Machine:
     def join_publisher(self, id: int, path: int = 0, exchange: str = "") -> list[wire.PublisherWelcome]:
         """path, exchange: where a publisher is that knows the queue already."""
         token = address(exchange).token if exchange else ""
-        request = wire.JoinPublisher(id, path, address(exchange).id, token)
+        request = wire.JoinPublisher(id, path, address(exchange).id, token, wire.PROTOCOL)
         return [self._members.join_publisher(request, b"publisher %d" % id, self._now)]
 
     def publisher_report(self, id: int, path: int, exchange: str = "", leaving: int = 0, lost: str = "") -> list[Instruction]:
         """leaving: paths whose FIN is under way; lost: the Exchange whose link broke."""
         report = wire.PublisherReport(id, path, exchange, address(lost).token if lost else "", leaving, 0, 0, 0, 0.0)
         out = self._members.publisher_report(report, b"publisher %d" % id, self._now)
-        return [one for one in out if one != Notify(b"publisher %d" % id, wire.Heard(self._members.term, True))]
+        return [
+            one
+            for one in out
+            if one != Notify(b"publisher %d" % id, wire.Heard(self._members.term, True, protocol=wire.PROTOCOL))
+        ]
 
     def join_subscriber(self, id: int, returning: str = "no") -> list[wire.SubscriberWelcome]:
         """returning: an earlier Monitor had told it that it is ready."""
-        request = wire.JoinSubscriber(id, (">",), returning == "yes")
+        request = wire.JoinSubscriber(id, (">",), returning == "yes", wire.PROTOCOL)
         return [self._members.join_subscriber(request, b"subscriber %d" % id, self._now)]
 
     def subscriber_report(self, id: int, *proved: str) -> list[Instruction]:

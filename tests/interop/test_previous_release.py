@@ -1,0 +1,202 @@
+"""Programs of version 0.1 in a cluster of this version, and programs of this version in a cluster of 0.1.
+
+0.1 is installed from a wheel of its own, built from the last commit of that version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+import roq
+from tests.interop.environments import ROOT, Environment, Environments
+
+pytestmark = pytest.mark.timeout(300)
+COMMIT = "77ca1048e3fe221949149fd290654cb658927e33"
+MEMBER = Path(__file__).with_name("member.py")
+VERSIONS = ("0.1", "this version")
+BOUND_SECONDS = 60
+MESSAGES = 50
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Environment]]:
+    """An environment of each version."""
+    found = subprocess.run(["git", "archive", COMMIT], cwd=ROOT, capture_output=True, check=False)
+    if found.returncode:
+        pytest.skip(f"the history of this clone does not reach back to version 0.1: {found.stderr.decode().strip()}")
+    folder = tmp_path_factory.mktemp("versions")
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        archive.extractall(folder / "0.1", filter="data")
+    environments = Environments(folder)
+    old = environments.empty("with-0.1")
+    environments.install(old, str(environments.built(folder / "0.1")))
+    yield {VERSIONS[0]: old, VERSIONS[1]: environments[""]}
+    shutil.rmtree(folder)
+
+
+class Process:
+    """A program and its lines."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        self.process, self._lines, self._input = process, process.stdout, process.stdin
+
+    async def line(self) -> str:
+        """The next one; "" at the end."""
+        async with asyncio.timeout(BOUND_SECONDS):
+            return (await self._lines.readline()).decode().rstrip()
+
+    def tell(self, *lines: str) -> None:
+        self._input.write("".join(f"{line}\n" for line in lines).encode())
+
+    async def done(self, *lines: str) -> None:
+        """Told, and all of it answered."""
+        self.tell(*lines)
+        assert [await self.line() for _ in lines] == list(lines)
+
+    async def end(self) -> list[str]:
+        """What it says until it ends: its input is over, and it is interrupted if it has none."""
+        self._input.close()
+        async with asyncio.timeout(BOUND_SECONDS):
+            return (await self._lines.read()).decode().splitlines()
+
+
+class Cluster:
+    """One of either version; `start` starts its members, which may be of the other."""
+
+    def __init__(self, installed: dict[str, Environment], folder: Path, stack: contextlib.AsyncExitStack) -> None:
+        self._installed, self._folder, self._stack = installed, folder, stack
+        self.address = ""
+
+    async def run(self, version: str, *words: object, **variables: str) -> Process:
+        environment = self._installed[version]
+        program, *arguments = map(str, words)
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            environment.folder / "bin" / program,
+            *arguments,
+            stdin=pipe,
+            stdout=pipe,
+            env=environment.activated(XDG_CONFIG_HOME=str(self._folder), **variables),
+            cwd=self._folder,
+        )
+        self._stack.push_async_callback(ended, process)
+        return Process(process)
+
+    async def start(self, version: str) -> None:
+        """A host and a GCM."""
+        common = ("up", "--dir", self._folder / "cluster", "--json")
+        if version == VERSIONS[0]:  # it needs a ZooKeeper; this version's coordinator is one
+            where = ("--data-dir", self._folder / "coordinator", "--port", "0")
+            coordinator = await self.run(VERSIONS[1], "python", "-m", "roq.coordinator", *where)
+            port = json.loads(await coordinator.line())["port"]
+            up = await self.run(version, "roq", *common, "--zookeeper", f"127.0.0.1:{port}")
+        else:
+            up = await self.run(version, "roq", *common, "--security", "none")
+        self.address = json.loads(await up.line())["cluster"]
+
+    async def member(self, version: str, verb: str, *words: str) -> Process:
+        """See member.py."""
+        return await self.run(version, "python", MEMBER, verb, self.address, *words)
+
+    async def subscriber(self, version: str, queue: str) -> Process:
+        found = await self.member(version, "subscribe", queue)
+        assert await found.line() == "ready"
+        return found
+
+    async def publisher(self, version: str, queue: str) -> Process:
+        found = await self.member(version, "publish", queue)
+        assert await found.line() == "ready"
+        return found
+
+
+async def ended(process: asyncio.subprocess.Process) -> None:
+    """By SIGINT, which `roq up` and members end well on."""
+    if process.returncode is None:
+        if process.stdin is not None:
+            process.stdin.close()
+        process.send_signal(signal.SIGINT)
+        try:
+            async with asyncio.timeout(20):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+@pytest.fixture(params=VERSIONS)
+async def cluster(
+    request: pytest.FixtureRequest, installed: dict[str, Environment], tmp_path: Path
+) -> AsyncIterator[tuple[str, Cluster]]:
+    """Its version, and the cluster."""
+    async with contextlib.AsyncExitStack() as stack:
+        made = Cluster(installed, tmp_path, stack)
+        await made.start(request.param)
+        yield request.param, made
+
+
+async def test_all_read_all_in_order_also_after_an_exchange_died(cluster: tuple[str, Cluster]) -> None:
+    _, there = cluster
+    async with roq.connect(there.address) as client:
+        await client.create_queue("q", overflow="block")
+        subscribers = [await there.subscriber(version, "q") for version in VERSIONS]
+        publishers = [await there.publisher(version, "q") for version in VERSIONS]
+        for number, publisher in enumerate(publishers):
+            await publisher.done(*(f"{number}-{message}" for message in range(MESSAGES)), "flush")
+        (host,) = await client.hosts()
+        assert host.report is not None
+        exchange = next(one for one in host.report.processes if one.exchange)
+        os.kill(exchange.pid, signal.SIGKILL)
+        for number, publisher in enumerate(publishers):
+            await publisher.done(*(f"{number}-{message}" for message in range(MESSAGES, 2 * MESSAGES)), "flush")
+        assert [await publisher.end() for publisher in publishers] == [["closed"], ["closed"]]
+    for subscriber in subscribers:
+        lines = [await subscriber.line() for _ in range(len(publishers) * 2 * MESSAGES)]
+        for number in range(len(publishers)):
+            assert [line for line in lines if line.startswith(f"{number}-")] == [
+                f"{number}-{message} {{}}" for message in range(2 * MESSAGES)
+            ]
+
+
+async def test_headers_are_for_those_who_can_read_them(cluster: tuple[str, Cluster]) -> None:
+    version, there = cluster
+    async with roq.connect(there.address) as client:
+        await client.create_queue("q")
+    old, new = [await there.subscriber(one, "q") for one in VERSIONS]
+    publisher = await there.publisher(VERSIONS[1], "q")
+    await publisher.done("1")
+    publisher.tell("headers 2")
+    assert await publisher.line() == "IncompatibleVersion"
+    await ended(old.process)
+    assert await new.line() == "1 {}"
+    if version == VERSIONS[0]:
+        return
+    async with asyncio.timeout(BOUND_SECONDS):
+        while True:  # it is told once a second, once the Monitor knows that the other one is gone
+            publisher.tell("headers 3")
+            if await publisher.line() == "headers 3":
+                break
+    assert await new.line() == '3 {"n": "3"}'
+    refused = await there.member(VERSIONS[0], "subscribe", "q")
+    assert "publishers of this queue send headers" in await refused.line()
+
+
+async def test_a_work_queue(cluster: tuple[str, Cluster]) -> None:
+    _, there = cluster
+    for version in VERSIONS:
+        worker = await there.member(version, "work", "tasks", "1", "2", "3")
+        assert await worker.line() == "1 2 3"
+        assert await worker.end() == []

@@ -89,6 +89,13 @@ def unread(transport: asyncio.Transport) -> Iterator[bytes]:
         return
 
 
+def _await_rest(loop: asyncio.AbstractEventLoop, gone: asyncio.Event, give_up: Callable[[], None]) -> asyncio.Task[bool]:
+    """Until what a closed connection still has to send has left; whoever ends the loop before gives it up."""
+    rest = loop.create_task(gone.wait(), name=_REST)
+    rest.add_done_callback(lambda task: give_up() if task.cancelled() else None)
+    return rest
+
+
 async def send_rest() -> None:
     """Wait until what closed connections of this loop still have to send has left, for at most REST_SECONDS. Called before the
     loop ends, which would take the process's last notices and answers with it."""
@@ -362,7 +369,11 @@ class Server:
         for peer in list(self.peers.values()):
             peer.transport.close()
         if unsent:
-            self._rest = self._loop.create_task(self._gone.wait(), name=_REST)
+            self._rest = _await_rest(self._loop, self._gone, self._abort)
+
+    def _abort(self) -> None:
+        for peer in list(self.peers.values()):
+            peer.transport.abort()
 
     def lost(self, peer: Peer) -> bool:
         """A connection is over; False if it never began."""
@@ -480,4 +491,4 @@ class Client(ZmtpConnection, asyncio.Protocol):
             unsent = self.transport.get_write_buffer_size()
             self.transport.close()
             if unsent:
-                self._rest = self._loop.create_task(self._lost.wait(), name=_REST)
+                self._rest = _await_rest(self._loop, self._lost, self.transport.abort)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import warnings
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -14,6 +16,7 @@ import uvloop
 import zmq
 
 from roq.errors import PortTaken
+from roq.runtime.connections import Peer
 from roq.runtime.links import Broadcaster
 from roq.wire import zmtp
 from roq.wire.frame import SUBSCRIBE_ALL, FrameKind, parse, text_body, welcome
@@ -281,3 +284,36 @@ async def test_publishers_are_welcomed_and_subscribers_are_told_when_they_are_at
             (told,) = await reader.take(1)
             _, header, body = parse(told)
             assert (header.kind, text_body(body)) == (FrameKind.ATTACHED, TOKEN)
+
+
+def test_a_loop_that_ends_leaves_no_connection_behind(event_loop_policy: asyncio.AbstractEventLoopPolicy) -> None:
+    """What has not left by then is given up with the loop."""
+    kept = list[RawPeer]()
+
+    async def lives() -> None:
+        broadcaster = Broadcaster(LOCAL, 0)
+        peer = RawPeer(broadcaster.port, b"SUB", receive_bytes=4096)
+        kept.append(await peer.__aenter__())
+        await peer.say(b"\1")
+        served = await appeared(broadcaster)
+        while not broadcaster.unsent():
+            broadcaster.send((LARGE,))
+            await asyncio.sleep(0)
+        broadcaster.close()
+        assert served.transport.is_closing()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with asyncio.Runner(loop_factory=event_loop_policy.new_event_loop) as runner:
+            runner.run(lives())
+        gc.collect()
+    kept[0].socket.close()
+    assert [str(one.message) for one in warned if issubclass(one.category, ResourceWarning)] == []
+
+
+async def appeared(broadcaster: Broadcaster) -> Peer:
+    """Its peer, once it has subscribed."""
+    await until(lambda: broadcaster._subscriptions.route(b"x"))
+    (peer,) = broadcaster.peers.values()
+    assert isinstance(peer, Peer)
+    return peer

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from tests.harness.libzmq import bind, context
+from tests.harness.libzmq import bind
+from tests.harness.libzmq import socket as make
 
 LOCAL = "127.0.0.1"
 WAIT_SECONDS = 5.0
+UNBOUNDED = 0  # messages queued: a ROUTER drops what is more, however short the while a busy machine takes nothing
 
 
 async def until(true: Callable[[], object]) -> None:
@@ -26,7 +28,7 @@ async def until(true: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def libzmq_dealer(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
-    peer = context().socket(zmq.DEALER)
+    peer = make(zmq.DEALER, UNBOUNDED)
     peer.set(zmq.LINGER, 0)
     peer.set(zmq.RCVTIMEO, int(WAIT_SECONDS * 1000))
     peer.set(zmq.RECONNECT_IVL, 20)
@@ -40,7 +42,7 @@ def libzmq_dealer(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
 @contextlib.contextmanager
 def libzmq_router(port: int = 0, **options: int) -> Iterator[int]:
     """An echoing libzmq ROUTER in a thread; its port. Stopped and closed at the end."""
-    peer = context().socket(zmq.ROUTER)
+    peer = make(zmq.ROUTER, UNBOUNDED)
     peer.set(zmq.LINGER, 0)
     for name, value in options.items():
         peer.set(getattr(zmq, name), value)
@@ -65,7 +67,7 @@ def libzmq_router(port: int = 0, **options: int) -> Iterator[int]:
 @contextlib.contextmanager
 def mute_router() -> Iterator[int]:
     """A libzmq ROUTER that takes everything and answers nothing; its port."""
-    peer = context().socket(zmq.ROUTER)
+    peer = make(zmq.ROUTER, UNBOUNDED)
     peer.set(zmq.LINGER, 0)
     try:
         yield bind(peer, LOCAL, 0)

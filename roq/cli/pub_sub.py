@@ -8,7 +8,6 @@ always ready. Sockets as standard output are written to blocking.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import fcntl
 import os
@@ -21,13 +20,13 @@ import msgspec
 import typer
 
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
+from roq.cli.headers import HeaderOption, headers_of, headers_row, text_row
 from roq.cli.output import print_json, say
 from roq.client.cluster import Cluster
-from roq.errors import InvalidHeaders, MessagesLost, PayloadTooLarge
+from roq.errors import MessagesLost, PayloadTooLarge
 from roq.ids import topic_bytes
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Message
-from roq.wire.headers import check_headers
 from roq.wire.limits import FRAME_BYTES_CEILING
 
 STANDARD_INPUT = 0
@@ -42,15 +41,12 @@ def pub(
     queue: QueueArgument,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of all messages.", show_default=False)],
     cluster: ClusterOption = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=TEXT", help="A header of each message; repeatable.", show_default=False),
-    ] = None,
+    header: HeaderOption = None,
     json: JsonOption = False,
 ) -> None:
     """Publish a message per line of standard input; tell how many on standard error."""
     topic_bytes(topic)  # a wrong topic or header is refused before anything is connected
-    headers = _headers(header or [])
+    headers = headers_of(header)
 
     async def work(connected: Cluster) -> None:
         async with connected.publisher(queue) as publisher:
@@ -95,15 +91,6 @@ def sub(
                 say(f"roq sub: received {tally.received} messages, lost {tally.missing}")
 
     with_cluster(cluster, work)
-
-
-def _headers(options: Sequence[str]) -> dict[str, str | bytes]:
-    """Of NAME=TEXT each. Raises InvalidHeaders."""
-    pairs = [option.partition("=") for option in options]
-    for name, equals, _ in pairs:
-        if not equals:
-            raise InvalidHeaders(f"a header is NAME=TEXT, got {name!r}")
-    return check_headers({name: text for name, _, text in pairs})[0]
 
 
 class _Tally:
@@ -168,20 +155,11 @@ def _json_lines(batch: Sequence[Message]) -> bytes:
 
 def _described(message: Message) -> dict[str, str | int | dict[str, str]]:
     """A payload that is not UTF-8 comes as `payload_base64`, likewise the header `name` as `name_base64`."""
-    found: dict[str, str | int | dict[str, str]] = {"topic": message.topic, **_text("payload", message.payload)}
+    found: dict[str, str | int | dict[str, str]] = {"topic": message.topic, **text_row("payload", message.payload)}
     found.update(publisher=f"{message.publisher:016x}", sequence=message.sequence, timestamp=message.timestamp)
     if message.headers:
-        found["headers"] = headers = {}
-        for name, value in message.headers.items():
-            headers.update({name: value} if isinstance(value, str) else _text(name, value))
+        found["headers"] = headers_row(message.headers)
     return found
-
-
-def _text(name: str, value: bytes) -> dict[str, str]:
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
 def _enlarge(descriptor: int) -> None:

@@ -17,6 +17,7 @@ import typer
 from roq.blocking import WorkQueue, open_queue
 from roq.cli import task_move, task_watch
 from roq.cli.address import ClusterOption, JsonOption, OldPlaceArgument, cluster_address, either, with_cluster
+from roq.cli.headers import HeaderOption, headers_of, headers_row
 from roq.cli.output import age, console, counted, print_json, say, table, working, yes
 from roq.cli.task_address import (
     AddressArgument,
@@ -65,6 +66,7 @@ class LeasedRow(msgspec.Struct):
     inserted: float
     expires: float
     payload: PayloadRow
+    headers: dict[str, str]
 
 
 class ViewRow(msgspec.Struct):
@@ -79,6 +81,7 @@ class ViewRow(msgspec.Struct):
     error: str
     holder: str
     payload: PayloadRow
+    headers: dict[str, str]
 
 
 class StatusRow(msgspec.Struct):
@@ -91,8 +94,8 @@ class StatusRow(msgspec.Struct):
 
 def view_row(view: TaskView) -> ViewRow:
     """For JSON."""
-    known = {name: getattr(view, name) for name in ViewRow.__struct_fields__ if name != "payload"}
-    return ViewRow(**known, payload=payload_row(view.payload))
+    known = {name: getattr(view, name) for name in ViewRow.__struct_fields__ if name not in ("payload", "headers")}
+    return ViewRow(**known, payload=payload_row(view.payload), headers=headers_row(view.headers))
 
 
 @app.command("create")
@@ -129,16 +132,17 @@ def put(
     delay: Annotated[float, typer.Option(help="Seconds until it can be leased.")] = 0.0,
     priority: Annotated[int, typer.Option(help="-128 to 127; higher goes first.")] = 0,
     dedup_key: Annotated[str, typer.Option(help="Put again within the window, it is the same task (one task only).")] = "",
+    header: HeaderOption = None,
     json: JsonOption = False,
 ) -> None:
     """Put tasks: the arguments, or a task per line of standard input. Prints their ids."""
     if dedup_key and len(payloads or ()) != 1:
         raise CallError("--dedup-key goes with one payload as argument")
-    count = 0
+    count, headers = 0, headers_of(header)
     with open_queue(full_address(address)) as queue:
         given = [os.fsencode(one) for one in payloads or ()]
         for part in [given] if given else _lines(queue):
-            ids = queue.put_many(NewTask(line, delay, priority, dedup_key) for line in part)
+            ids = queue.put_many(NewTask(line, delay, priority, dedup_key, headers) for line in part)
             count += len(ids)
             if json:
                 for one in ids:
@@ -180,7 +184,16 @@ def lease(
             if time.monotonic() >= deadline:
                 break
     rows = [
-        LeasedRow(task.id, task.token, task.attempt, task.priority, task.inserted, task.expires, payload_row(task.payload))
+        LeasedRow(
+            task.id,
+            task.token,
+            task.attempt,
+            task.priority,
+            task.inserted,
+            task.expires,
+            payload_row(task.payload),
+            headers_row(task.headers),
+        )
         for task in tasks
     ]
     if json:
@@ -331,6 +344,7 @@ class DeadRow(msgspec.Struct):
     inserted: float
     error: str
     payload: PayloadRow
+    headers: dict[str, str]
 
 
 @dead_app.command("ls")
@@ -339,13 +353,16 @@ def list_dead(address: AddressArgument, count: CountOption = 100, json: JsonOpti
     with opened(address) as queue:
         letters = queue.dead(count)
     if json:
-        print_json(
-            [DeadRow(one.id, one.attempts, one.priority, one.inserted, one.error, payload_row(one.payload)) for one in letters]
-        )
+        print_json([_dead_row(one) for one in letters])
         return
     now = time.time()
     rows = [(one.id, str(one.attempts), age(now - one.inserted), shown(one.error), shown(one.payload)) for one in letters]
     console().print(table("", ("ID", ">ATTEMPTS", ">AGE", "ERROR", "PAYLOAD"), rows))
+
+
+def _dead_row(one: TaskView) -> DeadRow:
+    shown_rows = (payload_row(one.payload), headers_row(one.headers))
+    return DeadRow(one.id, one.attempts, one.priority, one.inserted, one.error, *shown_rows)
 
 
 def _chosen(ids: list[str] | None, everything: bool) -> list[str] | None:

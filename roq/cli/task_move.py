@@ -111,7 +111,7 @@ def _carry(giver: WorkQueue, taker: WorkQueue, done: TasksMoved, stop: threading
             continue
         wait = 0.0
         try:
-            taker.put_many(NewTask(task.payload, 0.0, task.priority, task.id) for task in tasks)
+            taker.put_many(NewTask(task.payload, 0.0, task.priority, task.id, task.headers) for task in tasks)
         except BaseException:
             giver.release_many(tasks)
             raise

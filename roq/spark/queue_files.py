@@ -28,6 +28,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from roq.errors import DataLost, ManifestGone
 from roq.ids import new_id
 from roq.runtime.files import DISK, storage_errors
+from roq.wire.headers import split_headers
 from roq.wire.task import LeasedTask, TaskView
 
 CHUNK_ROWS = 16_384  # of one record batch
@@ -203,7 +204,7 @@ def write_manifest(folder: Path, number: int, tasks: Sequence[LeasedTask[bytes]]
     """A new manifest, durable on return."""
     arrays = [
         pa.array([task.id for task in tasks], pa.string()),
-        pa.array([task.payload for task in tasks], pa.binary()),
+        pa.array([split_headers(task.payload)[0] for task in tasks], pa.binary()),
         pa.array([task.attempt for task in tasks], pa.int32()),
         pa.array([task.priority for task in tasks], pa.int32()),
         _times([task.inserted_ms for task in tasks]),
@@ -236,7 +237,7 @@ def views(seen: Sequence[TaskView]) -> pa.RecordBatch:
     """Tasks as a batch reader shows them."""
     arrays = [
         pa.array([task.id for task in seen], pa.string()),
-        pa.array([task.payload for task in seen], pa.binary()),
+        pa.array([split_headers(task.payload)[0] for task in seen], pa.binary()),
         pa.array([task.attempts for task in seen], pa.int32()),
         pa.array([task.priority for task in seen], pa.int32()),
         _times([task.inserted_ms for task in seen]),

@@ -1,23 +1,34 @@
-"""Headers of messages: what their reader should know before it decodes the payload.
+"""Headers of messages and tasks: what their reader should know before it decodes the payload.
 
     name     any text but "", without control characters; case counts
     value    text or bytes; text only for names whose meaning others have fixed (RESERVED): traceparent and tracestate are W3C
              Trace Context's, content-type is HTTP's, ce-… are CloudEvents' in its HTTP binding
     roq-…    is RoQ's own
 
-One message's headers have HEADERS_BYTES_MAX bytes at most, names and values together in UTF-8.
+One message's or task's headers have HEADERS_BYTES_MAX bytes at most, names and values together in UTF-8. Those of messages
+travel in frames (frame.py), those of tasks at the beginning of what is stored as the payload.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 from roq.errors import InvalidHeaders
+from roq.wire.decoding import UNDECODABLE
 
 HEADERS_BYTES_MAX = 4096
 RESERVED = frozenset(("content-type", "traceparent", "tracestate"))
 RESERVED_PREFIX = "ce-"
 OWN_PREFIX = "roq-"
+MARK = b"\x93RoQ\x00h\xc1\x01"  # c1 is no msgpack, 93 begins no text: nobody's payload begins like this by chance
+_LENGTH = struct.Struct("<H")  # HEADERS_BYTES_MAX is three times as much in msgpack at most
+PREFIX_BYTES = len(MARK) + _LENGTH.size
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode  # str | bytes can't be said there
 
 Headers = Mapping[str, str | bytes]
 
@@ -49,3 +60,30 @@ def _checked_size(name: str, value: str | bytes) -> int:
         return len(name.encode()) + (len(value.encode()) if isinstance(value, str) else len(value))
     except UnicodeEncodeError:
         raise InvalidHeaders(f"header {name!r} has text that is no Unicode: a lone surrogate") from None
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def with_headers(payload: bytes, headers: Headers | None) -> bytes:
+    """What is stored for a task: its payload as it is, or behind its headers: MARK, their length (u16, little endian), msgpack.
+    A payload that begins with MARK by itself gets empty ones. Raises InvalidHeaders."""
+    copied = check_headers(headers)[0] if headers else {}
+    if not copied and not payload.startswith(MARK):
+        return payload
+    encoded = _encode(copied)
+    return b"".join((MARK, _LENGTH.pack(len(encoded)), encoded, payload))
+
+
+def split_headers(stored: bytes) -> tuple[bytes, dict[str, str | bytes]]:
+    """Payload and headers. What has MARK and no headers that can be read is a payload as a whole."""
+    if not stored.startswith(MARK) or len(stored) < PREFIX_BYTES:
+        return stored, {}
+    (length,) = _LENGTH.unpack_from(stored, len(MARK))
+    try:
+        headers = _decode(stored[PREFIX_BYTES : PREFIX_BYTES + length])
+    except UNDECODABLE:
+        return stored, {}
+    if not all(isinstance(value, str | bytes) for value in headers.values()):
+        return stored, {}
+    return stored[PREFIX_BYTES + length :], headers

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from roq.errors import InvalidConfiguration
+from roq.wire.headers import Headers, split_headers
 
 ERROR_BYTES_MAX = 4096  # of the text kept with a failed task; longer ones are cut
 SECONDS_MAX = 10 * 366 * 86_400.0  # of a delay or a lease; more is a mistake
@@ -80,12 +81,13 @@ PayloadT_co = TypeVar(
 
 
 class NewTask(msgspec.Struct, frozen=True):
-    """A task to put. dedup_key: "" for none."""
+    """A task to put. dedup_key: "" for none. headers: see headers.py."""
 
     payload: bytes
     delay_seconds: float = 0.0
     priority: int = 0
     dedup_key: str = ""
+    headers: Headers | None = None
 
 
 class TaskToPut(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -122,6 +124,17 @@ class TaskView(msgspec.Struct, frozen=True, array_like=True, gc=False):
     due_ms: int
     error: str
     holder: str
+    _headers: dict[str, Any] | None = None  # between master and client they are in the payload
+
+    @property
+    def headers(self) -> dict[str, str | bytes]:
+        """What whoever put it said of it, {} if nothing."""
+        return self._headers or {}
+
+    def opened(self) -> TaskView:
+        """Of one as it is stored: the payload alone, and its headers."""
+        payload, headers = split_headers(self.payload)
+        return self if payload is self.payload else msgspec.structs.replace(self, payload=payload, _headers=headers)
 
     @property
     def inserted(self) -> float:

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from roq.errors import Closed, LeaseLost, TemporaryError
+from roq.wire.headers import Headers
 from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import Options, open_backend
@@ -39,7 +40,8 @@ WAIT_SLICE_SECONDS = 1.0  # one waiting call to the backend; bounds how long `ru
 
 
 class Task(HeldTask):
-    """A leased task: .id .payload .attempt .priority .inserted .expires .token .lost. Settle it once: ack, release or reject.
+    """A leased task: .id .payload .headers .attempt .priority .inserted .expires .token .lost. Settle it once, by ack,
+    release or reject.
 
     Each raises LeaseLost if the lease has ended before.
     """
@@ -138,9 +140,17 @@ class WorkQueue:
 
     # --- putting --------------------------------------------------------------------------------------------------------
 
-    def put(self, payload: bytes, *, delay_seconds: float = 0.0, priority: int = 0, dedup_key: str = "") -> str:
+    def put(
+        self,
+        payload: bytes,
+        *,
+        delay_seconds: float = 0.0,
+        priority: int = 0,
+        dedup_key: str = "",
+        headers: Headers | None = None,
+    ) -> str:
         """See roq.WorkQueue.put."""
-        return self._backend.put((new_task(payload, delay_seconds, priority, dedup_key),))[0]
+        return self._backend.put((new_task(payload, delay_seconds, priority, dedup_key, headers),))[0]
 
     def put_many(self, tasks: Iterable[NewTask | bytes]) -> list[str]:
         """See roq.WorkQueue.put_many."""
@@ -251,7 +261,7 @@ class WorkQueue:
 
     def peek(self, state: TaskState | str = TaskState.READY, count: int = 10) -> list[TaskView]:
         """See roq.WorkQueue.peek."""
-        return self._backend.peek(TaskState(state), count)
+        return [view.opened() for view in self._backend.peek(TaskState(state), count)]
 
     def release_all(self) -> int:
         """See roq.WorkQueue.release_all."""

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from roq.errors import InvalidConfiguration, PayloadTooLarge
+from roq.wire.headers import Headers, with_headers
 from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView, check_delay, check_lease_seconds
 from roq.wire.work_queue import TaskSettings
 
@@ -149,11 +150,11 @@ class Backend(Protocol):
 PUT_BYTES = 4 * 1024 * 1024  # payload bytes that travel together; more only for one payload larger than this
 
 
-def new_task(payload: bytes, delay_seconds: float, priority: int, dedup_key: str) -> NewTask:
-    """A task to put. Raises TypeError for a payload that is not bytes."""
+def new_task(payload: bytes, delay_seconds: float, priority: int, dedup_key: str, headers: Headers | None) -> NewTask:
+    """A task to put, its headers in the payload. Raises TypeError for a payload that is not bytes, InvalidHeaders."""
     if type(payload) is not bytes:
         payload = _as_bytes(payload)
-    return NewTask(payload, delay_seconds, priority, dedup_key)
+    return NewTask(with_headers(payload, headers), delay_seconds, priority, dedup_key)
 
 
 def _as_bytes(payload: object) -> bytes:
@@ -167,7 +168,10 @@ def put_parts(tasks: Iterable[NewTask | bytes]) -> Iterator[list[NewTask]]:
     part: list[NewTask] = []
     size = 0
     for given in tasks:
-        task = given if isinstance(given, NewTask) else NewTask(_as_bytes(given))
+        if isinstance(given, NewTask):
+            task = new_task(given.payload, given.delay_seconds, given.priority, given.dedup_key, given.headers)
+        else:
+            task = NewTask(with_headers(_as_bytes(given), None))
         if part and (len(part) == PUT_COUNT_MAX or size + len(task.payload) > PUT_BYTES):
             yield part
             part, size = [], 0

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from roq.errors import CallError, Closed, LeaseLost, TemporaryError
+from roq.wire.headers import split_headers
 from roq.wire.task import EXTEND, LeasedTask, Settlement
 from roq.workqueue.contract import LEASE_COUNT_MAX, RoundTrip
 
@@ -38,6 +39,7 @@ class HeldTask:
         "attempt",
         "begun",
         "expires",
+        "headers",
         "id",
         "inserted",
         "payload",
@@ -48,7 +50,8 @@ class HeldTask:
     )
 
     def __init__(self, leased: LeasedTask[bytes], seconds: float, asked: float) -> None:
-        self.id, self.payload, self.attempt, self.priority = leased.id, leased.payload, leased.attempt, leased.priority
+        self.id, self.attempt, self.priority = leased.id, leased.attempt, leased.priority
+        self.payload, self.headers = split_headers(leased.payload)
         self.inserted, self.expires, self.token = leased.inserted_ms / 1000, leased.expires_ms / 1000, leased.token
         self.seconds = seconds  # of the lease
         self._until = asked + seconds  # monotonic; the lease holds at least until here

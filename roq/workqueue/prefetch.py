@@ -160,7 +160,8 @@ class TaskPrefetch(Generic[TaskT]):
 
 
 class Task(HeldTask):
-    """A leased task: .id .payload .attempt .priority .inserted .expires .token .lost. Settle it once: ack, release or reject.
+    """A leased task: .id .payload .headers .attempt .priority .inserted .expires .token .lost. Settle it once, by ack,
+    release or reject.
 
     Each raises LeaseLost if the lease has ended before.
     """

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from roq.errors import Closed, TemporaryError
+from roq.wire.headers import Headers
 from roq.wire.task import LeasedTask, NewTask, Settlement, Status, TaskState, TaskView
 from roq.wire.work_queue import TaskSettings
 from roq.workqueue.address import Options, open_backend
@@ -117,12 +118,20 @@ class WorkQueue:
 
     # --- putting --------------------------------------------------------------------------------------------------------
 
-    async def put(self, payload: bytes, *, delay_seconds: float = 0.0, priority: int = 0, dedup_key: str = "") -> str:
+    async def put(
+        self,
+        payload: bytes,
+        *,
+        delay_seconds: float = 0.0,
+        priority: int = 0,
+        dedup_key: str = "",
+        headers: Headers | None = None,
+    ) -> str:
         """Put a task; its id. It can be leased after `delay_seconds`; higher priority goes first (-128 to 127). A `dedup_key`
-        put again within the queue's `dedup_seconds` is the same task. Raises CallError, or a TemporaryError: the outcome is
-        unknown then."""
+        put again within the queue's `dedup_seconds` is the same task. headers: {name: text or bytes}, 4 KiB at most, its
+        worker has them as `task.headers`. Raises CallError, or a TemporaryError: the outcome is unknown then."""
         self._backend  # noqa: B018  raises Closed
-        task = new_task(payload, delay_seconds, priority, dedup_key)
+        task = new_task(payload, delay_seconds, priority, dedup_key, headers)
         return (await self._puts.add((task,), len(task.payload)))[0]
 
     async def put_many(self, tasks: Iterable[NewTask | bytes]) -> list[str]:
@@ -274,7 +283,7 @@ class WorkQueue:
 
     async def peek(self, state: TaskState | str = TaskState.READY, count: int = 10) -> list[TaskView]:
         """The first tasks of a state ("ready", "delayed", "leased", "dead"), without leasing them."""
-        return await self._in_thread(self._backend.peek, TaskState(state), count)
+        return [view.opened() for view in await self._in_thread(self._backend.peek, TaskState(state), count)]
 
     async def release_all(self) -> int:
         """Make every leased and delayed task ready; how many."""

@@ -85,6 +85,20 @@ def test_tasks_go_through_the_shell(address: str) -> None:
     assert b"purge: 3" in task("purge", address).stderr
 
 
+def test_headers_go_through_the_shell_and_move_along(address: str, tmp_path: Path) -> None:
+    headers = {"content-type": "text/plain", "eq": "a=b"}
+    task("put", address, "one", "two", "-H", "content-type=text/plain", "--header", "eq=a=b")
+    assert [row["headers"] for row in told("peek", address)] == [headers] * 2
+    [leased] = told("lease", address)
+    assert leased["headers"] == headers
+    task("reject", address, leased["token"], "--error", "bad")
+    assert [row["headers"] for row in told("dead", "ls", address)] == [headers]
+    other = f"file://{tmp_path / 'other'}"
+    task("move", address, other)
+    assert [(row["payload"], row["headers"]) for row in told("peek", other)] == [({"text": "two"}, headers)]
+    assert b"NAME=TEXT" in task("put", address, "three", "-H", "wrong", code=1).stderr
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("work_address", ["roq"], indirect=True)
 def test_a_cluster_s_queue_works_from_the_shell(work_address: str) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from roq.errors import Closed, LeaseLost, WorkQueueConflict
+from roq.errors import Closed, InvalidHeaders, LeaseLost, WorkQueueConflict
+from roq.wire.headers import HEADERS_BYTES_MAX, MARK
 from roq.wire.task import ERROR_BYTES_MAX, NewTask, TaskState
 from roq.workqueue.contract import LEASE_COUNT_MAX
 from tests.integration.workqueue_rig import BRIEF, COMES, EVERY_VERB, LONG, Faces, counts, one
@@ -56,6 +57,38 @@ def test_order_is_by_priority_then_by_insertion(work_queue: Any) -> None:
     for number, priority in enumerate((0, -128, 5, 127, 0, 5)):
         work_queue.put(str(number).encode(), priority=priority)
     assert [task.payload for task in work_queue.lease(LONG, 10)] == [b"3", b"2", b"5", b"0", b"4", b"1"]
+
+
+def test_a_task_has_headers_until_it_is_gone(work_queue: Any) -> None:
+    headers: dict[str, str | bytes] = {"traceparent": "00-1-2-01", "digest": b"\x00\xff"}
+    lookalike = MARK + b"\x03\x00" + b"nothing of ours"
+    work_queue.put(b"with", headers=headers, priority=3)
+    work_queue.put_many([NewTask(b"", priority=2, headers={"n": "2"}), NewTask(lookalike, 0.0, 1), b"bare"])
+    headers["n"] = "changed afterwards"
+    wanted = [
+        (b"with", {"traceparent": "00-1-2-01", "digest": b"\x00\xff"}),
+        (b"", {"n": "2"}),
+        (lookalike, {}),
+        (b"bare", {}),
+    ]
+    assert sorted((view.payload, view.headers) for view in work_queue.peek(count=10)) == sorted(wanted, key=lambda one: one[0])
+    tasks = work_queue.lease(LONG, 10)
+    assert [(task.payload, task.headers) for task in tasks] == wanted
+    for task in tasks:
+        task.reject("no")
+    assert sorted((view.payload, view.headers) for view in work_queue.dead()) == sorted(wanted, key=lambda one: one[0])
+    work_queue.requeue_dead()
+    assert [(task.payload, task.headers) for task in work_queue.lease(LONG, 10)] == wanted
+
+
+def test_wrong_headers_are_refused_and_nothing_is_stored(work_queue: Any) -> None:
+    refused: list[Any] = [{"": "x"}, {"a": 1}, {"roq-own": "x"}, {"a": "x" * HEADERS_BYTES_MAX}]
+    for wrong in refused:
+        with pytest.raises(InvalidHeaders):
+            work_queue.put(b"x", headers=wrong)
+        with pytest.raises(InvalidHeaders):
+            work_queue.put_many([b"fits", NewTask(b"x", headers=wrong)])
+    assert counts(work_queue) == (0, 0, 0, 0)
 
 
 def test_batches_are_put_leased_and_acked(work_queue: Any) -> None:

@@ -1,4 +1,4 @@
-"""Headers of messages: what is taken, how a frame carries them, and what a Monitor tells members that can't read them."""
+"""Headers: what is taken, how frames and tasks carry them, and what a Monitor tells members that can't read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roq.wire.frame import (
     parse,
     payloads,
 )
-from roq.wire.headers import HEADERS_BYTES_MAX, check_headers
+from roq.wire.headers import HEADERS_BYTES_MAX, MARK, check_headers, split_headers, with_headers
 from tests.unit.small_queue import P, Queue, S, notices
 
 names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20).filter(lambda one: one[:4] != "roq-")
@@ -188,3 +188,40 @@ def test_all_others_are_confirmed_by_their_exchange() -> None:
     queue.opened(1, "A")
     assert queue.machine.mark_seen(P, 1, 7) == []
     assert notices(queue.fin(1, "A"), wire.Forwarded) == []
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=40), st.one_of(st.none(), headers_of_any_kind))
+def test_what_is_stored_of_a_task_comes_back(payload: bytes, headers: dict[str, str] | None) -> None:
+    assert split_headers(with_headers(payload, headers)) == (payload, headers or {})
+    assert split_headers(with_headers(MARK + payload, headers)) == (MARK + payload, headers or {})
+
+
+@given(st.binary(max_size=40))
+def test_without_headers_a_payload_is_stored_as_it_is(payload: bytes) -> None:
+    assert with_headers(payload, None) is payload
+    assert with_headers(payload, {}) is payload
+
+
+def test_as_many_headers_as_fit() -> None:
+    headers = {f"{number:03x}": "" for number in range(HEADERS_BYTES_MAX // 3)}
+    assert split_headers(with_headers(b"x", headers)) == (b"x", headers)
+
+
+@given(st.binary(max_size=20))
+def test_what_only_begins_like_headers_is_a_payload(rest: bytes) -> None:
+    payload, headers = split_headers(MARK + rest)
+    assert (payload, headers) == (MARK + rest, {}) or MARK + rest == with_headers_of(payload, headers)
+
+
+def with_headers_of(payload: bytes, headers: Any) -> bytes:
+    """As they were written, whoever wrote them."""
+    encoded = msgspec.msgpack.encode(headers)
+    return MARK + len(encoded).to_bytes(2, "little") + encoded + payload
+
+
+def test_values_that_are_neither_text_nor_bytes_are_no_headers() -> None:
+    stored = with_headers_of(b"x", {"a": 1})
+    assert split_headers(stored) == (stored, {})

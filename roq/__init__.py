@@ -39,7 +39,7 @@ _HOMES = {
         "RunningProcess",
     ),
     "wire.gcm": ("ClusterView", "ExchangeCreated", "HostInfo", "QueueInfo", "WorkQueueInfo"),
-    "wire.kpi": ("Decision", "ExchangeKpi", "HostKpi", "PublisherKpi", "QueueKpi", "SubscriberKpi"),
+    "wire.kpi": ("Decision", "ExchangeKpi", "HostKpi", "PublisherKpi", "QueueKpi", "QueueTotals", "SubscriberKpi"),
     "wire.monitor": ("ExchangeAddress", "ExchangeView", "MemberView", "Moved", "QueueView"),
     "wire.policy": ("Bounds", "ExchangeRule", "HostRule", "Policy", "QueueRule", "policy_from_toml"),
     "wire.task": ("NewTask", "Status", "TaskState", "TaskView"),

@@ -18,7 +18,7 @@ from roq.wire.assignment import (
     RunningProcess,
 )
 from roq.wire.gcm import ClusterView, ExchangeCreated, HostInfo, QueueInfo, WorkQueueInfo
-from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, SubscriberKpi
+from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, QueueTotals, SubscriberKpi
 from roq.wire.monitor import ExchangeAddress, ExchangeView, MemberView, Moved, QueueView
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule, policy_from_toml
 from roq.wire.task import NewTask, Status, TaskState, TaskView
@@ -67,6 +67,7 @@ __all__ = [
     "QueueRecord",
     "QueueRule",
     "QueueSettings",
+    "QueueTotals",
     "QueueView",
     "RoqError",
     "RunningProcess",

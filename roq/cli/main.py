@@ -31,6 +31,7 @@ COMMANDS = {
     "top": "status",
     "pub": "pub_sub",
     "sub": "pub_sub",
+    "metrics": "metrics",
     "chaos": "chaos",
     "doctor": "doctor",
     "version": "main",

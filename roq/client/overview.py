@@ -81,7 +81,8 @@ class MemberRow(msgspec.Struct, frozen=True):
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """One queue. lag_seconds: of its slowest subscriber; lost: told by the subscribers that are there now."""
+    """One queue. lag_seconds, latency_p99_seconds: of its slowest subscriber. lost, messages, bytes, delivered, dropped: since
+    its Monitor started, see QueueTotals."""
 
     queue: str
     running: bool
@@ -98,6 +99,11 @@ class QueueRow(msgspec.Struct, frozen=True):
     lag_seconds: float = 0.0
     lost: int = 0
     problem: str = ""
+    latency_p99_seconds: float = 0.0
+    messages: int = 0
+    bytes: int = 0
+    delivered: int = 0
+    dropped: int = 0
 
 
 class FailedProcess(msgspec.Struct, frozen=True):
@@ -252,16 +258,22 @@ def _queue_row(info: QueueInfo, answer: QueueView | str) -> QueueRow:
     )
     if isinstance(answer, str):
         return row
-    kpi = answer.kpi
-    return msgspec.structs.replace(
+    row = msgspec.structs.replace(
         row,
         publishers=sum(member.role == "publisher" for member in answer.members),
         subscribers=sum(member.role == "subscriber" for member in answer.members),
-        messages_per_second=kpi.messages_per_second if kpi else 0.0,
-        bytes_per_second=kpi.bytes_per_second if kpi else 0.0,
-        delivered_per_second=kpi.delivered_per_second if kpi else 0.0,
-        lag_seconds=max((subscriber.lag_seconds for subscriber in kpi.subscribers), default=0.0) if kpi else 0.0,
-        lost=kpi.lost if kpi else 0,
+    )
+    if (kpi := answer.kpi) is None:
+        return row
+    return msgspec.structs.replace(
+        row,
+        messages_per_second=kpi.messages_per_second,
+        bytes_per_second=kpi.bytes_per_second,
+        delivered_per_second=kpi.delivered_per_second,
+        lag_seconds=max((subscriber.lag_seconds for subscriber in kpi.subscribers), default=0.0),
+        lost=kpi.lost,
+        latency_p99_seconds=max((subscriber.latency_p99_seconds for subscriber in kpi.subscribers), default=0.0),
+        **msgspec.structs.asdict(kpi.totals),
     )
 
 

@@ -14,6 +14,7 @@ BRINGS = {
     "shuffle": ("numpy", "pyarrow"),
     "spark": ("pyspark", "py4j", "pyarrow", "pandas", "numpy"),
     "testing": ("pytest", "docker"),
+    "metrics": ("prometheus_client",),
 }
 
 

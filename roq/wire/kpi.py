@@ -61,6 +61,16 @@ class HostKpi(msgspec.Struct, frozen=True):
     exchanges_max: int
 
 
+class QueueTotals(msgspec.Struct, frozen=True):
+    """Since the queue's Monitor started, members that left included: messages and bytes sent by publishers, messages taken by
+    subscribers (each counts), messages that publishers gave up."""
+
+    messages: int = 0
+    bytes: int = 0
+    delivered: int = 0
+    dropped: int = 0
+
+
 class QueueKpi(msgspec.Struct, frozen=True):
     """One second of one queue. time: seconds since 1970."""
 
@@ -75,6 +85,7 @@ class QueueKpi(msgspec.Struct, frozen=True):
     publishers: tuple[PublisherKpi, ...]
     subscribers: tuple[SubscriberKpi, ...]
     hosts: tuple[HostKpi, ...]
+    totals: QueueTotals = QueueTotals()
 
 
 class Decision(msgspec.Struct, frozen=True):

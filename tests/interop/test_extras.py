@@ -67,6 +67,7 @@ def test_what_an_extra_would_have_brought_is_told(environments: Environments, tm
         (("up", "--dir", tmp_path / "up", "--zookeeper", "java"), "local"),
         (("chaos", "--local", "--seconds", "1"), "local"),
         (("chaos", "--docker", "--seconds", "1"), "testing"),
+        (("metrics", tmp_path), "metrics"),
     ]
     for words, extra in commands:
         done = environments[""].run("roq", *words, cwd=tmp_path, PATH=path)

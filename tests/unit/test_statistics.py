@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roq.pubsub.monitor.statistics import LOSSES_REMEMBERED, Statistics
-from roq.wire.kpi import ExchangeKpi, PublisherKpi, QueueKpi
+from roq.wire.kpi import ExchangeKpi, PublisherKpi, QueueKpi, QueueTotals
 from roq.wire.monitor import ExchangeAddress, ExchangeReport, PublisherReport, SubscriberReport
 
 STATES = {"a": "active", "b": "active"}
@@ -170,3 +170,36 @@ def test_losses_are_kept_when_a_subscriber_goes_and_not_counted_twice_when_it_re
         statistics.forget(id)
     assert view(statistics, 12.0).lost == 7 + LOSSES_REMEMBERED + 98
     assert len(statistics._lost_of_gone) == LOSSES_REMEMBERED
+
+
+def test_totals_count_what_comes_and_outlive_members() -> None:
+    statistics = Statistics()
+    statistics.join_publisher(1, 0.0, path=0)
+    statistics.report_publisher(publisher(1, 100), 1.0)
+    statistics.report_publisher(publisher(1, 250), 2.0)
+    statistics.report_subscriber(subscriber(2, 0), 1.0, ready=True)
+    statistics.report_subscriber(subscriber(2, 240), 2.0, ready=True)
+    assert view(statistics, 2.0).totals == QueueTotals(250, 2500, 240, 0)
+    statistics.forget(1)
+    statistics.forget(2)
+    assert view(statistics, 3.0).totals == QueueTotals(250, 2500, 240, 0)
+
+
+def test_of_members_that_come_from_another_monitor_only_what_is_new_counts() -> None:
+    statistics = Statistics()
+    statistics.join_publisher(1, 0.0, path=4)
+    statistics.report_publisher(publisher(1, 1_000_000, path=4), 1.0)
+    statistics.report_publisher(publisher(1, 1_000_010, path=4), 2.0)
+    statistics.report_publisher(publisher(1, 900_000, path=3), 2.5)  # overtaken
+    statistics.report_subscriber(subscriber(2, 5_000_000), 1.0, ready=True)
+    statistics.report_subscriber(subscriber(2, 5_000_007), 2.0, ready=True)
+    assert view(statistics, 2.5).totals == QueueTotals(10, 100, 7, 0)
+
+
+def test_what_publishers_give_up_counts() -> None:
+    statistics = Statistics()
+    statistics.join_publisher(1, 0.0, path=0)
+    for second, dropped in enumerate((0, 3, 3, 10), 1):
+        report = PublisherReport(1, 1, "a", "", 0, 100 * second, 1000 * second, dropped, 0.0)
+        statistics.report_publisher(report, float(second))
+    assert view(statistics, 4.0).totals.dropped == 10

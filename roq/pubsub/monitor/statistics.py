@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, SubscriberKpi
+from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, QueueTotals, SubscriberKpi
 from roq.wire.monitor import ExchangeReport, PublisherReport, SubscriberReport
 
 SILENT_SECONDS = 3.0  # three missed reports
@@ -77,6 +77,7 @@ class Statistics:
         self._publishers: dict[int, _Publisher] = {}
         self._subscribers: dict[int, _Subscriber] = {}
         self._exchanges: dict[str, _Exchange] = {}
+        self._totals = [0, 0, 0, 0]  # of QueueTotals, in its order
         self._lost_before = 0  # by subscribers that are gone
         self._lost_of_gone: dict[int, int] = {}
 
@@ -95,6 +96,10 @@ class Statistics:
         elif report.path < known.path:
             return
         else:
+            given_up = known.kpi.dropped if known.kpi is not None else 0
+            before = known.series.newest
+            grown = (report.messages - before[0], report.bytes - before[1], 0, report.dropped - given_up)
+            self._count(grown)
             known.series.add(now, totals)
         known.path = report.path
         messages, size, blocked = known.series.rates
@@ -109,6 +114,7 @@ class Statistics:
             self._lost_before -= self._lost_of_gone.pop(report.subscriber, 0)
         else:
             series = known.series
+            self._count((0, 0, report.messages - series.newest[0], 0))
             series.add(now, totals)
         kpi = SubscriberKpi(
             report.subscriber,
@@ -125,6 +131,10 @@ class Statistics:
             self._subscribers[report.subscriber] = _Subscriber(series, kpi)
         else:
             known.kpi = kpi
+
+    def _count(self, grown: tuple[float, ...]) -> None:
+        """What has come since the last report; of a member that came from another Monitor the first one tells nothing new."""
+        self._totals = [total + max(0, int(more)) for total, more in zip(self._totals, grown, strict=True)]
 
     def report_exchange(self, report: ExchangeReport, now: float) -> None:
         """Take in an Exchange's totals and those of its host."""
@@ -168,6 +178,7 @@ class Statistics:
             publishers=publishers,
             subscribers=subscribers,
             hosts=self._host_kpis(exchanges),
+            totals=QueueTotals(*self._totals),
         )
 
     def _drop_silent(self, now: float) -> None:

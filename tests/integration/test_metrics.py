@@ -1,0 +1,153 @@
+"""`roq metrics` beside a real cluster and folders: what is scraped is what was done, and what does not answer is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import roq
+from roq.cli.metrics import Sources, serving
+from roq.errors import PortTaken
+from tests.harness.ports import free_port, own_address
+from tests.integration.running import RunningCluster
+from tests.integration.test_cli import environment
+
+BOUND_SECONDS = 20
+
+
+def fetched(address: str, port: int, path: str) -> tuple[int, str]:
+    """Status and body."""
+    try:
+        with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=BOUND_SECONDS) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+class Scraped:
+    """What is served at a port."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._address, self._port = address, port
+
+    async def get(self, path: str) -> tuple[int, str]:
+        return await asyncio.to_thread(fetched, self._address, self._port, path)
+
+    async def value(self, sample: str) -> float | None:
+        """Of a sample with its labels as they are written; None: there is none."""
+        _, text = await self.get("/metrics")
+        return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(sample + " ")), None)
+
+    async def until(self, sample: str, value: float) -> None:
+        async with asyncio.timeout(BOUND_SECONDS):
+            while await self.value(sample) != value:
+                await asyncio.sleep(0.1)
+
+
+@contextlib.asynccontextmanager
+async def scraped(cluster: str | None, *queues: str) -> AsyncIterator[Scraped]:
+    address = own_address()
+    async with serving(Sources(cluster, queues), address, 0) as port:
+        yield Scraped(address, port)
+
+
+@pytest.mark.quick
+async def test_a_cluster_with_its_work_queues(client: roq.Cluster, cluster: RunningCluster, queue: str) -> None:
+    work = f"jobs-{queue}"
+    async with (
+        scraped(cluster.zookeeper) as served,
+        client.subscriber(queue) as subscriber,
+        client.publisher(queue) as publisher,
+        roq.open_queue(f"roq://{cluster.zookeeper}/{work}") as tasks,
+    ):
+        for number in range(100):
+            await publisher.publish("t", b"%d" % number)
+        async with asyncio.timeout(BOUND_SECONDS):
+            for _ in range(100):
+                await anext(subscriber)
+        await tasks.put_many([b"1", b"2", b"3"])
+        (task,) = await tasks.lease()
+        await served.until(f'roq_messages_published_total{{queue="{queue}"}}', 100)
+        await served.until(f'roq_messages_delivered_total{{queue="{queue}"}}', 100)
+        await served.until(f'roq_tasks{{queue="{work}",state="leased"}}', 1)
+        assert await served.value(f'roq_queue_subscribers{{queue="{queue}"}}') == 1
+        assert await served.value(f'roq_queue_ready{{queue="{queue}"}}') == 1
+        assert await served.value('roq_host_up{host="h1"}') == await served.value('roq_host_up{host="h2"}')
+        status, text = await served.get(f"/v1/work-queues/{work}/status")
+        assert (status, json.loads(text)["ready"]) == (200, 2)
+        await task.ack()
+        await served.until(f'roq_tasks_completed_total{{queue="{work}"}}', 1)
+        status, text = await served.get(f"/v1/queues/{queue}/status")
+        assert (status, json.loads(text)["publishers"]) == (200, 1)
+    await client.remove_work_queue(work)
+
+
+async def test_a_work_queue_that_is_removed_is_served_no_more(client: roq.Cluster, cluster: RunningCluster) -> None:
+    await client.create_work_queue("short-lived")
+    async with scraped(cluster.zookeeper) as served:
+        assert await served.value('roq_up{source="short-lived"}') == 1
+        await client.remove_work_queue("short-lived")
+        async with asyncio.timeout(BOUND_SECONDS):
+            while await served.value('roq_up{source="short-lived"}') is not None:
+                await asyncio.sleep(0.1)
+
+
+async def test_folders_and_logs(tmp_path: Path) -> None:
+    addresses = [f"file://{tmp_path}/folder", f"log://{tmp_path}/log"]
+    for address in addresses:
+        async with roq.open_queue(address) as tasks:
+            await tasks.put_many([b"1", b"2"])
+    missing = f"file://{tmp_path}/missing"
+    async with scraped(None, *addresses, missing) as served:
+        for address in addresses:
+            assert await served.value(f'roq_tasks{{queue="{address}",state="ready"}}') == 2
+            assert await served.value(f'roq_up{{source="{address}"}}') == 1
+        assert await served.value(f'roq_up{{source="{missing}"}}') == 0
+        assert not (tmp_path / "missing").exists(), "asking makes none"
+        async with roq.open_queue(missing) as tasks:
+            await tasks.put(b"1")
+        await served.until(f'roq_tasks{{queue="{missing}",state="ready"}}', 1)
+        assert (await served.get("/v1/work-queues/x/status"))[0] == 404
+        assert (await served.get("/health"))[0] == 200
+
+
+async def test_a_cluster_that_is_away_is_told() -> None:
+    address = own_address()
+    away = f"{address}:{free_port(address)}"
+    async with scraped(away) as served:
+        assert await served.value(f'roq_up{{source="{away}"}}') == 0
+        assert (await served.get("/health"))[0] == 200
+
+
+async def test_a_port_that_is_taken() -> None:
+    address = own_address()
+    async with serving(Sources(None, []), address, 0) as port:
+        with pytest.raises(PortTaken, match=str(port)):
+            async with serving(Sources(None, []), address, port):
+                pass
+
+
+def test_the_command_says_where_and_ends_well(cluster: RunningCluster, tmp_path: Path) -> None:
+    address = own_address()
+    command = [sys.executable, "-m", "roq.cli", "metrics", "--listen", f"{address}:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(cluster.zookeeper)) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline().decode().split()
+            port = int(said[-1].removesuffix("/metrics").rpartition(":")[2])
+            status, text = fetched(address, port, "/metrics")
+            assert (status, "roq_gcm_epoch" in text) == (200, True)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(BOUND_SECONDS) == 0
+        finally:
+            process.kill()

@@ -1,0 +1,140 @@
+"""Metrics: which samples a cluster and work queues give, and that what examples/monitoring asks for is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from roq.cli.metrics import LISTEN, _place, answer
+from roq.client.metrics import ScrapedSources, exposition, families
+from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow
+from roq.errors import InvalidConfiguration
+from roq.wire.task import Status
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
+HOST = HostRow("h1", "10.0.0.1", True, False, 1, 8, 1, 5, 1, 3, 0.5, 0.25, 1e9)
+EXCHANGE = ExchangeRow("orders", "e1", "h1", "10.0.0.1", "active", 2, 3, 0.0, 0.0, 0.0, 0.75, 4096)
+QUEUE = QueueRow("orders", True, True, 1, "drop", "h1", 1, 2, 3, 10.0, 100.0, 30.0, 0.5, 7, "", 0.02, 1000, 10_000, 3000, 4)
+AWAY = msgspec.structs.replace(QUEUE, queue="away", problem="its Monitor does not answer")
+OVERVIEW = Overview(1e9, "10.0.0.1:5500", 4, (HOST,), (QUEUE, AWAY), (EXCHANGE,), ())
+FOUND = ScrapedSources(
+    {"zk1:2181": True, "file:///data/tasks": True, "gone": False},
+    OVERVIEW,
+    {"file:///data/tasks": Status(3, 2, 1, 4, 100, 110, 5500), "jobs": Status(0, 0, 0, 0, 0, 0)},
+)
+
+
+def samples(found: ScrapedSources) -> dict[tuple[str, ...], float]:
+    """Value by name and labels."""
+    return {
+        (sample.name, *(f"{name}={value}" for name, value in sample.labels.items())): sample.value
+        for family in families(found)
+        for sample in family.samples
+    }
+
+
+def test_what_is_found_is_what_is_served() -> None:
+    got = samples(FOUND)
+    for wanted, value in {
+        ("roq_up", "source=zk1:2181"): 1,
+        ("roq_up", "source=gone"): 0,
+        ("roq_gcm_leader_info", "leader=10.0.0.1:5500"): 1,
+        ("roq_gcm_epoch",): 4,
+        ("roq_host_up", "host=h1"): 1,
+        ("roq_host_processes_failed", "host=h1"): 1,
+        ("roq_host_process_restarts", "host=h1"): 3,
+        ("roq_host_card_expiry_timestamp_seconds", "host=h1"): 1e9,
+        ("roq_queue_ready", "queue=orders"): 1,
+        ("roq_queue_ready", "queue=away"): 0,
+        ("roq_messages_published_total", "queue=orders"): 1000,
+        ("roq_messages_published_bytes_total", "queue=orders"): 10_000,
+        ("roq_messages_delivered_total", "queue=orders"): 3000,
+        ("roq_messages_dropped_total", "queue=orders"): 4,
+        ("roq_messages_lost_total", "queue=orders"): 7,
+        ("roq_subscriber_lag_seconds", "queue=orders"): 0.5,
+        ("roq_delivery_latency_p99_seconds", "queue=orders"): 0.02,
+        ("roq_exchange_busy_ratio", "queue=orders", "exchange=e1", "host=h1"): 0.75,
+        ("roq_tasks", "queue=file:///data/tasks", "state=dead"): 4,
+        ("roq_oldest_ready_seconds", "queue=file:///data/tasks"): 5.5,
+        ("roq_oldest_ready_seconds", "queue=jobs"): 0,
+        ("roq_tasks_completed_total", "queue=file:///data/tasks"): 100,
+        ("roq_tasks_inserted_total", "queue=file:///data/tasks"): 110,
+    }.items():
+        assert got[wanted] == value, wanted
+
+
+def test_their_number_does_not_depend_on_publishers_subscribers_or_tasks() -> None:
+    crowded = msgspec.structs.replace(QUEUE, queue="away", publishers=10_000, subscribers=10_000)
+    overview = msgspec.structs.replace(OVERVIEW, queues=(QUEUE, crowded))
+    tasks = {**FOUND.tasks, "jobs": Status(10_000, 0, 0, 0, 0, 10_000)}
+    assert samples(ScrapedSources(FOUND.up, overview, tasks)).keys() == samples(FOUND).keys()
+
+
+def test_without_a_cluster_there_is_nothing_of_one() -> None:
+    names = {name for name, *_ in samples(ScrapedSources({"jobs": True}, None, {"jobs": Status(1, 0, 0, 0, 0, 1)}))}
+    assert names == {"roq_up", "roq_tasks", "roq_oldest_ready_seconds", "roq_tasks_completed_total", "roq_tasks_inserted_total"}
+
+
+@pytest.mark.parametrize("file", ["alerts.yml", "grafana.json"])
+def test_examples_ask_for_what_there_is(file: str) -> None:
+    text = (EXAMPLES / file).read_text()
+    asked = set(re.findall(r"roq_\w+", text))
+    assert len(asked) > 10
+    assert asked <= {name for name, *_ in samples(FOUND)}
+    for found in re.findall(r"{{queue}}|{{(\w+)}}|\$labels\.(\w+)", text):
+        assert {*found} <= {"", "host", "queue", "exchange", "source", "state"}
+
+
+def test_the_dashboard_is_one() -> None:
+    dashboard = json.loads((EXAMPLES / "grafana.json").read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert all(target["expr"] for panel in panels for target in panel["targets"])
+
+
+def test_prometheus_own_tool_finds_nothing_wrong() -> None:
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool is not installed (on Debian: apt-get install prometheus)")
+    _, body = exposition(FOUND)
+    for arguments, given in ((("metrics",), body), (("rules", str(EXAMPLES / "alerts.yml")), b"")):
+        done = subprocess.run([promtool, "check", *arguments], input=given, capture_output=True, timeout=30, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/metrics", "200 OK", b'roq_up{source="gone"} 0.0'),
+        ("/v1/queues/orders/status", "200 OK", b'"messages":1000'),
+        ("/v1/work-queues/jobs/status", "200 OK", b'"ready":0'),
+        ("/v1/work-queues/file%3A%2F%2F%2Fdata%2Ftasks/status", "200 OK", b'"oldest_seconds":5.5'),
+        ("/v1/work-queues/gone/status", "404 Not Found", b"error"),
+        ("/v1/queues/nobody/status", "404 Not Found", b"error"),
+        ("/v1/queues", "404 Not Found", b"error"),
+        ("/", "404 Not Found", b"error"),
+    ],
+)
+def test_answers(path: str, status: str, text: bytes) -> None:
+    got, _, body = answer(path, "", FOUND)
+    assert (got, text in body) == (status, True), body
+
+
+def test_prometheus_gets_openmetrics_if_it_asks_for_it() -> None:
+    kind, body = exposition(FOUND, "application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+def test_where_to_listen() -> None:
+    assert _place(LISTEN) == ("127.0.0.1", 9464)
+    assert _place(":80") == ("0.0.0.0", 80)
+    assert _place("[::1]:80") == ("::1", 80)
+    for wrong in ("9464", "host", "host:", "host:x", "host:70000", ""):
+        with pytest.raises(InvalidConfiguration):
+            _place(wrong)

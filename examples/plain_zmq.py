@@ -33,7 +33,8 @@ def subscribe(context: zmq.Context[zmq.Socket[bytes]], backs: list[str], topic: 
     while count > 0:
         name, _, rest = socket.recv().partition(b"\0")
         publisher, sequence = HEADER.unpack_from(rest)[2], HEADER.unpack_from(rest)[4]
-        for number, payload in enumerate(msgspec.msgpack.decode(rest[HEADER.size :], type=list[bytes]), sequence):
+        for number, item in enumerate(msgspec.msgpack.decode(rest[HEADER.size :]), sequence):
+            payload = item if isinstance(item, bytes) else item[0]  # the other one are its headers
             print(f"{name.decode()} {payload.decode()} ({publisher:016x} {number})", flush=True)
             count -= 1
 

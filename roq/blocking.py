@@ -82,8 +82,8 @@ class Publisher:
         """Publish one message; waits only while PENDING_BYTES are on their way. Raises what an earlier message met with."""
         if not self._entered:
             raise Closed("open this publisher first: with …")
-        copied = check_headers(headers)[0] if headers else None
-        size = len(payload) + 64
+        copied, beside = check_headers(headers) if headers else (None, 0)
+        size = len(payload) + beside + 64
         with self._lock:
             while self._pending_bytes > PENDING_BYTES and self._failure is None:
                 self._room.wait()

@@ -171,7 +171,8 @@ class Publisher:
         idle = not self._scheduled
         self._make_room(size)
         self._append(payload if copied is None else (payload, copied))
-        self._annotated |= copied is not None
+        if copied is not None:
+            self._has_headers()
         self._room -= size
         if idle:
             self._flush()  # the first message of a loop turn has nothing to wait for; those after it form a batch
@@ -227,10 +228,14 @@ class Publisher:
         copied, size = check_headers(headers)
         if self._protocol < wire.PROTOCOL_0_2:
             raise IncompatibleVersion("no headers while a subscriber of the queue, or the cluster, has version 0.1: upgrade it")
+        return copied, size + HEADER_BYTES * len(copied)
+
+    def _has_headers(self) -> None:
+        """Something of this batch does; from now on nobody joins who can't read them."""
+        self._annotated = True
         if self._needs < wire.PROTOCOL_0_2:
             self._needs = wire.PROTOCOL_0_2
-            self._membership.report_now()  # from now on nobody joins who can't read them
-        return copied, size + HEADER_BYTES * len(copied)
+            self._membership.report_now()
 
     def _checked(self, payload: bytes, beside: int) -> bytes:
         """beside: bytes of its headers."""
@@ -388,7 +393,7 @@ class Publisher:
     def join_request(self) -> wire.JoinPublisher:
         """See membership.Member."""
         sender = self._sender
-        return wire.JoinPublisher(self.id, sender.path, sender.exchange, sender.token, wire.PROTOCOL)
+        return wire.JoinPublisher(self.id, sender.path, sender.exchange, sender.token, wire.PROTOCOL, self._needs)
 
     def report(self) -> wire.PublisherReport:
         """See membership.Member. Also the moment for watermarks, and to ask for confirmation."""
@@ -419,8 +424,9 @@ class Publisher:
                     self._sender.abandoned(token, notice.gone_path)
 
     def _understood(self, protocol: int) -> None:
-        """Every subscriber understands this."""
-        self._protocol = protocol
+        """Every subscriber understands this; 0: nobody knows."""
+        self._protocol = protocol or self._protocol
+        protocol = self._protocol
         self._sender.bundle_bytes = self._batch_bytes if protocol >= wire.PROTOCOL_0_2 else UNBUNDLED
 
     def health(self) -> PublisherHealth:

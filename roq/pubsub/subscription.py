@@ -91,6 +91,9 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     timestamp: int
     _headers: dict[str, str | bytes] | None = msgspec.field(default=None, name="headers")  # a dictionary each costs 5 %
 
+    def __hash__(self) -> int:
+        return hash((self.publisher, self.sequence, self.topic, self.payload))
+
     @property
     def headers(self) -> dict[str, str | bytes]:
         """What its publisher said of it, {} if nothing."""

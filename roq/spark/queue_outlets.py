@@ -40,6 +40,7 @@ from pyspark.sql.types import (
 import roq.blocking
 from roq.errors import InvalidConfiguration, InvalidTopic, PayloadTooLarge, SchemaMismatch
 from roq.spark.queue_options import SPARK_FOLDER, QueueOptions, TargetKind
+from roq.wire.headers import with_headers
 from roq.wire.task import SECONDS_MAX, NewTask
 from roq.workqueue.address import open_backend
 from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, PRIORITIES, PUT_COUNT_MAX, Backend
@@ -164,13 +165,13 @@ def tasks(batch: pa.RecordBatch) -> list[NewTask]:
     payloads = batch.column("payload").to_pylist()
     names = batch.schema.names
     if names == ["payload"]:
-        return [NewTask(payload) for payload in payloads]
+        return [NewTask(with_headers(payload, None)) for payload in payloads]
     count = len(payloads)
     delays = batch.column("delay_seconds").to_pylist() if "delay_seconds" in names else [0.0] * count
     priorities = batch.column("priority").to_pylist() if "priority" in names else [0] * count
     keys = batch.column("dedup_key").to_pylist() if "dedup_key" in names else [""] * count
     return [
-        NewTask(payload, delay or 0.0, priority or 0, key or "")
+        NewTask(with_headers(payload, None), delay or 0.0, priority or 0, key or "")
         for payload, delay, priority, key in zip(payloads, delays, priorities, keys, strict=True)
     ]
 

@@ -55,6 +55,7 @@ class JoinPublisher(msgspec.Struct, frozen=True, tag=True, array_like=True):
     exchange: str = ""
     token: str = ""  # of the Exchange's life it is connected to
     protocol: int = 1
+    needs: int = 1  # as in PublisherReport.protocol
 
 
 class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -67,7 +68,7 @@ class PublisherWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
     max_frame_bytes: int
     monitors: tuple[MonitorAddress, ...] = ()
     abandon: str = ""  # as in Relocate
-    protocol: int = 1  # what every subscriber understands
+    protocol: int = 1  # what every subscriber understands; 0: not known yet, go on as before
 
 
 class PublisherReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -175,7 +176,7 @@ class Heard(msgspec.Struct, frozen=True, tag=True, array_like=True):
     gone (publishers): token of the Exchange you were on, with paths up to gone_path, which is lost; what you send there
     arrives nowhere, even if your connection shows nothing. answers (subscribers): when the report was sent, 0 if it is
     no answer; passed_by: how often since you joined an Exchange may have carried messages though you had not proved it.
-    protocol (publishers): what every subscriber understands."""
+    protocol (publishers): what every subscriber understands, 0 if that is not known yet."""
 
     term: int
     ready: bool

@@ -126,6 +126,9 @@ class TaskView(msgspec.Struct, frozen=True, array_like=True, gc=False):
     holder: str
     _headers: dict[str, Any] | None = None  # between master and client they are in the payload
 
+    def __hash__(self) -> int:
+        return hash((self.id, self.state, self.attempts))
+
     @property
     def headers(self) -> dict[str, str | bytes]:
         """What whoever put it said of it, {} if nothing."""

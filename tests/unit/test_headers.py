@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roq.errors import FrameError, IncompatibleVersion, InvalidHeaders
+from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.subscription import Message
 from roq.wire import monitor as wire
 from roq.wire.frame import (
@@ -26,7 +27,7 @@ from roq.wire.frame import (
     payloads,
 )
 from roq.wire.headers import HEADERS_BYTES_MAX, MARK, check_headers, split_headers, with_headers
-from tests.unit.small_queue import P, Queue, S, notices
+from tests.unit.small_queue import USE, P, Queue, S, notices
 
 names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20).filter(lambda one: one[:4] != "roq-")
 headers_of_any_kind = st.dictionaries(names, st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=5)
@@ -124,6 +125,7 @@ def test_a_message_says_what_it_has() -> None:
     assert copy.deepcopy(annotated) == annotated != bare
     assert pickle.dumps(annotated), "as it goes to other processes"
     assert msgspec.to_builtins(annotated)["headers"] == {"a": "b"}
+    assert len({bare, annotated, copy.deepcopy(annotated)}) == 2
 
 
 # --- members of version 0.1 -------------------------------------------------------------------------------------------
@@ -156,10 +158,10 @@ def test_a_subscriber_that_is_evicted_or_upgraded_holds_nobody_back() -> None:
     queue = Queue("A")
     joined(queue, S, OLD)
     joined(queue, S, wire.PROTOCOL)
-    assert queue.machine.understood == wire.PROTOCOL
+    assert queue.machine.understood(queue.now) == wire.PROTOCOL
     joined(queue, S + 1, OLD)
     queue.tick(31.0)
-    assert queue.machine.understood == wire.PROTOCOL
+    assert queue.machine.understood(queue.now) == wire.PROTOCOL
 
 
 def test_who_can_not_read_what_is_sent_is_refused_in_words() -> None:
@@ -188,6 +190,20 @@ def test_all_others_are_confirmed_by_their_exchange() -> None:
     queue.opened(1, "A")
     assert queue.machine.mark_seen(P, 1, 7) == []
     assert notices(queue.fin(1, "A"), wire.Forwarded) == []
+
+
+def test_what_is_needed_outlives_a_monitor() -> None:
+    queue = Queue("A")
+    queue.machine.join_publisher(wire.JoinPublisher(P, protocol=wire.PROTOCOL, needs=wire.PROTOCOL), b"p", queue.now)
+    with pytest.raises(IncompatibleVersion):
+        joined(queue, S, OLD)
+
+
+def test_a_monitor_that_has_taken_over_says_nothing_of_subscribers_it_may_not_know() -> None:
+    machine = Membership(3, USE, {S: 100.0}, 100.0)
+    assert machine.understood(100.5) == 0
+    machine.join_subscriber(wire.JoinSubscriber(S, (">",), True, OLD), b"s", 100.5)
+    assert machine.understood(100.6) == OLD
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ class Membership:
         else:
             exchange = self._least_loaded(request.exchange)
             path = max(request.path, known.path if known and here is None else 0) + 1
-        publisher = PublisherRecord(peer, exchange.address.id, path, now, request.protocol)
+        publisher = PublisherRecord(peer, exchange.address.id, path, now, request.protocol, request.needs)
         if known is not None:
             publisher.offered = known.offered
             publisher.offer(known.exchange, known.path)  # it may have come there in the meantime
@@ -178,7 +178,7 @@ class Membership:
             self._send_to(publisher, exchange.address.id, now)
         self.publishers[request.publisher] = publisher
         use = self._use
-        terms = (use.overflow, use.max_frame_bytes, (), "", self.understood)
+        terms = (use.overflow, use.max_frame_bytes, (), "", self.understood(now))
         return wire.PublisherWelcome(self.term, path, exchange.address, *terms)
 
     def _join_after_loss(self, request: wire.JoinPublisher, peer: bytes, now: float) -> wire.PublisherWelcome:
@@ -191,12 +191,12 @@ class Membership:
         if self._joining(now):
             raise NotReady("a subscriber is just joining: it would miss the beginning of the replay")
         known = self.publishers.get(request.publisher)
-        publisher = PublisherRecord(peer, exchange.address.id, request.path + 1, now, request.protocol)
+        publisher = PublisherRecord(peer, exchange.address.id, request.path + 1, now, request.protocol, request.needs)
         self.publishers[request.publisher] = publisher
         if known is not None:
             publisher.offered = known.offered  # it may be on its way there
         publisher.offer(exchange.address.id, publisher.path)
-        terms = (self._use.overflow, self._use.max_frame_bytes, (), request.token, self.understood)
+        terms = (self._use.overflow, self._use.max_frame_bytes, (), request.token, self.understood(now))
         return wire.PublisherWelcome(self.term, publisher.path, exchange.address, *terms)
 
     def _all_back_on(self, exchange: Exchange) -> bool:
@@ -221,7 +221,7 @@ class Membership:
             return [Notify(peer, wire.Rejoin(self.term))]
         publisher.peer, publisher.last_report, publisher.needs = peer, now, report.protocol
         gone = (publisher.lost, publisher.lost_path)
-        heard = wire.Heard(self.term, True, gone=gone[0], gone_path=gone[1], protocol=self.understood)
+        heard = wire.Heard(self.term, True, gone=gone[0], gone_path=gone[1], protocol=self.understood(now))
         out: list[Instruction] = [Notify(peer, heard)]
         if report.lost and not report.exchange and not self._dealt_with(report, publisher):
             publisher.lose(report.lost, report.path, now)
@@ -286,10 +286,9 @@ class Membership:
 
     # --- subscribers --------------------------------------------------------------------------------------------------
 
-    @property
-    def understood(self) -> int:
-        """What every subscriber understands."""
-        return min(self._behind.values(), default=wire.PROTOCOL)
+    def understood(self, now: float) -> int:
+        """What every subscriber understands; 0 while some of another Monitor may not have come back."""
+        return min(self._behind.values(), default=wire.PROTOCOL) if self._newcomers_served(now) else 0
 
     def join_subscriber(self, request: wire.JoinSubscriber, peer: bytes, now: float) -> wire.SubscriberWelcome:
         """Note a subscriber; it is ready when it has proved its attachments. Raises NotReady while publishers move,

@@ -129,10 +129,12 @@ class PublisherRecord:
         "target",
     )
 
-    def __init__(self, peer: bytes, exchange: str, path: int, now: float, protocol: int = wire.PROTOCOL) -> None:
+    def __init__(
+        self, peer: bytes, exchange: str, path: int, now: float, protocol: int = wire.PROTOCOL, needs: int = 1
+    ) -> None:
         self.peer, self.exchange, self.path, self.last_report = peer, exchange, path, now
         self.protocol = protocol  # what it understands
-        self.needs = 1  # what subscribers have to understand that are to read it
+        self.needs = needs  # what subscribers have to understand that are to read it
         self.target = ""
         self.relocated = False  # it has been told
         self.opened = 0  # newest path whose OPEN came out of its Exchange

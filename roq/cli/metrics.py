@@ -5,7 +5,8 @@
     /v1/work-queues/NAME/status     a work queue's counts; NAME: of one of the cluster's, or its address, percent-encoded
     /health                         200 while this program runs
 
-Requests come in threads of their own; what they ask for is read in the program's loop, once for all who ask within a second.
+Requests come in threads of their own; what they ask for is read in the program's loop: all of it for /metrics, once for all who
+ask within a second, else only what was asked for.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -28,19 +29,24 @@ import uvloop
 
 from roq.cli.address import ClusterOption, cluster_address
 from roq.cli.output import say
-from roq.cli.task_address import exists, full_address
-from roq.client.cluster import Cluster, connect
+from roq.cli.task_address import full_address, opened
+from roq.client.cluster import connect
 from roq.client.metrics import ScrapedSources, exposition
-from roq.client.overview import Overview, read_overview
-from roq.errors import InvalidConfiguration, PortTaken, RoqError, WorkQueueNotFound
+from roq.client.overview import Overview, QueueRow, read_overview, read_queue
+from roq.errors import InvalidAddress, InvalidConfiguration, PortTaken, RoqError
 from roq.runtime.observe import logger
+from roq.runtime.rpc import RpcPool
+from roq.wire import master
+from roq.wire.gcm import WorkQueueInfo
 from roq.wire.task import Status
-from roq.workqueue.queue import WorkQueue, open_queue
+
+T = TypeVar("T")
 
 LISTEN = "127.0.0.1:9464"
-SOURCE_SECONDS = 5.0  # a source that needs longer did not answer
+SOURCE_SECONDS = 2.5  # a source that needs longer did not answer: autoscalers wait for 3 s, and the cluster is asked twice
+OVERVIEW_SECONDS = 8.0  # of a cluster in which many Monitors hang; Prometheus waits for 10 s
 KEPT_SECONDS = 1.0  # what was read is given to all who ask within this time
-ANSWER_SECONDS = 3 * SOURCE_SECONDS
+ANSWER_SECONDS = 2 * OVERVIEW_SECONDS
 REQUEST_SECONDS = 10.0  # for a request to come
 JSON_TYPE = "application/json"
 Answer = tuple[str, str, bytes]  # status, content type, body
@@ -60,9 +66,12 @@ def metrics(
     machine, or of both. Without addresses of the cluster that other commands use; with addresses only of one that --cluster
     names."""
     queues = [full_address(address) for address in addresses or ()]
+    for address in queues:
+        if address.startswith("roq:"):
+            raise InvalidAddress(f"{address}: a cluster's work queues are served with the cluster, which --cluster names")
     place = cluster_address(cluster) if cluster or not queues else None
     host, port = _place(listen)
-    uvloop.run(_serve(Sources(place, queues), host, port))
+    uvloop.run(_serve(place, queues, host, port))
 
 
 def _place(listen: str) -> tuple[str, int]:
@@ -77,18 +86,20 @@ def _place(listen: str) -> tuple[str, int]:
 
 
 class Sources:
-    """A cluster and work queues, opened when they are first read. One reader at a time."""
+    """A cluster, and work queues on this machine. These are opened for each look and closed again: a log that others have
+    closed everywhere recovers when it is opened anew, and a folder may be another one by then."""
 
     def __init__(self, cluster: str | None, queues: Sequence[str]) -> None:
-        self._address, self._given = cluster, dict(zip(queues, queues, strict=True))
-        self._cluster: Cluster | None = None
-        self._open: dict[str, WorkQueue] = {}  # by address
+        self._address, self._queues = cluster, tuple(dict.fromkeys(queues))
+        self._cluster = None if cluster is None else connect(cluster, connect_seconds=SOURCE_SECONDS)
+        self._masters = RpcPool(master.Reply, SOURCE_SECONDS)
+        self._looks: dict[str, asyncio.Future[Status]] = {}  # under way, by address: a folder may not answer for long
         self._found: ScrapedSources | None = None
         self._read_at = 0.0
         self._lock = asyncio.Lock()
 
     async def read(self) -> ScrapedSources:
-        """Now, or not long ago."""
+        """Everything, now or not long ago."""
         async with self._lock:
             if self._found is None or time.monotonic() - self._read_at > KEPT_SECONDS:
                 self._found = await self._read()
@@ -96,70 +107,94 @@ class Sources:
             return self._found
 
     async def _read(self) -> ScrapedSources:
-        up: dict[str, bool] = {}
-        wanted = dict(self._given)  # address by name
-        overview = None
+        overview, theirs, ours = await asyncio.gather(
+            self._overview(), self._of_cluster(), asyncio.gather(*(self.status(address) for address in self._queues))
+        )
+        statuses = {**theirs, **dict(zip(self._queues, ours, strict=True))}
+        up = {name: status is not None for name, status in statuses.items()}
         if self._address is not None:
-            overview, names = await self._read_cluster(self._address)
             up[self._address] = overview is not None
-            wanted |= {name: f"roq://{self._address}/{name}" for name in names}
-        for address in self._open.keys() - set(wanted.values()):
-            await self._open.pop(address).close()
-        answers = await asyncio.gather(*(self._status(address) for address in wanted.values()))
-        tasks = {name: status for name, status in zip(wanted, answers, strict=True) if status is not None}
-        up |= {name: name in tasks for name in wanted}
-        return ScrapedSources(up, overview, tasks)
+        return ScrapedSources(up, overview, {name: status for name, status in statuses.items() if status is not None})
 
-    async def _read_cluster(self, address: str) -> tuple[Overview | None, list[str]]:
-        try:
-            async with asyncio.timeout(SOURCE_SECONDS):
-                if self._cluster is None:
-                    self._cluster = connect(address, connect_seconds=SOURCE_SECONDS)
-                overview = await read_overview(self._cluster)
-                return overview, [info.record.name for info in await self._cluster.work_queues()]
-        except (RoqError, TimeoutError) as error:
-            log.warning("cluster was not read", extra={"fields": {"cluster": address, "reason": str(error)}})
-            return None, []
-
-    async def _status(self, address: str) -> Status | None:
-        try:
-            async with asyncio.timeout(SOURCE_SECONDS):
-                if address not in self._open:
-                    self._open[address] = await self._opened(address)
-                return await self._open[address].status()
-        except (RoqError, TimeoutError) as error:
-            log.warning("work queue was not read", extra={"fields": {"queue": address, "reason": str(error)}})
+    async def _overview(self) -> Overview | None:
+        if self._cluster is None:
             return None
+        return await _answered(read_overview(self._cluster), OVERVIEW_SECONDS, self._address)
 
-    async def _opened(self, address: str) -> WorkQueue:
-        if address in self._given.values() and not await asyncio.to_thread(exists, address):
-            raise WorkQueueNotFound(f"no work queue at {address}")  # and none is made
-        return await open_queue(address).__aenter__()
+    async def _of_cluster(self) -> dict[str, Status | None]:
+        if self._cluster is None:
+            return {}
+        found = await _answered(self._cluster.work_queues(), SOURCE_SECONDS, self._address)
+        names = [info.record.name for info in found or ()]
+        statuses = await asyncio.gather(*(self._asked(info) for info in found or ()))
+        return dict(zip(names, statuses, strict=True))
+
+    async def _asked(self, info: WorkQueueInfo) -> Status | None:
+        """Of its master. Opening it would create it if somebody has just removed it."""
+        if not info.masters or not info.masters[0].active:
+            return None
+        asking = self._masters.request(info.masters[0].endpoint(), master.GetStatus(), Status)
+        return await _answered(asking, SOURCE_SECONDS, info.record.name)
+
+    async def queue(self, name: str) -> QueueRow | None:
+        """One queue of the cluster; None if it is not known or its Monitor does not answer."""
+        if self._cluster is None:
+            return None
+        found = await _answered(read_queue(self._cluster, name), SOURCE_SECONDS, name)
+        return None if found is None or found.summary.problem else found.summary
+
+    async def status(self, name: str) -> Status | None:
+        """Of one work queue; None if it is not known or does not answer."""
+        if name not in self._queues:
+            if self._cluster is None:
+                return None
+            info = await _answered(self._cluster.work_queue(name), SOURCE_SECONDS, name)
+            return None if info is None else await self._asked(info)
+        look = self._looks.get(name)
+        if look is None:
+            look = self._looks[name] = asyncio.ensure_future(asyncio.to_thread(_look, name))
+            look.add_done_callback(lambda _: self._looks.pop(name))
+        return await _answered(asyncio.shield(look), SOURCE_SECONDS, name)
 
     async def close(self) -> None:
         """Let go of everything."""
-        for queue in self._open.values():
-            await queue.close()
-        self._open.clear()
-        if self._cluster is not None:
-            await self._cluster.close()
+        async with self._lock:
+            self._masters.close()
+            if self._cluster is not None:
+                await self._cluster.close()
+
+
+async def _answered(asked: Awaitable[T], seconds: float, source: str | None) -> T | None:
+    """What it answers; None if it does not, which is logged."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await asked
+    except (RoqError, OSError, TimeoutError) as error:
+        log.warning("source did not answer", extra={"fields": {"source": source, "reason": str(error) or "in time"}})
+        return None
+
+
+def _look(address: str) -> Status:
+    with opened(address) as queue:
+        return queue.status()
 
 
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
-def answer(path: str, accept: str, found: ScrapedSources) -> Answer:
+async def answer(path: str, accept: str, sources: Sources) -> Answer:
     """To a GET of this path, percent-encoded as it came."""
     match path.strip("/").split("/"):
         case ["metrics"]:
-            content_type, body = exposition(found, accept)
+            content_type, body = exposition(await sources.read(), accept)
             return "200 OK", content_type, body
-        case ["v1", "queues", name, "status"] if found.overview is not None:
-            rows = {row.queue: row for row in found.overview.queues}
-            return _json(rows.get(unquote(name)))
+        case ["v1", "queues", name, "status"]:
+            return _json(await sources.queue(unquote(name)))
         case ["v1", "work-queues", name, "status"]:
-            status = found.tasks.get(unquote(name))
+            status = await sources.status(unquote(name))
             return _json(status and status_row(status))
+        case ["health"]:
+            return _json({"status": "ok"})
         case _:
             return _json(None)
 
@@ -186,6 +221,11 @@ class _MetricsHandler(WSGIRequestHandler):
         """With the path as it came: names may have slashes."""
         return {**super().get_environ(), "RAW_PATH": self.path.partition("?")[0]}
 
+    def handle(self) -> None:
+        """Who says nothing, or goes away, is no error."""
+        with contextlib.suppress(OSError):
+            super().handle()
+
     def address_string(self) -> str:
         """Not by its name: that may take long."""
         return str(self.client_address[0])
@@ -201,19 +241,17 @@ class _MetricsServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
 
-def application(read: Callable[[], ScrapedSources]) -> Callable[[dict[str, Any], Callable[..., object]], Iterable[bytes]]:
-    """WSGI. read: may raise TimeoutError."""
+def application(ask: Callable[[str, str], Answer]) -> Callable[[dict[str, Any], Callable[..., object]], Iterable[bytes]]:
+    """WSGI. ask: for path and Accept; may raise TimeoutError."""
 
     def serve(environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
-        try:
-            if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-                status, kind, body = "405 Method Not Allowed", JSON_TYPE, b'{"error":"GET only"}\n'
-            elif (path := environ["RAW_PATH"]) == "/health":
-                status, kind, body = "200 OK", JSON_TYPE, b'{"status":"ok"}\n'
-            else:
-                status, kind, body = answer(path, environ.get("HTTP_ACCEPT", ""), read())
-        except TimeoutError:
-            status, kind, body = "503 Service Unavailable", JSON_TYPE, b'{"error":"nothing was read in time"}\n'
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            status, kind, body = "405 Method Not Allowed", JSON_TYPE, b'{"error":"GET only"}\n'
+        else:
+            try:
+                status, kind, body = ask(environ["RAW_PATH"], environ.get("HTTP_ACCEPT", ""))
+            except TimeoutError:
+                status, kind, body = "503 Service Unavailable", JSON_TYPE, b'{"error":"nothing was read in time"}\n'
         start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
         return [body]
 
@@ -225,15 +263,15 @@ async def serving(sources: Sources, host: str, port: int) -> AsyncIterator[int]:
     """Served by a thread until left; the port. Raises PortTaken."""
     loop = asyncio.get_running_loop()
 
-    def read() -> ScrapedSources:
-        return asyncio.run_coroutine_threadsafe(sources.read(), loop).result(ANSWER_SECONDS)
+    def ask(path: str, accept: str) -> Answer:
+        return asyncio.run_coroutine_threadsafe(answer(path, accept, sources), loop).result(ANSWER_SECONDS)
 
     _MetricsServer.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         server = _MetricsServer((host, port), _MetricsHandler)
     except OSError as error:
         raise PortTaken(f"{host}:{port} can't be listened on: {error.strerror or error}") from None
-    server.set_app(application(read))
+    server.set_app(application(ask))
     thread = threading.Thread(target=server.serve_forever, name="roq-metrics", daemon=True)
     thread.start()
     try:
@@ -244,11 +282,11 @@ async def serving(sources: Sources, host: str, port: int) -> AsyncIterator[int]:
         await sources.close()
 
 
-async def _serve(sources: Sources, host: str, port: int) -> None:
+async def _serve(cluster: str | None, queues: Sequence[str], host: str, port: int) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serving(sources, host, port) as bound:
+    async with serving(Sources(cluster, queues), host, port) as bound:
         shown = f"[{host}]" if ":" in host else host
         say(f"roq metrics: http://{shown}:{bound}/metrics")
         await stop.wait()

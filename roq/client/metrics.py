@@ -61,15 +61,17 @@ QUEUES = (
     _Family("roq_queue_running", "Whether the queue shall serve.", lambda row: row.running),
     _Family("roq_queue_ready", "Whether the queue serves, and its Monitor answers.", lambda row: row.ready and not row.problem),
     _Family("roq_queue_exchanges", "Exchanges of the queue.", lambda row: row.exchanges),
+)
+ANSWERING_QUEUES = (  # what their Monitors alone know: zeros instead would be totals that start over
     _Family("roq_queue_publishers", "Publishers that are there.", lambda row: row.publishers),
     _Family("roq_queue_subscribers", "Subscribers that are there.", lambda row: row.subscribers),
-    _Family("roq_subscriber_lag_seconds", "Age of the newest message the slowest has taken.", lambda row: row.lag_seconds),
+    _Family("roq_subscriber_lag_seconds", "How old the last batch was, when taken.", lambda row: row.lag_seconds),
     _Family("roq_delivery_latency_p99_seconds", "Of the subscriber with the longest.", lambda row: row.latency_p99_seconds),
     _Family("roq_messages_published", "Messages that publishers sent.", lambda row: row.messages, counts=True),
     _Family("roq_messages_published_bytes", "Bytes that publishers sent.", lambda row: row.bytes, counts=True),
     _Family("roq_messages_delivered", "Messages that subscribers took, each.", lambda row: row.delivered, counts=True),
     _Family("roq_messages_dropped", "Messages that publishers gave up.", lambda row: row.dropped, counts=True),
-    _Family("roq_messages_lost", "Messages that subscribers were told to have lost.", lambda row: row.lost, counts=True),
+    _Family("roq_messages_lost", "Messages that subscribers were told to have lost.", lambda row: row.missed, counts=True),
 )
 EXCHANGES = (
     _Family("roq_exchange_active", "Whether it takes publishers.", lambda row: row.state == "active"),
@@ -98,6 +100,8 @@ def _of_cluster(overview: Overview) -> Iterator[Metric]:
     yield GaugeMetricFamily("roq_gcm_epoch", "How often a GCM has begun to lead.", value=overview.epoch)
     yield from _of(HOSTS, ("host",), [(row, (row.host,)) for row in overview.hosts])
     yield from _of(QUEUES, ("queue",), [(row, (row.queue,)) for row in overview.queues])
+    answering = [row for row in overview.queues if row.running and not row.problem]
+    yield from _of(ANSWERING_QUEUES, ("queue",), [(row, (row.queue,)) for row in answering])
     exchanges = [(row, (row.queue, row.exchange, row.host)) for row in overview.exchanges]
     yield from _of(EXCHANGES, ("queue", "exchange", "host"), exchanges)
 

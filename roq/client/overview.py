@@ -81,8 +81,8 @@ class MemberRow(msgspec.Struct, frozen=True):
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """One queue. lag_seconds, latency_p99_seconds: of its slowest subscriber. lost, messages, bytes, delivered, dropped: since
-    its Monitor started, see QueueTotals."""
+    """One queue. lag_seconds, latency_p99_seconds: of its slowest subscriber. From `messages` on: since its Monitor started,
+    see QueueTotals. Where it does not answer, all that only it knows is 0."""
 
     queue: str
     running: bool
@@ -104,6 +104,7 @@ class QueueRow(msgspec.Struct, frozen=True):
     bytes: int = 0
     delivered: int = 0
     dropped: int = 0
+    missed: int = 0
 
 
 class FailedProcess(msgspec.Struct, frozen=True):

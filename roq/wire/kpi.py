@@ -63,12 +63,14 @@ class HostKpi(msgspec.Struct, frozen=True):
 
 class QueueTotals(msgspec.Struct, frozen=True):
     """Since the queue's Monitor started, members that left included: messages and bytes sent by publishers, messages taken by
-    subscribers (each counts), messages that publishers gave up."""
+    subscribers (each counts), messages that publishers gave up, messages that subscribers were told to have lost. As members
+    report them, once a second: what a subscriber did between its last report and its end is missing."""
 
     messages: int = 0
     bytes: int = 0
     delivered: int = 0
     dropped: int = 0
+    missed: int = 0
 
 
 class QueueKpi(msgspec.Struct, frozen=True):

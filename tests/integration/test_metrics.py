@@ -82,7 +82,7 @@ async def test_a_cluster_with_its_work_queues(client: roq.Cluster, cluster: Runn
         await served.until(f'roq_tasks{{queue="{work}",state="leased"}}', 1)
         assert await served.value(f'roq_queue_subscribers{{queue="{queue}"}}') == 1
         assert await served.value(f'roq_queue_ready{{queue="{queue}"}}') == 1
-        assert await served.value('roq_host_up{host="h1"}') == await served.value('roq_host_up{host="h2"}')
+        assert [await served.value(f'roq_host_up{{host="host-{number}"}}') for number in (1, 2)] == [1, 1]
         status, text = await served.get(f"/v1/work-queues/{work}/status")
         assert (status, json.loads(text)["ready"]) == (200, 2)
         await task.ack()
@@ -95,7 +95,7 @@ async def test_a_cluster_with_its_work_queues(client: roq.Cluster, cluster: Runn
 async def test_a_work_queue_that_is_removed_is_served_no_more(client: roq.Cluster, cluster: RunningCluster) -> None:
     await client.create_work_queue("short-lived")
     async with scraped(cluster.zookeeper) as served:
-        assert await served.value('roq_up{source="short-lived"}') == 1
+        await served.until('roq_up{source="short-lived"}', 1)
         await client.remove_work_queue("short-lived")
         async with asyncio.timeout(BOUND_SECONDS):
             while await served.value('roq_up{source="short-lived"}') is not None:
@@ -151,3 +151,19 @@ def test_the_command_says_where_and_ends_well(cluster: RunningCluster, tmp_path:
             assert process.wait(BOUND_SECONDS) == 0
         finally:
             process.kill()
+
+
+async def test_a_stopped_queue_has_no_totals(client: roq.Cluster, cluster: RunningCluster) -> None:
+    await client.create_queue("stopped-soon")
+    async with scraped(cluster.zookeeper) as served:
+        await served.until('roq_messages_published_total{queue="stopped-soon"}', 0)
+        await client.stop_queue("stopped-soon")
+        await served.until('roq_queue_running{queue="stopped-soon"}', 0)
+        assert await served.value('roq_messages_published_total{queue="stopped-soon"}') is None
+    await client.remove_queue("stopped-soon")
+
+
+async def test_watching_creates_no_work_queue(client: roq.Cluster, cluster: RunningCluster) -> None:
+    async with scraped(cluster.zookeeper) as served:
+        assert (await served.get("/v1/work-queues/never-made/status"))[0] == 404
+    assert "never-made" not in {info.record.name for info in await client.work_queues()}

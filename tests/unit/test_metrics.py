@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 import pytest
 
-from roq.cli.metrics import LISTEN, _place, answer
+from roq.cli import metrics
+from roq.cli.metrics import LISTEN, Sources, _place, answer
 from roq.client.metrics import ScrapedSources, exposition, families
 from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow
 from roq.errors import InvalidConfiguration
 from roq.wire.task import Status
+from roq.workqueue.queue import open_queue
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
 HOST = HostRow("h1", "10.0.0.1", True, False, 1, 8, 1, 5, 1, 3, 0.5, 0.25, 1e9)
 EXCHANGE = ExchangeRow("orders", "e1", "h1", "10.0.0.1", "active", 2, 3, 0.0, 0.0, 0.0, 0.75, 4096)
-QUEUE = QueueRow("orders", True, True, 1, "drop", "h1", 1, 2, 3, 10.0, 100.0, 30.0, 0.5, 7, "", 0.02, 1000, 10_000, 3000, 4)
-AWAY = msgspec.structs.replace(QUEUE, queue="away", problem="its Monitor does not answer")
+QUEUE = QueueRow("orders", True, True, 1, "drop", "h1", 1, 2, 3, 10.0, 100.0, 30.0, 0.5, 99, "", 0.02, 1000, 10_000, 3000, 4, 7)
+AWAY = QueueRow("away", True, True, 1, "drop", "h1", 1, problem="its Monitor does not answer")  # as it is read
 OVERVIEW = Overview(1e9, "10.0.0.1:5500", 4, (HOST,), (QUEUE, AWAY), (EXCHANGE,), ())
 FOUND = ScrapedSources(
     {"zk1:2181": True, "file:///data/tasks": True, "gone": False},
@@ -69,9 +74,17 @@ def test_what_is_found_is_what_is_served() -> None:
         assert got[wanted] == value, wanted
 
 
+def test_of_a_monitor_that_does_not_answer_no_totals_are_told() -> None:
+    """Zeros would be totals that start over: all that was ever published would come again."""
+    asked = {name for name, *labels in samples(FOUND) if "queue=away" in labels}
+    assert asked == {"roq_queue_running", "roq_queue_ready", "roq_queue_exchanges"}
+    stopped = msgspec.structs.replace(OVERVIEW, queues=(msgspec.structs.replace(AWAY, problem="", running=False),))
+    assert {name for name, *labels in samples(ScrapedSources({}, stopped, {})) if "queue=away" in labels} == asked
+
+
 def test_their_number_does_not_depend_on_publishers_subscribers_or_tasks() -> None:
-    crowded = msgspec.structs.replace(QUEUE, queue="away", publishers=10_000, subscribers=10_000)
-    overview = msgspec.structs.replace(OVERVIEW, queues=(QUEUE, crowded))
+    crowded = msgspec.structs.replace(QUEUE, publishers=10_000, subscribers=10_000)
+    overview = msgspec.structs.replace(OVERVIEW, queues=(crowded, AWAY))
     tasks = {**FOUND.tasks, "jobs": Status(10_000, 0, 0, 0, 0, 10_000)}
     assert samples(ScrapedSources(FOUND.up, overview, tasks)).keys() == samples(FOUND).keys()
 
@@ -110,19 +123,63 @@ def test_prometheus_own_tool_finds_nothing_wrong() -> None:
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
-        ("/metrics", "200 OK", b'roq_up{source="gone"} 0.0'),
-        ("/v1/queues/orders/status", "200 OK", b'"messages":1000'),
-        ("/v1/work-queues/jobs/status", "200 OK", b'"ready":0'),
-        ("/v1/work-queues/file%3A%2F%2F%2Fdata%2Ftasks/status", "200 OK", b'"oldest_seconds":5.5'),
-        ("/v1/work-queues/gone/status", "404 Not Found", b"error"),
-        ("/v1/queues/nobody/status", "404 Not Found", b"error"),
-        ("/v1/queues", "404 Not Found", b"error"),
-        ("/", "404 Not Found", b"error"),
+        ("/metrics", "200 OK", 'roq_tasks{queue="ADDRESS",state="ready"} 2.0'),
+        ("/v1/work-queues/QUOTED/status", "200 OK", '"ready":2,'),
+        ("/v1/work-queues/gone/status", "404 Not Found", "error"),
+        ("/v1/queues/nobody/status", "404 Not Found", "error"),
+        ("/v1/queues", "404 Not Found", "error"),
+        ("/health", "200 OK", "ok"),
+        ("/", "404 Not Found", "error"),
     ],
 )
-def test_answers(path: str, status: str, text: bytes) -> None:
-    got, _, body = answer(path, "", FOUND)
-    assert (got, text in body) == (status, True), body
+async def test_answers(tmp_path: Path, path: str, status: str, text: str) -> None:
+    address = f"file://{tmp_path}/tasks"
+    async with open_queue(address) as queue:
+        await queue.put_many([b"1", b"2"])
+    sources = Sources(None, [address])
+    got, _, body = await answer(path.replace("QUOTED", quote(address, safe="")), "", sources)
+    await sources.close()
+    assert (got, text.replace("ADDRESS", address) in body.decode()) == (status, True), body
+
+
+async def test_a_folder_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, asked, goes_on = f"file://{tmp_path}/tasks", [], threading.Event()
+
+    def hangs(address: str) -> Status:
+        asked.append(address)
+        goes_on.wait(30)
+        return Status(1, 0, 0, 0, 0, 1)
+
+    monkeypatch.setattr(metrics, "_look", hangs)
+    monkeypatch.setattr(metrics, "SOURCE_SECONDS", 0.05)
+    sources = Sources(None, [address])
+    try:
+        assert [await sources.status(address) for _ in range(3)] == [None] * 3
+        assert asked == [address], "no thread for each who asks"
+    finally:
+        goes_on.set()
+    monkeypatch.setattr(metrics, "SOURCE_SECONDS", 10.0)
+    assert await sources.status(address) == Status(1, 0, 0, 0, 0, 1)
+    await sources.close()
+
+
+async def test_one_that_may_not_be_read_says_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = f"file://{tmp_path}/good", f"log://{tmp_path}/bad"
+    async with open_queue(good) as queue:
+        await queue.put(b"1")
+    (tmp_path / "bad").mkdir()
+    listed = os.listdir
+
+    def denied(path: str) -> list[str]:
+        if path == f"{tmp_path}/bad":
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", denied)
+    sources = Sources(None, [good, bad])
+    found = await sources.read()
+    await sources.close()
+    assert (found.up, found.tasks[good].ready) == ({good: True, bad: False}, 1)
 
 
 def test_prometheus_gets_openmetrics_if_it_asks_for_it() -> None:

@@ -179,10 +179,10 @@ def test_totals_count_what_comes_and_outlive_members() -> None:
     statistics.report_publisher(publisher(1, 250), 2.0)
     statistics.report_subscriber(subscriber(2, 0), 1.0, ready=True)
     statistics.report_subscriber(subscriber(2, 240), 2.0, ready=True)
-    assert view(statistics, 2.0).totals == QueueTotals(250, 2500, 240, 0)
+    assert view(statistics, 2.0).totals == QueueTotals(250, 2500, 240, 0, 0)
     statistics.forget(1)
     statistics.forget(2)
-    assert view(statistics, 3.0).totals == QueueTotals(250, 2500, 240, 0)
+    assert view(statistics, 3.0).totals == QueueTotals(250, 2500, 240, 0, 0)
 
 
 def test_of_members_that_come_from_another_monitor_only_what_is_new_counts() -> None:
@@ -193,7 +193,7 @@ def test_of_members_that_come_from_another_monitor_only_what_is_new_counts() -> 
     statistics.report_publisher(publisher(1, 900_000, path=3), 2.5)  # overtaken
     statistics.report_subscriber(subscriber(2, 5_000_000), 1.0, ready=True)
     statistics.report_subscriber(subscriber(2, 5_000_007), 2.0, ready=True)
-    assert view(statistics, 2.5).totals == QueueTotals(10, 100, 7, 0)
+    assert view(statistics, 2.5).totals == QueueTotals(10, 100, 7, 0, 0)
 
 
 def test_what_publishers_give_up_counts() -> None:
@@ -203,3 +203,23 @@ def test_what_publishers_give_up_counts() -> None:
         report = PublisherReport(1, 1, "a", "", 0, 100 * second, 1000 * second, dropped, 0.0)
         statistics.report_publisher(report, float(second))
     assert view(statistics, 4.0).totals.dropped == 10
+
+
+def test_what_a_silent_member_did_counts_when_it_is_back() -> None:
+    statistics = Statistics()
+    statistics.join_publisher(1, 0.0, path=0)
+    statistics.report_publisher(publisher(1, 100), 1.0)
+    statistics.report_subscriber(subscriber(2, 100), 1.0, ready=True)
+    assert view(statistics, 9.0).publishers == ()
+    statistics.report_publisher(publisher(1, 900), 9.5)
+    statistics.report_subscriber(subscriber(2, 900), 9.5, ready=True)
+    assert view(statistics, 9.5).totals == QueueTotals(900, 9000, 800, 0, 0), "a subscriber counts from its first report on"
+
+
+def test_losses_count_when_they_are_told() -> None:
+    statistics = Statistics()
+    statistics.report_subscriber(subscriber(1, 10, lost=700), 1.0, ready=True)
+    assert view(statistics, 1.0).totals.missed == 0, "another Monitor counted them"
+    statistics.report_subscriber(subscriber(1, 20, lost=705), 2.0, ready=True)
+    statistics.forget(1)
+    assert view(statistics, 2.0).totals.missed == 5

@@ -19,6 +19,7 @@ from roq.wire.monitor import ExchangeReport, PublisherReport, SubscriberReport
 
 SILENT_SECONDS = 3.0  # three missed reports
 INTERVAL_SECONDS = 0.5  # a rate over less than half the report period would be mostly jitter
+COUNTED_MAX = 50_000  # members whose totals are remembered
 LOSSES_REMEMBERED = 1_000  # subscribers that vanished with losses, in case they come back with the same totals
 
 
@@ -77,7 +78,8 @@ class Statistics:
         self._publishers: dict[int, _Publisher] = {}
         self._subscribers: dict[int, _Subscriber] = {}
         self._exchanges: dict[str, _Exchange] = {}
-        self._totals = [0, 0, 0, 0]  # of QueueTotals, in its order
+        self._totals = [0, 0, 0, 0, 0]  # of QueueTotals, in its order
+        self._counted: dict[int, tuple[int, ...]] = {}  # what of each member is in them; silent ones may come back
         self._lost_before = 0  # by subscribers that are gone
         self._lost_of_gone: dict[int, int] = {}
 
@@ -86,6 +88,7 @@ class Statistics:
         of any other the first report only tells totals."""
         if path == 0 and publisher not in self._publishers:
             self._publishers[publisher] = _Publisher(_Series(now, (0, 0, 0.0)))
+            self._counted[publisher] = (0, 0, 0, 0, 0)
 
     def report_publisher(self, report: PublisherReport, now: float) -> None:
         """Take in a publisher's totals. An overtaken report (of an earlier path) is ignored."""
@@ -96,11 +99,8 @@ class Statistics:
         elif report.path < known.path:
             return
         else:
-            given_up = known.kpi.dropped if known.kpi is not None else 0
-            before = known.series.newest
-            grown = (report.messages - before[0], report.bytes - before[1], 0, report.dropped - given_up)
-            self._count(grown)
             known.series.add(now, totals)
+        self._count(report.publisher, (report.messages, report.bytes, 0, report.dropped, 0))
         known.path = report.path
         messages, size, blocked = known.series.rates
         known.kpi = PublisherKpi(report.publisher, report.exchange, messages, size, min(1.0, blocked), report.dropped)
@@ -114,8 +114,8 @@ class Statistics:
             self._lost_before -= self._lost_of_gone.pop(report.subscriber, 0)
         else:
             series = known.series
-            self._count((0, 0, report.messages - series.newest[0], 0))
             series.add(now, totals)
+        self._count(report.subscriber, (0, 0, report.messages, 0, report.lost))
         kpi = SubscriberKpi(
             report.subscriber,
             ready,
@@ -132,9 +132,13 @@ class Statistics:
         else:
             known.kpi = kpi
 
-    def _count(self, grown: tuple[float, ...]) -> None:
-        """What has come since the last report; of a member that came from another Monitor the first one tells nothing new."""
-        self._totals = [total + max(0, int(more)) for total, more in zip(self._totals, grown, strict=True)]
+    def _count(self, member: int, newest: tuple[int, ...]) -> None:
+        """What has come since its last report; of a member that came from another Monitor the first one tells nothing new."""
+        before = self._counted.pop(member, newest)
+        self._totals = [total + max(0, new - old) for total, new, old in zip(self._totals, newest, before, strict=True)]
+        self._counted[member] = newest
+        if len(self._counted) > COUNTED_MAX:
+            del self._counted[next(iter(self._counted))]
 
     def report_exchange(self, report: ExchangeReport, now: float) -> None:
         """Take in an Exchange's totals and those of its host."""
@@ -151,6 +155,10 @@ class Statistics:
         if isinstance(member, str):
             self._exchanges.pop(member, None)
             return
+        self._counted.pop(member, None)
+        self._drop(member)
+
+    def _drop(self, member: int) -> None:
         self._publishers.pop(member, None)
         gone = self._subscribers.pop(member, None)
         if gone is not None and gone.kpi.lost:
@@ -187,7 +195,10 @@ class Statistics:
         members += [id for id, each in self._subscribers.items() if each.series.at < oldest]
         members += [id for id, each in self._exchanges.items() if each.series.at < oldest]
         for member in members:
-            self.forget(member)
+            if isinstance(member, str):
+                self._exchanges.pop(member, None)
+            else:
+                self._drop(member)
 
     def _exchange_kpis(self, publishers: tuple[PublisherKpi, ...], states: Mapping[str, str]) -> tuple[ExchangeKpi, ...]:
         inflow: dict[str, list[float]] = {}

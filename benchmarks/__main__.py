@@ -1,8 +1,8 @@
 """`python -m benchmarks [pubsub|cost|moves|failover|workqueue|file|churn]`: all without an argument.
 
 Progress on stderr, Markdown tables on stdout. With Spark, and by themselves: `python -m benchmarks.shuffle`,
-`benchmarks.shuffle.spark` and `benchmarks.spark_queue`; by itself, too, `benchmarks.wakeups` and
-`benchmarks.fan_in`.
+`benchmarks.shuffle.spark` and `benchmarks.spark_queue`; by themselves, too, `benchmarks.wakeups`,
+`benchmarks.fan_in` and `benchmarks.scale` (which needs Docker).
 """
 
 from __future__ import annotations

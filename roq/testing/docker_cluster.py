@@ -33,6 +33,7 @@ USER_ID = 550  # docker/base.sh
 STATE, CLOCK = Path("/var/lib/roq"), Path("/etc/roq/clock")
 FILLER, ONCE = STATE / "filler", STATE / "once"
 SYSTEM = ("zookeeper", "gcm", "host")
+NANO = 1_000_000_000
 
 
 @dataclass
@@ -50,8 +51,8 @@ class DockerCluster(TestedCluster):
     """`async with DockerCluster(gcms=2, hcms=3) as cluster`.
 
     zookeepers: 1 or 3. state_megabytes: size of each host's state directory, which is then in memory and empty after a
-    restart; 0: as large as the disk, and kept. image: as built by `make image`. logs: directory that gets every container's
-    log when the cluster closes.
+    restart; 0: as large as the disk, and kept. host_cpus: processors that each host may use, 0.1 is a tenth of one; 0: all.
+    image: as built by `make image`. logs: directory that gets every container's log when the cluster closes.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class DockerCluster(TestedCluster):
         session_seconds: float = 4.0,
         exchanges_max: int = 8,
         state_megabytes: int = 0,
+        host_cpus: float = 0.0,
         image: str = IMAGE,
         logs: Path | None = None,
         start_seconds: float = 60.0,
@@ -70,7 +72,7 @@ class DockerCluster(TestedCluster):
         if zookeepers not in (1, 3) or not 1 <= gcms <= MACHINES_MAX or not 0 <= hcms <= MACHINES_MAX:
             raise CallError(f"a cluster has 1 or 3 ZooKeepers, 1 to {MACHINES_MAX} GCMs and up to {MACHINES_MAX} hosts")
         self.session_seconds = session_seconds
-        self._exchanges_max, self._state_megabytes = exchanges_max, state_megabytes
+        self._exchanges_max, self._state_megabytes, self._host_cpus = exchanges_max, state_megabytes, host_cpus
         self._image, self._logs, self._start_seconds = image, logs, start_seconds
         self.token = secrets.token_hex(4)
         self._counts = dict(zip(SYSTEM, (zookeepers, gcms, hcms), strict=True))
@@ -136,6 +138,7 @@ class DockerCluster(TestedCluster):
     async def _create(self, machine: Container) -> None:
         size = f"size={self._state_megabytes}m,mode=755,uid={USER_ID},gid={USER_ID}"
         tmpfs = {str(STATE): size} if self._state_megabytes and machine.role == "host" else {}
+        limited = {"nano_cpus": int(self._host_cpus * NANO)} if self._host_cpus and machine.role == "host" else {}
         machine.container = await self._docker.container(
             self.token,
             machine.name,
@@ -145,6 +148,7 @@ class DockerCluster(TestedCluster):
             address=machine.address,
             environment={},
             tmpfs=tmpfs,
+            options=limited,
         )
 
     def _command(self, machine: Container) -> list[str]:

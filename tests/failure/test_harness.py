@@ -228,6 +228,16 @@ async def test_a_full_disk_lets_the_host_go_on(machines: DockerCluster, client: 
     await machines.run("host-1", WRITE)
 
 
+async def test_a_host_may_have_a_part_of_a_processor(image: str) -> None:
+    spin = "import time; began = time.process_time(); end = time.monotonic() + 2\nwhile time.monotonic() < end: pass"
+    cluster = DockerCluster(image=image, gcms=1, hcms=1, host_cpus=0.2)
+    async with cluster:
+        told = await cluster.run("host-1", f"python3 -c '{spin}\nprint(time.process_time() - began)'")
+        assert float(told) < 1.0, "2 s of a fifth of a processor, and a spare"
+        told = await cluster.run("gcm-1", f"python3 -c '{spin}\nprint(time.process_time() - began)'")
+        assert float(told) > 0.6, "only hosts are held"
+
+
 async def test_a_full_disk_needs_a_small_one(image: str) -> None:
     cluster = DockerCluster(image=image)
     with pytest.raises(NotPossible, match="state_megabytes"):

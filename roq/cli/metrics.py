@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote
@@ -153,8 +154,13 @@ class Sources:
         look = self._looks.get(name)
         if look is None:
             look = self._looks[name] = asyncio.ensure_future(asyncio.to_thread(_look, name))
-            look.add_done_callback(lambda _: self._looks.pop(name))
+            look.add_done_callback(partial(self._looked, name))
         return await _answered(asyncio.shield(look), SOURCE_SECONDS, name)
+
+    def _looked(self, name: str, look: asyncio.Future[Status]) -> None:
+        del self._looks[name]
+        if not look.cancelled():
+            look.exception()  # whoever waited has it
 
     async def close(self) -> None:
         """Let go of everything."""

@@ -80,10 +80,11 @@ def split_headers(stored: bytes) -> tuple[bytes, dict[str, str | bytes]]:
     if not stored.startswith(MARK) or len(stored) < PREFIX_BYTES:
         return stored, {}
     (length,) = _LENGTH.unpack_from(stored, len(MARK))
+    end = PREFIX_BYTES + length
     try:
-        headers = _decode(stored[PREFIX_BYTES : PREFIX_BYTES + length])
+        headers = _decode(stored[PREFIX_BYTES:end])
     except UNDECODABLE:
         return stored, {}
-    if not all(isinstance(value, str | bytes) for value in headers.values()):
+    if end > len(stored) or not all(isinstance(value, str | bytes) for value in headers.values()):
         return stored, {}
-    return stored[PREFIX_BYTES + length :], headers
+    return stored[end:], headers

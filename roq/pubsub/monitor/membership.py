@@ -220,8 +220,8 @@ class Membership:
         if publisher is None:
             return [Notify(peer, wire.Rejoin(self.term))]
         publisher.peer, publisher.last_report, publisher.needs = peer, now, report.protocol
-        gone = (publisher.lost, publisher.lost_path)
-        heard = wire.Heard(self.term, True, gone=gone[0], gone_path=gone[1], protocol=self.understood(now))
+        lost, understood = publisher.lost, self.understood(now)
+        heard = wire.Heard(self.term, True, gone=lost, gone_path=publisher.lost_path, protocol=understood)
         out: list[Instruction] = [Notify(peer, heard)]
         if report.lost and not report.exchange and not self._dealt_with(report, publisher):
             publisher.lose(report.lost, report.path, now)

@@ -10,14 +10,15 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from roq.errors import CallError, InvalidPolicy
 from roq.pubsub.scaling.what_if import what_if
 from roq.spark.pipeline import kpi
 from roq.spark.pipeline.capacity import QueueReport
 from roq.spark.pipeline.job import read_kept
-from roq.spark.pipeline.kpi_records import HISTORY, READ_ARROW, read_lines, record_of
-from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, SubscriberKpi
+from roq.spark.pipeline.kpi_records import HISTORY, READ_ARROW, read_lines, record_of, row_of
+from roq.wire.kpi import ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, QueueTotals, SubscriberKpi
 from roq.wire.policy import ExchangeRule, Policy
 
 BEGIN = 1_790_000_000.25  # 2026-09-21T14:13:20Z
@@ -52,6 +53,14 @@ def run(spark: SparkSession, *given: str) -> kpi.KpiResult:
 
 def reports(result: kpi.KpiResult) -> list[QueueReport]:
     return msgspec.json.decode(Path(result.report).read_bytes(), type=list[QueueReport])
+
+
+def test_a_history_from_before_there_were_totals_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    counted = msgspec.structs.replace(record(1), totals=QueueTotals(300, 900, 600, 1, 2))
+    assert record_of(row_of(counted)) == counted
+    older = StructType([field for field in HISTORY.fields if field.name != "totals"])
+    spark.createDataFrame([{name: row_of(counted)[name] for name in older.names}], older).write.parquet(str(tmp_path / "old"))
+    assert history(spark, tmp_path / "old") == [record(1)]
 
 
 def test_lines_become_rows_and_rows_records() -> None:

@@ -40,13 +40,15 @@ TIME_MAX = 253_402_300_799.0  # the last second of the year 9999
 
 
 def struct_type(kind: type[msgspec.Struct]) -> StructType:
-    """The Spark type of a Struct of plain fields and tuples of such Structs."""
+    """The Spark type of a Struct of plain fields, such Structs, and tuples of them."""
     fields = []
     for name, hint in get_type_hints(kind).items():
         if name == "id" and kind in HEXADECIMAL:
             fields.append(StructField(name, StringType()))
         elif get_origin(hint) is tuple:
             fields.append(StructField(name, ArrayType(struct_type(get_args(hint)[0]))))
+        elif issubclass(hint, msgspec.Struct):
+            fields.append(StructField(name, struct_type(hint)))
         else:
             fields.append(StructField(name, PLAIN[hint]))
     return StructType(fields)
@@ -79,8 +81,8 @@ def row_of(kpi: QueueKpi) -> dict[str, Any]:
 
 
 def record_of(row: dict[str, Any]) -> QueueKpi:
-    """The record of a row; columns that are no part of it are ignored."""
-    values = {name: row[name] for name in RECORD.names}
+    """The record of a row; columns that are no part of it are ignored, what an older history does not have has its default."""
+    values = {name: row[name] for name in RECORD.names if row.get(name) is not None}
     for members in ("publishers", "subscribers"):
         values[members] = [member | {"id": int(member["id"], 16)} for member in values[members]]
     return msgspec.convert(values, QueueKpi)

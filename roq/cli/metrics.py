@@ -46,6 +46,7 @@ T = TypeVar("T")
 LISTEN = "127.0.0.1:9464"
 SOURCE_SECONDS = 2.5  # a source that needs longer did not answer: autoscalers wait for 3 s, and the cluster is asked twice
 OVERVIEW_SECONDS = 8.0  # of a cluster in which many Monitors hang; Prometheus waits for 10 s
+COUNTED_SECONDS = 60.0  # for so long the last count of a folder is given that takes longer
 KEPT_SECONDS = 1.0  # what was read is given to all who ask within this time
 ANSWER_SECONDS = 2 * OVERVIEW_SECONDS
 REQUEST_SECONDS = 10.0  # for a request to come
@@ -95,6 +96,7 @@ class Sources:
         self._cluster = None if cluster is None else connect(cluster, connect_seconds=SOURCE_SECONDS)
         self._masters = RpcPool(master.Reply, SOURCE_SECONDS)
         self._looks: dict[str, asyncio.Future[Status]] = {}  # under way, by address: a folder may not answer for long
+        self._counted: dict[str, tuple[float, Status]] = {}  # and what was counted last, when
         self._found: ScrapedSources | None = None
         self._read_at = 0.0
         self._lock = asyncio.Lock()
@@ -155,12 +157,20 @@ class Sources:
         if look is None:
             look = self._looks[name] = asyncio.ensure_future(asyncio.to_thread(_look, name))
             look.add_done_callback(partial(self._looked, name))
-        return await _answered(asyncio.shield(look), SOURCE_SECONDS, name)
+        found = await _answered(asyncio.shield(look), SOURCE_SECONDS, name)
+        if found is None and name in self._counted:  # with a million files it may take longer than anybody waits
+            when, last = self._counted[name]
+            found = last if time.monotonic() - when < COUNTED_SECONDS else None
+        return found
 
     def _looked(self, name: str, look: asyncio.Future[Status]) -> None:
         del self._looks[name]
-        if not look.cancelled():
-            look.exception()  # whoever waited has it
+        if look.cancelled():
+            return
+        if look.exception() is None:  # if it failed, whoever waited has the error
+            self._counted[name] = (time.monotonic(), look.result())
+        else:
+            self._counted.pop(name, None)
 
     async def close(self) -> None:
         """Let go of everything."""

@@ -160,6 +160,14 @@ async def test_a_folder_that_does_not_answer_is_asked_once(tmp_path: Path, monke
         goes_on.set()
     monkeypatch.setattr(metrics, "SOURCE_SECONDS", 10.0)
     assert await sources.status(address) == Status(1, 0, 0, 0, 0, 1)
+    goes_on.clear()
+    monkeypatch.setattr(metrics, "SOURCE_SECONDS", 0.05)
+    try:
+        assert await sources.status(address) == Status(1, 0, 0, 0, 0, 1), "what was counted last"
+        monkeypatch.setattr(metrics, "COUNTED_SECONDS", 0.0)
+        assert await sources.status(address) is None, "but not for long"
+    finally:
+        goes_on.set()
     await sources.close()
 
 

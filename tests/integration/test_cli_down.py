@@ -113,6 +113,10 @@ def marked(token: str, origin: str, user: int | None = None) -> Iterator[subproc
     marks = {leftovers.MARK: f"{token}/gcm-1", leftovers.ORIGIN: origin}
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=marks, user=user) as process:
         try:
+            until = time.monotonic() + SECONDS  # exec lets us go on a moment before the new environment can be seen
+            while leftovers.MARK.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes():
+                assert time.monotonic() < until
+                time.sleep(0.001)
             yield process
         finally:
             process.kill()

@@ -30,7 +30,7 @@ import uvloop
 
 from roq.cli.address import ClusterOption, cluster_address
 from roq.cli.output import say
-from roq.cli.task_address import full_address, opened
+from roq.cli.task_address import counts, full_address, opened
 from roq.client.cluster import connect
 from roq.client.metrics import ScrapedSources, exposition
 from roq.client.overview import Overview, QueueRow, read_overview, read_queue
@@ -208,17 +208,12 @@ async def answer(path: str, accept: str, sources: Sources) -> Answer:
             return _json(await sources.queue(unquote(name)))
         case ["v1", "work-queues", name, "status"]:
             status = await sources.status(unquote(name))
-            return _json(status and status_row(status))
+            # autoscalers take numbers only
+            return _json(status and {**counts(status), "oldest_seconds": status.oldest_seconds or 0.0})
         case ["health"]:
             return _json({"status": "ok"})
         case _:
             return _json(None)
-
-
-def status_row(status: Status) -> dict[str, float]:
-    """A work queue's counts for JSON. oldest_seconds: 0 if none is ready, for autoscalers take numbers only."""
-    names = ("ready", "delayed", "leased", "dead", "completed", "inserted")
-    return {**{name: getattr(status, name) for name in names}, "oldest_seconds": status.oldest_seconds or 0.0}
 
 
 def _json(value: Any) -> Answer:
@@ -269,7 +264,7 @@ def application(ask: Callable[[str, str], Answer]) -> Callable[[dict[str, Any], 
             except TimeoutError:
                 status, kind, body = "503 Service Unavailable", JSON_TYPE, b'{"error":"nothing was read in time"}\n'
         start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
-        return [body]
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
     return serve
 

@@ -25,10 +25,11 @@ from tests.integration.test_cli import environment
 BOUND_SECONDS = 20
 
 
-def fetched(address: str, port: int, path: str) -> tuple[int, str]:
+def fetched(address: str, port: int, path: str, method: str = "GET") -> tuple[int, str]:
     """Status and body."""
+    request = urllib.request.Request(f"http://{address}:{port}{path}", method=method)
     try:
-        with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=BOUND_SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=BOUND_SECONDS) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -40,8 +41,8 @@ class Scraped:
     def __init__(self, address: str, port: int) -> None:
         self._address, self._port = address, port
 
-    async def get(self, path: str) -> tuple[int, str]:
-        return await asyncio.to_thread(fetched, self._address, self._port, path)
+    async def get(self, path: str, method: str = "GET") -> tuple[int, str]:
+        return await asyncio.to_thread(fetched, self._address, self._port, path, method)
 
     async def value(self, sample: str) -> float | None:
         """Of a sample with its labels as they are written; None: there is none."""
@@ -118,6 +119,8 @@ async def test_folders_and_logs(tmp_path: Path) -> None:
             await tasks.put(b"1")
         await served.until(f'roq_tasks{{queue="{missing}",state="ready"}}', 1)
         assert (await served.get("/v1/work-queues/x/status"))[0] == 404
+        assert await served.get("/health", "HEAD") == (200, "")
+        assert (await served.get("/metrics", "POST"))[0] == 405
         assert (await served.get("/health"))[0] == 200
 
 

@@ -178,7 +178,7 @@ def test_a_process_killed_at_any_operation_leaves_room_to_go_on(tmp_path: Path, 
             trying = set(queue.put([NewTask(bytes(3000))]))
         assert trying
         queue.close()
-        shutil.rmtree(disk.folder)
+        shutil.rmtree(disk.folder, ignore_errors=True)  # the thread of one that only counts as killed may still be at its spare
     assert cut > 60
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from roq.coordination import paths
 from roq.coordination.election import LeaderLatch, participants
-from roq.coordination.link import ANY_VERSION, Delete
+from roq.coordination.link import ANY_VERSION, CreateEphemeral, Delete
 from roq.coordination.registration import Registration, ServiceInstance, parse_instance
 from roq.coordination.session import Session, SessionState
 from roq.errors import Closed, HostConflict, ZooKeeperUnavailable
@@ -340,22 +340,17 @@ async def test_our_own_former_sessions_node_is_replaced_at_once(chroot: str, ses
     await registration.stop()
 
 
-async def test_a_name_taken_during_an_outage_is_told(chroot: str, sessions: Connect, expire_session: Expire) -> None:
+async def test_a_name_that_another_takes_is_told(chroot: str, sessions: Connect) -> None:
     session, other = await sessions(chroot, session_seconds=1.0), await sessions(chroot)
     await other.ensure_path("")
     told: list[HostConflict] = []
     registration = Registration(session, HOST, instance(), on_conflict=told.append)
     await registration.start()
 
-    async def steal() -> None:
-        node = await other.get(HOST)
-        if node is not None and node.owner == other.session_id:
-            return
-        if node is not None:
-            await other.delete(HOST)
-        await other.create_ephemeral(HOST, b"{}")
-
-    await steal()
+    node = await other.get(HOST)
+    assert node is not None
+    # in one step: whoever finds its node gone makes it anew at once
+    await other.multi((Delete(HOST, node.version), CreateEphemeral(HOST, b"{}")))
     await holds(lambda: immediately(bool(told)), 8)
     await registration.stop()
     assert await other.get(HOST) is not None

@@ -2,7 +2,7 @@
 
 A *transaction* is a request that is recorded and under way: one task each waits until the hosts have done their part, then
 clears the record. It makes no difference whether this leader or one before it wrote it. A creation that failed is rolled back;
-a removal stays known for a while, so that its repetition gets the same answer; what stores keep of its log is deleted.
+a removal stays known for a while, so that its repetition gets the same answer; what stores keep of its logs is deleted.
 
 A *lost host* is recorded as `transactions/host/<host>` before anything is done about it, and forgotten when nothing is left to
 do: the next leader finds both the record and what is still missing. The repairer looks whenever a host is lost or joins, and
@@ -18,15 +18,15 @@ import time
 from collections.abc import Iterable
 
 from gcm import recovery, transactions, work_queues
-from gcm.cluster import Action, ClientTransaction, ClusterState, exchange_name, is_running
+from gcm.cluster import STORE_NAME, Action, ClientTransaction, ClusterState, exchange_name, is_running, store_endpoints
 from gcm.crash import crash_point
 from gcm.reconcile import lacking_stores
 from gcm.term import Decide, LeaderTerm
 from roq.errors import ExchangeNotFound, NotLeader, NotReady, ProcessFailed, QueueNotFound, RoqError, WorkQueueNotFound
-from roq.log.replicated.stores import PORT, StaticDirectory, Stores
+from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.runtime.observe import logger
 from roq.wire import store as wire
-from roq.wire.assignment import STORES, ProcessKind
+from roq.wire.assignment import STORES
 
 log = logger(__name__)
 
@@ -88,9 +88,7 @@ class Finisher:
                 await self._until_created(entry, revisions, lambda now: _without_exchange(now, entry))
             case Action.REMOVE_QUEUE | Action.REMOVE_EXCHANGE | Action.REMOVE_WORK_QUEUE:
                 await self._term.view.until(entry.subject, lambda now: transactions.none_left(now, entry, revisions))
-                if entry.log:
-                    await self._term.remove_log(entry.log)
-                    self._term.tasks.start(erase(self._term.view.cluster, entry.log), f"erase log {entry.log}")
+                await self._remove_logs(entry)
                 self._forget_after(entry, entry.created + transactions.REMOVAL_KEPT_SECONDS - time.time())
 
     async def _until_created(self, entry: ClientTransaction, revisions: transactions.Revisions, roll_back: Decide) -> None:
@@ -103,6 +101,18 @@ class Finisher:
             self._forget_after(entry, 0)
             raise
         self._forget_after(entry, 0)
+
+    async def _remove_logs(self, entry: ClientTransaction) -> None:
+        """Of what is gone: the log of a work queue, or the tapes of a recorded queue. Their data goes behind the answer."""
+        logs, prefixes = list[str](), tuple[str, ...]()
+        if entry.log:
+            logs, prefixes = [entry.log], (f"{entry.log}~", f"{entry.log}/")
+        elif entry.tapes:
+            logs, prefixes = list(await self._term.logs(entry.tapes)), (entry.tapes,)
+        for log_id in logs:
+            await self._term.remove_log(log_id)
+        if prefixes:
+            self._term.tasks.start(erase(self._term.view.cluster, *prefixes), f"erase logs of {entry.subject}")
 
     def _forget_after(self, entry: ClientTransaction, seconds: float) -> None:
         """Remove the record, behind the answer to the client."""
@@ -232,34 +242,27 @@ class HostRepairer:
                     )
 
 
-async def erase(cluster: ClusterState, log_id: str) -> None:
-    """Delete what the stores keep of a work queue that is gone: segments and snapshots of its log, payloads of its tasks. Done
-    once, as well as it goes: a store that is away keeps its part."""
-    stores = Stores(StaticDirectory(_store_endpoints(cluster)))
+async def erase(cluster: ClusterState, *prefixes: str) -> None:
+    """Delete what the stores keep of a queue or work queue that is gone: segments of its logs, snapshots, payloads of its
+    tasks; all whose names begin like one of these. Done once, as well as it goes: a store that is away keeps its part."""
+    running = {host: at for host, at in store_endpoints(cluster).items() if is_running(cluster, host, STORE_NAME)}
+    stores = Stores(StaticDirectory(running))
     try:
-        await asyncio.gather(*(_erase_on(stores, host, log_id) for host in sorted(stores.directory.hosts())))
+        await asyncio.gather(*(_erase_on(stores, host, prefixes) for host in sorted(running)))
     finally:
         stores.close()
 
 
-def _store_endpoints(cluster: ClusterState) -> dict[str, str]:
-    name = str(ProcessKind.STORE)
-    return {
-        host.name: f"tcp://{host.report.address}:{host.running[name].ports[PORT]}"
-        for host in cluster.hosts.values()
-        if host.report is not None and is_running(cluster, host.name, name) and PORT in host.running[name].ports
-    }
-
-
-async def _erase_on(stores: Stores, host: str, log_id: str) -> None:
-    count = 0
-    try:
-        for segment in await stores.segments(host, f"{log_id}~"):
-            await stores.request(host, wire.DeleteSegment(segment, LAST_EPOCH), wire.StoreDone)
-            count += 1
-        for prefix in (f"{log_id}~", f"{log_id}/"):
+async def _erase_on(stores: Stores, host: str, prefixes: Iterable[str]) -> None:
+    for prefix in prefixes:
+        count = 0
+        try:
+            for segment in await stores.segments(host, prefix):
+                await stores.request(host, wire.DeleteSegment(segment, LAST_EPOCH), wire.StoreDone)
+                count += 1
             for blob in await stores.inventory(host, prefix):
                 await stores.request(host, wire.DeleteBlob(blob.blob), wire.StoreDone)
                 count += 1
-    except RoqError as error:
-        log.warning("host %s keeps part of removed log %s, %d items were deleted: %s", host, log_id, count, error)
+        except RoqError as error:
+            log.warning("host %s keeps part of removed log %s…, %d items were deleted: %s", host, prefix, count, error)
+            return

@@ -33,6 +33,7 @@ from roq.wire.policy import Policy
 from roq.wire.work_queue import MasterAddress, WorkQueueRecord
 
 Record = QueueRecord | WorkQueueRecord
+STORE_NAME = str(ProcessKind.STORE)  # process name; a host has at most one
 
 
 class Action(StrEnum):
@@ -50,7 +51,7 @@ class ClientTransaction(msgspec.Struct, frozen=True):
     """JSON of `transactions/{queue,exchange}/<id>`: a request under way, so that the next leader can finish it.
 
     hosts: those that must act. A removal stays for a while after it is done: its repetition gets the same answer. log: of a
-    work queue that is removed.
+    work queue that is removed. tapes: what the names of the tapes begin with of a recorded queue that is removed.
     """
 
     id: str
@@ -60,6 +61,7 @@ class ClientTransaction(msgspec.Struct, frozen=True):
     created: float  # seconds since 1970
     exchange: str = ""
     log: str = ""
+    tapes: str = ""
 
     @property
     def subject(self) -> str:
@@ -174,6 +176,11 @@ class ClusterState:
         """The host, an unknown one with nothing on it."""
         return self.hosts.get(name) or Host(name)
 
+    @property
+    def alive(self) -> int:
+        """How many hosts live."""
+        return sum(host.alive for host in self.hosts.values())
+
     def policy(self, queue: str) -> Policy:
         """The queue's scaling policy."""
         return self.policies.get(queue, NO_SCALING)
@@ -242,6 +249,23 @@ def is_running(cluster: ClusterState, host_name: str, process_name: str) -> bool
     host = cluster.host(host_name)
     process = host.running.get(process_name)
     return host.alive and process is not None and process.state is ProcessState.RUNNING
+
+
+def running_stores(cluster: ClusterState) -> int:
+    """How many stores run."""
+    return sum(is_running(cluster, host, STORE_NAME) for host in cluster.hosts)
+
+
+def store_endpoints(cluster: ClusterState) -> dict[str, str]:
+    """Endpoints of the stores, by host, as the hosts last told them; whether one runs: `is_running`."""
+    endpoints = {}
+    for host in cluster.hosts.values():
+        if (report := host.report or host.last_report) is None:
+            continue
+        for process in report.processes:
+            if process.kind is ProcessKind.STORE and "clients" in process.ports:
+                endpoints[host.name] = f"tcp://{report.address}:{process.ports['clients']}"
+    return endpoints
 
 
 def failure(cluster: ClusterState, host_name: str, process_name: str) -> str | None:

@@ -11,17 +11,18 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from gcm import transactions, work_queues
-from gcm.cluster import ClusterState, host_infos, queue_info, view, work_queue_info
+from gcm.cluster import ClusterState, host_infos, queue_info, store_endpoints, view, work_queue_info
 from gcm.crash import crash_point
 from gcm.leadership import Leadership, Serving
 from gcm.shuffle_leader import ShuffleLeader
 from gcm.term import LeaderTerm
-from roq.errors import CallError, ExchangeNotFound, NotLeader, NotReady
+from roq.errors import CallError, ExchangeNotFound, NotLeader, NotReady, NotRecorded
 from roq.ids import check_name
 from roq.wire import gcm as wire
 from roq.wire.assignment import STORES, work_subject
 from roq.wire.gcm import Done, QueueInfo
 from roq.wire.policy import Policy
+from roq.wire.recording import tape_exchange, tapes_prefix
 
 ShuffleRequest = (
     wire.CreateShuffle
@@ -82,12 +83,23 @@ class Handlers:
                 return await self.remove_exchange(serving, request)
             case wire.DrainHost():
                 return await self.drain_host(serving, request)
-            case wire.SetPolicy():
-                return await self.set_policy(serving, request)
+            case wire.SetPolicy() | wire.RecordQueue() | wire.DescribeTapes():
+                return await self._about_queue(serving, request)
             case wire.CreateWorkQueue() | wire.RemoveWorkQueue():
                 return await self._change_work_queue(serving, request)
             case _:
                 return self._read(serving.term.view.cluster, request)
+
+    async def _about_queue(
+        self, serving: Serving, request: wire.SetPolicy | wire.RecordQueue | wire.DescribeTapes
+    ) -> msgspec.Struct:
+        match request:
+            case wire.SetPolicy():
+                return await self.set_policy(serving, request)
+            case wire.RecordQueue():
+                return await self.record_queue(serving, request)
+            case wire.DescribeTapes():
+                return await self.describe_tapes(serving, request)
 
     async def _change_work_queue(
         self, serving: Serving, request: wire.CreateWorkQueue | wire.RemoveWorkQueue
@@ -141,7 +153,8 @@ class Handlers:
     # --- queues ------------------------------------------------------------------------------------------------------
 
     async def create_queue(self, serving: Serving, request: wire.CreateQueue) -> QueueInfo:
-        """Created and serving; the same for a repetition, and for another request of the same name and settings."""
+        """Created and serving, with stores if it shall be recorded; the same for a repetition, and for another request of the
+        same name and settings."""
         name = check_name(request.name)
         _check(request.transaction, request.host)
         transactions.check_settings(request.settings)
@@ -150,11 +163,16 @@ class Handlers:
         async with self._bounded(f"queue {name!r} does not serve"):
             await term.view.until(name, lambda cluster: not transactions.leftovers(cluster, name))
             crash_point("create_queue.received")
-            cluster = await term.change(lambda now: transactions.create_queue(now, request, self._clock(), self._chance), name)
+            subjects = (name, STORES) if request.record is not None else (name,)
+            cluster = await term.change(
+                lambda now: transactions.create_queue(now, request, self._clock(), self._chance), *subjects
+            )
             crash_point("create_queue.recorded")
             await serving.finisher.settle(transactions.record_of(cluster, name).transaction, self._wait_seconds)
             crash_point("create_queue.settled")
             await _until_ready(term, name, {})
+            if request.record is not None:
+                await _until_kept(term, name)
         return queue_info(term.view.cluster, transactions.record_of(term.view.cluster, name))
 
     async def remove_queue(self, serving: Serving, request: wire.RemoveQueue) -> Done:
@@ -188,6 +206,29 @@ class Handlers:
         _check_policy(request.policy)
         await serving.term.change(lambda now: transactions.set_policy(now, request), queue)
         return Done()
+
+    async def record_queue(self, serving: Serving, request: wire.RecordQueue) -> Done:
+        """Written, and on its way to the Exchanges; stores run if it shall be recorded."""
+        queue = check_name(request.queue)
+        _check(request.transaction)
+        async with self._bounded(f"not enough stores run for queue {queue!r}"):
+            await serving.term.change(lambda now: transactions.record_queue(now, request), queue, STORES)
+            await _until_kept(serving.term, queue)
+        return Done()
+
+    async def describe_tapes(self, serving: Serving, request: wire.DescribeTapes) -> wire.Tapes:
+        """The logs there are now. Whoever makes one stands in the queue's record before, so that is looked at after them."""
+        queue, term = check_name(request.queue), serving.term
+        recording = transactions.record_of(term.view.cluster, queue).recording
+        if recording is None:
+            raise NotRecorded(f"queue {queue!r} is not recorded: `roq queue record` switches that on")
+        logs = await term.logs(tapes_prefix(recording.tapes))
+        record = transactions.record_of(term.view.cluster, queue)
+        views = tuple(
+            wire.TapeView(log, exchange := tape_exchange(log), record.running and exchange in record.exchanges, meta)
+            for log, meta in logs.items()
+        )
+        return wire.Tapes(recording.tapes, recording.record, recording.on, views, store_endpoints(term.view.cluster))
 
     # --- work queues -------------------------------------------------------------------------------------------------
 
@@ -277,3 +318,7 @@ async def _until_ready(term: LeaderTerm, queue: str, revisions: transactions.Rev
         return transactions.serves(cluster, transactions.record_of(cluster, queue), revisions)
 
     await term.view.until(queue, ready)
+
+
+async def _until_kept(term: LeaderTerm, queue: str) -> None:
+    await term.view.until(queue, lambda cluster: transactions.keeps(cluster, transactions.record_of(cluster, queue)))

@@ -39,7 +39,8 @@ def wanted_processes(cluster: ClusterState, record: Record) -> dict[str, list[Pr
 
     def spec(kind: ProcessKind, exchange: str = "", monitor: MonitorAddress | None = None) -> ProcessSpec:
         policy = cluster.policies.get(record.name) if kind is ProcessKind.SCALING else None
-        return ProcessSpec(kind, record.name, exchange, record.term, record.settings, monitor, policy)
+        recording = record.recording if kind is ProcessKind.EXCHANGE else None
+        return ProcessSpec(kind, record.name, exchange, record.term, record.settings, monitor, policy, recording=recording)
 
     def monitor(role: MonitorRole) -> ProcessSpec:
         former = tuple(one for one in record.former if not cluster.host(one.host).alive)
@@ -111,9 +112,10 @@ def assign(cluster: ClusterState, subjects: Iterable[str], before: ClusterState)
 
 
 def lacking_stores(cluster: ClusterState) -> list[str]:
-    """Hosts that shall run a store and are not told so. Each does once there are work queues or shuffles, and does so from
-    then on: what a store keeps is removed or moved by what uses it."""
-    if not cluster.work_queues and not cluster.shuffles:
+    """Hosts that shall run a store and are not told so. Each does once there are work queues, shuffles or recorded queues, and
+    does so from then on: what a store keeps is removed or moved by what uses it."""
+    recorded = any(record.record is not None for record in cluster.queues.values())
+    if not cluster.work_queues and not cluster.shuffles and not recorded:
         return []
     return [name for name, host in cluster.hosts.items() if takes_monitor(host) and STORE.name not in host.assigned]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gcm.cluster import ClusterState
 from gcm.reconcile import assign, assign_all, changed_hosts, changes, stamp
-from gcm.watcher import ClusterWatcher, read_snapshot
+from gcm.watcher import ClusterWatcher, read_each, read_snapshot
 from roq.coordination import paths
 from roq.coordination.election import Fence, fenced
 from roq.coordination.link import Create, Delete, NoNode, Op, SetData
@@ -153,8 +153,18 @@ class LeaderTerm:
                 break
         return accepted, after
 
+    async def logs(self, prefix: str) -> dict[str, bytes]:
+        """What is written of the logs whose ids begin like this, by id, as ZooKeeper has it now."""
+        try:
+            names = sorted(name for name in await self._session.children(paths.LOGS) if name.startswith(prefix))
+            nodes = await read_each(names, lambda name: self._session.get(paths.log(name)))
+        except RoqError as error:
+            self._finish(error)
+            raise NotLeader(f"logs could not be read: {error}") from error
+        return {name: node.data for name, node in zip(names, nodes, strict=True) if node is not None}
+
     async def remove_log(self, id: str) -> None:
-        """Forget the log of a work queue that is gone; its stores drop what they hold of it."""
+        """Forget the log of a queue or work queue that is gone; its stores drop what they hold of it."""
         try:
             await fenced(self._session, self.fence, Delete(paths.log(id)))
         except NoNode:

@@ -14,13 +14,25 @@ from typing import TypeVar
 
 import msgspec
 
-from gcm.cluster import Action, ClientTransaction, ClusterState, exchange_name, failure, is_running, monitor_name, process_names
+from gcm.cluster import (
+    STORE_NAME,
+    Action,
+    ClientTransaction,
+    ClusterState,
+    exchange_name,
+    failure,
+    is_running,
+    monitor_name,
+    process_names,
+    running_stores,
+)
 from gcm.placement import place, place_exchange, place_monitor
 from roq.errors import (
     ExchangeNotFound,
     HostNotFound,
     InvalidConfiguration,
     LastExchange,
+    NoHosts,
     NotReady,
     ProcessFailed,
     QueueConflict,
@@ -28,8 +40,9 @@ from roq.errors import (
     QueueStopped,
 )
 from roq.wire.assignment import QueueRecord, QueueSettings
-from roq.wire.gcm import CreateExchange, CreateQueue, DrainHost, RemoveExchange, RemoveQueue, SetPolicy
+from roq.wire.gcm import CreateExchange, CreateQueue, DrainHost, RecordQueue, RemoveExchange, RemoveQueue, SetPolicy
 from roq.wire.limits import FRAME_BYTES_CEILING
+from roq.wire.recording import RECORDED_FRAME_BYTES_MAX, Record, tapes_prefix
 from roq.wire.work_queue import WorkQueueRecord
 
 REPLICATION_MAX = 16  # Monitors of one queue: each backup costs its active one an update
@@ -63,13 +76,27 @@ def check_settings(settings: QueueSettings) -> None:
         )
 
 
+def check_recordable(cluster: ClusterState, settings: QueueSettings, record: Record) -> None:
+    """Raises NoHosts if more copies were asked for than there are hosts now (where none were, they follow the hosts), and
+    InvalidConfiguration if its frames are too large."""
+    asked = max(record.copies, record.ack)
+    if asked > cluster.alive:
+        raise NoHosts(f"{asked} copies of each message need as many hosts, {cluster.alive} are there")
+    if settings.max_frame_bytes > RECORDED_FRAME_BYTES_MAX:
+        raise InvalidConfiguration(
+            f"a recorded queue has a max_frame_bytes of {RECORDED_FRAME_BYTES_MAX} at most, this one {settings.max_frame_bytes}"
+        )
+
+
 def create_queue(cluster: ClusterState, request: CreateQueue, now: float, chance: random.Random) -> ClusterState:
     """The queue with its first Exchange beside its active Monitor, and backup Monitors on as many other hosts as there are."""
     existing = cluster.queues.get(request.name)
+    record = request.record.check() if request.record is not None else None
     if existing is not None:
-        if existing.settings != request.settings:
-            raise QueueConflict(f"queue {request.name!r} exists with other settings: {existing.settings}")
+        _check_same(existing, request)
         return cluster
+    if record is not None:
+        check_recordable(cluster, request.settings, record)
     if leftovers(cluster, request.name):
         raise NotReady(f"processes of a removed queue {request.name!r} are still stopping")
     host = place(cluster, request.host, chance).name
@@ -80,10 +107,23 @@ def create_queue(cluster: ClusterState, request: CreateQueue, now: float, chance
         if another is None:
             break  # gcm.recovery adds it when a host joins
         backups += (another.name,)
-    record = QueueRecord(request.name, request.settings, True, host, 1, {exchange: host}, now, request.transaction, backups)
+    queue = QueueRecord(
+        *(request.name, request.settings, True, host, 1, {exchange: host}, now, request.transaction, backups),
+        record=record,
+        recorded=record is not None,
+    )
     policies = {**cluster.policies, request.name: request.policy} if request.policy is not None else cluster.policies
     entry = ClientTransaction(request.transaction, Action.CREATE_QUEUE, request.name, (host, *backups), now)
-    return begin(replace(cluster, queues={**cluster.queues, record.name: record}, policies=policies), entry)
+    return begin(replace(cluster, queues={**cluster.queues, queue.name: queue}, policies=policies), entry)
+
+
+def _check_same(existing: QueueRecord, request: CreateQueue) -> None:
+    """Raises QueueConflict. Whether it is recorded at present is for `record_queue`."""
+    if existing.settings != request.settings:
+        raise QueueConflict(f"queue {request.name!r} exists with other settings: {existing.settings}")
+    if request.record is not None and request.record != existing.record:
+        has = f"is recorded with {existing.record}" if existing.record is not None else "is not recorded"
+        raise QueueConflict(f"queue {request.name!r} exists and {has}, asked for: {request.record}")
 
 
 def leftovers(cluster: ClusterState, subject: str) -> bool:
@@ -99,7 +139,10 @@ def remove_queue(cluster: ClusterState, request: RemoveQueue, now: float) -> Clu
     if former is not None and former.action is Action.REMOVE_QUEUE and former.queue == request.name:
         return cluster
     record = record_of(cluster, request.name)
-    entry = ClientTransaction(request.transaction, Action.REMOVE_QUEUE, request.name, cluster.hosts_of(record), now)
+    tapes = tapes_prefix(record.recording.tapes) if record.recording is not None else ""
+    entry = ClientTransaction(
+        request.transaction, Action.REMOVE_QUEUE, request.name, cluster.hosts_of(record), now, tapes=tapes
+    )
     return begin(without_queue(cluster, request.name), entry)
 
 
@@ -189,6 +232,20 @@ def set_policy(cluster: ClusterState, request: SetPolicy) -> ClusterState:
     return replace(cluster, policies={**cluster.policies, request.queue: request.policy})
 
 
+def record_queue(cluster: ClusterState, request: RecordQueue) -> ClusterState:
+    """The queue is recorded like this from now on, or no longer: then how its tapes are kept stays."""
+    before = record_of(cluster, request.queue)
+    if request.record is None:
+        after = msgspec.structs.replace(before, recorded=False)
+    else:
+        after = msgspec.structs.replace(before, record=request.record.check(), recorded=True)
+    if after == before:
+        return cluster
+    if request.record is not None:
+        check_recordable(cluster, before.settings, request.record)
+    return _with_record(cluster, after)
+
+
 def end(cluster: ClusterState, transaction: str) -> ClusterState:
     """Without the record of a finished transaction."""
     return replace(cluster, transactions=_without(cluster.transactions, transaction))
@@ -236,6 +293,15 @@ def serves(cluster: ClusterState, record: QueueRecord, revisions: Revisions) -> 
         return not cluster.host(host).alive or given_up or (told and is_running(cluster, host, name))
 
     return all_run(cluster, process_names(record), revisions) and all(settled(host) for host in record.backups)
+
+
+def keeps(cluster: ClusterState, record: QueueRecord) -> bool:
+    """As many stores run as its messages shall have copies, as far as live hosts allow; or it is not recorded."""
+    if record.record is None or not record.recorded:
+        return True
+    wanted = sum(host.alive and STORE_NAME in host.assigned for host in cluster.hosts.values())  # not on one that drains
+    copies, _ = record.record.quorums(wanted)
+    return running_stores(cluster) >= min(copies, cluster.alive)
 
 
 def stopped(cluster: ClusterState, subject: str, hosts: Iterable[str], revisions: Revisions) -> bool:

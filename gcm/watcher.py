@@ -225,7 +225,7 @@ async def read_snapshot(session: Session, epoch: int) -> ClusterSnapshot:
         transactions |= await _table(session, paths.transactions(kind), ClientTransaction, unreadable)
     recoveries = await _table(session, paths.transactions(paths.TransactionKind.HOST), HostRecovery, unreadable)
     names = {*await session.children(paths.HOST_STATES), *await session.children(paths.HOSTS)}
-    hosts = await _each(sorted(names), lambda name: read_host(session, name))
+    hosts = await read_each(sorted(names), lambda name: read_host(session, name))
     shuffles = frozenset(await session.children(paths.SHUFFLES))
     known = {host.name: host for host in hosts}
     cluster = ClusterState(epoch, known, queues, work_queues, policies, transactions, recoveries, shuffles)
@@ -280,7 +280,7 @@ def _decode(path: str, data: bytes, kind: type[T]) -> T | None:
 
 async def _table(session: Session, folder: str, kind: type[T], unreadable: list[str]) -> dict[str, T]:
     names = await session.children(folder)
-    nodes = await _each(names, lambda name: session.get(f"{folder}/{name}"))
+    nodes = await read_each(names, lambda name: session.get(f"{folder}/{name}"))
     table = {}
     for name, node in zip(names, nodes, strict=True):
         value = _decode(f"{folder}/{name}", node.data, kind) if node is not None else None
@@ -291,7 +291,7 @@ async def _table(session: Session, folder: str, kind: type[T], unreadable: list[
     return table
 
 
-async def _each(names: Sequence[str], read: Callable[[str], Awaitable[V]]) -> list[V]:
+async def read_each(names: Sequence[str], read: Callable[[str], Awaitable[V]]) -> list[V]:
     """All of them, READS_AT_ONCE at a time: every single read has a deadline that counts from its call."""
     values: list[V] = []
     for first in range(0, len(names), READS_AT_ONCE):

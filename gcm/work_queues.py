@@ -12,10 +12,10 @@ from dataclasses import replace
 import msgspec
 
 from gcm import transactions
-from gcm.cluster import Action, ClientTransaction, ClusterState, failure, is_running, master_name
+from gcm.cluster import Action, ClientTransaction, ClusterState, failure, is_running, master_name, running_stores
 from gcm.placement import place_master, refilled
 from roq.errors import InvalidConfiguration, NoHosts, NotReady, ProcessFailed, WorkQueueConflict, WorkQueueNotFound
-from roq.wire.assignment import ProcessKind, work_subject
+from roq.wire.assignment import work_subject
 from roq.wire.gcm import CreateWorkQueue, RemoveWorkQueue
 from roq.wire.limits import CONTROL_BYTES_MAX
 from roq.wire.work_queue import (
@@ -99,7 +99,7 @@ def _differences(record: WorkQueueRecord, request: CreateWorkQueue) -> list[str]
 
 
 def _quorums(cluster: ClusterState, request: CreateWorkQueue) -> tuple[int, int]:
-    alive = sum(host.alive for host in cluster.hosts.values())
+    alive = cluster.alive
     if not alive:
         raise NoHosts
     write = request.write_quorum or max(min(WRITE_QUORUM_DEFAULT, alive), request.ack_quorum)
@@ -114,7 +114,7 @@ def _majority(write_quorum: int) -> int:
 
 def _possible_quorum(cluster: ClusterState) -> int:
     """The write quorum of a queue for which none was chosen, with the stores that run."""
-    return min(WRITE_QUORUM_DEFAULT, _stores(cluster))
+    return min(WRITE_QUORUM_DEFAULT, running_stores(cluster))
 
 
 def _grown(cluster: ClusterState, spec: WorkQueueSpec) -> WorkQueueSpec:
@@ -149,8 +149,8 @@ def created(cluster: ClusterState, entry: ClientTransaction, revisions: transact
     record = cluster.work_queues.get(entry.queue)
     if record is None or record.transaction != entry.id:
         raise WorkQueueNotFound(f"work queue {entry.queue!r} was removed while it was being created")
-    alive = sum(host.alive for host in cluster.hosts.values())
-    return _stores(cluster) >= min(record.spec.write_quorum, alive) and serves(cluster, record, revisions)
+    enough = running_stores(cluster) >= min(record.spec.write_quorum, cluster.alive)
+    return enough and serves(cluster, record, revisions)
 
 
 def serves(cluster: ClusterState, record: WorkQueueRecord, revisions: transactions.Revisions) -> bool:
@@ -158,12 +158,8 @@ def serves(cluster: ClusterState, record: WorkQueueRecord, revisions: transactio
     name = master_name(record.name)
     if (reason := failure(cluster, record.master_host, name)) is not None:
         raise ProcessFailed(reason)
-    return _stores(cluster) >= record.spec.ack_quorum and transactions.all_run(cluster, [(record.master_host, name)], revisions)
-
-
-def _stores(cluster: ClusterState) -> int:
-    """How many stores run."""
-    return sum(is_running(cluster, host, str(ProcessKind.STORE)) for host in cluster.hosts)
+    enough = running_stores(cluster) >= record.spec.ack_quorum
+    return enough and transactions.all_run(cluster, [(record.master_host, name)], revisions)
 
 
 def fail_over(cluster: ClusterState, record: WorkQueueRecord, chance: random.Random) -> ClusterState:

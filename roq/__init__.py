@@ -22,8 +22,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "client.cluster": ("Cluster", "connect"),
     "client.broadcasts": ("Change", "TopologyEvent"),
-    "errors": ("LeaseLost", "MessagesLost", "RoqError", "SlowSubscriber"),
-    "pubsub.publisher": ("Publisher", "PublisherHealth"),
+    "errors": ("LeaseLost", "MessagesLost", "NotRecorded", "RoqError", "SlowSubscriber"),
+    "pubsub.publisher": ("Publisher", "PublisherHealth", "PublishReceipt"),
     "pubsub.subscriber": ("Subscriber",),
     "pubsub.subscription": ("Message", "SubscriberHealth", "log_lost", "raise_lost"),
     "wire.assignment": (
@@ -38,10 +38,11 @@ _HOMES = {
         "QueueSettings",
         "RunningProcess",
     ),
-    "wire.gcm": ("ClusterView", "ExchangeCreated", "HostInfo", "QueueInfo", "WorkQueueInfo"),
+    "wire.gcm": ("ClusterView", "ExchangeCreated", "HostInfo", "QueueInfo", "TapeView", "Tapes", "WorkQueueInfo"),
     "wire.kpi": ("Decision", "ExchangeKpi", "HostKpi", "PublisherKpi", "QueueKpi", "QueueTotals", "SubscriberKpi"),
     "wire.monitor": ("ExchangeAddress", "ExchangeView", "MemberView", "Moved", "QueueView"),
     "wire.policy": ("Bounds", "ExchangeRule", "HostRule", "Policy", "QueueRule", "policy_from_toml"),
+    "wire.recording": ("TapePosition", "Record", "Recording"),
     "wire.task": ("NewTask", "Status", "TaskState", "TaskView"),
     "wire.work_queue": ("MasterAddress", "TaskSettings", "WorkQueueRecord", "WorkQueueSpec"),
     "workqueue.contract": ("ClusterSettings",),

@@ -1,8 +1,8 @@
 from roq import blocking as blocking
 from roq.client.broadcasts import Change, TopologyEvent
 from roq.client.cluster import Cluster, connect
-from roq.errors import LeaseLost, MessagesLost, RoqError, SlowSubscriber
-from roq.pubsub.publisher import Publisher, PublisherHealth
+from roq.errors import LeaseLost, MessagesLost, NotRecorded, RoqError, SlowSubscriber
+from roq.pubsub.publisher import Publisher, PublisherHealth, PublishReceipt
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Message, SubscriberHealth, log_lost, raise_lost
 from roq.wire.assignment import (
@@ -17,10 +17,11 @@ from roq.wire.assignment import (
     QueueSettings,
     RunningProcess,
 )
-from roq.wire.gcm import ClusterView, ExchangeCreated, HostInfo, QueueInfo, WorkQueueInfo
+from roq.wire.gcm import ClusterView, ExchangeCreated, HostInfo, QueueInfo, Tapes, TapeView, WorkQueueInfo
 from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, QueueTotals, SubscriberKpi
 from roq.wire.monitor import ExchangeAddress, ExchangeView, MemberView, Moved, QueueView
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule, policy_from_toml
+from roq.wire.recording import Record, Recording, TapePosition
 from roq.wire.task import NewTask, Status, TaskState, TaskView
 from roq.wire.work_queue import MasterAddress, TaskSettings, WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.contract import ClusterSettings
@@ -55,10 +56,12 @@ __all__ = [
     "MonitorRole",
     "Moved",
     "NewTask",
+    "NotRecorded",
     "Overflow",
     "Policy",
     "ProcessKind",
     "ProcessState",
+    "PublishReceipt",
     "Publisher",
     "PublisherHealth",
     "PublisherKpi",
@@ -69,6 +72,8 @@ __all__ = [
     "QueueSettings",
     "QueueTotals",
     "QueueView",
+    "Record",
+    "Recording",
     "RoqError",
     "RunningProcess",
     "SlowSubscriber",
@@ -76,6 +81,9 @@ __all__ = [
     "Subscriber",
     "SubscriberHealth",
     "SubscriberKpi",
+    "TapePosition",
+    "TapeView",
+    "Tapes",
     "Task",
     "TaskSettings",
     "TaskState",

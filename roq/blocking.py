@@ -28,8 +28,9 @@ from roq.client.broadcasts import TopologyEvent
 from roq.client.cluster import ADMIN_SECONDS
 from roq.coordination.locate import ZOOKEEPER_SECONDS
 from roq.errors import Closed, MessagesLost, RoqError
+from roq.pubsub.past import Start
 from roq.pubsub.publisher import Publisher as AsyncPublisher
-from roq.pubsub.publisher import PublisherHealth
+from roq.pubsub.publisher import PublisherHealth, PublishReceipt
 from roq.pubsub.subscriber import OPEN_SECONDS
 from roq.pubsub.subscriber import Subscriber as AsyncSubscriber
 from roq.pubsub.subscription import Message, SubscriberHealth, log_lost
@@ -37,6 +38,7 @@ from roq.runtime.loop_thread import LoopThread
 from roq.runtime.security import use_card
 from roq.wire.headers import Headers, check_headers
 from roq.wire.kpi import QueueKpi
+from roq.wire.recording import TapePosition
 from roq.workqueue.blocking_queue import Task, WorkQueue, open_queue
 
 __all__ = ["Cluster", "Publisher", "Subscriber", "Task", "WorkQueue", "connect", "open_queue"]
@@ -78,10 +80,16 @@ class Publisher:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def publish(self, topic: str, payload: bytes, headers: Headers | None = None) -> None:
-        """Publish one message; waits only while PENDING_BYTES are on their way. Raises what an earlier message met with."""
+    def publish(
+        self, topic: str, payload: bytes, headers: Headers | None = None, *, confirm: str | None = None
+    ) -> PublishReceipt | None:
+        """Publish one message; waits only while PENDING_BYTES are on their way, or until it is as `confirm` says. Raises what
+        an earlier message met with, and as roq.Publisher.publish."""
         if not self._entered:
             raise Closed("open this publisher first: with …")
+        if confirm is not None:
+            self._settle()
+            return self._loop.call(self._publisher.publish(topic, payload, headers, confirm=confirm))
         copied, beside = check_headers(headers) if headers else (None, 0)
         size = len(payload) + beside + 64
         with self._lock:
@@ -97,16 +105,19 @@ class Publisher:
             except Closed as closed:
                 self._end_drain(closed)
                 raise
+        return None
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
-    def publish_many(self, topic: str, payloads: Iterable[bytes], headers: Headers | None = None) -> None:
-        """See roq.Publisher.publish_many; returns when all are handed over."""
+    def publish_many(
+        self, topic: str, payloads: Iterable[bytes], headers: Headers | None = None, *, confirm: str | None = None
+    ) -> PublishReceipt | None:
+        """See roq.Publisher.publish_many; returns when all are handed over, or are as `confirm` says."""
         self._settle()
-        self._loop.call(self._publisher.publish_many(topic, payloads, headers))
+        return self._loop.call(self._publisher.publish_many(topic, payloads, headers, confirm=confirm))
 
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._drain())
@@ -149,10 +160,11 @@ class Publisher:
                 self._room.wait()
             self._raise_failure()
 
-    def flush(self, timeout_seconds: float = 10.0) -> None:
-        """Return when everything published so far has passed the Exchange. Raises DeadlineExceeded, or what a message met."""
+    def flush(self, timeout_seconds: float = 10.0) -> PublishReceipt:
+        """Return when everything published so far has passed the Exchange, or is stored if this publisher confirms that.
+        Raises as roq.Publisher.flush, or what a message met."""
         self._settle()
-        self._loop.call(self._publisher.flush(timeout_seconds))
+        return self._loop.call(self._publisher.flush(timeout_seconds))
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """See roq.Publisher.close."""
@@ -215,6 +227,11 @@ class Subscriber:
         return self._subscriber.duplicated
 
     @property
+    def position(self) -> TapePosition | None:
+        """See roq.Subscriber.position."""
+        return self._subscriber.position
+
+    @property
     def lost(self) -> int:
         """Messages reported as lost so far."""
         return self._subscriber.lost
@@ -271,6 +288,8 @@ class Cluster:
     remove_queue = _awaited(asynchronous.Cluster.remove_queue)
     start_queue = _awaited(asynchronous.Cluster.start_queue)
     stop_queue = _awaited(asynchronous.Cluster.stop_queue)
+    record_queue = _awaited(asynchronous.Cluster.record_queue)
+    tapes = _awaited(asynchronous.Cluster.tapes)
     queue_exists = _awaited(asynchronous.Cluster.queue_exists)
     queues = _awaited(asynchronous.Cluster.queues)
     queue = _awaited(asynchronous.Cluster.queue)
@@ -317,14 +336,21 @@ class Cluster:
             with contextlib.suppress(Closed, RuntimeError):
                 self._loop.call(values.aclose())
 
-    def publisher(self, queue: str) -> Publisher:
+    def publisher(self, queue: str, *, confirm: str = "routed") -> Publisher:
         """A publisher; use it as a context manager."""
-        return Publisher(self._loop, self._loop.call(_made(lambda: self._cluster.publisher(queue))))
+        return Publisher(self._loop, self._loop.call(_made(lambda: self._cluster.publisher(queue, confirm=confirm))))
 
-    def subscriber(self, queue: str, *topics: str, on_lost: Callable[[MessagesLost], None] = log_lost) -> Subscriber:
+    def subscriber(
+        self,
+        queue: str,
+        *topics: str,
+        on_lost: Callable[[MessagesLost], None] = log_lost,
+        start: Start = "live",
+        follow: bool = True,
+    ) -> Subscriber:
         """A subscriber; use it as a context manager. `on_lost` is called in the loop's thread."""
-        subscriber = self._loop.call(_made(lambda: self._cluster.subscriber(queue, *topics, on_lost=on_lost)))
-        return Subscriber(self._loop, subscriber)
+        make = functools.partial(self._cluster.subscriber, queue, *topics, on_lost=on_lost, start=start, follow=follow)
+        return Subscriber(self._loop, self._loop.call(_made(make)))
 
 
 def connect(

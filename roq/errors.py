@@ -48,6 +48,14 @@ class InvalidConfiguration(CallError):
     """A configuration value is missing, unknown or out of range."""
 
 
+class InvalidPosition(CallError):
+    """A position is what a Receipt or a subscriber of the same queue gave."""
+
+
+class NotRecorded(CallError):
+    """The queue is not recorded: `roq queue record` switches that on."""
+
+
 class QueueNotFound(CallError):
     """No queue of this name exists."""
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import math
 import os
 import select
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -21,20 +23,39 @@ import typer
 
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
 from roq.cli.headers import HeaderOption, headers_of, headers_row, text_row
-from roq.cli.output import print_json, say
+from roq.cli.output import counted, print_json, say
+from roq.cli.quantities import start_of
 from roq.client.cluster import Cluster
 from roq.errors import MessagesLost, PayloadTooLarge
 from roq.ids import topic_bytes
-from roq.pubsub.subscriber import Subscriber
+from roq.pubsub.publisher import ROUTED, STORED, Publisher, PublishReceipt
+from roq.pubsub.subscriber import OPEN_SECONDS, Subscriber
 from roq.pubsub.subscription import Message
 from roq.wire.limits import FRAME_BYTES_CEILING
 
 STANDARD_INPUT = 0
 EVERYTHING = ">"
 STANDARD_OUTPUT = 1
+LIVE = "live"
 Lines = Callable[[Sequence[Message]], bytes]
 BLOCK_BYTES = 1024 * 1024  # read at once
 PIPE_BYTES = 1024 * 1024  # asked of the kernel for a pipe; its default of 64 KiB costs a wake-up per 64 KiB
+
+
+TopicsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TOPIC]...", help="Topics; * is one word, > the rest. Default: everything.", show_default=False),
+]
+MessageJsonOption = Annotated[
+    bool, typer.Option("--json", help="A JSON object per message, with topic, publisher, sequence, time, headers.")
+]
+
+
+class ConfirmLevel(StrEnum):
+    """What `roq pub` waits for."""
+
+    ROUTED = ROUTED
+    STORED = STORED
 
 
 def pub(
@@ -42,6 +63,9 @@ def pub(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of all messages.", show_default=False)],
     cluster: ClusterOption = None,
     header: HeaderOption = None,
+    confirm: Annotated[
+        ConfirmLevel, typer.Option(help="Wait until all were handed on, or are stored, too (recorded queues).")
+    ] = ConfirmLevel.ROUTED,
     json: JsonOption = False,
 ) -> None:
     """Publish a message per line of standard input; tell how many on standard error."""
@@ -49,67 +73,98 @@ def pub(
     headers = headers_of(header)
 
     async def work(connected: Cluster) -> None:
-        async with connected.publisher(queue) as publisher:
+        receipt = None
+        async with connected.publisher(queue, confirm=confirm) as publisher:
             try:
                 async for lines in read_lines(STANDARD_INPUT, FRAME_BYTES_CEILING):
                     await publisher.publish_many(topic, lines, headers)
-                await publisher.flush()
+                receipt = await publisher.flush()
             finally:
-                dropped = f", dropped {publisher.dropped}" if publisher.dropped else ""
-                say(f"roq pub: published {publisher.messages} messages{dropped}")
-                if json:
-                    print_json({"published": publisher.messages, "dropped": publisher.dropped})
+                _tell_published(publisher, confirm, receipt, json)
 
     with_cluster(cluster, work)
+
+
+def _tell_published(publisher: Publisher, confirm: ConfirmLevel, receipt: PublishReceipt | None, json: bool) -> None:
+    """receipt: of all messages, if they were confirmed."""
+    copies = receipt.copies if receipt else 0
+    dropped = f", dropped {publisher.dropped}" if publisher.dropped else ""
+    stored = f", all stored on {counted(copies, 'store')}" if copies else ""
+    say(f"roq pub: published {publisher.messages} messages{dropped}{stored}")
+    if json:
+        found = {"published": publisher.messages, "dropped": publisher.dropped}
+        print_json(found if confirm is ConfirmLevel.ROUTED else {**found, "copies": copies})
 
 
 def sub(
     queue: QueueArgument,
-    topics: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[TOPIC]...", help="Topics; * is one word, > the rest. Default: everything.", show_default=False
-        ),
-    ] = None,
+    topics: TopicsArgument = None,
     cluster: ClusterOption = None,
+    start: Annotated[
+        str,
+        typer.Option(metavar="live|earliest|2h|TIME|POSITION", help="Where to begin in a recorded queue: 2h is so long ago."),
+    ] = LIVE,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many messages; 0: never.")] = 0,
     until_idle: Annotated[
         float | None, typer.Option(min=0.01, help="End when nothing came for so many seconds.", show_default=False)
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="A JSON object per message, with topic, publisher, sequence, time, headers.")
-    ] = False,
+    json: MessageJsonOption = False,
 ) -> None:
-    """Print messages as they come. Standard error tells when it is ready, and what was lost."""
-    tally = _Tally()
+    """Print messages as they come. Standard error tells when it is ready, what was lost, and of a recorded queue where to
+    go on."""
+    begin, tally = start if start == LIVE else start_of(start), MessageTally("roq sub")
 
     async def work(connected: Cluster) -> None:
-        async with connected.subscriber(queue, *(topics or [EVERYTHING]), on_lost=tally.lost) as subscriber:
+        subscriber = connected.subscriber(queue, *(topics or [EVERYTHING]), on_lost=tally.lost, start=begin)
+        async with subscriber:
+            telling = asyncio.ensure_future(_tell_ready(subscriber, OPEN_SECONDS if begin == LIVE else math.inf))
             try:
-                await _print_messages(subscriber, tally, _json_lines if json else _plain_lines, count, until_idle)
+                if begin == LIVE:
+                    await telling
+                await print_messages(subscriber, tally, json, count, until_idle)
             finally:
-                say(f"roq sub: received {tally.received} messages, lost {tally.missing}")
+                telling.cancel()
+                tally.tell("received", subscriber, "--start")
 
     with_cluster(cluster, work)
 
 
-class _Tally:
-    """What was received and what was reported as lost."""
+async def _tell_ready(subscriber: Subscriber, seconds: float) -> None:
+    await subscriber.ready(seconds)
+    say("roq sub: ready")
 
-    def __init__(self) -> None:
+
+class MessageTally:
+    """What was received, what was reported as lost, and how many entries of tapes were gone. command: that tells it."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
         self.received = 0
         self.missing = 0
+        self.expired = 0
 
     def lost(self, loss: MessagesLost) -> None:
         """A gap that can't be closed."""
         self.missing += loss.count
-        say(f"roq sub: MessagesLost: {loss}")
+        if loss.publisher:
+            say(f"{self._command}: MessagesLost: {loss}")
+        else:
+            self.expired += loss.last - loss.first + 1
+            say(f"{self._command}: MessagesLost: entries {loss.first}..{loss.last} of a tape had expired")
+
+    def tell(self, done: str, subscriber: Subscriber, option: str) -> None:
+        """All of it, and where to go on with which option."""
+        expired = f", entries that had expired {self.expired}" if self.expired else ""
+        say(f"{self._command}: {done} {self.received} messages, lost {self.missing}{expired}")
+        if subscriber.position is not None:
+            say(f"{self._command}: go on with {option} {subscriber.position}")
 
 
-async def _print_messages(subscriber: Subscriber, tally: _Tally, lines: Lines, count: int, until_idle: float | None) -> None:
-    await subscriber.ready()
-    say("roq sub: ready")
-    out = Output(STANDARD_OUTPUT)
+async def print_messages(
+    subscriber: Subscriber, tally: MessageTally, json: bool, count: int = 0, until_idle: float | None = None
+) -> None:
+    """To standard output as they come, until there are no more, so many, or none for so long; or until its reader has gone."""
+    out, lines = Output(STANDARD_OUTPUT), _json_lines if json else _plain_lines
     printing = asyncio.ensure_future(_copy(_until_idle(subscriber.batches(), until_idle), out, tally, lines, count))
     gone = asyncio.ensure_future(out.reader_gone())
     try:
@@ -123,7 +178,7 @@ async def _print_messages(subscriber: Subscriber, tally: _Tally, lines: Lines, c
         out.close()
 
 
-async def _copy(batches: AsyncIterator[list[Message]], out: Output, tally: _Tally, lines: Lines, count: int) -> None:
+async def _copy(batches: AsyncIterator[list[Message]], out: Output, tally: MessageTally, lines: Lines, count: int) -> None:
     async for batch in batches:
         if count:
             batch = batch[: count - tally.received]

@@ -1,4 +1,7 @@
-"""`roq queue …`: create, list, show, remove, start and stop queues, record their KPIs; planned changes of their Exchanges."""
+"""`roq queue …`: create, list, show, remove, start and stop queues, print their KPIs; planned changes of their Exchanges.
+
+Not covered: `roq queue record` and the options of a recorded queue (recording.py); what was recorded (tapes.py).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ import msgspec
 import typer
 from rich.console import Group, RenderableType
 
+from roq.cli import recording, tapes
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
 from roq.cli.output import moment, percent, print_found, print_json, rate, say, seconds, size, table, working, yes
 from roq.cli.policy import read_policy
+from roq.cli.recording import AckOption, BytesOption, CopiesOption, RecordOption, kept_as, recorded_how
 from roq.cli.status import exchange_table, queue_state, queue_table
 from roq.client.cluster import Cluster
 from roq.client.overview import MemberRow, QueueDetail, read_overview, read_queue
@@ -24,9 +29,11 @@ from roq.wire.kpi import Decision
 from roq.wire.limits import FRAME_BYTES_MAX
 from roq.wire.monitor import Moved, QueueView
 from roq.wire.policy import Policy
+from roq.wire.recording import Record
 
 app = typer.Typer(
-    help="Queues: create, list, show, remove, start, stop; move publishers between Exchanges.", no_args_is_help=True
+    help="Queues: create, list, show, remove, start, stop, record, read; move publishers between Exchanges.",
+    no_args_is_help=True,
 )
 
 NamesArgument = Annotated[list[str], typer.Argument(metavar="QUEUE...", help="Names of queues.", show_default=False)]
@@ -36,7 +43,7 @@ ExchangeArgument = Annotated[
 
 
 @app.command("create")
-def create(
+def create(  # noqa: PLR0913, PLR0917  one parameter per flag
     names: NamesArgument,
     cluster: ClusterOption = None,
     overflow: Annotated[
@@ -50,27 +57,38 @@ def create(
     max_frame_bytes: Annotated[
         int, typer.Option(min=1024, help="Largest frame, and so about the largest payload.")
     ] = FRAME_BYTES_MAX,
+    record: RecordOption = None,
+    record_bytes: BytesOption = None,
+    copies: CopiesOption = None,
+    ack: AckOption = None,
     json: JsonOption = False,
 ) -> None:
     """Create queues and wait until they serve. Creating one that exists with the same settings changes nothing."""
     rules = read_policy(policy) if policy else None
+    kept = kept_as(record, record_bytes, copies, ack)
 
     async def work(connected: Cluster) -> None:
         for name in names:
             with working(f"creating {name}"):
                 existed = await connected.queue_exists(name)
                 info = await connected.create_queue(
-                    name, replication=replication, overflow=overflow, host=host, policy=rules, max_frame_bytes=max_frame_bytes
+                    name,
+                    replication=replication,
+                    overflow=overflow,
+                    host=host,
+                    policy=rules,
+                    max_frame_bytes=max_frame_bytes,
+                    record=kept,
                 )
             if json:
                 print_json(info.record)
             else:
-                _tell_created(info, existed, rules)
+                _tell_created(info, existed, rules, kept)
 
     with_cluster(cluster, work)
 
 
-def _tell_created(info: QueueInfo, existed: bool, rules: Policy | None) -> None:
+def _tell_created(info: QueueInfo, existed: bool, rules: Policy | None, kept: Record | None) -> None:
     record = info.record
     where = f"on {record.monitor_host}: {', '.join(record.exchanges)}"
     say(f"{record.name} exists already {where}" if existed else f"created {record.name} {where}")
@@ -78,6 +96,8 @@ def _tell_created(info: QueueInfo, existed: bool, rules: Policy | None) -> None:
         say(f"{record.name} keeps its policy: `roq policy set` changes it")
     elif not existed and info.policy == Policy():
         say("it has no policy and never scales by itself: see `roq policy init` and `roq policy set`")
+    if kept is not None and not record.recorded:
+        say(f"{record.name} is recorded no longer: `roq queue record` changes it")
 
 
 @app.command("ls")
@@ -140,6 +160,11 @@ def kpis(
                 return
 
     with_cluster(cluster, work)
+
+
+app.command("record")(recording.record)
+app.command("read")(tapes.read)
+app.command("tapes")(tapes.list_tapes)
 
 
 @app.command("move")
@@ -253,6 +278,8 @@ def _detail(detail: QueueDetail) -> RenderableType:
     ]
     scales = any(not rule.startswith("bounds.") for rule in rules)
     lines.append(f"policy: {', '.join(rules) if scales else 'never scales by itself'}")
+    if detail.record is not None:
+        lines.append(recorded_how(detail.record, detail.recorded))
     tables = exchange_table(detail.exchanges), _member_table(detail.members), _decision_table(detail.decisions)
     return Group(*lines, *(part for one in tables for part in ("", one)))
 

@@ -16,6 +16,7 @@ from roq.client.broadcasts import TopologyEvent, kpi_stream, topology_events
 from roq.coordination.locate import ZOOKEEPER_SECONDS, GcmClient
 from roq.errors import InvalidConfiguration, MessagesLost, NotReady, QueueStopped
 from roq.ids import check_name, new_token
+from roq.pubsub.past import Start
 from roq.pubsub.publisher import Publisher
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import log_lost
@@ -27,6 +28,7 @@ from roq.wire.assignment import MonitorAddress, Overflow, QueueSettings
 from roq.wire.kpi import QueueKpi
 from roq.wire.limits import FRAME_BYTES_CEILING, FRAME_BYTES_MAX, FRAME_OVERHEAD_BYTES
 from roq.wire.policy import Policy
+from roq.wire.recording import Record
 from roq.wire.work_queue import TaskSettings
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -73,12 +75,14 @@ class Cluster:
         host: str | None = None,
         policy: Policy | None = None,
         max_frame_bytes: int = FRAME_BYTES_MAX,
+        record: Record | None = None,
         timeout_seconds: float = ADMIN_SECONDS,
     ) -> gcm.QueueInfo:
         """Create a queue and wait until it serves. Creating it again with the same settings changes nothing.
 
         replication: Monitors kept, on distinct hosts. overflow: "drop" or "block". max_frame_bytes: bounds a payload (512
-        bytes less). Raises InvalidName, QueueConflict, HostNotFound, NoHosts, HostFull, InvalidPolicy, Unavailable.
+        bytes less). record: its messages are kept like this; None: they are not, and an existing queue may be recorded or not.
+        Raises InvalidName, QueueConflict, HostNotFound, NoHosts, HostFull, InvalidPolicy, InvalidConfiguration, Unavailable.
         """
         check_name(name)
         if replication < 1:
@@ -88,7 +92,8 @@ class Cluster:
         if not 2 * FRAME_OVERHEAD_BYTES <= max_frame_bytes <= FRAME_BYTES_CEILING:
             raise InvalidConfiguration(f"max_frame_bytes is between {2 * FRAME_OVERHEAD_BYTES} and {FRAME_BYTES_CEILING}")
         settings = QueueSettings(replication, Overflow(overflow), max_frame_bytes)
-        request = gcm.CreateQueue(name, new_token(), settings, host or "", policy.check() if policy else None)
+        rules, kept = policy.check() if policy else None, record.check() if record else None
+        request = gcm.CreateQueue(name, new_token(), settings, host or "", rules, kept)
         return await self._ask(request, gcm.QueueInfo, timeout_seconds)
 
     async def remove_queue(self, name: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
@@ -102,6 +107,16 @@ class Cluster:
     async def stop_queue(self, name: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
         """Stop a queue's processes, keep its metadata. Raises QueueNotFound."""
         await self._ask(gcm.StopQueue(name, new_token()), gcm.Done, timeout_seconds)
+
+    async def record_queue(self, name: str, record: Record | None, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
+        """Keep a queue's messages like this from now on; None: record it no longer, what is kept stays until it expires.
+        Messages flow on meanwhile. Raises QueueNotFound, NoHosts, InvalidConfiguration, Unavailable."""
+        request = gcm.RecordQueue(name, record.check() if record else None, new_token())
+        await self._ask(request, gcm.Done, timeout_seconds)
+
+    async def tapes(self, name: str) -> gcm.Tapes:
+        """The tapes of a queue that is or was recorded, and the stores they may be on. Raises QueueNotFound, NotRecorded."""
+        return await self._ask(gcm.DescribeTapes(name), gcm.Tapes, ADMIN_SECONDS)
 
     async def queue_exists(self, name: str) -> bool:
         """Whether there is a queue of this name."""
@@ -243,18 +258,31 @@ class Cluster:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def publisher(self, queue: str) -> Publisher:
-        """A publisher of `queue`; enter it (`async with`) or `await publisher.open()`."""
-        publisher = Publisher(self._gcm, queue)
+    def publisher(self, queue: str, *, confirm: str = "routed") -> Publisher:
+        """A publisher of `queue`; enter it (`async with`) or `await publisher.open()`. confirm: what `flush` and `close` wait
+        for: that messages were handed to those who subscribed ("routed"), or that they are stored, too (recorded queues).
+        Raises InvalidConfiguration."""
+        publisher = Publisher(self._gcm, queue, confirm)
         self._members.add(publisher)
         return publisher
 
-    def subscriber(self, queue: str, *topics: str, on_lost: Callable[[MessagesLost], None] = log_lost) -> Subscriber:
+    def subscriber(
+        self,
+        queue: str,
+        *topics: str,
+        on_lost: Callable[[MessagesLost], None] = log_lost,
+        start: Start = "live",
+        follow: bool = True,
+    ) -> Subscriber:
         """A subscriber of `queue`; enter it (`async with`) or `await subscriber.open()`. It is ready then.
 
         topics: filters as in roq.pubsub.subscription, none means everything. on_lost: called in iteration order for every gap.
+        start: of a recorded queue, where to begin: "earliest", a datetime, a timedelta (so long ago), a TapePosition or its
+        text; what follows is read from the tapes, and then live, without gap or repeat. Of what had expired before it was read
+        `on_lost` hears with publisher 0 and the range of tape entries. follow: on into the present; else iteration ends there.
+        Raises InvalidConfiguration, InvalidPosition.
         """
-        subscriber = Subscriber(self._gcm, queue, topics, on_lost)
+        subscriber = Subscriber(self._gcm, queue, topics, on_lost, start, follow)
         self._members.add(subscriber)
         return subscriber
 

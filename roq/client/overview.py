@@ -18,6 +18,7 @@ from roq.wire.gcm import ClusterView, HostInfo, QueueInfo
 from roq.wire.kpi import Decision, QueueKpi
 from roq.wire.monitor import QueueView
 from roq.wire.policy import Policy
+from roq.wire.recording import Record
 
 MONITORS_ASKED_AT_ONCE = 32
 MONITOR_SECONDS = 2.0  # a Monitor that needs longer is shown as not answering
@@ -129,7 +130,8 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 class QueueDetail(msgspec.Struct, frozen=True):
-    """Everything about one queue. `policy` as its TOML tables; `decisions` oldest first."""
+    """Everything about one queue. `policy` as its TOML tables; `decisions` oldest first. record: how its messages are kept, if
+    it was ever recorded; recorded: whether it is now."""
 
     summary: QueueRow
     max_frame_bytes: int
@@ -141,6 +143,8 @@ class QueueDetail(msgspec.Struct, frozen=True):
     decisions: tuple[Decision, ...]
     policy: dict[str, dict[str, float | None]]
     counters: dict[str, int]
+    record: Record | None = None
+    recorded: bool = False
 
 
 async def read_overview(cluster: Cluster) -> Overview:
@@ -176,6 +180,8 @@ async def read_queue(cluster: Cluster, name: str) -> QueueDetail:
         decisions=view.decisions if view else (),
         policy=policy_tables(info.policy),
         counters=view.counters if view else {},
+        record=info.record.record,
+        recorded=info.record.recorded,
     )
 
 

@@ -7,11 +7,12 @@ subscriptions, frames that wait to be looked at, and whether its subscriptions p
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from roq.runtime.links import PublisherLink, SubscriberLink
-from roq.wire.frame import CONTROL_PREFIX, confirmed, welcome
+from roq.wire.frame import CONTROL_PREFIX, StoredUpTo, confirmed, stored_up_to, welcome
 from roq.wire.limits import SUBSCRIBER_BYTES_QUEUED
 from roq.wire.monitor import ExchangeAddress
 
@@ -23,7 +24,7 @@ LIFE_SECONDS = 3.0  # three signs of life within the 10 s after which an Exchang
 class ExchangeLink(PublisherLink):
     """Frames leave in the order in which they were given. `on_welcome(link)` once this life of the Exchange takes our
     frames; `on_lost(link)` when it takes no more, or another life of it answers; `on_room()` when the backlog has emptied;
-    `on_confirmed(path, mark)` for what it has forwarded."""
+    `on_confirmed(path, mark)` for what it has forwarded, `on_stored(link, stored)` for what is on its tape."""
 
     def __init__(
         self,
@@ -33,11 +34,13 @@ class ExchangeLink(PublisherLink):
         on_lost: Callable[[ExchangeLink], None],
         on_room: Callable[[], None],
         on_confirmed: Callable[[int, int], None],
+        on_stored: Callable[[ExchangeLink, StoredUpTo], None],
     ) -> None:
         self.exchange, self.path = exchange, path
         self.welcomed = False
         self._welcome = welcome(exchange.token)
         self._on_welcome, self._on_lost, self._on_room, self._on_confirmed = on_welcome, on_lost, on_room, on_confirmed
+        self._on_stored = on_stored
         super().__init__(exchange.front_endpoint())
         self._timer = self._loop.call_later(WELCOME_SECONDS, self._not_welcome)
 
@@ -80,6 +83,8 @@ class ExchangeLink(PublisherLink):
             self._lose()
         elif (known := confirmed(message)) is not None:
             self._on_confirmed(*known)
+        elif (stored := stored_up_to(message)) is not None:
+            self._on_stored(self, stored)
 
     def room(self) -> None:
         """The backlog is empty."""
@@ -124,6 +129,11 @@ class Attachment:
         self._loop = asyncio.get_running_loop()
         self.link = SubscriberLink(exchange.back_endpoint(), sorted(prefixes), self._came, max_frame_bytes)
         self.look_soon()
+
+    @property
+    def origin(self) -> tuple[str, int]:
+        """Of a frame that is taken just now: its Exchange, and when it came (milliseconds since 1970)."""
+        return self.exchange.id, time.time_ns() // 1_000_000
 
     def _came(self, messages: list[list[bytes]]) -> None:
         self.frames.extend([parts[0] for parts in messages])

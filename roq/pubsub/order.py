@@ -15,6 +15,11 @@ that has become too long (`expire`) or holds too much (`relieve`); what is then 
 dropped as late. Time counts only from when everything that came from the old Exchange was read: a FIN that lies unread in our
 own buffers is no missing FIN.
 
+A subscriber that begins with the past reads tapes first (past.py), which are slow Exchanges to this machine. Time does not say
+there that the path before has ended. A new path waits for that FIN on the tape of the Exchange that was left, to the end of it;
+if there is none, a little longer for the replay that follows then. A replay waits until that tape has nothing older any more;
+if it is not known where the path before was, all of them.
+
 A publisher first met in the middle of a path is taken from there: its earlier messages were before the subscription.
 
 That is not so after a time in which messages may have passed this subscriber by, though it was ready (it stood still while an
@@ -41,15 +46,19 @@ from typing import Any, NamedTuple
 from roq.errors import MessagesLost
 from roq.wire.frame import FrameKind, Header, PathOpening
 
+Origin = tuple[str, int]  # of a frame: the Exchange it came from, and when it came, or was written (milliseconds since 1970)
+
 
 class FrameEvent(NamedTuple):
-    """One frame of `size` bytes on its way through. `extra`: PathOpening for OPEN, {topic: (last, sent)} for WATERMARK."""
+    """One frame of `size` bytes on its way through. `extra`: PathOpening for OPEN, {topic: (last, sent)} for WATERMARK.
+    `origin`: of OPEN and WATERMARK, while tapes are read."""
 
     topic: bytes
     header: Header
     body: Any = None
     extra: Any = None
     size: int = 0
+    origin: Origin | None = None
 
 
 class Deliver(NamedTuple):
@@ -65,6 +74,7 @@ KNOWN_BYTES_MAX = 128 * 1024 * 1024  # of what is known of topics: more than 400
 TOPIC_BYTES = 250  # what one topic of one publisher costs besides its name, about
 DOUBTS_KEPT = 100_000  # topics of which it was reported that messages may be missing; beyond, one may be reported twice
 HELD_FRAME_BYTES = 512  # what a held frame costs besides its bytes: decoded header and payloads, about
+FOREVER = 1 << 62  # milliseconds
 
 
 class OrderSafeguards(NamedTuple):
@@ -74,6 +84,7 @@ class OrderSafeguards(NamedTuple):
     drop_repeats: bool = True
     report_gaps: bool = True
     order_topics: bool = True  # after a change of path no older message of another topic follows a newer one
+    await_tapes: bool = True  # no path begins, and no watermark counts, while what was sent before may still lie on a tape
     doubt_strangers: bool = True  # whom we first meet after messages may have passed us by may have sent some of them
 
 
@@ -81,6 +92,7 @@ class KnownPublisher:
     """What is known of one publisher. topics: [last number, payloads sent on the topic up to it]."""
 
     __slots__ = (
+        "amid",
         "baseline",
         "delivered",
         "doubtful",
@@ -90,6 +102,7 @@ class KnownPublisher:
         "held",
         "met",
         "openings",
+        "origins",
         "path",
         "replays",
         "swept",
@@ -99,6 +112,7 @@ class KnownPublisher:
 
     def __init__(self) -> None:
         self.path = 0  # until it is known where to begin
+        self.amid = False  # paths of it may have begun before our time, and what came then may come again
         self.baseline: int | None = None  # numbers up to this were before our time; None until the first frame says
         self.delivered = 0  # highest number delivered, over all topics
         self.finished = False  # FIN of `path` seen
@@ -111,6 +125,7 @@ class KnownPublisher:
         self.replays = False  # `path` repeats what came before it
         self.held: dict[int, list[FrameEvent]] = {}
         self.openings: dict[int, PathOpening] = {}
+        self.origins: dict[int, Origin] = {}  # of those, while tapes are read
         self.waiting_since: float | None = None
 
 
@@ -125,6 +140,8 @@ class OrderMachine:
     """All publishers of one subscriber.
 
     attached: the tokens' ids of Exchanges this subscriber is attached to (asked when a path changes).
+    unread(exchange, origin): whether that Exchange's tape ("": any other) may have something older than what came from `origin`
+    (past.has_older).
     wants: whether the subscriber subscribed to a topic (asked for watermarks).
     """
 
@@ -133,9 +150,12 @@ class OrderMachine:
         attached: Callable[[str], bool],
         wants: Callable[[bytes], bool],
         safeguards: OrderSafeguards = OrderSafeguards(),
+        unread: Callable[[str, Origin], bool] = lambda exchange, origin: False,
     ) -> None:
         self.publishers: dict[int, KnownPublisher] = {}
+        self._unread = unread
         self._attached, self._wants, self._safe = attached, wants, safeguards
+        self.amid = False  # while tapes are read, and not from their beginning
         self.duplicated = 0
         self.late = 0
         self.unfinished = 0  # paths that were given up before their FIN came
@@ -165,7 +185,11 @@ class OrderMachine:
         header = event.header
         publisher = self.publishers.get(header.publisher)
         out: list[Output] = []
-        if header.kind == FrameKind.WATERMARK and (publisher is None or publisher.path == 0):
+        if header.kind == FrameKind.WATERMARK and event.origin and self._safe.await_tapes and self._unread("", event.origin):
+            return out  # what it speaks of may lie on a tape
+        if header.kind == FrameKind.WATERMARK and (
+            publisher is None or publisher.path == 0 or (publisher.amid and header.path > publisher.path)
+        ):
             # the Monitor repeats old ones: it says nothing of where to begin
             if self._doubts is not None and (publisher is None or publisher.doubtful):
                 for name, (last, _) in event.extra.items():
@@ -176,7 +200,7 @@ class OrderMachine:
             if len(self.publishers) >= PUBLISHERS_KEPT:
                 self._forget_publishers()
             publisher = self.publishers[header.publisher] = KnownPublisher()
-            publisher.met, publisher.doubtful = now, self._doubts is not None
+            publisher.met, publisher.doubtful, publisher.amid = now, self._doubts is not None, self.amid
         publisher.heard = now
         self._take(publisher, event, out)
         self._settle(publisher, header.publisher, now, out)
@@ -190,7 +214,8 @@ class OrderMachine:
             publisher.finished and header.path == publisher.path and header.kind != FrameKind.WATERMARK
         ):
             self.late += header.kind != FrameKind.WATERMARK
-            if header.kind == FrameKind.DATA and publisher.baseline is not None and header.sequence <= publisher.baseline:
+            before = header.kind == FrameKind.DATA and header.sequence <= (publisher.baseline or 0)
+            if before and not publisher.amid:
                 # not before our time after all, and too late to be given; what is above the baseline shows as a gap
                 lost = (event.topic.decode(), header.sequence, header.sequence + header.count - 1, header.count)
                 out.append(MessagesLost(header.publisher, *lost))
@@ -199,6 +224,8 @@ class OrderMachine:
         elif header.path > publisher.path:
             if header.kind == FrameKind.OPEN:
                 publisher.openings[header.path] = event.extra
+                if event.origin is not None:
+                    publisher.origins[header.path] = event.origin
             publisher.held.setdefault(header.path, []).append(event)
             self.held_bytes += event.size + HELD_FRAME_BYTES
         elif header.kind == FrameKind.DATA:
@@ -335,15 +362,36 @@ class OrderMachine:
     def _may_advance(self, publisher: KnownPublisher) -> bool:
         """Whether the next path may become the current one."""
         path = self._next_path(publisher)
-        if not self._safe.hold_for_fin or (publisher.finished and path == publisher.path + 1):
+        if publisher.finished and path == publisher.path + 1:
+            return True
+        if publisher.origins and self._safe.await_tapes and self._waits_for_tapes(publisher, path):
+            return False
+        if not self._safe.hold_for_fin:
             return True
         # a path in between that we have seen nothing of may still be on its way through the Exchange that was left
         opening = publisher.openings.get(path)
         if opening is None:
-            return publisher.path == 0  # it began before our time, so those before it ended before our time
+            return publisher.path == 0 or publisher.amid  # it began before our time, so those before it ended before our time
         return not opening.finished or not self._attached(opening.left)
 
+    def _waits_for_tapes(self, publisher: KnownPublisher, path: int) -> bool:
+        """Whether tapes may have more of what came before this path."""
+        before = max(1, publisher.path)
+        for opened in sorted(one for one in publisher.origins if one <= path):
+            opening, origin = publisher.openings[opened], publisher.origins[opened]
+            if opened > before + 1 and self._unread("", origin):  # where the path was that we are on is not known
+                return True
+            if opening.finished and opened == path and (publisher.path or publisher.amid):
+                # its FIN comes, however late; if it does not, its Exchange is gone, and what is missing is sent again
+                if self._unread(opening.left, (origin[0], FOREVER)) or self._unread(origin[0], ("", origin[1])):
+                    return True
+            elif opening.left and self._unread(opening.left, origin):
+                return True
+            before = opened
+        return False
+
     def _advance(self, publisher: KnownPublisher, out: list[Output]) -> None:
+        amid = publisher.amid and publisher.path > 0
         path = publisher.path = self._next_path(publisher)
         opening = publisher.openings.get(path)
         publisher.finished, publisher.replays = False, opening is not None and opening.left != "" and not opening.finished
@@ -351,14 +399,33 @@ class OrderMachine:
         if not self._safe.order_topics:
             publisher.delivered = 0
         events = self._take_held(publisher, path)
+        if amid:
+            self._begin_amid(publisher, opening, events[0])
         for passed in sorted(held for held in publisher.held if held < path):  # overtaken by a replay: it begins at its OPEN
             for event in self._take_held(publisher, passed):
                 if event.header.kind == FrameKind.DATA and event.header.sequence <= events[0].header.sequence:
                     self._data(publisher, event, out)
         for opened in [opened for opened in publisher.openings if opened <= path]:
             del publisher.openings[opened]
+            publisher.origins.pop(opened, None)
         for event in events:
             self._take(publisher, event, out)
+
+    def _begin_amid(self, publisher: KnownPublisher, opening: PathOpening | None, first: FrameEvent) -> None:
+        """The path began before our time on its tape: so did what is missing before its first frame. Or it repeats what came
+        before our time on another tape, and may not have come from that."""
+        header, replays = first.header, opening is not None and not opening.finished
+        if opening is None or (replays and not publisher.delivered):
+            before = header.sequence - (header.kind == FrameKind.DATA)
+            publisher.baseline = min(before, publisher.baseline or 0) if replays else before
+            self._forget_topics(publisher, list(publisher.topics))
+        publisher.amid = opening is not None and not publisher.delivered
+
+    def live(self) -> None:
+        """Tapes are not read any more: what is missing from now on is lost, of whom we had anything."""
+        self.amid = False
+        for publisher in self.publishers.values():
+            publisher.amid = publisher.amid and not publisher.delivered
 
     def detached(self, now: float) -> list[Output]:
         """An Exchange was left: whoever waited for a FIN from it goes on."""
@@ -449,6 +516,14 @@ class OrderMachine:
             self._forget_topics(self.publishers[id], list(self.publishers[id].topics))
             del self.publishers[id]
             self.forgotten_publishers += 1
+
+    def given_up(self) -> dict[str, int]:
+        """What was given up to stay within the bounds of time and memory."""
+        return {
+            "paths_given_up": self.unfinished,
+            "topics_forgotten": self.forgotten_topics,
+            "publishers_forgotten": self.forgotten_publishers,
+        }
 
     def held_frames(self) -> int:
         """How many frames are held back just now."""

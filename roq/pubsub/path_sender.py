@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from roq.errors import Closed, DeadlineExceeded, NotConfirmed
+from roq.errors import Closed, DeadlineExceeded, NotConfirmed, NotRecorded
 from roq.pubsub.links import BACKLOG_BYTES, ExchangeLink
 from roq.pubsub.path import CloseLink, Finished, Instruction, OpenLink, PathMachine, Replay, Reuse, SendFin, SendOpen
 from roq.pubsub.replay_buffer import HOLD_BYTES, ReplayBuffer
 from roq.runtime.observe import logger
-from roq.wire.frame import FrameKind, PathOpening, encode_bundle, encode_control, parse
+from roq.wire.frame import FrameKind, PathOpening, StoredUpTo, encode_bundle, encode_control, parse
 from roq.wire.limits import BATCH_BYTES
 from roq.wire.monitor import ExchangeAddress
 
@@ -48,13 +48,17 @@ class PathSender:
         self.replays = 0  # times what may be missing was sent again
         self.blocks = False  # the queue's overflow is "block": wait for confirmations rather than forget what has none
         self.bundle_bytes = BATCH_BYTES
+        self.stores = False  # confirmations are asked for that say that everything is stored, not only forwarded
+        self.unstored = False  # the Exchange does not record
+        self.stored: tuple[str, StoredUpTo] | None = None  # the last one, and the Exchange that gave it
         self._publisher = publisher
         self._before_change, self._on_change, self._last_sequence = before_change, on_change, last_sequence
         self._machine = PathMachine()
         self._links: dict[int, ExchangeLink] = {}  # by path
         self._link: ExchangeLink | None = None  # where frames go now
         self._buffer = ReplayBuffer()
-        self._flushes: list[tuple[int, asyncio.Future[None]]] = []  # (number of the last payload to be confirmed, who waits)
+        self._flushes: dict[asyncio.Future[None], int] = {}  # who waits, for the number of which payload; never one before
+        self._asking = False  # at the end of this turn of the loop
         self._portion = 0  # MARK behind the part of a replay that is under way, 0 if none is
         self._portion_timer: asyncio.TimerHandle | None = None
         self._replay_until = 0.0
@@ -141,8 +145,19 @@ class PathSender:
         """Ask for confirmation of everything sent; the number of the MARK. Only while `follows`, or at the end of a portion."""
         assert self._link is not None
         number = self._buffer.mark(self._machine.path)
-        self._control(self._link, FrameKind.MARK, self._machine.path, number)
+        self._control(self._link, FrameKind.STORE if self.stores else FrameKind.MARK, self._machine.path, number)
         return number
+
+    def _mark_soon(self) -> None:
+        """One for all who ask in this turn of the loop."""
+        if not self._asking:
+            self._asking = True
+            self._loop.call_soon(self._mark_now)
+
+    def _mark_now(self) -> None:
+        self._asking = False
+        if self._flushes and self.follows:
+            self.mark()
 
     def keep_asking(self) -> None:
         """Once a second: a MARK if something sent is not confirmed, and forget what need not be kept."""
@@ -158,7 +173,7 @@ class PathSender:
         """The publisher waits for a confirmation: ask for it again, or go on without if it has not come for too long."""
         now = time.monotonic()
         self._held_since = self._held_since or now
-        if now - self._held_since > HELD_SECONDS:
+        if now - self._held_since > HELD_SECONDS and not self.stores:
             log.warning(
                 "replay buffer is full of unconfirmed messages: going on, they can't be replayed if the Exchange is lost now"
             )
@@ -168,15 +183,17 @@ class PathSender:
             self.mark()
 
     async def confirm(self, timeout_seconds: float) -> None:
-        """Return when everything sent so far has passed the Exchange. Raises DeadlineExceeded, NotConfirmed, Closed."""
+        """Return when everything sent so far has passed the Exchange, and is stored if `stores` says so. Raises
+        DeadlineExceeded, NotConfirmed, NotRecorded, Closed."""
         self.raise_unknown()
         target = self._last_sequence()
         if self._buffer.confirmed >= target:
             return
         future: asyncio.Future[None] = self._loop.create_future()
-        waiting = (target, future)
-        self._flushes.append(waiting)
-        if self.follows:
+        self._flushes[future] = target
+        if self.stores:
+            self._mark_soon()
+        elif self.follows:
             self.mark()
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -184,7 +201,7 @@ class PathSender:
         except TimeoutError:
             raise DeadlineExceeded(f"the Exchange did not confirm within {timeout_seconds:g} s") from None
         finally:
-            self._flushes.remove(waiting)
+            self._flushes.pop(future, None)
 
     def raise_unknown(self) -> None:
         """Raise NotConfirmed if it became unknown since this was last said whether some messages have passed."""
@@ -198,7 +215,7 @@ class PathSender:
 
     def _fail_flushes(self) -> None:
         """Whoever waits in `flush` learns of what became unknown; if nobody does, the next one will."""
-        waiting = [future for _, future in self._flushes if not future.done()]
+        waiting = [future for future in self._flushes if not future.done()]
         if waiting and self._buffer.unknown is not None:
             try:
                 self.raise_unknown()
@@ -227,14 +244,27 @@ class PathSender:
         """The Exchange's word: everything on this path up to its FIN (mark 0) or the mark has passed it."""
         if self._buffer.forwarded(path, mark):
             self._held_since, self._unheard = None, False
-            for target, future in self._flushes:
-                if target <= self._buffer.confirmed and not future.done():
+            for future in [future for future, target in self._flushes.items() if target <= self._buffer.confirmed]:
+                del self._flushes[future]
+                if not future.done():
                     future.set_result(None)
             self.has_room.set()
         if mark == 0:
             self._perform(self._machine.forwarded(path))
         elif path == self._machine.path and mark >= self._portion > 0:
             self._next_portion()
+
+    def _is_stored(self, link: ExchangeLink, stored: StoredUpTo) -> None:
+        """The Exchange's word about its tape."""
+        self.unstored = not stored.copies
+        if self.unstored:
+            waiting, self._flushes = self._flushes, {}
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(NotRecorded())
+        else:
+            self.stored = (link.exchange.id, stored)
+        self.forwarded(stored.path, stored.mark)
 
     def abandoned(self, token: str, path: int) -> None:
         """The Monitor's word: paths up to this one through this life of an Exchange are over, whatever its links look like."""
@@ -272,7 +302,7 @@ class PathSender:
         unknown, self._buffer = self._buffer.unknown, ReplayBuffer()
         self._buffer.unknown = unknown
         self.has_room.set()
-        for _, future in self._flushes:
+        for future in self._flushes:
             if not future.done():
                 future.set_exception(Closed("the publisher was closed"))
 
@@ -280,7 +310,8 @@ class PathSender:
         for instruction in instructions:
             match instruction:
                 case OpenLink(exchange, path):
-                    self._links[path] = ExchangeLink(exchange, path, self._welcomed, self._lost, self._room, self.forwarded)
+                    told = self._welcomed, self._lost, self._room, self.forwarded, self._is_stored
+                    self._links[path] = ExchangeLink(exchange, path, *told)
                 case SendFin(path):
                     if self._machine.closing and self._buffer.waiting:
                         self._fin_waits = path
@@ -308,6 +339,8 @@ class PathSender:
         self._fin_waits = 0
         if self._machine.closing:
             self._on_change()  # for the last watermarks
+        if self.stores:  # from here on the Exchange confirms the end, too, once it is stored
+            self._control(self._links[path], FrameKind.STORE, path, self._buffer.mark(path))
         self._buffer.mark(path, fin=True)
         self._control(self._links[path], FrameKind.FIN, path, None)
         self._timers = [timer for timer in self._timers if timer.when() > self._loop.time()]

@@ -1,5 +1,8 @@
 """Publisher: natural batching, order kept, planned moves without loss, honest about what it could not do.
 
+In a recorded queue a publisher may ask for more than that its messages were forwarded: that they are stored (`confirm`). Then
+everything it is told of is at that level, what is not stored is kept and sent again, and it waits rather than to give any up.
+
 `publish` appends to a batch; the batch leaves when the loop turns or when it is full (128 KiB). Within a batch, consecutive
 payloads of one topic form one frame, so order holds across topics too. The decisions about paths are in path.py.
 """
@@ -14,26 +17,36 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from roq.coordination.locate import GcmClient
-from roq.errors import Closed, DeadlineExceeded, IncompatibleVersion, InvalidTopic, PayloadTooLarge
-from roq.ids import new_id, topic_bytes
+from roq.errors import (
+    Closed,
+    DeadlineExceeded,
+    IncompatibleVersion,
+    InvalidConfiguration,
+    InvalidTopic,
+    NotRecorded,
+    PayloadTooLarge,
+)
+from roq.ids import new_id
 from roq.pubsub.links import BACKLOG_BYTES
 from roq.pubsub.membership import ClientMembership
 from roq.pubsub.path_sender import ASK_SECONDS, PathSender
-from roq.pubsub.replay_buffer import KEPT_SECONDS
+from roq.pubsub.watermarks import TOPICS_REMEMBERED, TopicRecord, TopicWatermarks
+from roq.wire import gcm
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
-from roq.wire.frame import HEADERS_VERSION, VERSION, FrameKind, Item, encode_data
+from roq.wire.frame import HEADERS_VERSION, VERSION, Item, encode_data
 from roq.wire.headers import Headers, check_headers
-from roq.wire.limits import BATCH_BYTES, FRAME_OVERHEAD_BYTES, WATERMARK_TOPICS_MAX
+from roq.wire.limits import BATCH_BYTES, FRAME_OVERHEAD_BYTES
+from roq.wire.recording import TapePosition
 
-WATERMARK_ITEM_BYTES = 24  # what one topic adds to a watermark besides its name, at most
 CHUNK_MESSAGES = 512  # taken from publish_many's iterable at once
 ITEM_BYTES = 6  # what one payload adds to a batch besides itself, about
 HEADER_BYTES = 8  # what one header adds besides its name and value, at most
 UNBUNDLED = 1  # bytes of a bundle that holds one frame
 DROP_PATIENCE_SECONDS = 0.005  # with overflow "drop": how long a full link is waited for before frames are dropped
-TOPICS_REMEMBERED = 100_000  # per publisher; gaps on topics unused for longer are not reported
 OPEN_SECONDS = 15.0
+CONFIRM_SECONDS = 10.0
+ROUTED, STORED = "routed", "stored"  # levels of confirmation
 
 
 class PublisherHealth(NamedTuple):
@@ -48,23 +61,21 @@ class PublisherHealth(NamedTuple):
     problems: tuple[str, ...]
 
 
-class TopicRecord:
-    """What a publisher's frames of one topic say about those before them: number of the last payload, payloads sent."""
+class PublishReceipt(NamedTuple):
+    """What became of a message, and of all that this publisher published before. level: "routed", it was handed to those who
+    subscribed, or "stored", it is also on stable storage of at least `copies` stores. position: where, up to there at most."""
 
-    __slots__ = ("encoded", "last", "mark", "name", "reported", "revealed_at", "sent")
-
-    def __init__(self, name: str) -> None:
-        self.name, self.encoded = name, topic_bytes(name)
-        self.last = self.sent = 0
-        self.reported = 0  # `last` at the last report
-        self.mark = 0  # the MARK behind its last watermark
-        self.revealed_at = 0.0  # monotonic seconds at which that was sent
+    level: str
+    copies: int = 0
+    position: TapePosition | None = None
 
 
 class Publisher:
     """Made by `Cluster.publisher`; use as an async context manager. Not thread-safe (see roq.blocking)."""
 
-    def __init__(self, gcm: GcmClient, queue: str) -> None:
+    def __init__(self, client: GcmClient, queue: str, confirm: str = ROUTED) -> None:
+        if confirm not in (ROUTED, STORED):
+            raise InvalidConfiguration(f"confirm is {ROUTED!r} or {STORED!r}, got {confirm!r}")
         self.id = new_id()
         self.queue = queue
         self.dropped = 0  # messages given up with overflow "drop"
@@ -73,7 +84,7 @@ class Publisher:
         self.blocked_seconds = 0.0
         self._asked = 0.0  # monotonic: when a confirmation was asked for because there was no room
         self._loop = asyncio.get_running_loop()
-        self._membership = ClientMembership(gcm, queue, self)
+        self._membership = ClientMembership(client, queue, self)
         self._sender = PathSender(self.id, self._flush, self._membership.report_now, lambda: self._sequence)
         self._topics: dict[str, TopicRecord] = {}
         self._sequence = 0
@@ -90,19 +101,24 @@ class Publisher:
         self._batch_time = 0
         self._annotated = False  # something in it has headers
         self._scheduled = False
-        self._touched: dict[str, TopicRecord] = {}  # used since their last watermark
-        self._revealed: dict[str, TopicRecord] = {}  # named in a watermark that may yet have to be repeated; oldest first
-        self._replays = 0
+        self._watermarks = TopicWatermarks(self._sender)
         self._protocol = wire.PROTOCOL  # what every subscriber understands
         self._needs = 1  # what they have to understand that are to read this publisher
+        self._gcm = client
+        self._wants_stored = confirm == STORED
+        self._asking = asyncio.Lock()
+        self._tapes = ""  # the queue's part of their names, once it was asked for
         self._closed = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def open(self, timeout_seconds: float = OPEN_SECONDS) -> Publisher:
-        """Join the queue and attach to an Exchange. Raises QueueNotFound, QueueStopped, Unavailable, DeadlineExceeded."""
+        """Join the queue and attach to an Exchange. Raises QueueNotFound, QueueStopped, Unavailable, DeadlineExceeded;
+        NotRecorded, for `confirm="stored"`."""
         deadline = time.monotonic() + timeout_seconds
         try:
+            if self._wants_stored:
+                await self._ask_for_stored(timeout_seconds)
             await self._membership.join(timeout_seconds)
             async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
                 await self._sender.opened.wait()
@@ -123,12 +139,12 @@ class Publisher:
     async def close(self, timeout_seconds: float = 5.0) -> None:
         """Send what is batched, end the path, wait until the Exchange has forwarded all of it. Takes at most about
         `timeout_seconds`; raises DeadlineExceeded if by then the Exchange had not confirmed everything, NotConfirmed if it
-        never will have (see `flush`)."""
+        never will have (see `flush`), NotRecorded if it should be stored, and is not."""
         if self._closed:
             return
         deadline = time.monotonic() + timeout_seconds
         self._flush()
-        self._send_watermarks(list(self._touched.values()))
+        self._watermarks.send_all(self._payload_max)
         self._closed, self._room, self._topic = True, 0, None
         try:
             confirmed = await self._sender.finish(timeout_seconds) or not self.messages
@@ -138,23 +154,37 @@ class Publisher:
             self._sender.close()
         if timeout_seconds > 0:
             self._sender.raise_unknown()
+            if self._wants_stored and self._sender.unstored:
+                raise self._not_recorded()
         if not confirmed and timeout_seconds > 0:
             raise DeadlineExceeded(f"closed after {timeout_seconds:g} s without confirmation that all messages were forwarded")
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 
-    async def publish(self, topic: str, payload: bytes, headers: Headers | None = None) -> None:
+    async def publish(
+        self, topic: str, payload: bytes, headers: Headers | None = None, *, confirm: str | None = None
+    ) -> PublishReceipt | None:
         """Publish one message. Returns at once unless the queue's overflow is "block" and the way is full.
 
         topic: 1..255 bytes of UTF-8 without NUL. payload: bytes-like. headers: {name: text or bytes}, 4 KiB at most, see
-        roq.wire.headers. Raises InvalidTopic, PayloadTooLarge, InvalidHeaders, Closed; IncompatibleVersion for headers while a
-        subscriber, or the cluster, has version 0.1.
+        roq.wire.headers. confirm: "routed" or "stored": wait until it is that (CONFIRM_SECONDS at most), and return a receipt;
+        many at once share their confirmations.
+
+        Raises InvalidTopic, PayloadTooLarge, InvalidHeaders, Closed; IncompatibleVersion for headers while a subscriber, or the
+        cluster, has version 0.1. With `confirm` also NotRecorded, and DeadlineExceeded and NotConfirmed: then it may be
+        published or not.
         """
-        if headers is None and topic == self._topic and payload.__class__ is bytes and (room := self._room - len(payload)) > 0:
+        no_options = headers is confirm  # type: ignore[comparison-overlap]  # both None, in one comparison
+        if no_options and topic == self._topic and payload.__class__ is bytes and (room := self._room - len(payload)) > 0:
             self._append(payload)
             self._room = room - ITEM_BYTES
-        else:
+            return None
+        if confirm is None:
             await self._publish_slowly(topic, payload, headers)
+            return None
+        await self._will_confirm(confirm)
+        await self._publish_slowly(topic, payload, headers)
+        return await self._confirmed()
 
     async def _publish_slowly(self, topic: str, payload: bytes, headers: Headers | None = None) -> None:
         """First of a batch, first of a topic, the one that fills the batch, one with headers, or one that is refused."""
@@ -192,10 +222,54 @@ class Publisher:
             self._scheduled = True
             self._loop.call_soon(self._loop_turned)
 
-    async def publish_many(self, topic: str, payloads: Iterable[bytes], headers: Headers | None = None) -> None:
-        """Publish several messages on one topic, in order; cheaper than one by one. headers: of each of them. Errors as
-        `publish`: messages before the offending one are published."""
+    async def _will_confirm(self, confirm: str) -> None:
+        if confirm == STORED:
+            self._check_open()
+            if not self._sender.stores:
+                async with self._asking:  # whoever calls meanwhile comes next, in the order of their calls
+                    if not self._sender.stores:
+                        await self._ask_for_stored(CONFIRM_SECONDS)
+        elif confirm != ROUTED:
+            raise InvalidConfiguration(f"confirm is {ROUTED!r} or {STORED!r}, got {confirm!r}")
+
+    async def _ask_for_stored(self, timeout_seconds: float) -> None:
+        """From now on this is what confirmations say. Raises NotRecorded."""
+        if not self._tapes:
+            info = await self._gcm.request(gcm.DescribeQueue(self.queue), gcm.QueueInfo, timeout_seconds)
+            recording = info.record.recording
+            if recording is None or not recording.on:
+                raise NotRecorded(f"queue {self.queue!r} is not recorded: `roq queue record` switches that on")
+            self._tapes = recording.tapes
+        if self.messages:  # what was not recorded is confirmed as what it is
+            self._flush()
+            await self._sender.confirm(timeout_seconds)
+        self._sender.stores = self._sender.blocks = True
+
+    async def _confirmed(self, timeout_seconds: float = CONFIRM_SECONDS) -> PublishReceipt:
+        """Of everything published so far."""
+        self._flush()
+        try:
+            await self._sender.confirm(timeout_seconds)
+        except NotRecorded:
+            if not self._wants_stored:  # it asks again when it is asked for
+                self._tapes, self._sender.stores, self._sender.blocks = "", False, self._overflow is Overflow.BLOCK
+            raise self._not_recorded() from None
+        if not self._sender.stores or self._sender.stored is None:
+            return PublishReceipt(ROUTED)
+        exchange, stored = self._sender.stored
+        return PublishReceipt(STORED, stored.copies, TapePosition(self._tapes, {exchange: stored.entry}))
+
+    def _not_recorded(self) -> NotRecorded:
+        return NotRecorded(f"queue {self.queue!r} is not recorded any more: what is not stored was forwarded")
+
+    async def publish_many(
+        self, topic: str, payloads: Iterable[bytes], headers: Headers | None = None, *, confirm: str | None = None
+    ) -> PublishReceipt | None:
+        """Publish several messages on one topic, in order; cheaper than one by one. headers: of each of them. confirm: as in
+        `publish`, of all of them. Errors as `publish`: messages before the offending one are published."""
         self._check_open()
+        if confirm is not None:
+            await self._will_confirm(confirm)
         source = iter(payloads)
         while chunk := list(itertools.islice(source, CHUNK_MESSAGES)):
             if not self._scheduled and self._sender.backlog() > BACKLOG_BYTES:
@@ -216,6 +290,7 @@ class Publisher:
             if self._room <= 0:
                 self._flush()
                 await self._take_breath()
+        return None if confirm is None else await self._confirmed()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -291,7 +366,7 @@ class Publisher:
         record.sent += count
         self.messages += count
         self.bytes += len(frame)
-        self._touched[record.name] = record
+        self._watermarks.touched[record.name] = record
         self.dropped += self._sender.send(frame, self._sequence)
 
     async def _take_breath(self) -> None:
@@ -305,7 +380,7 @@ class Publisher:
         """The way is full: wait until it is not, or drop what has waited longest."""
         started = time.monotonic()
         try:
-            if self._overflow is Overflow.BLOCK:
+            if self._overflow is Overflow.BLOCK or self._sender.stores:
                 while self._sender.backlog() > BACKLOG_BYTES and not self._closed:
                     self._sender.has_room.clear()
                     if self._sender.held_back():
@@ -333,17 +408,17 @@ class Publisher:
             self._asked = time.monotonic()
             self._sender.ask()
 
-    async def flush(self, timeout_seconds: float = 10.0) -> None:
-        """Return when everything published so far has passed the Exchange.
+    async def flush(self, timeout_seconds: float = CONFIRM_SECONDS) -> PublishReceipt:
+        """Return when everything published so far has passed the Exchange, and is stored if this publisher confirms that.
 
-        Raises DeadlineExceeded; Closed; NotConfirmed if messages had left the replay buffer unconfirmed when their path broke:
-        once for each such loss, to all who wait just then, else to the next who calls. (What was given up at this end with
-        overflow "drop" because a link was full is in `dropped`.)
+        Raises NotRecorded; DeadlineExceeded; Closed; NotConfirmed if messages had left the replay buffer unconfirmed when their
+        path broke: once for each such loss, to all who wait just then, else to the next who calls. (What was given up at this
+        end with overflow "drop" because a link was full is in `dropped`.)
         """
         self._check_open()
         self._flush()
-        self._send_watermarks(list(self._touched.values()))  # if this publisher dies, the Monitor knows what there was
-        await self._sender.confirm(timeout_seconds)
+        self._watermarks.send_all(self._payload_max)  # if this publisher dies, the Monitor knows what there was
+        return await self._confirmed(timeout_seconds)
 
     @property
     def replays(self) -> int:
@@ -352,44 +427,6 @@ class Publisher:
 
     # --- a Member, see membership.py ------------------------------------------------------------------------------------
 
-    def _send_watermarks(self, topics: list[TopicRecord]) -> None:
-        """Reveal the last numbers of these topics: a lost tail would not show otherwise. They are kept until a MARK behind
-        them is confirmed, and then as long as the replay buffer keeps what is: a watermark may be lost, too."""
-        if not self._sender.follows or not topics:
-            return
-        body: dict[str, tuple[int, int]] = {}
-        size = 0
-        for topic in topics:
-            size += len(topic.encoded) + WATERMARK_ITEM_BYTES
-            if body and (size > self._payload_max or len(body) >= WATERMARK_TOPICS_MAX):
-                self._sender.send_control(FrameKind.WATERMARK, body)
-                body, size = {}, len(topic.encoded) + WATERMARK_ITEM_BYTES
-            body[topic.name] = (topic.last, topic.sent)
-        self._sender.send_control(FrameKind.WATERMARK, body)
-        mark, now = self._sender.mark(), time.monotonic()
-        for topic in topics:
-            self._touched.pop(topic.name, None)
-            self._revealed.pop(topic.name, None)
-            topic.mark, topic.revealed_at = mark, now
-            self._revealed[topic.name] = topic
-
-    def _look_after_watermarks(self) -> None:
-        """Forget those that have arrived; send again what may not have, and those of topics that have fallen quiet."""
-        if self._replays != self._sender.replays:
-            self._replays = self._sender.replays
-            self._touched = {**self._revealed, **self._touched}
-            self._revealed.clear()
-        confirmed, old = self._sender.confirmed_mark, time.monotonic() - KEPT_SECONDS
-        while self._revealed:
-            oldest = next(iter(self._revealed.values()))
-            if len(self._revealed) <= TOPICS_REMEMBERED and (oldest.mark > confirmed or oldest.revealed_at > old):
-                break
-            del self._revealed[oldest.name]
-        every = self._closed or len(self._touched) >= TOPICS_REMEMBERED
-        self._send_watermarks([topic for topic in self._touched.values() if every or topic.last == topic.reported])
-        for topic in self._touched.values():
-            topic.reported = topic.last
-
     def join_request(self) -> wire.JoinPublisher:
         """See membership.Member."""
         sender = self._sender
@@ -397,7 +434,7 @@ class Publisher:
 
     def report(self) -> wire.PublisherReport:
         """See membership.Member. Also the moment for watermarks, and to ask for confirmation."""
-        self._look_after_watermarks()
+        self._watermarks.look_after(self._payload_max, closed=self._closed)
         sender = self._sender
         sender.keep_asking()
         place = (sender.path, sender.exchange, sender.lost_token, sender.leaving)
@@ -412,7 +449,7 @@ class Publisher:
                 self._payload_max = notice.max_frame_bytes - FRAME_OVERHEAD_BYTES
                 self._batch_bytes = min(BATCH_BYTES, self._payload_max)
                 self._understood(notice.protocol)
-                self._sender.blocks = self._overflow is Overflow.BLOCK
+                self._sender.blocks = self._overflow is Overflow.BLOCK or self._sender.stores
                 self._sender.assign(notice.exchange, notice.path, notice.abandon)
             case wire.Relocate():
                 self._sender.assign(notice.exchange, notice.path, notice.abandon)

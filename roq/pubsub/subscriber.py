@@ -9,31 +9,32 @@ last bound the longest wait ends without it. The decisions about order are in or
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from itertools import count, repeat
+from collections.abc import Callable
 from operator import length_hint
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
 from roq.ids import new_id
+from roq.pubsub.inbox import Inbox
 from roq.pubsub.links import Attachment
 from roq.pubsub.membership import ClientMembership
 from roq.pubsub.order import Deliver, FrameEvent, OrderMachine, Output
-from roq.pubsub.subscription import Batch, Message, SubscriberHealth, TopicFilter
+from roq.pubsub.past import TAPED_PREFIX, Past, Start, Tape, check_start
+from roq.pubsub.subscription import Batch, SubscriberHealth, TopicFilter
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire import frame as frames
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import FrameKind, Header
+from roq.wire.recording import TapePosition
 
 log = logger(__name__)
 BUFFER_BYTES = 4 * 1024 * 1024  # payload bytes read ahead of the application
 FRAMES_AT_ONCE = 64  # read from one Exchange before other work gets a turn
-BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however much there is to read
 HELD_BYTES = 64 * 1024 * 1024  # held back for order before other reading stops: some 100 ms of all that a host can send
 HELD_BYTES_MAX = 2 * HELD_BYTES  # what was sent before the awaited FINs and is held too fits in; beyond it the wait ends
 HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its old one when nothing lies unread
@@ -43,22 +44,35 @@ SLOW_SECONDS = 10.0  # with overflow "block": no message taken for this long whi
 SWEEP_SECONDS = 60.0  # between two looks at who has ended
 FORGET_SECONDS = 150.0  # after a publisher's end: the Monitor repeats its last watermark for 63 s, a busy one for longer
 OPEN_SECONDS = 15.0
+SILENT_SECONDS = 3.0  # of the Monitor: worth a word
 LISTING_SECONDS = 3.5  # after a rejoin: until then a new Monitor may not have heard of every Exchange that lives
-LATENCIES_KEPT = 512
 
 
-class Subscriber:
+class Subscriber(Inbox):
     """Made by `Cluster.subscriber`; use as an async context manager, then iterate. Not thread-safe (see roq.blocking)."""
 
-    def __init__(self, gcm: GcmClient, queue: str, topics: tuple[str, ...], on_lost: Callable[[MessagesLost], None]) -> None:
+    def __init__(
+        self,
+        client: GcmClient,
+        queue: str,
+        topics: tuple[str, ...],
+        on_lost: Callable[[MessagesLost], None],
+        start: Start = "live",
+        follow: bool = True,
+    ) -> None:
+        begin = check_start(start)
         self.id = new_id()
         self.queue = queue
-        self.lost = self.messages = self.bytes = 0
+        super().__init__(on_lost)
         self.counters = Counters()
         self._filter = TopicFilter(topics or (">",))
-        self._on_lost = on_lost
-        self._order = OrderMachine(self._is_attached, self._filter.wants)
-        self._membership = ClientMembership(gcm, queue, self)
+        self._past: Past | None = None if begin is None else Past(client, queue, begin, self, follow=follow)
+        self._follows = follow or begin is None
+        self._tapes = ""  # once the past was found
+        unread = (lambda exchange, origin: False) if self._past is None else self._past.unread
+        self._order = OrderMachine(self._is_attached, self._filter.wants, unread=unread)
+        self._order.amid = begin not in (None, "earliest")
+        self._membership = ClientMembership(client, queue, self)
         self._attachments: dict[str, Attachment] = {}
         self._retired: set[str] = set()
         self._version = 0
@@ -66,21 +80,13 @@ class Subscriber:
         self._listing_until = 0.0
         self._overflow = Overflow.DROP
         self._max_frame_bytes = 0  # not welcomed yet
-        self._buffer: deque[Batch | MessagesLost] = deque()
-        self._buffered = 0
         self._unread: dict[Attachment, None] = {}  # not read to the end for want of room, longest first
-        self._current: Iterator[Message] = iter(())
-        self._waiters: list[asyncio.Future[None]] = []
         self._ready = asyncio.Event()
         self._started = 0.0  # when it was ready for the first time: what comes earlier is not ours, and is not kept
-        self._failure: RoqError | None = None
         self._passed_by = 0  # see wire.Heard
         self._well_at = 0.0  # when the last report was sent after which that had not grown
         self._waits: tuple[str, ...] = ()  # what the Monitor waits for before it says that we are ready
-        self._opened = self._closed = False
-        self._breath = 0
-        self._latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
-        self._lag_seconds = 0.0
+        self._opened = self._was_ready = False
         self._progress = (0, time.monotonic())
         self._refusals = Refusals(log, self.counters)
         self._swept = time.monotonic()
@@ -93,12 +99,18 @@ class Subscriber:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def open(self, timeout_seconds: float = OPEN_SECONDS) -> Subscriber:
-        """Join the queue and wait until ready. Raises QueueNotFound, QueueStopped, Unavailable, DeadlineExceeded."""
+        """Join the queue and wait until ready; with a `start`, find where to begin and read from there on: it joins in the
+        present. Raises QueueNotFound, QueueStopped, Unavailable, DeadlineExceeded, NotRecorded, InvalidPosition."""
         deadline = time.monotonic() + timeout_seconds
         self._opened = True
         try:
-            await self._membership.join(timeout_seconds)
-            await self.ready(max(0.1, deadline - time.monotonic()))
+            if self._past is None:
+                await self._membership.join(timeout_seconds)
+                await self.ready(max(0.1, deadline - time.monotonic()))
+            else:
+                self._started, self._live_since = time.monotonic(), math.inf
+                self._done.update(await self._past.open(timeout_seconds))
+                self._tapes = self._past.tapes
         except BaseException:
             await self.close(0)
             raise
@@ -137,12 +149,14 @@ class Subscriber:
             raise Closed("open this subscriber first: async with …")
 
     def _drop_attachments(self) -> None:
+        if self._past is not None:
+            self._past.close()
         for attachment in self._attachments.values():
             attachment.close()
         self._attachments.clear()
         self._unread.clear()
 
-    def _fail(self, error: RoqError) -> None:
+    def fail(self, error: RoqError) -> None:
         """The queue goes on without us; the application is told when it has taken what is buffered."""
         self._failure = error
         self._ready.clear()
@@ -156,6 +170,8 @@ class Subscriber:
 
     def _read(self, attachment: Attachment) -> None:
         """Take what the Exchange has for us, up to the bounds."""
+        if self._past is not None and self._past.holds(attachment):
+            return
         waiting, order = attachment.frames, self._order
         for turn in range(FRAMES_AT_ONCE):
             if not waiting or attachment.closed:
@@ -198,6 +214,8 @@ class Subscriber:
 
     def _unread_at(self, exchange: str) -> float:
         """When frames that had come from this Exchange (or "": from any) last lay unread."""
+        if self._past is not None and self._past.behind(""):
+            return time.monotonic()
         those = [one for one in self._attachments.values() if exchange in ("", one.exchange.id)]
         if any(one in self._unread or one.looking for one in those):
             return time.monotonic()
@@ -208,12 +226,7 @@ class Subscriber:
             for attachment in self._unread:
                 attachment.look_soon()
 
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _take_frame(self, attachment: Attachment, frame: bytes) -> None:
+    def _take_frame(self, attachment: Attachment | Tape, frame: bytes) -> None:
         try:
             topic, header, body = frames.parse(frame)
             if header.kind:
@@ -232,19 +245,23 @@ class Subscriber:
         else:
             self._handle(FrameEvent(topic, header, (payloads, len(frame)), None, len(frame)))
 
-    def _control(self, attachment: Attachment, header: Header, body: memoryview) -> None:
+    def _control(self, attachment: Attachment | Tape, header: Header, body: memoryview) -> None:
         match header.kind:
             case FrameKind.ATTACHED:
                 if frames.text_body(body) == attachment.exchange.token and not attachment.proved:
                     attachment.proved = True
                     self._membership.report_now()
             case FrameKind.RETIRE:
-                if frames.text_body(body) == attachment.exchange.token:
+                if isinstance(attachment, Attachment) and frames.text_body(body) == attachment.exchange.token:
                     self._retire(attachment)
             case FrameKind.OPEN:
-                self._handle(FrameEvent(b"", header, None, frames.opening_body(body), len(body)))
+                origin = attachment.origin if self._past is not None else None
+                self._handle(FrameEvent(b"", header, None, frames.opening_body(body), len(body), origin))
+            case FrameKind.TAPED if header.sequence:
+                self.reached(attachment.exchange.id, header.sequence)
             case FrameKind.WATERMARK:
-                self._handle(FrameEvent(b"", header, None, frames.watermark_body(body), len(body)))
+                origin = attachment.origin if self._past is not None else None
+                self._handle(FrameEvent(b"", header, None, frames.watermark_body(body), len(body), origin))
             case FrameKind.BUNDLE:
                 for part in frames.bundle_body(body):
                     self._take_frame(attachment, part)
@@ -284,8 +301,10 @@ class Subscriber:
         self._leave_unlisted(time.monotonic())
         for token, exchange in self._listed.items():
             if token not in (*self._attachments, *self._retired) and self._failure is None and not self._closed:
-                prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX]
-                self._attachments[token] = Attachment(exchange, prefixes, self._max_frame_bytes, self._read)
+                prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX, *([TAPED_PREFIX] if self._tapes else [])]
+                attachment = self._attachments[token] = Attachment(exchange, prefixes, self._max_frame_bytes, self._read)
+                if self._past is not None:
+                    self._past.hold(attachment)
         self._membership.report_now()
 
     def _leave_unlisted(self, now: float) -> None:
@@ -299,6 +318,9 @@ class Subscriber:
     def _read_rest(self, attachment: Attachment) -> None:
         """An Exchange is gone: take what had come from it, and close."""
         self._unread.pop(attachment, None)
+        if self._past is not None and self._past.drop(attachment):
+            attachment.close()
+            return
         attachment.take_rest()
         while attachment.frames and not attachment.closed:
             self._take_frame(attachment, attachment.frames.popleft())
@@ -310,96 +332,89 @@ class Subscriber:
         self._retired.add(token)
         self._attachments.pop(token, None)
         self._unread.pop(attachment, None)
+        if self._past is not None:
+            self._past.drop(attachment)
         attachment.close()
         self._give(self._order.detached(time.monotonic()))
         self._membership.report_now()
 
-    # --- handing out --------------------------------------------------------------------------------------------------
+    # --- the past, see past.py ------------------------------------------------------------------------------------------
 
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self._iterate()
+    @property
+    def position(self) -> TapePosition | None:
+        """Up to where everything was taken, for the `start` of another subscriber, which may get some of what follows again.
+        None for one that did not begin with the past."""
+        return TapePosition(self._tapes, dict(self._done)) if self._tapes else None
 
-    async def _iterate(self) -> AsyncIterator[Message]:
-        while True:
-            for message in self._current:
-                yield message
-            batch = await self.next_batch()
-            if batch is None:
-                return
-            self._current = iter(batch)
+    async def join(self) -> None:
+        """See past.PastReader; likewise the others. Join, once the past was read up to the present."""
+        await self._membership.join(OPEN_SECONDS)
 
-    async def __anext__(self) -> Message:
-        """One message; for `await anext(subscriber)`."""
-        while True:
-            for message in self._current:
-                return message
-            batch = await self.next_batch()
-            if batch is None:
-                raise StopAsyncIteration
-            self._current = iter(batch)
+    def is_over(self) -> None:
+        """Live from now on, or at the end."""
+        self._past, self._live_since = None, time.time_ns()
+        self._order.live()
+        if not self._follows:
+            while self._order.waiting:  # nothing follows that could end it
+                self._give(self._order.expire(time.monotonic(), 0.0, 0.0, lambda exchange: 0.0))
+            self.put_marks()
+            self._closed = True
+        self._wake()
+        log.info("the past of the queue was read", extra={"fields": {"queue": self.queue}})
 
-    async def batches(self) -> AsyncIterator[list[Message]]:
-        """The messages in lists as they arrive, each list of one publisher and topic; cheaper than one by one."""
-        rest = list(self._current)
-        if rest:
-            yield rest
-        while (batch := await self.next_batch()) is not None:
-            yield batch
+    def take_recorded(self, tape: Tape, frame: bytes) -> None:
+        """As if it came over an attachment."""
+        self._take_frame(tape, frame)
 
-    async def next_batch(self) -> list[Message] | None:
-        """The next messages, of one publisher and topic; None once closed. Raises SlowSubscriber, or what `on_lost` raises."""
-        self._breath += 1
-        if self._breath >= BATCHES_WITHOUT_BREATH:
-            self._breath = 0
-            await asyncio.sleep(0)
-        while True:
-            while not self._buffer:
-                if self._closed:
-                    return None
-                if self._failure is not None:
-                    raise self._failure
-                self._check_opened()
-                for attachment in list(self._attachments.values()):
-                    if not attachment.looking:
-                        self._read(attachment)
-                if not self._buffer:
-                    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._waiters.append(waiter)
-                    try:
-                        await waiter
-                    finally:
-                        self._waiters.remove(waiter)
-            item = self._buffer.popleft()
-            if isinstance(item, MessagesLost):
-                self.lost += item.count
-                self._on_lost(item)
-                continue
-            self._buffered -= item.size
-            if self._unread:
-                self._look_at_unread()
-            return self._messages(item)
+    def missed(self, lost: MessagesLost) -> None:
+        """It takes its turn."""
+        self._buffer.append(lost)
+        self._wake()
 
-    def _messages(self, batch: Batch) -> list[Message]:
-        topic, header, payloads, size = batch
-        self.messages += len(payloads)
-        self.bytes += size
-        self._lag_seconds = max(0.0, (time.time_ns() - header.timestamp) / 1e9)
-        self._latencies.append(self._lag_seconds)
-        numbers, name, publisher, timestamp = count(header.sequence), topic.decode(), header.publisher, header.timestamp
-        if header.version == frames.VERSION:
-            plain = cast(Sequence[bytes], payloads)
-            return list(map(Message, repeat(name), plain, repeat(publisher), numbers, repeat(timestamp)))
-        items = [(item, None) if isinstance(item, bytes) else item for item in payloads]
-        return [
-            Message(name, payload, publisher, number, timestamp, headers)
-            for (payload, headers), number in zip(items, numbers, strict=False)
-        ]
+    def settle(self) -> None:
+        """Also the moment to look after time limits: the Monitor does not know of us yet."""
+        if self._order.waiting:
+            now = time.monotonic()
+            self._give(self._order.detached(now))
+            self._end_holds(now)
+
+    def is_proved(self) -> None:
+        """Tell the Monitor."""
+        self._membership.report_now()
+
+    def is_full(self) -> bool:
+        """The application does not keep up."""
+        return self._buffered >= BUFFER_BYTES
+
+    def is_ready(self) -> bool:
+        """The Monitor says so."""
+        return self._ready.is_set()
+
+    # --- for the inbox --------------------------------------------------------------------------------------------------
+
+    def holds_back(self) -> bool:
+        """Some of what was read is not in the inbox."""
+        return bool(self._order.waiting)
+
+    def look(self) -> None:
+        """At everything that has come."""
+        self._check_opened()
+        for attachment in list(self._attachments.values()):
+            if not attachment.looking:
+                self._read(attachment)
+
+    def took(self) -> None:
+        """What was left unread may be read."""
+        if self._unread:
+            self._look_at_unread()
+        if self._past is not None:
+            self._past.room.set()
 
     # --- a Member, see membership.py ------------------------------------------------------------------------------------
 
     def join_request(self) -> wire.JoinSubscriber:
         """See membership.Member."""
-        returning = self._started > 0 and self._failure is None
+        returning = self._was_ready and self._failure is None
         return wire.JoinSubscriber(self.id, self._filter.patterns, returning, wire.PROTOCOL)
 
     def report(self) -> wire.SubscriberReport:
@@ -418,22 +433,14 @@ class Subscriber:
         if self._buffered < BUFFER_BYTES or taken != self._progress[0]:
             self._progress = (taken, now)
         elif self._overflow is Overflow.BLOCK and now - self._progress[1] > SLOW_SECONDS and self._failure is None:
-            self._fail(SlowSubscriber(f"no message was taken for {SLOW_SECONDS:g} s while others waited"))
-        ordered = sorted(self._latencies)
-        half = ordered[len(ordered) // 2] if ordered else 0.0
-        most = ordered[int(len(ordered) * 0.99)] if ordered else 0.0
+            self.fail(SlowSubscriber(f"no message was taken for {SLOW_SECONDS:g} s while others waited"))
         attached = tuple(token for token, one in self._attachments.items() if one.proved)
         totals = (self.messages, self.bytes, self.lost, self.duplicated)
-        return wire.SubscriberReport(self.id, self._version, attached, *totals, self._lag_seconds, half, most, now)
+        return wire.SubscriberReport(self.id, self._version, attached, *totals, *self.latencies(), now)
 
     def _note_limits(self) -> None:
         """Say aloud what was given up to stay within the bounds of time and memory."""
-        order = self._order
-        totals = {
-            "paths_given_up": order.unfinished,
-            "topics_forgotten": order.forgotten_topics,
-            "publishers_forgotten": order.forgotten_publishers,
-        }
+        totals = self._order.given_up()
         if any(total != self.counters[name] for name, total in totals.items()):
             self.counters.update({name: total - self.counters[name] for name, total in totals.items()})
             fields = {"queue": self.queue, **totals}
@@ -445,7 +452,8 @@ class Subscriber:
             attachment.catch_up()
             if not attachment.looking:
                 self._read(attachment)
-        self._give(self._order.expire(now, HOLD_SECONDS, HOLD_MAX_SECONDS[self._overflow], self._unread_at))
+        most = HOLD_MAX_SECONDS[self._overflow] if self._past is None else math.inf
+        self._give(self._order.expire(now, HOLD_SECONDS, most, self._unread_at))
 
     def take(self, notice: Any) -> None:
         """See membership.Member."""
@@ -463,10 +471,11 @@ class Subscriber:
                 if notice.answers:
                     self._look_back(notice)
                 self._started = self._started or (time.monotonic() if ready else 0.0)
+                self._was_ready = self._was_ready or ready
                 self._waits = notice.waits
                 (self._ready.set if ready else self._ready.clear)()
             case wire.Evicted():
-                self._fail(SlowSubscriber(f"silent for {notice.silent_seconds:.0f} s: disconnected so that others could go on"))
+                self.fail(SlowSubscriber(f"silent for {notice.silent_seconds:.0f} s: disconnected so that others could go on"))
 
     def _look_back(self, heard: wire.Heard) -> None:
         """Messages may have passed us by since we were last known to be well, though we were ready."""
@@ -478,22 +487,14 @@ class Subscriber:
 
     def health(self) -> SubscriberHealth:
         """What is well and what is not."""
-        silent = self._membership.monitor_silent_seconds()
-        missing = tuple(one.exchange.id for one in self._attachments.values() if not one.proved)
-        problems = []
-        if self._closed:
-            problems.append(str(Closed("closed")))
-        if self._failure is not None:
-            problems.append(str(self._failure))
-        if missing:
-            problems.append(f"not attached to Exchanges {', '.join(missing)}")
-        if not self._membership.joined or silent > 3:
+        proved = {one.exchange.id: one.proved for one in self._attachments.values()}
+        silent = self._membership.monitor_silent_seconds() if self._membership.joined or self._past is None else 0.0
+        missing = tuple(id for id, is_proved in proved.items() if not is_proved)
+        problems = [] if self._failure is None else [str(self._failure)]
+        if not (self._membership.joined or self._past is not None) or silent > SILENT_SECONDS:
             problems.append(f"the Monitor has been silent for {silent:.1f} s")
         if self._buffered >= BUFFER_BYTES:
             problems.append("the application does not keep up: the buffer is full")
-        if self.lost:
-            problems.append(f"{self.lost} messages were lost")
-        attached = tuple(one.exchange.id for one in self._attachments.values() if one.proved)
-        ready = self._ready.is_set() and not missing and self._failure is None and not self._closed
-        buffered = self._buffered + self._order.held_bytes
-        return SubscriberHealth(ready, attached, missing, silent, buffered, self.lost, tuple(problems))
+        ready = self._ready.is_set() and self._failure is None and not self._closed
+        attached, buffered = tuple(id for id in proved if id not in missing), self._buffered + self._order.held_bytes
+        return SubscriberHealth.of(ready, self._closed, attached, missing, silent, buffered, self.lost, problems)

@@ -130,3 +130,21 @@ class SubscriberHealth(NamedTuple):
     buffered_bytes: int
     lost: int
     problems: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        ready: bool,
+        closed: bool,
+        attached: tuple[str, ...],
+        missing: tuple[str, ...],
+        silent: float,
+        buffered: int,
+        lost: int,
+        problems: list[str],
+    ) -> SubscriberHealth:
+        """With what these say themselves among the problems."""
+        told = [*(["closed"] * closed), *problems]
+        told += [f"not attached to Exchanges {', '.join(missing)}"] if missing else []
+        told += [f"{lost} messages were lost"] if lost else []
+        return cls(ready and not missing, attached, missing, silent, buffered, lost, tuple(told))

@@ -16,6 +16,7 @@ import msgspec
 from roq.errors import FrameError
 from roq.wire.decoding import UNDECODABLE
 from roq.wire.policy import Policy
+from roq.wire.recording import Record, Recording, tapes_of
 from roq.wire.work_queue import WorkQueueSpec, in_words
 
 T = TypeVar("T")
@@ -124,6 +125,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     monitors: tuple[MonitorAddress, ...] = ()
     work: WorkQueueSpec | None = None
     former: tuple[FormerProcess, ...] = ()
+    recording: Recording | None = None  # for kind EXCHANGE, of a queue that is or was recorded
 
     @property
     def name(self) -> str:
@@ -193,7 +195,8 @@ class HostReport(msgspec.Struct, frozen=True):
 
 class QueueRecord(msgspec.Struct, frozen=True):
     """JSON of `queues/<q>`: a queue's metadata. `exchanges`: host by Exchange id; `backups`: hosts of its backup Monitors;
-    `former`: what was replaced because its host was lost."""
+    `former`: what was replaced because its host was lost; `record`: how its tapes are kept, if it was ever recorded;
+    `recorded`: whether it is now."""
 
     name: str
     settings: QueueSettings
@@ -205,6 +208,13 @@ class QueueRecord(msgspec.Struct, frozen=True):
     transaction: str = ""  # id of the request that created it
     backups: tuple[str, ...] = ()
     former: tuple[FormerProcess, ...] = ()
+    record: Record | None = None
+    recorded: bool = False
+
+    @property
+    def recording(self) -> Recording | None:
+        """What its Exchanges are told; None if it was never recorded."""
+        return None if self.record is None else Recording(self.record, tapes_of(self.name, self.transaction), self.recorded)
 
     @property
     def monitor_hosts(self) -> tuple[str, ...]:

@@ -18,6 +18,9 @@ A frame is one ZeroMQ message part. Exchanges forward it undecoded and match sub
      38 count      u32    payloads in the body
      42 timestamp  u64    nanoseconds since 1970 at which the batch was opened
 
+The first TAPED that a subscriber gets says: what came before this subscription was active is on the Exchange's tape, up to
+entry `sequence`, and what came after is not. Each later one: the tape is stored up to that entry, and was sent before it.
+
 FF never starts a UTF-8 topic, and it is the *last* byte in the order in which libzmq re-sends subscriptions after a
 reconnect: whoever receives a control frame over a connection has all its subscriptions active on that connection.
 """
@@ -42,7 +45,9 @@ CONTROL_PREFIX = b"\xff"
 SUBSCRIBE_ALL = b"\x01"  # an Exchange's subscription at each publisher
 HEADER = struct.Struct("<BBQIQQQIQ")
 CONFIRMATION = struct.Struct("<IQ")  # path, mark
+STORED = struct.Struct("<IQBQ")  # path, mark, copies, entry
 _CONFIRMED = b"\x02"
+_STORED = b"\x03"
 
 
 def welcome(token: str) -> bytes:
@@ -65,6 +70,28 @@ def confirmed(message: bytes) -> tuple[int, int] | None:
     return path, mark
 
 
+class StoredUpTo(NamedTuple):
+    """Everything on `path` before STORE `mark` is on stable storage of so many stores, up to this entry of the Exchange's tape.
+    copies 0: not all of it is, for the Exchange did not record all the time since it last confirmed anything."""
+
+    path: int
+    mark: int
+    copies: int
+    entry: int
+
+
+def store_confirmation(stored: StoredUpTo) -> bytes:
+    """The Exchange's answer to STORE, on the publisher's own connection. 03 starts no subscription."""
+    return _STORED + STORED.pack(*stored)
+
+
+def stored_up_to(message: bytes) -> StoredUpTo | None:
+    """If it is such a message."""
+    if message[:1] != _STORED or len(message) != 1 + STORED.size:
+        return None
+    return StoredUpTo(*STORED.unpack_from(message, 1))
+
+
 class FrameKind(IntEnum):
     """What a frame is."""
 
@@ -76,6 +103,8 @@ class FrameKind(IntEnum):
     WATERMARK = 5  # last numbers of recently used topics: reveals a lost tail; body = {topic: (last number, payloads sent)}
     RETIRE = 6  # from the Monitor: this Exchange will not carry anything after this; body = Exchange token
     BUNDLE = 7  # part of a replay: data frames of one publisher, in order, of any topics; body = list of whole data frames
+    STORE = 8  # as MARK, to be confirmed once everything before it is stored, too (recorded queues); body = mark number
+    TAPED = 9  # from the Exchange to a subscriber that asks for it: number of an entry of its tape; body = its token
 
 
 class Header(NamedTuple):

@@ -12,6 +12,7 @@ import msgspec
 
 from roq.wire.assignment import HostReport, MonitorAddress, QueueRecord, QueueSettings
 from roq.wire.policy import Policy
+from roq.wire.recording import Record
 from roq.wire.shuffle import Description, Range, Receipt, RunSample, Spec
 from roq.wire.work_queue import MasterAddress, TaskSettings, WorkQueueRecord
 
@@ -35,6 +36,7 @@ class CreateQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     settings: QueueSettings = QueueSettings()
     host: str = ""
     policy: Policy | None = None
+    record: Record | None = None  # None: not recorded; an existing queue may be or not
 
 
 class RemoveQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -108,6 +110,21 @@ class SetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
     queue: str
     policy: Policy | None
     transaction: str
+
+
+class RecordQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Record the queue from now on, kept like this; None: record it no longer, what is on its tapes stays until it expires.
+    Answered when it is written and on its way to the Exchanges."""
+
+    queue: str
+    record: Record | None
+    transaction: str
+
+
+class DescribeTapes(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The tapes of a queue, and where the stores are that hold them."""
+
+    queue: str
 
 
 class GetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -260,6 +277,26 @@ class Queues(msgspec.Struct, frozen=True, tag=True, array_like=True):
     queues: tuple[QueueInfo, ...]
 
 
+class TapeView(msgspec.Struct, frozen=True, array_like=True):
+    """One tape. log: its id. exchange: that writes or wrote it. live: the queue has this Exchange. meta: JSON of the log's
+    znode."""
+
+    log: str
+    exchange: str
+    live: bool
+    meta: bytes
+
+
+class Tapes(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answer to DescribeTapes. tapes: the queue's part of their names (wire/recording.py). stores: endpoint by host."""
+
+    tapes: str
+    record: Record
+    recorded: bool
+    views: tuple[TapeView, ...]
+    stores: dict[str, str]
+
+
 class WorkQueueInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """One work queue. masters: those that run, the active one first; ready: the active one runs."""
 
@@ -359,6 +396,8 @@ Request = (
     | ListHosts
     | DrainHost
     | SetPolicy
+    | RecordQueue
+    | DescribeTapes
     | GetPolicy
     | CreateWorkQueue
     | RemoveWorkQueue
@@ -381,6 +420,7 @@ Reply = (
     | Exists
     | QueueInfo
     | Queues
+    | Tapes
     | WorkQueueInfo
     | WorkQueues
     | ShuffleInfo

@@ -12,6 +12,7 @@ import roq
 from roq.errors import DeadlineExceeded, WorkQueueNotFound
 from roq.testing import DockerCluster
 from roq.wire import gcm
+from roq.wire.assignment import ProcessKind
 from roq.wire.task import Status
 from roq.workqueue.remote import RemoteQueue
 from tests.harness.task_load import TaskLoad
@@ -103,6 +104,8 @@ async def under_load(machines: DockerCluster, client: roq.Cluster, **options: fl
         scene = Scene(machines, client, load)
         await scene.flowing()
         await scene.whole()
+        # four hosts, three copies: whole is not every host, and one that the test before had killed may just be starting
+        await asyncio.gather(*(machines.wait_process(host, str(ProcessKind.STORE)) for host in machines.hosts))
         yield scene
     finally:
         load.stop()

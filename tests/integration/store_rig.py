@@ -16,6 +16,7 @@ import msgspec
 from roq.coordination import paths
 from roq.coordination.session import Session
 from roq.errors import RoqError
+from roq.log.replicated.owner import LogKeeper
 from roq.log.replicated.reader import LogReader
 from roq.log.replicated.settings import LogSettings
 from roq.log.replicated.stores import StaticDirectory
@@ -134,14 +135,14 @@ class Store:
 
 
 class StoreRig:
-    """Some stores, a directory that knows them, and writers and readers that are closed at the end."""
+    """Some stores, a directory that knows them, and writers, keepers and readers that are closed at the end."""
 
     def __init__(self, zookeeper: str, directory: Path, session: Session) -> None:
         self.zookeeper, self.directory, self.session = zookeeper, directory, session
         self.log_id = uuid.uuid4().hex[:16]
         self.static = StaticDirectory({})
         self.stores: dict[str, Store] = {}
-        self._closing: list[LogWriter | LogReader] = []
+        self._closing: list[LogWriter | LogReader | LogKeeper] = []
 
     async def start(self, hosts: str, folders: Sequence[Path] = ()) -> None:
         for host, folder in zip(hosts, folders or [self.directory / host for host in hosts], strict=True):
@@ -153,6 +154,11 @@ class StoreRig:
         writer = await LogWriter.take_over(self.session, self.log_id, self.static, settings, term)
         self._closing.append(writer)
         return writer
+
+    async def keeper(self, term: int = 1, settings: LogSettings = QUICK) -> LogKeeper:
+        keeper = await LogKeeper.take_over(self.session, self.log_id, self.static, settings, term)
+        self._closing.append(keeper)
+        return keeper
 
     def reader(self) -> LogReader:
         reader = LogReader(self.session, self.log_id, self.static)

@@ -6,6 +6,7 @@ Not covered: whole programs (tests/interop) and Spark (tests/spark).
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import signal
@@ -179,3 +180,19 @@ def test_policies_from_the_shell(cluster: RunningCluster, tmp_path: Path) -> Non
         assert "max_cpu_fraction = 0.8" not in printed(show, tmp_path, **here)
     finally:
         printed("roq queue rm orders", tmp_path, **here)
+
+
+def test_a_queue_is_recorded(cluster: RunningCluster, tmp_path: Path) -> None:
+    here = {"ROQ_CLUSTER": cluster.zookeeper}
+    create, publish, follow, read, off = block("docs/recorded-queues.md", "Recorded queues").splitlines()
+    printed(create, tmp_path, **here)
+    try:
+        assert "stored" in printed(f"{publish} 2>&1", tmp_path, **here)
+        assert '{"price": 120}' in printed(f"{follow} --count 1", tmp_path, **here)
+        (line,) = printed(read, tmp_path, **here).splitlines()
+        assert json.loads(line)["topic"] == "eu.paris"
+        assert "no longer" in printed(f"{off} 2>&1", tmp_path, **here)
+        source = block("docs/recorded-queues.md", "Recorded queues", 2).replace("127.0.0.1:2181", cluster.zookeeper)
+        assert run(source, tmp_path).splitlines() == ["stored on 2 stores at least", "1000 messages of the last two hours"]
+    finally:
+        printed("roq queue rm orders; roq queue rm invoices", tmp_path, **here)

@@ -169,6 +169,38 @@ async def test_with_the_rights_it_works_and_without_it_says_which_one_is_missing
                     await denied
 
 
+async def test_a_recorded_queue_with_and_without_rights(cluster: Cluster) -> None:
+    """Who may subscribe reads its tapes from the stores, and of nothing else what is kept there."""
+    with as_holder(cluster.owner):
+        async with roq.connect(cluster.zookeeper) as connected:
+            await connected.create_queue("kept", record=roq.Record())
+            jobs = await connected.work_queue("jobs")
+    publisher = cluster.card("keeps", Grant(Right.PUBLISH, "kept"))
+    reader, stranger = (
+        cluster.card("looks-back", Grant(Right.SUBSCRIBE, "kept")),
+        cluster.card("stranger", Grant(Right.SUBSCRIBE, "other")),
+    )
+    with as_holder(publisher):
+        async with roq.connect(cluster.zookeeper) as connected, connected.publisher("kept", confirm="stored") as sends:
+            receipt = await sends.publish("t", b"x", confirm="stored")
+            assert receipt is not None
+            assert receipt.copies == 2
+            with pytest.raises(AccessDenied, match="keeps needs the right `admin`"):
+                await connected.record_queue("kept", None)
+    with as_holder(reader):
+        async with roq.connect(cluster.zookeeper) as connected:
+            async with connected.subscriber("kept", start="earliest", follow=False) as past:
+                assert [message.payload async for message in past] == [b"x"]
+            tapes = await connected.tapes("kept")
+        log = store.Read(f"{jobs.record.spec.log}~1.1", 1, 0)
+        for endpoint in tapes.stores.values():
+            assert "no host" in await refused(endpoint, store.Reply, log), "a work queue's log is none of its business"
+    with as_holder(stranger):
+        async with roq.connect(cluster.zookeeper) as connected:
+            with pytest.raises(AccessDenied, match="stranger needs the right `subscribe` or `describe` to 'kept'"):
+                await connected.subscriber("kept", start="earliest").open()
+
+
 async def test_tasks_with_and_without_rights(cluster: Cluster) -> None:
     producer, worker = cluster.card("producer", Grant(Right.PUT, "jobs")), cluster.card("worker", Grant(Right.LEASE, "jobs"))
     with as_holder(producer):

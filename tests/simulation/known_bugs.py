@@ -43,7 +43,7 @@ def _without(machine: Any, *rules: str) -> Iterator[None]:
     """A machine of which rules are switched off, as its model does it."""
     init = machine.__init__
     defaults = init.__defaults__
-    init.__defaults__ = (*defaults[:-1], type(defaults[-1])(**dict.fromkeys(rules, False)))
+    init.__defaults__ = tuple(type(one)(**dict.fromkeys(rules, False)) if hasattr(one, rules[0]) else one for one in defaults)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Simulated clusters: 220 seeds keep every promise, a seed is a run, known bugs that are put back are found."""
+"""Simulated clusters: 205 seeds keep every promise, a seed is a run, known bugs that are put back are found."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import pytest
 from roq.errors import StorageFailed
 from roq.log.store import index
 from roq.tools.simulation.faults import (
+    RECORDED_WEIGHTS,
     SHUFFLE_WEIGHTS,
     TASK_WEIGHTS,
     WEIGHTS,
     Fault,
     FaultKind,
     plan,
+    plan_recorded,
     plan_shuffles,
     plan_tasks,
     storm,
@@ -27,13 +29,13 @@ from roq.tools.simulation.hunt import shortest, story
 from roq.tools.simulation.run import Run, What, simulate
 from roq.workqueue.master.dump import Dump
 from roq.workqueue.state import State
-from tests.simulation import known_bugs, known_shuffle_bugs, known_task_bugs
+from tests.simulation import known_bugs, known_recording_bugs, known_shuffle_bugs, known_task_bugs
 
-SEEDS, AT_ONCE = {What.MESSAGES: 140, What.TASKS: 40, What.SHUFFLE: 20}, 5
+SEEDS, AT_ONCE = {What.MESSAGES: 140, What.TASKS: 40, What.SHUFFLE: 20, What.RECORDED: 5}, 5
 SECONDS_MIN = 60.0  # that a run simulates
-GIVEN_MIN = {What.MESSAGES: 100, What.TASKS: 100, What.SHUFFLE: 30}
+GIVEN_MIN = {What.MESSAGES: 100, What.TASKS: 100, What.SHUFFLE: 30, What.RECORDED: 100}
 TRIES = 12  # runs to find a bug that is put back, from the seed on that showed it when this was written
-BUGS = known_bugs.BUGS | known_task_bugs.BUGS | known_shuffle_bugs.BUGS
+BUGS = known_bugs.BUGS | known_task_bugs.BUGS | known_shuffle_bugs.BUGS | known_recording_bugs.BUGS
 SHOW = """
 import sys
 from roq.tools.simulation.run import What, simulate
@@ -56,7 +58,8 @@ def test_every_promise_is_kept(what: What, first: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "seed"), [(What.MESSAGES, 3), (What.MESSAGES, 11), (What.TASKS, 3), (What.TASKS, 5), (What.SHUFFLE, 5)]
+    ("what", "seed"),
+    [(What.MESSAGES, 3), (What.MESSAGES, 11), (What.TASKS, 3), (What.TASKS, 5), (What.SHUFFLE, 5), (What.RECORDED, 1)],
 )
 def test_a_seed_is_a_run(what: What, seed: int) -> None:
     """Twice in this process, and in others whose strings have other hashes."""
@@ -146,3 +149,4 @@ def test_every_kind_of_fault_is_drawn() -> None:
     assert {fault.kind for seed in range(20) for fault in plan(Random(seed), 40.0)} == WEIGHTS.keys()
     assert {fault.kind for seed in range(20) for fault in plan_tasks(Random(seed), 40.0)} == TASK_WEIGHTS.keys()
     assert {fault.kind for seed in range(20) for fault in plan_shuffles(Random(seed), 40.0)} == SHUFFLE_WEIGHTS.keys()
+    assert {fault.kind for seed in range(20) for fault in plan_recorded(Random(seed), 40.0)} == RECORDED_WEIGHTS.keys()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 
@@ -9,6 +11,7 @@ from hcm.assignment import Keep, Reconfigure, Replace, StartProcess, Stop, admit
 from roq.errors import CallError, StaleEpoch
 from roq.wire.assignment import Assignment, MonitorAddress, MonitorRole, ProcessKind, ProcessSpec, QueueSettings
 from roq.wire.policy import Bounds, Policy
+from roq.wire.recording import Record, Recording
 
 MONITOR = ProcessSpec(ProcessKind.MONITOR, "orders")
 EXCHANGE = ProcessSpec(ProcessKind.EXCHANGE, "orders", "e1")
@@ -36,6 +39,13 @@ def test_unchanged_is_kept() -> None:
 def test_a_new_policy_is_taken_while_running() -> None:
     changed = msgspec.structs.replace(SCALING, policy=Policy(bounds=Bounds(max_exchanges=9)))
     assert plan((changed,), present(SCALING)) == [Reconfigure(changed)]
+
+
+def test_recording_is_switched_while_running() -> None:
+    on, changed, off = (Recording(Record(days), "t", on) for days, on in ((7, True), (1, True), (1, False)))
+    steps = [EXCHANGE, *(msgspec.structs.replace(EXCHANGE, recording=one) for one in (on, changed, off)), EXCHANGE]
+    for before, after in pairwise(steps):
+        assert plan((after,), present(before)) == [Reconfigure(after)]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ RUN_BY = {
     ("README.md", "Test your application", 2): [f"{EXTRAS}::test_an_application_s_own_tests"],
     ("README.md", "Test your application", 3): [f"{EXTRAS}::test_an_application_s_own_tests"],
     ("docs/security.md", "From nothing to a secured cluster", 1): [f"{SECURED}::test_what_the_document_shows"],
+    ("docs/recorded-queues.md", "Recorded queues", 1): [f"{HERE}::test_a_queue_is_recorded"],
+    ("docs/recorded-queues.md", "Recorded queues", 2): [f"{HERE}::test_a_queue_is_recorded"],
     ("docs/policies.md", "Scaling policies", 1): [f"{HERE}::test_policies_from_the_shell"],
     ("docs/policies.md", "The file", 1): [f"{HERE}::test_policies_from_the_shell"],
     ("docs/policies.md", "Trying one out", 1): [f"{HERE}::test_policies_from_the_shell"],

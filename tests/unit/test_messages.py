@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from roq.wire.assignment import Overflow, QueueSettings
+from roq.wire.recording import Record
 from roq.wire.work_queue import TaskSettings
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +67,7 @@ def test_no_error_shows_the_repr_of_an_enumeration() -> None:
     ("settings", "text"),
     [
         (QueueSettings(3, Overflow.BLOCK), "replication 3, overflow block, max_frame_bytes 1048576"),
+        (Record(0.5, copies=2), "days 0.5, max_bytes 0, copies 2, ack 0"),
         (TaskSettings(7), "max_attempts 7, dedup_seconds 300.0, payload_bytes_max 1048576"),
     ],
 )

@@ -21,6 +21,8 @@ import pytest
 
 import roq
 from roq import blocking
+from roq.pubsub.inbox import Inbox
+from roq.pubsub.past import PastReader
 
 FACES = [
     (roq.Cluster, blocking.Cluster),
@@ -29,8 +31,9 @@ FACES = [
     (roq.WorkQueue, blocking.WorkQueue),
     (roq.Task, blocking.Task),
 ]
-# What a queue's membership asks of a publisher or a subscriber, and what a lease's keeper does to a task.
+# What a queue's membership, its past and its inbox ask of a publisher or a subscriber; what a lease's keeper does to a task.
 INSIDE = {"join_request", "report", "take", "answered", "mark_lost", "ends_in"}
+INSIDE |= {name for kind in (PastReader, Inbox) for name in vars(kind) if name not in vars(object)} - {"batches", "next_batch"}
 # A blocking publisher or subscriber is opened by `with` alone; its `id` and `lost` are attributes of the asynchronous one.
 OPENED_BY_WITH, ATTRIBUTES = {"open"}, {"id", "lost"}
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from roq.errors import LogFenced, LogUnavailable, StorageFull
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
-from roq.log.replicated.health import SegmentHealth, SegmentRepair, StoreHealth, choose, rank
+from roq.log.replicated.ensemble import SegmentHealth, SegmentRepair
+from roq.log.replicated.health import StoreHealth, choose, rank
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState, SnapshotMetadata
 from roq.log.replicated.recovery import SegmentRecovery
 from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan

@@ -27,7 +27,7 @@ from roq.wire.card import CLOCK_SECONDS, AccessList, Card, CardRole, Grant, Righ
 from roq.wire.curve import KeyPair
 
 INSIDE = {  # what no client may ask, with any right
-    *(store.OpenSegment, store.FenceLog, store.Recover, store.Read, store.Holes, store.Compare, store.CopySegment),
+    *(store.OpenSegment, store.FenceLog, store.Recover, store.Holes, store.Compare, store.CopySegment),
     *(store.DeleteSegment, store.ListSegments, store.CopyBlob, store.DeleteBlob, store.ListBlobs, store.Add),
     *(shuffle.StorePieces, shuffle.FetchInterval, shuffle.KeepIntervals, shuffle.ForgetShuffle, shuffle.TableChanged),
     *(gcm.ReportRuns, monitor.ExchangeReport, monitor.RecordDecision),
@@ -79,6 +79,23 @@ def test_an_error_names_the_right_that_is_missing() -> None:
         allow(card(Grant(Right.LEASE, "orders")), gcm.DescribeWorkQueue("bills"))
 
 
+def test_who_records_a_queue_and_who_reads_its_tapes() -> None:
+    allow = rights.for_names(rights.GCM)
+    assert rights.ADMINISTRATIVE & {gcm.RecordQueue, gcm.DescribeTapes} == {gcm.RecordQueue}
+    allow(card(Grant(Right.ADMIN, "orders")), gcm.RecordQueue("orders", None, "t"))
+    for right in (Right.SUBSCRIBE, Right.DESCRIBE):
+        allow(card(Grant(right, "orders")), gcm.DescribeTapes("orders"))
+        with pytest.raises(AccessDenied, match="admin"):
+            allow(card(Grant(right, "*")), gcm.RecordQueue("orders", None, "t"))
+        with pytest.raises(AccessDenied, match="the right `subscribe` or `describe` to 'bills'"):
+            allow(card(Grant(right, "orders")), gcm.DescribeTapes("bills"))
+    with pytest.raises(AccessDenied):
+        allow(card(Grant(Right.PUBLISH, "*")), gcm.DescribeTapes("orders"))
+    for request in (gcm.RecordQueue("orders", None, "t"), gcm.DescribeTapes("orders")):
+        with pytest.raises(AccessDenied, match="no administrator"):
+            allow(card(role=CardRole.HOST, name="host-1"), request)
+
+
 def test_an_exchange_reports_for_its_own_host_alone() -> None:
     allow = rights.allow_at_monitor("q")
     where = monitor.ExchangeAddress("A", "127.0.0.1", 1, 2)
@@ -91,7 +108,7 @@ def test_an_exchange_reports_for_its_own_host_alone() -> None:
 
 
 def test_a_clients_rights_at_stores_and_processes() -> None:
-    allow = rights.for_any(rights.STORE)
+    allow = rights.allow_at_store()
     allow(card(Grant(Right.PUT, "orders")), store.PutBlob("b", 1, 0, 1, b""))
     for request in (store.FenceLog("l", 1 << 60), store.GetBlob("b", 0, 1)):
         with pytest.raises(AccessDenied):

@@ -34,13 +34,14 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SegmentMetadata(msgspec.Struct, frozen=True):
-    """One segment. last: its last position, -1 unless CLOSED."""
+    """One segment. last: its last position, -1 unless CLOSED. closed_at: milliseconds since 1970; 0: not known."""
 
     id: str
     first: int
     state: SegmentState
     fragments: tuple[Fragment, ...]
     last: int = -1
+    closed_at: int = 0
 
     def fragment_of(self, position: int) -> Fragment:
         """Where the entry at `position` is."""
@@ -122,13 +123,13 @@ def owned(meta: LogMeta, epoch: int) -> LogMeta:
     return meta
 
 
-def close_last(meta: LogMeta, last: int, fragments: tuple[Fragment, ...]) -> LogMeta:
-    """The unfinished segment ends at `last`, on these fragments. An empty one leaves the chain."""
+def close_last(meta: LogMeta, last: int, fragments: tuple[Fragment, ...], at: int = 0) -> LogMeta:
+    """The unfinished segment ends at `last`, on these fragments. An empty one leaves the chain. at: milliseconds since 1970."""
     segment = meta.segments[-1]
     if last < segment.first:
         return msgspec.structs.replace(meta, segments=meta.segments[:-1])
     kept = tuple(one for one in fragments if one.first <= last)
-    closed = msgspec.structs.replace(segment, state=SegmentState.CLOSED, last=last, fragments=kept)
+    closed = msgspec.structs.replace(segment, state=SegmentState.CLOSED, last=last, fragments=kept, closed_at=at)
     return msgspec.structs.replace(meta, segments=(*meta.segments[:-1], closed))
 
 
@@ -179,11 +180,13 @@ def set_snapshot(meta: LogMeta, snapshot: SnapshotMetadata) -> LogMeta:
     """Readers may begin here: closed segments up to its position leave the chain."""
     if meta.snapshot is not None and meta.snapshot.position > snapshot.position:
         return meta
-    gone = [one for one in meta.segments if one.state is SegmentState.CLOSED and one.last <= snapshot.position]
-    return msgspec.structs.replace(
-        meta,
-        serial=meta.serial + 1,
-        snapshot=snapshot,
-        trimmed=max(meta.trimmed, *(one.last for one in gone)) if gone else meta.trimmed,
-        segments=tuple(one for one in meta.segments if one not in gone),
-    )
+    return msgspec.structs.replace(trim(meta, snapshot.position), serial=meta.serial + 1, snapshot=snapshot)
+
+
+def trim(meta: LogMeta, position: int) -> LogMeta:
+    """Nobody needs what is up to `position` any more: closed segments that end there or before leave the chain."""
+    gone = [one for one in meta.segments if one.state is SegmentState.CLOSED and one.last <= position]
+    if not gone:
+        return meta
+    kept = tuple(one for one in meta.segments if one not in gone)
+    return msgspec.structs.replace(meta, trimmed=max(meta.trimmed, gone[-1].last), segments=kept)

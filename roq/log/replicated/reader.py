@@ -21,16 +21,88 @@ RETRY_SECONDS = 0.1
 Entry = tuple[int, bytes]
 
 
-class LogReader:
+class SegmentReader:
+    """Reads a log of which somebody else knows the metadata."""
+
+    def __init__(self, log_id: str, stores: Stores) -> None:
+        self.log_id, self.stores = log_id, stores
+        self._changed = asyncio.Event()  # the metadata did: a question that waits for news is dropped
+        self._preferred = ""
+
+    async def refresh(self) -> LogMeta:
+        """The metadata, read now. Raises LogUnavailable (there is no such log), or what the one does who has them."""
+        raise NotImplementedError
+
+    async def read_from(self, meta: LogMeta, after: int, wait_seconds: float = 0.0, *, ask_all: bool = False) -> list[Entry]:
+        """Confirmed entries behind position `after`, about 1 MiB at most; [] if there are none yet, and have not been for
+        `wait_seconds`. ask_all: before that is believed; one node alone may lag behind.
+
+        Raises LogTrimmed (load the snapshot), LogUnavailable (no node that has it answers), DataLost (all answer, none has it).
+        """
+        position = after + 1
+        if after < meta.trimmed and (not meta.segments or meta.segments[0].first > position):
+            raise LogTrimmed()
+        for segment in meta.segments:
+            if segment.first <= position and (segment.state is not SegmentState.CLOSED or position <= segment.last):
+                return await self._read_segment(segment, position, wait_seconds, ask_all=ask_all)
+        return []
+
+    async def _read_segment(
+        self, segment: SegmentMetadata, position: int, wait_seconds: float, *, ask_all: bool = False
+    ) -> list[Entry]:
+        fragment = segment.fragment_of(position)
+        later = [one.first for one in segment.fragments if one.first > position]
+        last = min(later) - 1 if later else max(segment.last, 0)  # 0: up to what is confirmed
+        nodes = sorted(fragment.nodes, key=lambda node: node != self._preferred)
+        silent: list[str] = []
+        none_yet = False
+        for node in nodes:
+            request = wire.Read(segment.id, position, last, 0.0 if last or none_yet else wait_seconds)
+            try:
+                answer = await self._ask(node, request)
+            except RoqError as failed:
+                silent.append(f"{node}: {failed}")
+                continue
+            entries = list(enumerate(answer.entries, answer.first))
+            if not _intact(segment.id, answer):
+                silent.append(f"{node}: sent a damaged entry")
+                continue
+            none_yet = none_yet or not (entries or answer.missing)
+            if entries or not (answer.missing or ask_all):
+                self._preferred = node
+                return entries
+        if none_yet:
+            return []
+        where = f"entry {position} of log {self.log_id}, segment {segment.id},"
+        if not silent or not last:
+            now = await self.refresh()
+            if not silent and segment in now.segments:
+                raise lost(f"{where} is damaged or missing on every host that should hold it: {', '.join(sorted(nodes))}")
+        raise LogUnavailable(f"{where} can't be read from {len(nodes)} hosts now: {'; '.join(silent) or 'they moved'}")
+
+    async def _ask(self, node: str, request: wire.Read) -> wire.Entries:
+        """The answer; a question that waits for news is dropped when the metadata change."""
+        ask = asyncio.ensure_future(self.stores.request(node, request, wire.Entries, request.wait_seconds + ANSWER_SECONDS))
+        if not request.wait_seconds:
+            return await ask
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait((ask, changed), return_when=asyncio.FIRST_COMPLETED)
+            return ask.result() if ask.done() else wire.Entries(request.first, [], [], 0, False)
+        finally:
+            ask.cancel()
+            changed.cancel()
+            await asyncio.gather(ask, changed, return_exceptions=True)
+
+
+class LogReader(SegmentReader):
     """Reads one log. Needs ZooKeeper to begin, and to see new segments."""
 
     def __init__(self, session: Session, log_id: str, directory: Directory) -> None:
-        self._session, self.log_id = session, log_id
-        self.stores = Stores(directory)
+        super().__init__(log_id, Stores(directory))
+        self._session = session
         self._meta: LogMeta | None = None
         self._known = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._preferred = ""
         self._watch = session.watch_data(paths.log(log_id), self._seen)
 
     def _seen(self, node: Node | None) -> None:
@@ -73,11 +145,8 @@ class LogReader:
                 raise
 
     async def read(self, after: int) -> list[Entry]:
-        """Confirmed entries behind position `after`, about 1 MiB at most; [] if there are none yet.
-
-        Raises LogTrimmed (load the snapshot), LogUnavailable (no node that has it answers), DataLost (all answer, none has it).
-        """
-        return await self._read(await self.meta(), after, 0.0)
+        """As `read_from`, of what is known."""
+        return await self.read_from(await self.meta(), after)
 
     async def follow(self, after: int) -> AsyncIterator[list[Entry]]:
         """Runs of confirmed entries behind `after`, as they come, for ever. Waits while stores are away. Raises LogTrimmed,
@@ -86,7 +155,7 @@ class LogReader:
             meta = await self.meta()
             self._changed.clear()
             try:
-                entries = await self._read(meta, after, WAIT_SECONDS)
+                entries = await self.read_from(meta, after, WAIT_SECONDS)
             except LogUnavailable:
                 await self._news(RETRY_SECONDS)
                 continue
@@ -102,56 +171,6 @@ class LogReader:
                 await self._changed.wait()
         except TimeoutError:
             return
-
-    async def _read(self, meta: LogMeta, after: int, wait_seconds: float) -> list[Entry]:
-        position = after + 1
-        if after < meta.trimmed and (not meta.segments or meta.segments[0].first > position):
-            raise LogTrimmed()
-        for segment in meta.segments:
-            if segment.first <= position and (segment.state is not SegmentState.CLOSED or position <= segment.last):
-                return await self._read_segment(segment, position, wait_seconds)
-        return []
-
-    async def _read_segment(self, segment: SegmentMetadata, position: int, wait_seconds: float) -> list[Entry]:
-        fragment = segment.fragment_of(position)
-        later = [one.first for one in segment.fragments if one.first > position]
-        last = min(later) - 1 if later else max(segment.last, 0)  # 0: up to what is confirmed
-        nodes = sorted(fragment.nodes, key=lambda node: node != self._preferred)
-        silent: list[str] = []
-        for node in nodes:
-            request = wire.Read(segment.id, position, last, 0.0 if last else wait_seconds)
-            try:
-                answer = await self._ask(node, request)
-            except RoqError as failed:
-                silent.append(f"{node}: {failed}")
-                continue
-            entries = list(enumerate(answer.entries, answer.first))
-            if not _intact(segment.id, answer):
-                silent.append(f"{node}: sent a damaged entry")
-                continue
-            if entries or not answer.missing:
-                self._preferred = node
-                return entries
-        where = f"entry {position} of log {self.log_id}, segment {segment.id},"
-        if not silent or not last:
-            now = await self.refresh()
-            if not silent and segment in now.segments:
-                raise lost(f"{where} is damaged or missing on every host that should hold it: {', '.join(sorted(nodes))}")
-        raise LogUnavailable(f"{where} can't be read from {len(nodes)} hosts now: {'; '.join(silent) or 'they moved'}")
-
-    async def _ask(self, node: str, request: wire.Read) -> wire.Entries:
-        """The answer; a question that waits for news is dropped when the metadata change."""
-        ask = asyncio.ensure_future(self.stores.request(node, request, wire.Entries, request.wait_seconds + ANSWER_SECONDS))
-        if not request.wait_seconds:
-            return await ask
-        changed = asyncio.ensure_future(self._changed.wait())
-        try:
-            await asyncio.wait((ask, changed), return_when=asyncio.FIRST_COMPLETED)
-            return ask.result() if ask.done() else wire.Entries(request.first, [], [], 0, False)
-        finally:
-            ask.cancel()
-            changed.cancel()
-            await asyncio.gather(ask, changed, return_exceptions=True)
 
     def close(self) -> None:
         """Let go."""

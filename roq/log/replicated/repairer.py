@@ -16,9 +16,9 @@ from typing import TypeVar
 from roq.errors import LogFenced, RoqError, Unavailable
 from roq.log.replicated import metadata
 from roq.log.replicated.health import StoreHealth
+from roq.log.replicated.owner import LogOwner
 from roq.log.replicated.repair import Copy, Holding, garbage, holdings, plan, under_replicated
 from roq.log.replicated.settings import RepairSettings
-from roq.log.replicated.writer import LogWriter
 from roq.runtime.observe import Counters, logger
 from roq.wire import store as wire
 from roq.wire.master import Shortage
@@ -79,11 +79,11 @@ class Copier:
 class LogRepairer:
     """Repairs of one log."""
 
-    def __init__(self, writer: LogWriter, settings: RepairSettings, lost: Callable[[], None] | None = None) -> None:
+    def __init__(self, owner: LogOwner, settings: RepairSettings, lost: Callable[[], None] | None = None) -> None:
         """lost: called when no store has something any more, and only a new snapshot can take its place."""
-        self._writer, self._settings, self._lost = writer, settings, lost
+        self._owner, self._settings, self._lost = owner, settings, lost
         self.counters = Counters()
-        self._health = StoreHealth(writer.stores.directory, time.monotonic)
+        self._health = StoreHealth(owner.stores.directory, time.monotonic)
         self._disks: dict[str, str] = {}  # host -> identity of the disk that answered last
         self._verified: dict[tuple[Holding, str], float] = {}
         self._lacking: set[tuple[Holding, str]] = set()
@@ -93,19 +93,19 @@ class LogRepairer:
         self._swept = time.monotonic()
 
     async def run(self) -> None:
-        """Until the writer stops."""
-        while self._writer.error is None:
+        """Until the owner stops."""
+        while self._owner.error is None:
             try:
                 await self.round()
             except LogFenced:
                 return
             except RoqError as error:
-                log.info("log %s could not be repaired now, trying again: %s", self._writer.log_id, error)
+                log.info("log %s could not be repaired now, trying again: %s", self._owner.log_id, error)
             await asyncio.sleep(self._settings.every_seconds)
 
     async def round(self) -> int:
         """Look once and repair what can be; how many copies were made. Raises LogFenced."""
-        settings, meta = self._settings, self._writer.meta
+        settings, meta = self._settings, self._owner.meta
         what = list(holdings(meta))
         live = frozenset(self._health.live())
         gone = self._health.away({node for one in what for node in one.nodes}, settings.gone_seconds)
@@ -127,21 +127,21 @@ class LogRepairer:
         held = set(what)
         self._refusing = {key: at for key, at in self._refusing.items() if key[0] in held and now - at < REFUSING_SECONDS}
         self._lacking &= known
-        found = await self._writer.stores.compare(what, self._writer.open_parts(), live)
+        found = await self._owner.stores.compare(what, self._owner.open_parts(), live)
         for host, disk in found.disks.items():
             if self._disks.get(host, disk) != disk:
-                log.warning("host %s has another disk: what log %s keeps there is copied again", host, self._writer.log_id)
+                log.warning("host %s has another disk: what log %s keeps there is copied again", host, self._owner.log_id)
                 self._verified = {key: when for key, when in self._verified.items() if key[1] != host}
             self._disks[host] = disk
         for holding, node in sorted(found.lacking - self._lacking, key=_order):
             self.counters["incomplete"] += 1
-            good, wanted = len(found.good(holding)), self._writer.meta.write_quorum
+            good, wanted = len(found.good(holding)), self._owner.meta.write_quorum
             log.warning(
                 "%s is under-replicated, %d of %d copies: host %s lacks it, copying it again", holding, good, wanted, node
             )
         self._lacking = found.lacking | {key for key in self._lacking if key[1] not in found.disks}
         for part in found.parts:
-            self._writer.lost(part)
+            self._owner.lost(part)
 
     def _check_lost(self, what: list[Holding], live: frozenset[str]) -> None:
         """What no node has in full although all of them answer, and could not be put together: say so."""
@@ -155,10 +155,10 @@ class LogRepairer:
 
     async def copies(self) -> list[Shortage]:
         """What has not all of its copies now, and where they are missing; all stores are asked. Empty: any one disk may go."""
-        meta, writer = self._writer.meta, self._writer
-        what, parts = list(holdings(meta)), writer.open_parts()
-        found = await writer.stores.compare(what, parts, writer.stores.directory.hosts())
-        return under_replicated(what, parts, meta.write_quorum, writer.behind(), found)
+        meta, owner = self._owner.meta, self._owner
+        what, parts = list(holdings(meta)), owner.open_parts()
+        found = await owner.stores.compare(what, parts, owner.stores.directory.hosts())
+        return under_replicated(what, parts, meta.write_quorum, owner.behind(), found)
 
     async def _verify(self, what: list[Holding], live: frozenset[str]) -> None:
         """Have every live node of a closed fragment read and check what it holds: after it was closed, then now and then. As
@@ -173,7 +173,7 @@ class LogRepairer:
                 return
             try:
                 request = wire.Holes(holding.name, holding.first, holding.last)
-                answer = await self._writer.stores.request(node, request, wire.Ranges, CHECK_SECONDS)
+                answer = await self._owner.stores.request(node, request, wire.Ranges, CHECK_SECONDS)
             except RoqError as error:
                 log.info("copy of %s on host %s could not be verified now, trying again: %s", holding, node, error)
                 continue
@@ -196,40 +196,40 @@ class LogRepairer:
         nodes = copy.nodes(done)
         log.info("%s copied to host %s: it is on %s now", holding, ", ".join(done), ", ".join(nodes))
         if nodes != holding.nodes:
-            await self._writer.change(
+            await self._owner.change(
                 lambda meta: metadata.replace_copies(meta, holding.name, holding.first, holding.nodes, nodes)
             )
         return True
 
     async def _fetch(self, copy: Copy, source: str, target: str) -> None:
-        holding, stores, seconds = copy.holding, self._writer.stores, self._settings.copy_seconds
+        holding, stores, seconds = copy.holding, self._owner.stores, self._settings.copy_seconds
         if holding.is_blob:
             await stores.copy_blob(source, target, holding.name, seconds)
             return
-        order = wire.CopySegment(holding.name, self._writer.epoch, holding.first, holding.last, stores.endpoint(source))
+        order = wire.CopySegment(holding.name, self._owner.epoch, holding.first, holding.last, stores.endpoint(source))
         await stores.request(target, order, wire.StoreDone, seconds)
 
     # --- what nobody names --------------------------------------------------------------------------------------------
 
     async def sweep(self) -> int:
         """Delete segments and snapshots that nobody has named for `garbage_seconds`; how many. Raises LogFenced."""
-        writer, seen = self._writer, set()
-        uploads = frozenset(writer.uploads)  # one that ends while we read is named by newer metadata than those read
-        meta = await writer.own()  # read again: only the owner deletes
+        owner, seen = self._owner, set()
+        uploads = frozenset(owner.uploads)  # one that ends while we read is named by newer metadata than those read
+        meta = await owner.own()  # read again: only the owner deletes
         now, deleted = time.monotonic(), 0
-        for host in sorted(writer.stores.directory.hosts()):
+        for host in sorted(owner.stores.directory.hosts()):
             try:
-                names = await writer.stores.segments(host, f"{writer.log_id}~")
-                names += [one.blob for one in await writer.stores.inventory(host, f"{writer.log_id}~snapshot-")]
-                for name in garbage(meta, writer.log_id, writer.epoch, names, host, uploads | writer.uploads):
+                names = await owner.stores.segments(host, f"{owner.log_id}~")
+                names += [one.blob for one in await owner.stores.inventory(host, f"{owner.log_id}~snapshot-")]
+                for name in garbage(meta, owner.log_id, owner.epoch, names, host, uploads | owner.uploads):
                     seen.add((host, name))
                     if now - self._unnamed.setdefault((host, name), now) >= self._settings.garbage_seconds:
                         is_blob = "~snapshot-" in name
-                        request = wire.DeleteBlob(name) if is_blob else wire.DeleteSegment(name, writer.epoch)
-                        await writer.stores.request(host, request, wire.StoreDone)
+                        request = wire.DeleteBlob(name) if is_blob else wire.DeleteSegment(name, owner.epoch)
+                        await owner.stores.request(host, request, wire.StoreDone)
                         deleted += 1
             except RoqError as error:
-                log.info("garbage of log %s stays on host %s until the next sweep: %s", writer.log_id, host, error)
+                log.info("garbage of log %s stays on host %s until the next sweep: %s", owner.log_id, host, error)
         self._unnamed = {key: since for key, since in self._unnamed.items() if key in seen}
         self.counters["deleted"] += deleted
         return deleted

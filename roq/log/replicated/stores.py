@@ -87,6 +87,10 @@ class StoreDirectory:
         """Registered hosts whose store runs."""
         return frozenset(host for host in self._registered if self._running.get(host))
 
+    def registered(self) -> int:
+        """How many hosts there are, whether or not their store runs by now."""
+        return len(self._registered)
+
     def _registered_now(self, hosts: list[str]) -> None:
         self._registered = frozenset(hosts)
         self._seen["registered"].set()
@@ -267,10 +271,14 @@ class Stores:
 
     async def segments(self, host: str, prefix: str) -> list[str]:
         """Names of all segments on the host that begin with `prefix`."""
-        found: list[str] = []
+        return [one.segment for one in await self.segment_views(host, prefix)]
+
+    async def segment_views(self, host: str, prefix: str) -> list[wire.SegmentView]:
+        """All segments on the host whose names begin with `prefix`."""
+        found: list[wire.SegmentView] = []
         while True:
-            request = wire.ListSegments(prefix, found[-1] if found else "")
-            part = [one.segment for one in (await self.request(host, request, wire.SegmentList)).segments]
+            request = wire.ListSegments(prefix, found[-1].segment if found else "")
+            part = (await self.request(host, request, wire.SegmentList)).segments
             found += part
             if len(part) < wire.LIST_COUNT_MAX:
                 return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from roq.errors import DataLost, LogFenced, LogUnavailable, NoHosts, RoqError, TemporaryError
 from roq.log.replicated import metadata
@@ -63,12 +64,20 @@ class TakeOver:
         segment, nodes = await announce(self._log_id, self._stores, meta, meta.epoch, quorums[0])
 
         def change(now: LogMeta) -> LogMeta:
-            metadata.owned(now, meta.epoch)
-            if recovery is not None and recovery.end is not None:
-                now = metadata.close_last(now, recovery.end, recovery.written)
-            return metadata.open_next(now, segment, nodes, metadata.TAKE_OVER_SEGMENTS_MAX, quorums)
+            return metadata.open_next(self._ended(now, recovery), segment, nodes, metadata.TAKE_OVER_SEGMENTS_MAX, quorums)
 
         return change
+
+    async def end(self) -> Change:
+        """Recover: the change of the metadata that closes the last segment."""
+        recovery = await self.recover()
+        return lambda now: self._ended(now, recovery)
+
+    def _ended(self, now: LogMeta, recovery: SegmentRecovery | None) -> LogMeta:
+        metadata.owned(now, self._meta.epoch)
+        if recovery is None or recovery.end is None:
+            return now
+        return metadata.close_last(now, recovery.end, recovery.written, time.time_ns() // 1_000_000)
 
     async def recover(self) -> SegmentRecovery | None:
         """The finished recovery, None if there was nothing to recover. Raises LogFenced; waits for stores otherwise."""

@@ -18,12 +18,14 @@ from roq.errors import Closed, LogFenced, LogUnavailable, PayloadTooLarge, RoqEr
 from roq.log.replicated import metadata
 from roq.log.replicated.appending import Appending
 from roq.log.replicated.chain import Chain, Guard
-from roq.log.replicated.health import Directory, SegmentHealth, SegmentRepair, choose, rank
-from roq.log.replicated.metadata import Change, LogMeta, SegmentState, SnapshotMetadata
+from roq.log.replicated.ensemble import SegmentHealth, SegmentRepair
+from roq.log.replicated.health import Directory, choose, rank
+from roq.log.replicated.metadata import LogMeta, SegmentState, SnapshotMetadata
+from roq.log.replicated.owner import LogOwner, now_ms, take
 from roq.log.replicated.repair import Holding, OpenPart, open_parts
 from roq.log.replicated.settings import LogSettings
 from roq.log.replicated.stores import Stores
-from roq.log.replicated.takeover import TakeOver, announce, open_nodes
+from roq.log.replicated.takeover import announce, open_nodes
 from roq.runtime.observe import logger
 from roq.wire import store as wire
 
@@ -32,23 +34,20 @@ ANSWER_SECONDS = 1.0  # of a store that may get a segment which is opened to rep
 Done = Callable[[int | RoqError], None]  # position, or what stopped the log: then the outcome is unknown
 
 
-class LogWriter:
+class LogWriter(LogOwner):
     """The one writer of a log in its epoch. Made by `take_over`."""
 
     def __init__(self, log_id: str, chain: Chain, stores: Stores, settings: LogSettings) -> None:
         """The chain's last segment has just been opened for it."""
-        self.log_id, self.settings, self.stores, self._chain = log_id, settings, stores, chain
-        self.epoch = chain.meta.epoch
+        super().__init__(log_id, chain, stores)
+        self.settings = settings
         self.quorums = settings.write_quorum, settings.ack_quorum  # if higher than the log's: from the next segment on
         self._loop = asyncio.get_running_loop()
         self._dones: deque[Done] = deque()  # of positions acked+1 …
         self._held: list[bytes] = []  # taken while the next segment is being opened
         self._held_bytes = 0
-        self._error: RoqError | None = None
-        self._failed = asyncio.Event()
         self._drained = asyncio.Event()
         self._rolling = False
-        self.uploads: set[str] = set()  # snapshots under way: nobody names them yet, and they are no garbage
         self._snapshots = 0  # begun
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,23 +67,8 @@ class LogWriter:
         after `settings.take_over_seconds`; then it may be tried again.
         """
         chain, stores, quorums = Chain(session, log_id, guard), Stores(directory), (settings.write_quorum, settings.ack_quorum)
-        taking: TakeOver | None = None
-        try:
-            async with asyncio.timeout(settings.take_over_seconds):
-                if await chain.read() is None:
-                    await chain.create(LogMeta(write_quorum=quorums[0], ack_quorum=quorums[1]))
-                    await chain.read()
-                taking = TakeOver(log_id, stores, await chain.change(lambda meta: metadata.take(meta, term)))
-                stores.on_notice = taking.notice
-                await chain.change(await taking.begin(quorums))
-        except TimeoutError:
-            stores.close()
-            waits_for = taking.waits_for() if taking is not None else "new stores"
-            seconds = f"{settings.take_over_seconds:g} s"
-            raise LogUnavailable(f"too few stores of log {log_id} answered in {seconds}: {waits_for}") from None
-        except BaseException:
-            stores.close()
-            raise
+        made = LogMeta(write_quorum=quorums[0], ack_quorum=quorums[1])
+        await take(log_id, chain, stores, settings, term, lambda taking: taking.begin(quorums), made)
         writer = cls(log_id, chain, stores, settings)
         log.info("log taken over", extra={"fields": {"log": log_id, "epoch": writer.epoch, "confirmed": writer.confirmed}})
         return writer
@@ -93,6 +77,7 @@ class LogWriter:
         """The segment that was opened last is written from now on."""
         segment = meta.segments[-1]
         self._appending = Appending(segment.id, self.epoch, segment.fragments[-1].nodes, meta.ack_quorum, segment.first)
+        self._opened = time.monotonic()
         self._sent_confirmed = segment.first - 1  # the confirmed position the stores know
         self._health = SegmentHealth(self.settings, self._appending, time.monotonic())
 
@@ -116,20 +101,9 @@ class LogWriter:
         return self._appending.acked
 
     @property
-    def meta(self) -> LogMeta:
-        """The log's metadata as this writer knows them."""
-        return self._chain.meta
-
-    @property
-    def error(self) -> RoqError | None:
-        """Why the writer stopped; None while it goes on."""
-        return self._error
-
-    async def failed(self) -> RoqError:
-        """Wait until the writer stops; why."""
-        await self._failed.wait()
-        assert self._error is not None
-        return self._error
+    def age_seconds(self) -> float:
+        """Since the segment was opened; 0 while it is empty."""
+        return time.monotonic() - self._opened if self._health.entries else 0.0
 
     def write(self, entry: bytes, done: Done) -> None:
         """Append one entry. `done` is called with its position when it and all before it are on stable storage of the ack
@@ -214,7 +188,7 @@ class LogWriter:
         """For good. What is not acknowledged is unknown."""
         if self._error is not None:
             return
-        self._error = error
+        super()._stop(error)
         reason = f"{type(error).__name__}: {error}"
         log.warning(
             "log writer stopped: what it had not acknowledged is unknown",
@@ -224,7 +198,6 @@ class LogWriter:
         for done in dones:
             done(type(error)(str(error)))
         self._drained.set()
-        self._failed.set()
 
     def open_parts(self) -> list[OpenPart]:
         """What the nodes of the open segment must have by now."""
@@ -333,13 +306,27 @@ class LogWriter:
                     return
 
                 def change(meta: LogMeta) -> LogMeta:
-                    meta = metadata.close_last(meta, appending.acked, meta.segments[-1].fragments)
-                    return metadata.open_next(meta, segment, nodes, quorums=self.quorums)
+                    return metadata.open_next(_closed(meta, appending), segment, nodes, quorums=self.quorums)
 
                 self._open(await self.change(change))
             finally:
                 self._rolling = False
                 self._release_held()
+
+    async def seal(self) -> bool:
+        """Wait until everything is acknowledged, close the segment and stop: nobody writes until the next take-over. Whether
+        that could be done; if not, the log is left as a writer leaves it that dies. Raises LogFenced."""
+        async with self._busy:
+            appending = self._appending
+            self._rolling = True
+            try:
+                drained = await self._drain(appending)
+                if drained:
+                    await self.change(lambda meta: _closed(meta, appending))
+            finally:
+                self._rolling = False
+        await self.close()
+        return drained
 
     async def _drain(self, appending: Appending) -> bool:
         """Wait until everything sent is acknowledged; False if that takes too long."""
@@ -363,27 +350,6 @@ class LogWriter:
         self._flush()
 
     # --- snapshots and metadata ---------------------------------------------------------------------------------------
-
-    async def own(self) -> LogMeta:
-        """The metadata, read now. Raises LogFenced if the log has another owner, ZooKeeperUnavailable."""
-        meta = await self._chain.refresh()
-        if meta is None or meta.epoch != self.epoch:
-            error = LogFenced("the log has another owner")
-            self._stop(error)
-            raise error
-        return meta
-
-    async def change(self, change: Change) -> LogMeta:
-        """Change the metadata as the log's owner. Raises LogFenced."""
-
-        def checked(meta: LogMeta) -> LogMeta:
-            return change(metadata.owned(meta, self.epoch))
-
-        try:
-            return await self._chain.change(checked)
-        except LogFenced as error:
-            self._stop(error)
-            raise
 
     async def snapshot(self, position: int, data: bytes | memoryview) -> None:
         """Store the state as of `position` (≤ confirmed): readers begin there, and what it covers may be deleted.
@@ -420,3 +386,8 @@ class LogWriter:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.stores.close()
+
+
+def _closed(meta: LogMeta, appending: Appending) -> LogMeta:
+    """Its last segment ends with what is acknowledged."""
+    return metadata.close_last(meta, appending.acked, meta.segments[-1].fragments, now_ms())

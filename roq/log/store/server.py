@@ -28,7 +28,7 @@ from roq.runtime.files import DISK, FULL, Disk
 from roq.runtime.observe import Counters, logger
 from roq.runtime.rpc import RpcPool, RpcServer
 from roq.wire import store as wire
-from roq.wire.rights import STORE, for_any
+from roq.wire.rights import allow_at_store
 from roq.wire.store import Add, Found, Refusal
 
 log = logger(__name__)
@@ -128,7 +128,7 @@ class StoreServer:
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
         served = partial(RpcServer, address, port, wire.Request, self._handle, counters=self.counters, drained=self._next)
-        self._server = served(notices=wire.NoticeToStore, notice=self._notice, allow=for_any(STORE))
+        self._server = served(notices=wire.NoticeToStore, notice=self._notice, allow=allow_at_store())
         self.port = self._server.port
         self.kick()
         self._start(self._compact())

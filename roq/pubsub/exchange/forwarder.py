@@ -7,6 +7,9 @@ ends a path (FIN). A subscriber is told when its subscriptions are active (ATTAC
     drop    frames for a full one are dropped and counted; control frames are not, until it has twice its bound: then it is cut
     block   while one is full nothing is read from publishers; one that shows no sign of life meanwhile is cut
 
+In a recorded queue everything is also written to the Exchange's tape (recorder.py); publishers that ask (STORE) are told what
+is stored there, and subscribers that ask where their messages begin on it.
+
 With a `security`, only who may publish to the queue is let in in front, and who may subscribe at the back.
 
 Not covered: who belongs to the queue (the Monitor).
@@ -17,9 +20,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from roq.errors import FrameError
+from roq.pubsub.exchange.recorder import Recorder
 from roq.pubsub.exchange.runs import FrameRun, FrameRuns
 from roq.runtime.connections import Peer, Server
 from roq.runtime.links import SubscribedPeer, Subscriptions
@@ -29,7 +34,7 @@ from roq.wire import frame as frames
 from roq.wire import zmtp
 from roq.wire.assignment import Overflow, QueueSettings
 from roq.wire.card import Right
-from roq.wire.frame import CONTROL_PREFIX, SUBSCRIBE_ALL, FrameKind, welcome
+from roq.wire.frame import CONTROL_PREFIX, SUBSCRIBE_ALL, FrameKind, StoredUpTo, welcome
 from roq.wire.limits import (
     BLOCK_BYTES_QUEUED,
     DROP_BYTES_QUEUED,
@@ -41,7 +46,8 @@ from roq.wire.rights import check_member
 
 LOOK_SECONDS = 1.0  # between two looks at those who are full
 SILENT_LOOKS_MAX = 10  # of one that is full, takes nothing and says nothing: longer than any pause of a healthy program
-ANSWERED = (FrameKind.MARK, FrameKind.FIN)
+ANSWERED = (FrameKind.MARK, FrameKind.FIN, FrameKind.STORE)
+TAPED_PREFIX = frames.control_prefix(FrameKind.TAPED)
 _BUNDLE = bytes((FrameKind.BUNDLE,))  # data, sent again
 
 log = logger(__name__)
@@ -82,9 +88,11 @@ class Forwarder:
         self.frame_bytes_max = settings.max_frame_bytes + FRAME_OVERHEAD_BYTES
         self.queue_bytes = queue_bytes(settings)
         self.subscriptions = Subscriptions[SubscribedPeer]()
-        self.counters = counters
-        self.refusals = Refusals(log, counters)
+        self.counters, self.refusals = counters, Refusals(log, counters)
         self.greeting = zmtp.frame(SUBSCRIBE_ALL) + zmtp.frame(welcome(token))
+        self.recorder: Recorder | None = None  # while the queue is recorded
+        self._token, self._tape_full = token, False
+        self._told_of_tape: dict[SubscriberPeer, None] = {}
         self.attached = zmtp.frame(frames.encode_control(FrameKind.ATTACHED, 0, 0, 0, token, time.time_ns()))
         self._frames_in = self._bytes_in = self._frames_out = self._bytes_out = 0
         self._full: dict[SubscriberPeer, None] = {}
@@ -122,7 +130,9 @@ class Forwarder:
         return ForwardedTotals(self._frames_in, self._bytes_in, self._frames_out, self._bytes_out)
 
     def forward(self, runs: Sequence[FrameRun[Route]]) -> None:
-        """To those who subscribed."""
+        """To those who subscribed, and to the tape."""
+        if self.recorder is not None:
+            self.recorder.take(runs)
         for route, pieces, count, size in runs:
             self._frames_in += count
             self._bytes_in += size
@@ -138,6 +148,10 @@ class Forwarder:
     def held(self) -> bool:
         """Whether publishers wait for a subscriber."""
         return self.blocks and bool(self._full)
+
+    def holds(self) -> list[str]:
+        """For what publishers wait."""
+        return ["full"] * self.held + ["tape"] * self._tape_full
 
     def is_full(self, subscriber: SubscriberPeer) -> None:
         """Its queue has reached its bound."""
@@ -155,6 +169,42 @@ class Forwarder:
         if known and self.blocks and not self._full:
             for publisher in self._turns:  # the loop reads in this order, and the first ones may fill somebody again
                 publisher.release("full")
+
+    # --- the tape -----------------------------------------------------------------------------------------------------
+
+    def hold_for_tape(self, full: bool) -> None:
+        """Stores don't keep up: publishers wait, or do no longer."""
+        self._tape_full = full
+        for publisher in self._turns:
+            (publisher.hold if full else publisher.release)("tape")
+
+    def ask_tape(self, subscriber: SubscriberPeer) -> None:
+        """Tell it where its messages begin on the tape, and from then on what is stored."""
+
+        def tell(position: int) -> None:
+            if not subscriber.transport.is_closing():
+                subscriber.transport.write(self._taped(position))
+                self._told_of_tape[subscriber] = None
+
+        if self.recorder is None:
+            tell(0)
+        else:
+            self.recorder.where(tell)
+
+    def stored(self, position: int) -> None:
+        """Everything up to this entry of the tape is."""
+        if self._told_of_tape:
+            frame = self._taped(position)
+            for subscriber in self._told_of_tape:
+                subscriber.send([frame])
+
+    def _taped(self, position: int) -> bytes:
+        return zmtp.frame(frames.encode_control(FrameKind.TAPED, 0, 0, position, self._token, time.time_ns()))
+
+    def forget(self, subscriber: SubscriberPeer) -> None:
+        """Its connection ended."""
+        self._told_of_tape.pop(subscriber, None)
+        self.has_room(subscriber)
 
     def was_read(self, publisher: PublisherPeer) -> None:
         """The others go first when publishers have waited."""
@@ -193,6 +243,9 @@ class PublisherPeer(Peer, asyncio.Protocol):
         self._forwarder = forwarder
         self._runs: FrameRuns[Route] | None = None  # once it has greeted
         self._asked: list[bytes] = []  # control frames to be answered
+        self._recorder: Recorder | None = None  # that took what came last
+        self._mixed = self._began = False  # of what nothing was confirmed, some was taken by no recorder, or by another one
+        self._wants_stored = False  # what it is told of its paths' ends, too, is told once that is stored
 
     def data_received(self, data: bytes) -> None:
         """For the loop."""
@@ -206,6 +259,9 @@ class PublisherPeer(Peer, asyncio.Protocol):
                 runs = self._runs.feed(data)
                 forwarder.forward(runs)
                 finished = bool(runs)
+                if self._recorder is not forwarder.recorder:
+                    self._recorder, self._mixed = forwarder.recorder, self._began
+                self._began = True
                 if self._asked:
                     self._answer()
                 if self._runs.pongs:
@@ -228,8 +284,8 @@ class PublisherPeer(Peer, asyncio.Protocol):
             return b""
         self._runs = FrameRuns(self._forwarder.subscriptions.route, self._forwarder.frame_bytes_max, self._control)
         self.transport.write(self._forwarder.greeting)
-        if self._forwarder.held:
-            self.hold("full")
+        for reason in self._forwarder.holds():
+            self.hold(reason)
         if any(len(parts) != 1 for parts in messages):
             raise FrameError("a message of more than one part")
         return b"".join((*(zmtp.frame(parts[0]) for parts in messages), self.parser.rest()))
@@ -239,14 +295,39 @@ class PublisherPeer(Peer, asyncio.Protocol):
             self._asked.append(body)
 
     def _answer(self) -> None:
-        """Everything before these frames is with the subscribers' queues by now."""
+        """Everything before these frames is with the subscribers' queues by now, and on its way to the tape."""
         asked, self._asked = self._asked, []
-        answers = []
+        answers, recorder = [], self._forwarder.recorder
         for body in asked:
             _, header, content = frames.parse(body)
-            mark = frames.mark_body(content) if header.kind == FrameKind.MARK else 0
-            answers.append(zmtp.frame(frames.confirmation(header.path, mark)))
-        self.answer(answers)
+            if header.kind == FrameKind.STORE:
+                self._wants_stored = True
+                if recorder is None or self._mixed:
+                    self._is_stored(None, header.path, frames.mark_body(content), 0)
+                else:
+                    recorder.when_stored(partial(self._is_stored, recorder, header.path, frames.mark_body(content)))
+                self._mixed = False
+            elif header.kind == FrameKind.FIN and self._wants_stored and recorder is not None:
+                recorder.when_stored(partial(self._has_ended, header.path))
+            else:
+                self._mixed = False
+                mark = frames.mark_body(content) if header.kind == FrameKind.MARK else 0
+                answers.append(zmtp.frame(frames.confirmation(header.path, mark)))
+        if answers:
+            self.answer(answers)
+
+    def _is_stored(self, recorder: Recorder | None, path: int, mark: int, position: int) -> None:
+        """Everything before this STORE, up to that entry of the tape. recorder None: not all of it is."""
+        copies = 0 if recorder is None else max(1, recorder.copies)
+        self._tell(frames.store_confirmation(StoredUpTo(path, mark, copies, position)))
+
+    def _has_ended(self, path: int, position: int) -> None:
+        """Everything before this FIN is stored."""
+        self._tell(frames.confirmation(path, 0))
+
+    def _tell(self, message: bytes) -> None:
+        if not self.transport.is_closing():
+            self.answer([zmtp.frame(message)])
 
 
 class SubscriberPeer(SubscribedPeer):
@@ -269,12 +350,14 @@ class SubscriberPeer(SubscribedPeer):
     def connection_lost(self, error: Exception | None) -> None:
         """For the loop."""
         super().connection_lost(error)
-        self._forwarder.has_room(self)
+        self._forwarder.forget(self)
 
     def subscribed(self, prefix: bytes) -> None:
         """That is active now, and so is what came before."""
         if prefix.startswith(CONTROL_PREFIX) and frames.control_prefix(FrameKind.ATTACHED).startswith(prefix):
             self.transport.write(self._forwarder.attached)
+        elif prefix == TAPED_PREFIX:
+            self._forwarder.ask_tape(self)
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Whole frames."""

@@ -7,6 +7,7 @@ import os
 import time
 
 from roq.pubsub.exchange.forwarder import Forwarder
+from roq.pubsub.exchange.tapes import TapeCare
 from roq.runtime.liveness import beat_on_lease, open_board
 from roq.runtime.observe import Counters
 from roq.runtime.rpc import RpcClient
@@ -36,13 +37,22 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     monitor = RpcClient(spec.monitor.clients_endpoint(), wire.Reply)
 
     def configure(changed: ProcessSpec) -> None:
-        """The queue has another Monitor: report there from now on."""
+        """The queue has another Monitor: report there from now on. Or it is recorded in another way."""
         nonlocal monitor
         if changed.monitor is not None and changed.monitor.clients_endpoint() != monitor.endpoint:
             monitor.close()
             monitor = RpcClient(changed.monitor.clients_endpoint(), wire.Reply)
+        tapes.configure(changed.recording)
         report()
 
+    failed: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        failed.append(error)
+        stop.set()
+
+    tapes = TapeCare(process.queue, process.exchange, spec.zookeeper, forwarder, counters, fail)
+    tapes.configure(process.recording)
     control = ShutdownMonitor(process.name, spec.address, spec.ports["control"], stop, counters, configure, process.term)
     board = open_board(spec)
 
@@ -58,7 +68,10 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
         forwarder.stop()
         control.close()
         monitor.close()
+        await tapes.close()
         board.close()
+    if failed:
+        raise failed[0]
 
 
 def main(spec: ChildSpec) -> int:

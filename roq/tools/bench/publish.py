@@ -11,8 +11,8 @@ from roq.tools.bench.load import STAMP, TICK_SECONDS, Load, Pace
 
 CLOCK_EVERY = 1_000  # messages between two looks at the clock of a load bounded by time
 
-Publish = Callable[[str, bytes], Awaitable[None]]
-PublishMany = Callable[[str, list[bytes]], Awaitable[None]]
+Publish = Callable[[str, bytes], Awaitable[object]]
+PublishMany = Callable[[str, list[bytes]], Awaitable[object]]
 
 
 async def flat_out(load: Load, index: int, publish: Publish) -> int:

@@ -13,7 +13,8 @@ from roq.tools.simulation.run import FAULT_SECONDS, WORDS, What, simulate
 app = typer.Typer(add_completion=False)
 WHAT = typer.Option(
     help="messages: a queue with publishers and subscribers; tasks: a work queue, its stores, masters and disks; "
-    "shuffle: shuffles, their leader and followers, drivers, writers and readers."
+    "shuffle: shuffles, their leader and followers, drivers, writers and readers; "
+    "recorded: a recorded queue, its tapes and stores, publishers and readers of the past."
 )
 
 
@@ -28,9 +29,10 @@ def hunt(
 ) -> None:
     """Simulate a cluster again and again, with other faults each time: GCMs, hosts and clients are killed, stopped and cut off,
     Exchanges come and go; with `--what tasks` stores and masters are killed, disks fail, fill up, rot and are replaced; with
-    `--what shuffle` hosts join and are drained, too, and shuffles are cut anew. What every subscriber got is held against what
-    was published, what was worked on against what was put, what was read against the attempts that won. Tells the shortest
-    story that breaks a promise, and ends with 1 if there is one."""
+    `--what shuffle` hosts join and are drained, too, and shuffles are cut anew; with `--what recorded` stores and Exchanges are
+    killed, disks fail, fill up and are replaced, and recording is switched off and on. What every subscriber got is held
+    against what was published, what was worked on against what was put, what was read against the attempts that won. Tells
+    the shortest story that breaks a promise, and ends with 1 if there is one."""
     clock, broken = Stopwatch(), 0
     for run in runs(range(first, first + seeds), seconds, jobs, what):
         clock.count += 1

@@ -11,11 +11,12 @@ APART_SECONDS = 0.0, 0.5  # at most, of a machine's clock and the right time, at
 
 
 class Wall:
-    """All wall clocks of a run, by the machines' addresses. seed: draws how far they are apart, if they are."""
+    """All wall clocks of a run, by the machines' addresses. seed: draws how far they are apart, if they are. apart:
+    between what."""
 
-    def __init__(self, loop: SimulatedLoop, seed: object) -> None:
+    def __init__(self, loop: SimulatedLoop, seed: object, apart: tuple[float, ...] = APART_SECONDS) -> None:
         self._loop, self._seed = loop, seed
-        self._apart = Random(f"{seed} clocks").choice(APART_SECONDS)
+        self._apart = Random(f"{seed} clocks").choice(apart)
         self._ahead: dict[str, float] = {}
         self.stepped: set[str] = set()  # addresses
 

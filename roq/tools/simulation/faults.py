@@ -9,6 +9,7 @@ from enum import StrEnum
 from random import Random
 
 SWAPS_SHARE, STORMS_SHARE = 0.2, 0.4  # of the seeds with a work queue
+RECORDED_SWAPS_SHARE, RECORDED_LOSSLESS_SHARE = 0.2, 0.4  # of the seeds with a recorded queue
 CLEAN_SECONDS = 4.0  # at the begin: the cluster comes up, everybody joins
 BETWEEN_SECONDS = 2.5  # from one fault to the next, on average
 TASKS_BETWEEN_SECONDS = 2.5
@@ -43,6 +44,7 @@ class FaultKind(StrEnum):
     SWAP_DISK = "a disk is replaced by an empty one"
     JOIN_HOST = "a host joins, or is drained or taken back"
     REBALANCE = "a shuffle is cut anew"
+    SWITCH_RECORDING = "recording is switched off, and on again"
 
 
 WEIGHTS: dict[FaultKind, int] = {
@@ -116,6 +118,34 @@ SHUFFLE_WEIGHTS: dict[FaultKind, int] = {
 }
 
 
+RECORDED_WEIGHTS: dict[FaultKind, int] = {
+    FaultKind.KILL_CHILD: 8,
+    FaultKind.STOP_CHILD: 3,
+    FaultKind.KILL_HCM: 2,
+    FaultKind.KILL_GCM: 2,
+    FaultKind.LOSE_POWER: 3,
+    FaultKind.LOSE_ALL_POWER: 1,
+    FaultKind.CUT_HOST: 3,
+    FaultKind.CUT_HOST_ONE_WAY: 1,
+    FaultKind.CUT_COORDINATOR: 2,
+    FaultKind.CUT_CLIENT: 2,
+    FaultKind.EXPIRE: 1,
+    FaultKind.STOP_CLIENT: 2,
+    FaultKind.KILL_CLIENT: 3,
+    FaultKind.NEW_CLIENT: 2,
+    FaultKind.SLOW_HOST: 1,
+    FaultKind.STEP_CLOCK: 2,
+    FaultKind.ADD_EXCHANGE: 4,
+    FaultKind.MOVE_PUBLISHERS: 5,
+    FaultKind.REMOVE_EXCHANGE: 4,
+    FaultKind.DISK_ERROR: 3,
+    FaultKind.DISK_FULL: 2,
+    FaultKind.SLOW_DISK: 2,
+    FaultKind.SWAP_DISK: 2,
+    FaultKind.SWITCH_RECORDING: 1,
+}
+
+
 GENTLE = {
     FaultKind.KILL_GCM,
     FaultKind.NEW_CLIENT,
@@ -126,6 +156,13 @@ GENTLE = {
     FaultKind.REMOVE_EXCHANGE,
 }
 LOSSLESS = GENTLE | {FaultKind.KILL_CHILD, FaultKind.KILL_HCM}  # no message may be lost for these: what was killed comes back
+LOSSLESS_RECORDED = LOSSLESS | {
+    FaultKind.KILL_CLIENT,
+    FaultKind.DISK_ERROR,
+    FaultKind.DISK_FULL,
+    FaultKind.SLOW_DISK,
+    FaultKind.SWITCH_RECORDING,
+}
 HARMFUL = {FaultKind.KILL_CHILD, FaultKind.KILL_HCM, FaultKind.LOSE_POWER, FaultKind.CUT_HOST, FaultKind.EXPIRE}
 FOLLOWED_SHARE, FOLLOWED_SECONDS = 0.5, 6.0  # of these a client follows, that soon
 GENTLE_SHARE, LOSSLESS_SHARE = 0.15, 0.35  # of the seeds have no other faults
@@ -158,6 +195,15 @@ def plan_tasks(random: Random, seconds: float) -> list[Fault]:
 def plan_shuffles(random: Random, seconds: float) -> list[Fault]:
     """The faults of a run with shuffles, by time."""
     return list(_drawn(random, seconds, SHUFFLE_WEIGHTS))
+
+
+def plan_recorded(random: Random, seconds: float) -> list[Fault]:
+    """The faults of a run with a recorded queue, by time."""
+    drawn = random.random()
+    faults = _swaps(random, seconds) if drawn < RECORDED_SWAPS_SHARE else []
+    chosen = LOSSLESS_RECORDED if drawn > 1 - RECORDED_LOSSLESS_SHARE else RECORDED_WEIGHTS.keys()
+    weights = {kind: weight for kind, weight in RECORDED_WEIGHTS.items() if kind in chosen}
+    return sorted([*faults, *_drawn(random, seconds, weights)], key=lambda fault: fault.at)
 
 
 def _drawn(random: Random, seconds: float, weights: dict[FaultKind, int]) -> Iterator[Fault]:

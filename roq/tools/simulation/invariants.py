@@ -15,6 +15,7 @@ from roq.log.replicated.appending import Appending
 from roq.log.replicated.writer import LogWriter
 from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.order import OrderMachine
+from roq.pubsub.past import Tape
 from roq.pubsub.path import PathMachine
 from roq.pubsub.replay_buffer import ReplayBuffer
 from roq.tools.simulation.loop import PROCESS, Process, SimulatedLoop
@@ -67,38 +68,45 @@ class Inspector:
 
 
 class LogInspector:
-    """Looks at the one log of a run: an epoch has one writer, an acknowledged entry is the same for all who read it."""
+    """Looks at the logs of a run: an epoch has one writer, an acknowledged entry is the same for all who read it."""
 
     def __init__(self) -> None:
-        self._writers: dict[int, LogWriter] = {}  # by epoch
-        self._entries: dict[int, int] = {}  # position -> checksum of what was acknowledged there, or applied
+        self.writers: dict[tuple[str, int], LogWriter] = {}  # by log and epoch
+        self._entries: dict[tuple[str, int], int] = {}  # log, position -> checksum of what was acknowledged there, or applied
         self.wrong: list[str] = []
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
         """For the table of surroundings: writers and followers tell what they do."""
-        write, begin, apply = LogWriter.write, LogWriter._open, LogFollower._apply
+        write, begin, apply, fetch = LogWriter.write, LogWriter._open, LogFollower._apply, Tape.fetch
 
         def written(writer: LogWriter, entry: bytes, done: Callable[[int | RoqError], None]) -> None:
             def noted(result: int | RoqError) -> None:
                 if isinstance(result, int):
-                    self._note(result, entry, f"acknowledged in epoch {writer.epoch}")
+                    self._note(writer.log_id, result, entry, f"acknowledged in epoch {writer.epoch}")
                 done(result)
 
             write(writer, entry, noted)
 
         def begun(writer: LogWriter, meta: Any) -> None:
-            if self._writers.setdefault(writer.epoch, writer) is not writer:
-                self.wrong.append(f"the log: epoch {writer.epoch} has two writers")
+            if self.writers.setdefault((writer.log_id, writer.epoch), writer) is not writer:
+                self.wrong.append(f"log {writer.log_id}: epoch {writer.epoch} has two writers")
             begin(writer, meta)
 
         async def applied(follower: LogFollower, entries: Iterable[tuple[int, bytes]]) -> None:
             entries = list(entries)
             for position, entry in entries:
-                self._note(position, entry, "read")
+                self._note(follower._reader.log_id, position, entry, "read")
             await apply(follower, entries)
 
-        return [(LogWriter, "write", written), (LogWriter, "_open", begun), (LogFollower, "_apply", applied)]
+        async def fetched(tape: Tape, *args: Any) -> int:
+            trimmed = await fetch(tape, *args)
+            for position, entry in tape.ahead:
+                self._note(tape.log_id, position, entry, "read")
+            return trimmed
 
-    def _note(self, position: int, entry: bytes, how: str) -> None:
-        if self._entries.setdefault(position, crc32(entry)) != crc32(entry):
-            self.wrong.append(f"the log: entry {position} is {how}, and was another one before")
+        table = [(LogWriter, "write", written), (LogWriter, "_open", begun)]
+        return [*table, (LogFollower, "_apply", applied), (Tape, "fetch", fetched)]
+
+    def _note(self, log_id: str, position: int, entry: bytes, how: str) -> None:
+        if self._entries.setdefault((log_id, position), crc32(entry)) != crc32(entry):
+            self.wrong.append(f"log {log_id}: entry {position} is {how}, and was another one before")

@@ -22,15 +22,17 @@ import roq.workqueue.master.dump
 import roq.workqueue.master.term
 from roq.errors import RoqError
 from roq.runtime.installation import brought_by
-from roq.tools.simulation.clocks import Wall
+from roq.tools.simulation.clocks import APART_SECONDS, Wall
 from roq.tools.simulation.cluster import COORDINATOR, QUEUE, SimulatedCluster
 from roq.tools.simulation.coordination import SimulatedCoordinator
 from roq.tools.simulation.dumps import DIRECT_MAX
-from roq.tools.simulation.faults import LOSSLESS, Fault, plan, plan_shuffles, plan_tasks
+from roq.tools.simulation.faults import LOSSLESS, Fault, plan, plan_recorded, plan_shuffles, plan_tasks
 from roq.tools.simulation.invariants import Inspector, LogInspector
 from roq.tools.simulation.load import TrafficPattern, judge
 from roq.tools.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
 from roq.tools.simulation.network import Network
+from roq.tools.simulation.recording_cluster import CLOCKS_SECONDS, RecordingCluster, recording_replacements
+from roq.tools.simulation.recordings import RecordPace
 from roq.tools.simulation.surroundings import replaced
 from roq.tools.simulation.task_cluster import WORK_QUEUE, TaskCluster
 from roq.tools.simulation.tasks import INLINE_BYTES, TaskPace
@@ -44,6 +46,7 @@ WRONG_MAX = 5  # of one kind; the first tell it
 SETTLE_SECONDS, CLOSE_SECONDS, DRAIN_SECONDS = 18.0, 21.0, 6.0
 TASKS_CLOSE_SECONDS, DONE_SECONDS = 40.0, 60.0  # a put waits for 30 s at most
 SHUFFLE_CALM_SECONDS = 22.0
+RECORDED_DRAIN_SECONDS = 45.0  # a tape that was left open is waited for 30 s
 CALM_SECONDS = 22.0  # after everything was healed: masters come back, disks are copied, and puts go on
 
 
@@ -53,15 +56,17 @@ class What(StrEnum):
     MESSAGES = "messages"  # a queue, its publishers and subscribers
     TASKS = "tasks"  # a work queue, its stores and masters, producers and workers
     SHUFFLE = "shuffle"  # shuffles, their leader and followers, drivers, writers and readers
+    RECORDED = "recorded"  # a recorded queue, its tapes and stores, publishers and readers
 
 
-PLANS = {What.MESSAGES: plan, What.TASKS: plan_tasks, What.SHUFFLE: plan_shuffles}
+PLANS = {What.MESSAGES: plan, What.TASKS: plan_tasks, What.SHUFFLE: plan_shuffles, What.RECORDED: plan_recorded}
 WORDS = {  # for what was given, got and settled
     What.MESSAGES: ("published", "delivered", "told as lost"),
     What.TASKS: ("put", "deliveries", "acked"),
     What.SHUFFLE: ("attempts", "rows read", "sealed"),
+    What.RECORDED: ("stored", "delivered", "told as lost"),
 }
-HOSTS = {What.MESSAGES: 3, What.TASKS: 3, What.SHUFFLE: 4}  # the last one of these joins late
+HOSTS = {What.MESSAGES: (3,), What.TASKS: (3,), What.SHUFFLE: (4,), What.RECORDED: (3, 4)}  # of a shuffle: one joins late
 
 
 @dataclass(frozen=True)
@@ -97,20 +102,23 @@ def simulate(
     chosen = list(faults) if faults is not None else PLANS[what](Random(f"{seed} faults"), seconds)
     loop = SimulatedLoop(Random(random.getrandbits(64)))
     network = Network(loop, Random(random.getrandbits(64)))
-    wall = Wall(loop, seed)
+    wall = Wall(loop, seed, CLOCKS_SECONDS if what is What.RECORDED else APART_SECONDS)
     coordinator = SimulatedCoordinator(network, COORDINATOR, wall)
     inspector, chance = Inspector(loop), Random(random.getrandbits(64))
     log = LogInspector()
     table = [*inspector.replacements(), *log.replacements(), *_snapshots(seed)]
-    kind: Any = {What.MESSAGES: SimulatedCluster, What.TASKS: TaskCluster}.get(what)
+    kind: Any = {What.MESSAGES: SimulatedCluster, What.TASKS: TaskCluster, What.RECORDED: RecordingCluster}.get(what)
+    if what is What.RECORDED:
+        table += recording_replacements(seed)
+    hosts = hosts or Random(f"{seed} hosts").choice(HOSTS[what])
     if kind is None:
         room = _shuffle_room()
         kind, table = room.ShuffleCluster, [*table, *room.replacements(loop)]
     with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, chance, table):
         drawn = Random(random.getrandbits(64))
-        cluster = kind(
-            loop, network, coordinator, wall, folder, drawn, hosts=hosts or HOSTS[what], gcms=2, session_seconds=SESSION_SECONDS
-        )
+        cluster = kind(loop, network, coordinator, wall, folder, drawn, hosts=hosts, gcms=2, session_seconds=SESSION_SECONDS)
+        if what is What.RECORDED:
+            cluster.writers = log.writers
         wrong = _runs(loop, COURSES[what](cluster, chosen, seconds, random))
         virtual, wrong = (
             loop.time() - BOOTED_SECONDS,
@@ -121,7 +129,7 @@ def simulate(
         wrong += loop.threads.failures
         if what is What.SHUFFLE:
             gc.collect()  # whoever forgets a file of a follower closes it: here, where it is a simulated one
-    judged, counts = _verdict(cluster, chosen) if what is What.MESSAGES else cluster.verdict()
+    judged, counts = _verdict(cluster, chosen)
     wrong += judged
     figures = (*counts, loop.steps, virtual, time.monotonic() - began)
     return Run(seed, what, chosen, cluster.trace, wrong, loop.trace, *figures)
@@ -153,7 +161,12 @@ def _runs(loop: SimulatedLoop, course: Coroutine[Any, Any, None]) -> list[str]:
     return []
 
 
-def _verdict(cluster: SimulatedCluster, faults: Sequence[Fault]) -> tuple[list[str], tuple[int, int, int]]:
+def _verdict(cluster: Any, faults: Sequence[Fault]) -> tuple[list[str], tuple[int, int, int]]:
+    if isinstance(cluster, RecordingCluster):
+        return cluster.judged(list(faults))
+    if type(cluster) is not SimulatedCluster:
+        verdict: tuple[list[str], tuple[int, int, int]] = cluster.verdict()
+        return verdict
     lossless = all(fault.kind in LOSSLESS for fault in faults) and cluster.traffic.burst <= BURST_KEPT
     return judge(cluster.books, lossless=lossless), cluster.books.counts()
 
@@ -254,6 +267,37 @@ async def _shuffles(cluster: Any, faults: Sequence[Fault], seconds: float, rando
         await cluster.stop_clients(what, TASKS_CLOSE_SECONDS)
 
 
+async def _recorded(cluster: RecordingCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+    overflow, exchanges = random.choice(("block", "drop")), random.choice((1, 2, 2))
+    copies, ack = random.choice(((3, 2), (3, 2), (3, 2), (2, 1), (1, 1), (2, 2)))
+    cluster.record = roq.Record(copies=copies, ack=ack)
+    cluster.pace = RecordPace(*random.choice(((10.0, 1), (4.0, 5), (1.0, 60))), random.choice((1, 3)), random.choice((0, 200)))
+    cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01, 0.05)) for host in cluster.hosts}
+    for host in cluster.hosts:
+        host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
+    cluster.start()
+
+    async def prepare(admin: roq.Cluster) -> None:
+        await _all_hosts(cluster, admin)
+        await admin.create_queue(QUEUE, replication=2, overflow=overflow, record=cluster.record, timeout_seconds=60.0)
+        for _ in range(exchanges - 1):
+            await admin.create_exchange(QUEUE, timeout_seconds=60.0)
+
+    await cluster.administer(prepare)
+    began = cluster.loop.time()
+    cluster.told(f"a recorded queue, {copies} copies, ack {ack}, overflow {overflow}, {exchanges} Exchanges; {cluster.pace}")
+    for what in ("early", "publisher", "publisher", "reader", *random.choice(((), ("publisher",)))):
+        cluster.client(what)
+    await _suffer(cluster, faults, began, seconds)
+    await asyncio.sleep(SETTLE_SECONDS)
+    await cluster.stop_clients("publisher", TASKS_CLOSE_SECONDS)
+    cluster.books.ending = cluster.loop.time()
+    await asyncio.sleep(RECORDED_DRAIN_SECONDS)
+    await cluster.look(DONE_SECONDS)
+    for what in ("early", "reader"):
+        await cluster.stop_clients(what, CLOSE_SECONDS)
+
+
 async def _all_hosts(cluster: SimulatedCluster, admin: roq.Cluster) -> None:
     while sum(host.alive for host in (await admin.view()).hosts) < len(cluster.hosts) - cluster.LATE:  # noqa: ASYNC110 - nobody tells of it
         await asyncio.sleep(LOOK_SECONDS)
@@ -271,4 +315,5 @@ COURSES: dict[What, Callable[..., Coroutine[Any, Any, None]]] = {
     What.MESSAGES: _messages,
     What.TASKS: _tasks,
     What.SHUFFLE: _shuffles,
+    What.RECORDED: _recorded,
 }

@@ -1,0 +1,251 @@
+"""The tapes of a recorded queue, as one of its Exchanges looks after them: its own, and those that nobody writes any more.
+
+Of the Exchanges that are there, the one that ranks first for a tape whose own Exchange is gone closes what was left open, keeps
+its copies complete and drops what has expired. Two that think so at once do no harm: the later one takes the log.
+A tape of which nothing is left is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from roq.coordination import paths
+from roq.coordination.session import Session
+from roq.errors import FrameError, LogFenced, RoqError, TemporaryError
+from roq.log.replicated import metadata
+from roq.log.replicated.health import rank
+from roq.log.replicated.metadata import LogMeta
+from roq.log.replicated.owner import LogKeeper, LogOwner, now_ms
+from roq.log.replicated.repairer import LogRepairer
+from roq.log.replicated.settings import LogSettings, RepairSettings
+from roq.log.replicated.stores import StoreDirectory
+from roq.pubsub.exchange.forwarder import Forwarder
+from roq.pubsub.exchange.recorder import TERM, Recorder
+from roq.pubsub.exchange.retention import expired
+from roq.runtime.backoff import delays
+from roq.runtime.observe import Counters, logger
+from roq.runtime.run import Tasks
+from roq.wire.assignment import QueueRecord, from_json
+from roq.wire.recording import Record, Recording, tape_exchange, tapes_prefix
+
+LOOK_SECONDS = 5.0
+EXPIRE_EVERY = 6  # looks
+EMPTY_SECONDS = 180.0  # after its last segment expired a tape is forgotten: by then the stores have dropped it, too
+ROLL_SECONDS_MIN, ROLL_SECONDS_MAX = 60.0, 6 * 3600.0
+ROLLS = 8  # in the time for which messages are kept, at least: what is dropped is a whole segment
+DAY_SECONDS = 86_400.0
+
+log = logger(__name__)
+
+
+class KeptTape:
+    """A tape that nobody writes, taken over by this process."""
+
+    def __init__(self, keeper: LogKeeper) -> None:
+        self.keeper = keeper
+        self.empty_since: float | None = None
+        self._tasks = Tasks(lambda error: None)
+        self._tasks.start(LogRepairer(keeper, RepairSettings()).run(), f"repairs of {keeper.log_id}")
+
+    async def close(self) -> None:
+        """Somebody else may have it."""
+        await self._tasks.stop()
+        self.keeper.close()
+
+
+class TapeCare:
+    """`configure` whenever the queue's Recording is another one. fail(error): this Exchange can't go on."""
+
+    def __init__(
+        self,
+        queue: str,
+        exchange: str,
+        zookeeper: str,
+        forwarder: Forwarder,
+        counters: Counters,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._queue, self._exchange, self._zookeeper = queue, exchange, zookeeper
+        self._forwarder, self._counters = forwarder, counters
+        self._recording: Recording | None = None
+        self._recorder: Recorder | None = None
+        self._writing: asyncio.Task[None] | None = None  # of it, or the end of what was recorded before
+        self._found: asyncio.Future[tuple[Session, StoreDirectory]] = asyncio.get_running_loop().create_future()
+        self._kept: dict[str, KeptTape] = {}
+        self._adopting = asyncio.Lock()
+        self._tasks = Tasks(fail)
+
+    def configure(self, recording: Recording | None) -> None:
+        """What the Exchange is told of it."""
+        if recording is None or recording == self._recording:
+            return
+        if self._recording is None:
+            self._tasks.start(self._run(), "tapes")
+        self._recording = recording
+        if recording.on and self._recorder is None:
+            told = self._forwarder.hold_for_tape, self._forwarder.stored
+            recorder = Recorder(self._queue, self._exchange, recording, *told, self._counters)
+            self._recorder = self._forwarder.recorder = recorder
+            self._writing = self._tasks.start(self._write(recorder, self._writing), "tape")
+        elif recording.on and self._recorder is not None:
+            self._recorder.recording = recording
+        elif self._recorder is not None:
+            self._writing = self._tasks.start(self._end(self._recorder, self._writing), "end of the tape")
+            self._recorder = self._forwarder.recorder = None
+
+    async def close(self) -> None:
+        """Write what there is, as far as that goes quickly, and let go."""
+        if self._recorder is not None:
+            await self._end(self._recorder, self._writing)
+        self._recorder = self._forwarder.recorder = None
+        await self._tasks.stop()
+        await asyncio.gather(*(kept.close() for kept in self._kept.values()))
+        if self._found.done():
+            session, directory = self._found.result()
+            directory.close()
+            await session.close()
+
+    async def _write(self, recorder: Recorder, former: asyncio.Task[None] | None) -> None:
+        """Once what was recorded before is sealed, and nobody here is just taking that tape over to look after it."""
+        if former is not None:
+            await asyncio.wait({former})
+        async with self._adopting:
+            pass
+        await recorder.run(*await asyncio.shield(self._found))
+
+    async def _end(self, recorder: Recorder, writing: asyncio.Task[None] | None) -> None:
+        """Record no longer."""
+        await recorder.seal()
+        if writing is not None:
+            writing.cancel()
+            await asyncio.wait({writing})
+
+    async def _run(self) -> None:
+        for delay in delays():
+            try:
+                session = await Session.connect(self._zookeeper)
+                break
+            except TemporaryError as error:
+                log.warning("the tape waits for ZooKeeper", extra={"fields": {"reason": str(error)}})
+                await asyncio.sleep(delay)
+        try:
+            directory = await StoreDirectory(session).start()
+        except BaseException:
+            await session.close()
+            raise
+        self._found.set_result((session, directory))
+        looks = 0
+        while True:
+            try:
+                await self._look(session, directory, expire=looks % EXPIRE_EVERY == 0)
+                looks += 1
+            except RoqError as error:
+                log.info("the queue's tapes can't be looked after now, trying again: %s", error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    # --- looking after them -------------------------------------------------------------------------------------------
+
+    async def _look(self, session: Session, directory: StoreDirectory, *, expire: bool) -> None:
+        recording, node = self._recording, await session.get(paths.queue(self._queue))
+        if recording is None or node is None:
+            return
+        tapes = await read_tapes(session, recording.tapes)
+        exchanges = [*from_json(node.data, QueueRecord).exchanges]
+        mine = {log_id for log_id in tapes if self._exchange == _keeper_of(log_id, exchanges)}
+        if self._recorder is not None:
+            mine.discard(self._recorder.log_id)
+            self._recorder.grow(len(directory.hosts()))
+            await self._roll(self._recorder, recording.record)
+        for log_id in [log_id for log_id, kept in self._kept.items() if log_id not in mine or kept.keeper.error is not None]:
+            await self._kept.pop(log_id).close()
+        for log_id in sorted(mine - self._kept.keys()):
+            async with self._adopting:
+                if self._recorder is None or log_id != self._recorder.log_id:
+                    await self._adopt(session, directory, log_id, recording.record)
+        if expire:
+            await self._expire(recording, tapes, directory.hosts())
+        await self._forget_empty(session)
+
+    async def _adopt(self, session: Session, directory: StoreDirectory, log_id: str, record: Record) -> None:
+        write, ack = record.quorums(len(directory.hosts()))
+        settings = LogSettings(write_quorum=write, ack_quorum=ack)
+        try:
+            keeper = await LogKeeper.take_over(session, log_id, directory, settings, TERM)
+        except LogFenced as error:
+            log.info("tape is looked after elsewhere", extra={"fields": {"log": log_id, "reason": str(error)}})
+            return
+        except RoqError as error:
+            log.warning(
+                "tape was left open and can't be closed now, trying again: %s", error, extra={"fields": {"log": log_id}}
+            )
+            return
+        self._kept[log_id] = KeptTape(keeper)
+        log.info("tape is looked after here", extra={"fields": {"log": log_id, "last": keeper.meta.next_first - 1}})
+
+    async def _roll(self, recorder: Recorder, record: Record) -> None:
+        seconds = min(max(record.days * DAY_SECONDS / ROLLS, ROLL_SECONDS_MIN), ROLL_SECONDS_MAX)
+        if record.days and recorder.writer is not None and recorder.writer.age_seconds > seconds:
+            await recorder.writer.roll()
+
+    async def _expire(self, recording: Recording, tapes: dict[str, LogMeta], hosts: Collection[str]) -> None:
+        record = recording.record
+        sizes = await self._sizes(recording, hosts) if record.max_bytes else {}
+        owners = {owner.log_id: owner for owner in self._owners()}
+        for log_id, position in expired(tapes, sizes, record, now_ms()).items():
+            owner = owners.get(log_id)
+            if owner is not None and owner.error is None:
+                await owner.change(partial(metadata.trim, position=position))
+                log.info("tape was trimmed", extra={"fields": {"log": log_id, "up_to": position}})
+
+    async def _sizes(self, recording: Recording, hosts: Collection[str]) -> dict[str, int]:
+        """Bytes by segment, as the stores that answer have them."""
+        found: dict[str, int] = {}
+        owner = next(iter(self._owners()), None)
+        if owner is None:
+            return found
+        for host in sorted(hosts):
+            try:
+                for view in await owner.stores.segment_views(host, tapes_prefix(recording.tapes)):
+                    found[view.segment] = max(found.get(view.segment, 0), view.size)
+            except RoqError as error:
+                log.info("host %s did not say how much of the tapes it holds: %s", host, error)
+        return found
+
+    def _owners(self) -> Iterable[LogOwner]:
+        if self._recorder is not None and self._recorder.writer is not None:
+            yield self._recorder.writer
+        yield from (kept.keeper for kept in self._kept.values())
+
+    async def _forget_empty(self, session: Session) -> None:
+        now = time.monotonic()
+        for log_id, kept in list(self._kept.items()):
+            if kept.keeper.meta.segments:
+                kept.empty_since = None
+            elif kept.empty_since is None:
+                kept.empty_since = now
+            elif now - kept.empty_since > EMPTY_SECONDS:
+                await kept.keeper.own()
+                await session.delete(paths.log(log_id))
+                await self._kept.pop(log_id).close()
+                log.info("tape has expired", extra={"fields": {"log": log_id}})
+
+
+def _keeper_of(log_id: str, exchanges: list[str]) -> str:
+    """The Exchange that looks after this tape."""
+    own = tape_exchange(log_id)
+    return own if own in exchanges else rank(log_id, exchanges)[0] if exchanges else ""
+
+
+async def read_tapes(session: Session, tapes: str) -> dict[str, LogMeta]:
+    """Metadata of all tapes of a queue, by log. tapes: the queue's part of their names."""
+    prefix, found = tapes_prefix(tapes), dict[str, LogMeta]()
+    for log_id in await session.children(paths.logs()):
+        if log_id.startswith(prefix) and (node := await session.get(paths.log(log_id))) is not None:
+            try:
+                found[log_id] = from_json(node.data, LogMeta)
+            except FrameError as error:
+                log.error("metadata of a tape are unreadable: %s", error, extra={"fields": {"log": log_id}})
+    return found

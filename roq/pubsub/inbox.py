@@ -1,0 +1,163 @@
+"""What a subscriber has read and its application has not taken yet: handed out message by message or in lists.
+
+For those who derive: `look()` before the application waits, `took()` after it took something, `holds_back()` whether something
+older than what comes now will be put in later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import count, repeat
+from typing import NamedTuple, cast
+
+from roq.errors import MessagesLost, RoqError
+from roq.pubsub.subscription import Batch, Message
+from roq.wire import frame as frames
+
+BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however much there is to read
+LATENCIES_KEPT = 512
+
+
+class Reached(NamedTuple):
+    """Everything up to this entry of the Exchange's tape is in the inbox before this."""
+
+    exchange: str
+    entry: int
+
+
+class Inbox:
+    """Iterate it, or take `batches`."""
+
+    def __init__(self, on_lost: Callable[[MessagesLost], None]) -> None:
+        self.lost = self.messages = self.bytes = 0
+        self._on_lost = on_lost
+        self._buffer: deque[Batch | MessagesLost | Reached] = deque()
+        self._buffered = 0
+        self._done: dict[str, int] = {}  # entries of tapes up to which everything was taken, by Exchange
+        self._marks: dict[str, int] = {}  # entries that were read, while something is held back
+        self._current: Iterator[Message] = iter(())
+        self._waiters: list[asyncio.Future[None]] = []
+        self._failure: RoqError | None = None
+        self._closed = False
+        self._breath = 0
+        self._latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
+        self._lag_seconds = 0.0
+        self._live_since = 0.0  # nanoseconds since 1970: what is older was recorded, and says nothing of latency
+
+    def look(self) -> None:
+        """Read what there is; the application waits for it."""
+        raise NotImplementedError
+
+    def took(self) -> None:
+        """There is more room."""
+        raise NotImplementedError
+
+    def holds_back(self) -> bool:
+        """Whether something that was read is not in here yet."""
+        raise NotImplementedError
+
+    def reached(self, exchange: str, entry: int) -> None:
+        """All of this entry of the Exchange's tape was read. It counts once all that is held back is in here, too."""
+        self._marks[exchange] = entry
+        self.put_marks()
+        self._wake()
+
+    def put_marks(self) -> None:
+        """Of entries all of which is in here by now."""
+        if not self.holds_back():
+            self._buffer.extend(Reached(*mark) for mark in self._marks.items())
+            self._marks.clear()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def latencies(self) -> tuple[float, float, float]:
+        """Seconds from a batch's opening to its taking: the last one, and of the last ones median and 99th percentile."""
+        ordered = sorted(self._latencies)
+        half = ordered[len(ordered) // 2] if ordered else 0.0
+        most = ordered[int(len(ordered) * 0.99)] if ordered else 0.0
+        return self._lag_seconds, half, most
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Message]:
+        while True:
+            for message in self._current:
+                yield message
+            batch = await self.next_batch()
+            if batch is None:
+                return
+            self._current = iter(batch)
+
+    async def __anext__(self) -> Message:
+        """One message; for `await anext(subscriber)`."""
+        while True:
+            for message in self._current:
+                return message
+            batch = await self.next_batch()
+            if batch is None:
+                raise StopAsyncIteration
+            self._current = iter(batch)
+
+    async def batches(self) -> AsyncIterator[list[Message]]:
+        """The messages in lists as they arrive, each list of one publisher and topic; cheaper than one by one."""
+        rest = list(self._current)
+        if rest:
+            yield rest
+        while (batch := await self.next_batch()) is not None:
+            yield batch
+
+    async def next_batch(self) -> list[Message] | None:
+        """The next messages, of one publisher and topic; None once closed. Raises SlowSubscriber, or what `on_lost` raises."""
+        self._breath += 1
+        if self._breath >= BATCHES_WITHOUT_BREATH:
+            self._breath = 0
+            await asyncio.sleep(0)
+        while True:
+            while not self._buffer:
+                if self._closed:
+                    return None
+                if self._failure is not None:
+                    raise self._failure
+                self.look()
+                if not self._buffer:
+                    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiters.append(waiter)
+                    try:
+                        await waiter
+                    finally:
+                        self._waiters.remove(waiter)
+            item = self._buffer.popleft()
+            if isinstance(item, MessagesLost):
+                self.lost += item.count
+                self._on_lost(item)
+                continue
+            if isinstance(item, Reached):
+                self._done[item.exchange] = max(item.entry, self._done.get(item.exchange, 0))
+                continue
+            self._buffered -= item.size
+            self.took()
+            return self._messages(item)
+
+    def _messages(self, batch: Batch) -> list[Message]:
+        topic, header, payloads, size = batch
+        self.messages += len(payloads)
+        self.bytes += size
+        if header.timestamp >= self._live_since:
+            self._lag_seconds = max(0.0, (time.time_ns() - header.timestamp) / 1e9)
+            self._latencies.append(self._lag_seconds)
+        numbers, name, publisher, timestamp = count(header.sequence), topic.decode(), header.publisher, header.timestamp
+        if header.version == frames.VERSION:
+            plain = cast(Sequence[bytes], payloads)
+            return list(map(Message, repeat(name), plain, repeat(publisher), numbers, repeat(timestamp)))
+        items = [(item, None) if isinstance(item, bytes) else item for item in payloads]
+        return [
+            Message(name, payload, publisher, number, timestamp, headers)
+            for (payload, headers), number in zip(items, numbers, strict=False)
+        ]

@@ -1,0 +1,155 @@
+"""Recorded queues in containers: hosts without power, cut off and paused under load; what was stored is read by everybody.
+
+Not covered: single processes (tests/integration/test_recorded.py), disks that fail (tests/simulation).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import roq
+from roq.errors import DeadlineExceeded, MessagesLost, NotConfirmed
+from roq.testing import DockerCluster
+
+CLUSTER = {"gcms": 1, "hcms": 3}
+PUBLISHERS, BURST = 2, 100
+WAIT_SECONDS = 60.0  # a host without power, its replacement, and whatever must be sent again
+
+
+class RecordedLoad:
+    """Publishers that are told what is stored, and a reader that is there from the beginning."""
+
+    def __init__(self, client: roq.Cluster, queue: str) -> None:
+        self._client, self.queue = client, queue
+        self.stored: dict[int, int] = {}  # publisher -> so many messages, numbered from 0
+        self.came: dict[int, list[int]] = {}
+        self.lost: list[MessagesLost] = []
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Beside the test."""
+        work = [self._read(), *(self._publish() for _ in range(PUBLISHERS))]
+        self._tasks = [asyncio.get_running_loop().create_task(one) for one in work]
+
+    async def _publish(self) -> None:
+        async with self._client.publisher(self.queue, confirm="stored") as publisher:
+            self.stored[publisher.id] = number = 0
+            while not self._stop.is_set():
+                for _ in range(BURST):
+                    await publisher.publish(f"t.{number % 3}", b"%d" % number)
+                    number += 1
+                try:
+                    await publisher.flush(WAIT_SECONDS)
+                    self.stored[publisher.id] = number
+                except (DeadlineExceeded, NotConfirmed) as error:
+                    pytest.fail(f"not stored in {WAIT_SECONDS:g} s: {error}")
+                await asyncio.sleep(0.005)
+
+    async def _read(self) -> None:
+        async with self._client.subscriber(self.queue, start="earliest", on_lost=self.lost.append) as early:
+            async for message in early:
+                self.came.setdefault(message.publisher, []).append(int(message.payload))
+
+    async def flowing(self) -> None:
+        """More of everybody is stored than now."""
+        before = dict(self.stored)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not before or any(self.stored[one] <= count + BURST for one, count in before.items()):
+                before = before or dict(self.stored)
+                self._raise()
+                await asyncio.sleep(0.05)
+
+    def _raise(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def finish(self) -> None:
+        """Publish no more, and wait until the reader has all of it."""
+        self._stop.set()
+        await asyncio.gather(*self._tasks[1:])
+        deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
+        while sum(map(len, self.came.values())) < sum(self.stored.values()):
+            self._raise()
+            assert asyncio.get_running_loop().time() < deadline, self.missing()
+            await asyncio.sleep(0.05)
+
+    def missing(self) -> str:
+        """What the reader has not got, in words."""
+        gone = {one: sorted(set(range(count)) - set(self.came.get(one, ()))) for one, count in self.stored.items()}
+        told = {one: (len(numbers), numbers[:3], numbers[-3:]) for one, numbers in gone.items()}
+        return f"not delivered {told} of {self.stored}, told lost {self.lost[:5]}"
+
+    async def close(self) -> None:
+        """End what runs."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def recorded(client: roq.Cluster) -> AsyncIterator[RecordedLoad]:
+    """A queue that is kept three times, with a load that flows; at the end every reader has read the same."""
+    queue = f"kept-{secrets.token_hex(3)}"
+    await client.create_queue(queue, overflow="block", replication=2, record=roq.Record(days=1, copies=3, ack=2))
+    await client.create_exchange(queue)
+    load = RecordedLoad(client, queue)
+    load.start()
+    try:
+        await load.flowing()
+        yield load
+        await load.finish()
+        whole = {publisher: list(range(count)) for publisher, count in load.stored.items()}
+        assert (load.came, load.lost) == (whole, []), "the reader that was there all the time"
+        fresh: dict[int, list[int]] = {}
+        async with client.subscriber(queue, start="earliest", follow=False, on_lost=load.lost.append) as past:
+            async for message in past:
+                fresh.setdefault(message.publisher, []).append(int(message.payload))
+        assert (fresh, load.lost) == (whole, []), "a reader that comes afterwards"
+    finally:
+        await load.close()
+
+
+@pytest.mark.quick
+async def test_the_host_of_an_exchange_loses_power(machines: DockerCluster, client: roq.Cluster) -> None:
+    async with recorded(client) as load:
+        record = (await client.queue(load.queue)).record
+        host = record.monitor_host
+        await machines.kill(host)
+        try:
+            await load.flowing()
+        finally:
+            await machines.start(host)
+        await load.flowing()
+
+
+async def test_stores_and_their_host_are_cut_off_or_stand_still(machines: DockerCluster, client: roq.Cluster) -> None:
+    async with recorded(client) as load:
+        for host in machines.hosts:
+            await machines.kill_process(host, "store")
+            await load.flowing()
+            await machines.wait_process(host, "store")
+        other = machines.hosts[-1]
+        await machines.partition_halves([other])
+        await load.flowing()
+        await machines.heal()
+        await machines.wait_hosts(len(machines.hosts))
+        await machines.pause(other)
+        try:
+            await load.flowing()
+        finally:
+            await machines.unpause(other)
+        await load.flowing()
+
+
+async def test_all_hosts_lose_power_at_once(machines: DockerCluster, client: roq.Cluster) -> None:
+    async with recorded(client) as load:
+        await asyncio.gather(*(machines.kill(host) for host in machines.hosts))
+        await asyncio.gather(*(machines.start(host) for host in machines.hosts))
+        await load.flowing()

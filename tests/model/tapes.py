@@ -1,0 +1,386 @@
+"""Reading the past, every interleaving: breadth-first search over the real order machine, which is fed as past.py does it.
+
+A history is scripted: what publishers sent through which Exchange, in the order in which that came out. Each Exchange writes it
+to its tape, with the time of its own clock, several frames to an entry or each alone. One subscriber reads the tapes merged by
+these times, then what comes live of the Exchanges that still are. Everything else is open, and all of it is tried: what is an
+entry, how the clocks differ, where a tape ends and the present begins, when an Exchange is attached, when a tape that nobody
+writes is closed, when somebody looks whether a wait has ended. In a *lagging* world a tape may also stand still for a time:
+what comes next on it is no part of the merge then.
+
+At an end each message of each publisher was given once and in order, none was reported lost, and nothing is held. No wait is
+ended by time (`expire`): what was held must come free by what was read.
+
+The script: blocks "A: open1 m1 m2 fin1" in the order of true time. open2-A: the path before, through A, was ended with FIN;
+open2!A: it broke, and what follows is sent again from there on; m3: a message, of the path opened there last; w1-2: a watermark
+of path 1, up to m2; "q" before it: of a second publisher; taped: up to here it is on the tape, whatever comes live; end: that,
+and the Exchange is gone or retired. Not covered: what a tape has lost, a start in the middle, bounds of memory and time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
+from itertools import combinations, product
+from typing import NamedTuple
+
+from roq.errors import MessagesLost
+from roq.pubsub.order import HELD_FRAME_BYTES, TOPIC_BYTES, Deliver, FrameEvent, KnownPublisher, OrderMachine, OrderSafeguards
+from roq.pubsub.past import SKEW_MS, has_older
+from roq.wire.frame import FrameKind, Header, PathOpening
+from tests.model.machines import topic_of
+from tests.model.moves import Breach
+from tests.model.state import put
+
+BEGIN_MS = 1_000_000
+READING, STANDING, CLOSED, LIVE = range(4)  # of a tape: may be read; has no more just now; nobody writes it; is done with
+TOKEN = re.compile(r"(q?)(open|m|w|fin)(\d+)(?:([-!])(\w+))?")
+Origin = tuple[str, int]
+
+
+class TapedFrame(NamedTuple):
+    """publisher: 0 or 1. number: of the message, or of the last one before. left: of an OPEN."""
+
+    kind: FrameKind
+    publisher: int
+    path: int
+    number: int
+    left: str = ""
+    finished: bool = False
+
+    def __str__(self) -> str:
+        what = f"m{self.number}" if self.kind == FrameKind.DATA else f"{self.kind.name}({self.left or self.number})"
+        return f"{'pq'[self.publisher]}:{what}/{self.path}"
+
+
+class TapedEntry(NamedTuple):
+    """written: by the Exchange's own clock."""
+
+    written: int
+    frames: tuple[TapedFrame, ...]
+
+
+class History(NamedTuple):
+    """By Exchange: what came out of it, with true times, and how much of that is on its tape whatever comes live. ended: those
+    that are not there any more. sent: messages by publisher."""
+
+    streams: dict[str, list[tuple[int, TapedFrame]]]
+    taped: dict[str, int]
+    ended: frozenset[str]
+    sent: tuple[int, ...]
+
+
+def history_of(script: str) -> History:
+    """Read a script; a frame comes out one unit of time after the one before."""
+    streams: dict[str, list[tuple[int, TapedFrame]]] = {}
+    taped, ended, time = dict[str, int](), set[str](), 0
+    for block in script.split("|"):
+        name, *tokens = block.replace(":", " ").split()
+        stream = streams.setdefault(name, [])
+        for at, token in enumerate(tokens):
+            if token in ("end", "taped"):
+                taped[name] = len(stream)
+                ended.update([name] if token == "end" else [])
+            else:
+                time += 1
+                stream.append((time, _frame(token, tokens[at + 1 :], [frame for _, frame in stream])))
+    messages = [frame for stream in streams.values() for _, frame in stream if frame.kind == FrameKind.DATA]
+    sent = tuple(max((frame.number for frame in messages if frame.publisher == who), default=0) for who in (0, 1))
+    return History(streams, taped, frozenset(ended), sent)
+
+
+def _frame(token: str, later: list[str], earlier: list[TapedFrame]) -> TapedFrame:
+    """later, earlier: of the same block, of the same Exchange."""
+    found = TOKEN.fullmatch(token)
+    assert found is not None, token
+    publisher, what, number = len(found[1]), found[2], int(found[3])
+    mine = [frame for frame in earlier if frame.publisher == publisher]
+    if what == "m":
+        return TapedFrame(FrameKind.DATA, publisher, [frame.path for frame in mine if frame.kind == FrameKind.OPEN][-1], number)
+    if what == "open":  # it says what the path begins after
+        first = next((int(one.lstrip("qm")) for one in later if re.fullmatch(rf"{found[1]}m\d+", one)), 1)
+        return TapedFrame(FrameKind.OPEN, publisher, number, first - 1, found[5] or "", found[4] == "-")
+    if what == "w":
+        return TapedFrame(FrameKind.WATERMARK, publisher, number, int(found[5]))
+    return TapedFrame(FrameKind.FIN, publisher, number, max((frame.number for frame in mine), default=0))
+
+
+class TapedWorld(NamedTuple):
+    """One history as it was written. now: when everything live comes, by the subscriber's clock."""
+
+    names: tuple[str, ...]
+    entries: tuple[tuple[TapedEntry, ...], ...]
+    ended: frozenset[str]
+    sent: tuple[int, ...]
+    taped: tuple[int, ...]
+    now: int
+    label: str
+
+
+class TapesConfig(NamedTuple):
+    """What is tried. pace: milliseconds between two frames. together: whether entries may have several of them. lagging: see
+    above."""
+
+    histories: tuple[str, ...]
+    paces: tuple[int, ...] = (1, SKEW_MS // 2, 2 * SKEW_MS)
+    offsets: tuple[int, ...] = (0, SKEW_MS)
+    together: bool = True
+    lagging: bool = False
+    order: OrderSafeguards = OrderSafeguards()
+
+
+def worlds(config: TapesConfig) -> Iterator[TapedWorld]:
+    """Every way in which a history may have been written."""
+    for script, pace in product(config.histories, config.paces):
+        history = history_of(script)
+        names = tuple(sorted(history.streams))
+        streams = [history.streams[name] for name in names]
+        last = max(time for stream in streams for time, _ in stream)
+        for cuts in product(*(list(_cuts(len(stream), config.together)) for stream in streams)):
+            for offsets in product(config.offsets, repeat=len(names) + 1):
+                if min(offsets):
+                    continue  # the same as all of them earlier
+                entries = tuple(
+                    tuple(_entry(stream[begin:end], pace, offset) for begin, end in zip((0, *cut), cut, strict=False))
+                    for stream, cut, offset in zip(streams, cuts, offsets, strict=False)
+                )
+                taped = tuple(
+                    sum(begin < history.taped.get(name, 0) for begin in (0, *cut[:-1]))
+                    for name, cut in zip(names, cuts, strict=True)
+                )
+                now = BEGIN_MS + (last + 1) * pace + offsets[-1]
+                label = f"{script}; pace {pace}, clocks {offsets}, entries {cuts}"
+                yield TapedWorld(names, entries, history.ended, history.sent, taped, now, label)
+
+
+def _cuts(count: int, together: bool) -> Iterator[tuple[int, ...]]:
+    """Where entries may end."""
+    if not together or not count:
+        yield tuple(range(1, count + 1))
+        return
+    for some in range(count):
+        for ends in combinations(range(1, count), some):
+            yield (*ends, count)
+
+
+def _entry(frames: list[tuple[int, TapedFrame]], pace: int, offset: int) -> TapedEntry:
+    """An entry is written when the last frame of it has come."""
+    return TapedEntry(BEGIN_MS + frames[-1][0] * pace + offset, tuple(frame for _, frame in frames))
+
+
+@cache
+def event_of(frame: TapedFrame, origin: Origin | None = None) -> FrameEvent:
+    """As the subscriber hands it over."""
+    kind, publisher, path, n, left, finished = frame
+    if kind == FrameKind.DATA:
+        return FrameEvent(topic_of(n), Header(1, kind, publisher, path, n, max(0, n - 2), (n - 1) // 2, 1, 0), frame)
+    header = Header(1, kind, publisher, path, n, 0, 0, 0, 0)
+    if kind == FrameKind.OPEN:
+        return FrameEvent(b"", header, frame, PathOpening(left, finished), origin=origin)
+    last = {topic_of(number).decode(): (number, (number + 1) // 2) for number in (n - 1, n) if number > 0}
+    return FrameEvent(b"", header, frame, last, origin=origin)
+
+
+# --- the machine as a value -------------------------------------------------------------------------------------------
+
+
+class KnownThen(NamedTuple):
+    """What the machine knows of one publisher."""
+
+    id: int
+    path: int
+    baseline: int | None
+    delivered: int
+    finished: bool
+    replays: bool
+    waiting_since: float | None
+    topics: tuple[tuple[bytes, int, int], ...]
+    held: tuple[tuple[int, tuple[TapedFrame, ...]], ...]
+    openings: tuple[tuple[int, PathOpening], ...]
+    origins: tuple[tuple[int, Origin], ...]
+
+
+class ReadTape(NamedTuple):
+    """As far as the machine asks for it."""
+
+    written: int
+    ended: bool
+
+
+def thaw(known: Iterable[KnownThen], machine: OrderMachine) -> None:
+    """Make the machine know that."""
+    for then in known:
+        publisher = machine.publishers[then.id] = KnownPublisher()
+        publisher.path, publisher.baseline, publisher.delivered = then.path, then.baseline, then.delivered
+        publisher.finished, publisher.replays, publisher.waiting_since = then.finished, then.replays, then.waiting_since
+        publisher.topics = {topic: [last, sent] for topic, last, sent in then.topics}
+        publisher.held = {path: [event_of(frame) for frame in frames] for path, frames in then.held}
+        publisher.openings, publisher.origins = dict(then.openings), dict(then.origins)
+        machine.known_bytes += sum(TOPIC_BYTES + len(topic) for topic in publisher.topics)
+        machine.held_bytes += HELD_FRAME_BYTES * sum(map(len, publisher.held.values()))
+        if publisher.held:
+            machine.waiting.add(then.id)
+
+
+def freeze(machine: OrderMachine) -> tuple[KnownThen, ...]:
+    """What it knows."""
+    return tuple(
+        KnownThen(
+            id,
+            publisher.path,
+            publisher.baseline,
+            publisher.delivered,
+            publisher.finished,
+            publisher.replays,
+            publisher.waiting_since,
+            tuple(sorted((topic, last, sent) for topic, (last, sent) in publisher.topics.items())),
+            tuple(sorted((path, tuple(event.body for event in events)) for path, events in publisher.held.items())),
+            tuple(sorted(publisher.openings.items())),
+            tuple(sorted(publisher.origins.items())),
+        )
+        for id, publisher in sorted(machine.publishers.items())
+    )
+
+
+def hear(
+    safeguards: OrderSafeguards,
+    known: tuple[KnownThen, ...],
+    attached: tuple[str, ...],
+    reading: tuple[tuple[str, ReadTape], ...],
+    frames: tuple[TapedFrame, ...],
+    origin: Origin,
+) -> tuple[tuple[KnownThen, ...], tuple[tuple[int, int], ...]]:
+    """These frames, or none: somebody looks whether a wait has ended. What is known then, and (publisher, number) of what was
+    given."""
+    tapes = dict(reading)
+    machine = OrderMachine(
+        attached.__contains__, lambda topic: True, safeguards, lambda exchange, origin: has_older(tapes, exchange, origin)
+    )
+    thaw(known, machine)
+    outputs = [] if frames else machine.detached(0.0)
+    for frame in frames:
+        event = event_of(frame, origin)
+        if frame.kind == FrameKind.DATA and machine.accept(event.topic, event.header):
+            outputs.append(Deliver(event))
+        else:
+            outputs += machine.handle(event, 0.0)
+    machine.check()
+    given = []
+    for output in outputs:
+        if isinstance(output, MessagesLost):
+            raise Breach(f"m{output.first}..m{output.last} of {output.topic} are reported lost")
+        given.append((output.event.header.publisher, output.event.header.sequence))
+    return freeze(machine), tuple(given)
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+class TapesState(NamedTuple):
+    """world: its number, -1 at the start. By Exchange: entries that were read, how its tape is, whether it is attached."""
+
+    world: int
+    read: tuple[int, ...] = ()
+    tapes: tuple[int, ...] = ()
+    attached: tuple[bool, ...] = ()
+    known: tuple[KnownThen, ...] = ()
+    last: tuple[int, ...] = (0, 0)
+
+
+class TapesModel:
+    """The steps that are possible in a state, and what is to be true at an end."""
+
+    def __init__(self, config: TapesConfig) -> None:
+        self.config = config
+        self.worlds = list(worlds(config))
+        self._heard = cache(partial(hear, config.order))
+
+    def start(self) -> TapesState:
+        """Nothing is decided."""
+        return TapesState(-1)
+
+    def steps(self, state: TapesState) -> Iterator[tuple[bool, str, TapesState]]:
+        """Everything that may happen next."""
+        if state.world < 0:
+            for number, world in enumerate(self.worlds):
+                count = len(world.names)
+                yield True, world.label, TapesState(number, (0,) * count, (READING,) * count, (False,) * count)
+            return
+        world = self.worlds[state.world]
+        for x, name in enumerate(world.names):
+            yield from self._read(state, world, x)
+            if name in world.ended:
+                yield from self._close(state, world, x)
+            else:
+                yield from self._attach(state, world, x)
+            if self.config.lagging and state.tapes[x] == READING and self._next(state, world, x) is not None:
+                yield False, f"the tape of {name} stands still", self._tape(state, x, STANDING)
+            elif state.tapes[x] == STANDING:
+                yield True, f"the tape of {name} goes on", self._tape(state, x, READING)
+        if any(then.held for then in state.known):
+            settled = self._hear(state, world, ())
+            yield settled != state, "looks whether a wait has ended", settled
+
+    def _next(self, state: TapesState, world: TapedWorld, x: int) -> TapedEntry | None:
+        entries, read = world.entries[x], state.read[x]
+        return entries[read] if read < len(entries) else None
+
+    def _tape(self, state: TapesState, x: int, what: int) -> TapesState:
+        return state._replace(tapes=put(state.tapes, x, what))
+
+    def _read(self, state: TapesState, world: TapedWorld, x: int) -> Iterator[tuple[bool, str, TapesState]]:
+        entry, tape, name = self._next(state, world, x), state.tapes[x], world.names[x]
+        if entry is None or tape == STANDING:
+            return
+        read = state._replace(read=put(state.read, x, state.read[x] + 1))
+        frames = " ".join(map(str, entry.frames))
+        if tape == LIVE:
+            yield True, f"reads {frames} from {name}", self._hear(read, world, entry.frames, (name, world.now))
+        elif self._is_first(state, world, entry):
+            # the tape is not read up to this entry before all of it was taken
+            after = self._hear(state, world, entry.frames, (name, entry.written))
+            yield True, f"reads {frames} of {entry.written} from the tape of {name}", after._replace(read=read.read)
+
+    def _is_first(self, state: TapesState, world: TapedWorld, entry: TapedEntry) -> bool:
+        """Of those that can be read, none was written earlier."""
+        there = [self._next(state, world, x) for x, tape in enumerate(state.tapes) if tape in (READING, CLOSED)]
+        return all(other is None or other.written >= entry.written for other in there)
+
+    def _close(self, state: TapesState, world: TapedWorld, x: int) -> Iterator[tuple[bool, str, TapesState]]:
+        if state.tapes[x] != CLOSED:
+            yield True, f"the tape of {world.names[x]} is closed", self._tape(state, x, CLOSED)
+
+    def _attach(self, state: TapesState, world: TapedWorld, x: int) -> Iterator[tuple[bool, str, TapesState]]:
+        """The end of its tape, for us, is anywhere."""
+        if not state.attached[x]:
+            yield True, f"is attached to {world.names[x]}", state._replace(attached=put(state.attached, x, True))
+        elif state.tapes[x] != LIVE and state.read[x] >= world.taped[x]:
+            yield True, f"what follows comes live from {world.names[x]}", self._tape(state, x, LIVE)
+
+    def _hear(
+        self, state: TapesState, world: TapedWorld, frames: tuple[TapedFrame, ...], origin: Origin = ("", 0)
+    ) -> TapesState:
+        """One step of the real machine: these frames, or the look that follows a step."""
+        attached = tuple(name for name, is_attached in zip(world.names, state.attached, strict=True) if is_attached)
+        known, given = self._heard(state.known, attached, tuple(self._reading(state, world)), frames, origin)
+        last = state.last
+        for who, number in given:
+            if number != last[who] + 1:
+                raise Breach(f"m{number} of {'pq'[who]} is given after m{last[who]}")
+            last = put(last, who, number)
+        return state._replace(known=known, last=last)
+
+    def _reading(self, state: TapesState, world: TapedWorld) -> Iterator[tuple[str, ReadTape]]:
+        """Tapes that are not done with."""
+        for name, entries, read, tape in zip(world.names, world.entries, state.read, state.tapes, strict=True):
+            if tape != LIVE:
+                yield name, ReadTape(entries[read - 1].written if read else 0, tape == CLOSED and read == len(entries))
+
+    def end(self, state: TapesState) -> None:
+        """All was read."""
+        world = self.worlds[state.world]
+        for who, (last, sent) in enumerate(zip(state.last, world.sent, strict=True)):
+            if last != sent:
+                raise Breach(f"m{last + 1} of {'pq'[who]} was never given")
+        if held := [frame for then in state.known for _, frames in then.held for frame in frames]:
+            raise Breach(f"holds {' '.join(map(str, held))} for ever")

@@ -81,7 +81,7 @@ class Publisher:
         self.close()
 
     def publish(
-        self, topic: str, payload: bytes, headers: Headers | None = None, *, confirm: str | None = None
+        self, topic: str, payload: bytes, headers: Headers | None = None, confirm: str | None = None
     ) -> PublishReceipt | None:
         """Publish one message; waits only while PENDING_BYTES are on their way, or until it is as `confirm` says. Raises what
         an earlier message met with, and as roq.Publisher.publish."""

@@ -44,8 +44,7 @@ ITEM_BYTES = 6  # what one payload adds to a batch besides itself, about
 HEADER_BYTES = 8  # what one header adds besides its name and value, at most
 UNBUNDLED = 1  # bytes of a bundle that holds one frame
 DROP_PATIENCE_SECONDS = 0.005  # with overflow "drop": how long a full link is waited for before frames are dropped
-OPEN_SECONDS = 15.0
-CONFIRM_SECONDS = 10.0
+OPEN_SECONDS, CONFIRM_SECONDS = 15.0, 10.0
 ROUTED, STORED = "routed", "stored"  # levels of confirmation
 
 
@@ -70,7 +69,27 @@ class PublishReceipt(NamedTuple):
     position: TapePosition | None = None
 
 
-class Publisher:
+class Storing:
+    """What a publisher knows of its queue's tapes. wanted: it was made to confirm what is stored. tapes: the queue's part of
+    their names, once it was asked for. asking: held by whoever asks."""
+
+    __slots__ = ("_client", "_queue", "asking", "tapes", "wanted")
+
+    def __init__(self, client: GcmClient, queue: str, *, wanted: bool) -> None:
+        self._client, self._queue, self.wanted = client, queue, wanted
+        self.asking, self.tapes = asyncio.Lock(), ""
+
+    async def find(self, timeout_seconds: float) -> None:
+        """Ask for them unless they are known. Raises NotRecorded."""
+        if not self.tapes:
+            info = await self._client.request(gcm.DescribeQueue(self._queue), gcm.QueueInfo, timeout_seconds)
+            recording = info.record.recording
+            if recording is None or not recording.on:
+                raise NotRecorded(f"queue {self._queue!r} is not recorded: `roq queue record` switches that on")
+            self.tapes = recording.tapes
+
+
+class Publisher:  # with more than 30 attributes CPython 3.11 would read them all more slowly: 4 % of one to one
     """Made by `Cluster.publisher`; use as an async context manager. Not thread-safe (see roq.blocking)."""
 
     def __init__(self, client: GcmClient, queue: str, confirm: str = ROUTED) -> None:
@@ -104,10 +123,7 @@ class Publisher:
         self._watermarks = TopicWatermarks(self._sender)
         self._protocol = wire.PROTOCOL  # what every subscriber understands
         self._needs = 1  # what they have to understand that are to read this publisher
-        self._gcm = client
-        self._wants_stored = confirm == STORED
-        self._asking = asyncio.Lock()
-        self._tapes = ""  # the queue's part of their names, once it was asked for
+        self._storing = Storing(client, queue, wanted=confirm == STORED)
         self._closed = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -117,7 +133,7 @@ class Publisher:
         NotRecorded, for `confirm="stored"`."""
         deadline = time.monotonic() + timeout_seconds
         try:
-            if self._wants_stored:
+            if self._storing.wanted:
                 await self._ask_for_stored(timeout_seconds)
             await self._membership.join(timeout_seconds)
             async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
@@ -154,7 +170,7 @@ class Publisher:
             self._sender.close()
         if timeout_seconds > 0:
             self._sender.raise_unknown()
-            if self._wants_stored and self._sender.unstored:
+            if self._storing.wanted and self._sender.unstored:
                 raise self._not_recorded()
         if not confirmed and timeout_seconds > 0:
             raise DeadlineExceeded(f"closed after {timeout_seconds:g} s without confirmation that all messages were forwarded")
@@ -162,7 +178,7 @@ class Publisher:
     # --- publishing ---------------------------------------------------------------------------------------------------
 
     async def publish(
-        self, topic: str, payload: bytes, headers: Headers | None = None, *, confirm: str | None = None
+        self, topic: str, payload: bytes, headers: Headers | None = None, confirm: str | None = None
     ) -> PublishReceipt | None:
         """Publish one message. Returns at once unless the queue's overflow is "block" and the way is full.
 
@@ -174,8 +190,12 @@ class Publisher:
         cluster, has version 0.1. With `confirm` also NotRecorded, and DeadlineExceeded and NotConfirmed: then it may be
         published or not.
         """
-        no_options = headers is confirm  # type: ignore[comparison-overlap]  # both None, in one comparison
-        if no_options and topic == self._topic and payload.__class__ is bytes and (room := self._room - len(payload)) > 0:
+        if (
+            headers is confirm  # type: ignore[comparison-overlap]  # both are None: the quick way
+            and topic == self._topic
+            and payload.__class__ is bytes
+            and (room := self._room - len(payload)) > 0
+        ):
             self._append(payload)
             self._room = room - ITEM_BYTES
             return None
@@ -226,7 +246,7 @@ class Publisher:
         if confirm == STORED:
             self._check_open()
             if not self._sender.stores:
-                async with self._asking:  # whoever calls meanwhile comes next, in the order of their calls
+                async with self._storing.asking:  # whoever calls meanwhile comes next, in the order of their calls
                     if not self._sender.stores:
                         await self._ask_for_stored(CONFIRM_SECONDS)
         elif confirm != ROUTED:
@@ -234,12 +254,7 @@ class Publisher:
 
     async def _ask_for_stored(self, timeout_seconds: float) -> None:
         """From now on this is what confirmations say. Raises NotRecorded."""
-        if not self._tapes:
-            info = await self._gcm.request(gcm.DescribeQueue(self.queue), gcm.QueueInfo, timeout_seconds)
-            recording = info.record.recording
-            if recording is None or not recording.on:
-                raise NotRecorded(f"queue {self.queue!r} is not recorded: `roq queue record` switches that on")
-            self._tapes = recording.tapes
+        await self._storing.find(timeout_seconds)
         if self.messages:  # what was not recorded is confirmed as what it is
             self._flush()
             await self._sender.confirm(timeout_seconds)
@@ -251,13 +266,13 @@ class Publisher:
         try:
             await self._sender.confirm(timeout_seconds)
         except NotRecorded:
-            if not self._wants_stored:  # it asks again when it is asked for
-                self._tapes, self._sender.stores, self._sender.blocks = "", False, self._overflow is Overflow.BLOCK
+            if not self._storing.wanted:  # it asks again when it is asked for
+                self._storing.tapes, self._sender.stores, self._sender.blocks = "", False, self._overflow is Overflow.BLOCK
             raise self._not_recorded() from None
         if not self._sender.stores or self._sender.stored is None:
             return PublishReceipt(ROUTED)
         exchange, stored = self._sender.stored
-        return PublishReceipt(STORED, stored.copies, TapePosition(self._tapes, {exchange: stored.entry}))
+        return PublishReceipt(STORED, stored.copies, TapePosition(self._storing.tapes, {exchange: stored.entry}))
 
     def _not_recorded(self) -> NotRecorded:
         return NotRecorded(f"queue {self.queue!r} is not recorded any more: what is not stored was forwarded")

@@ -204,6 +204,16 @@ async def test_a_full_entry_goes_at_once_and_no_frame_is_cut() -> None:
     tape.check()
 
 
+async def test_publishers_are_held_no_longer_when_recording_ends() -> None:
+    tape = Tape()
+    await tape.take_over()
+    while not tape.full:
+        tape.take(ENTRY_BYTES)
+    tape.writer.stop(0)
+    await tape.recorder.seal()
+    assert tape.full == [True, False]
+
+
 async def test_where_cuts_so_that_what_follows_is_in_the_next_entry() -> None:
     tape = Tape(*OLD)
     await tape.take_over()

@@ -222,13 +222,14 @@ class Handlers:
         recording = transactions.record_of(term.view.cluster, queue).recording
         if recording is None:
             raise NotRecorded(f"queue {queue!r} is not recorded: `roq queue record` switches that on")
-        logs = await term.logs(tapes_prefix(recording.tapes))
+        logs = await term.logs(tapes_prefix(recording.tapes), only_asked=True)
         record = transactions.record_of(term.view.cluster, queue)
         views = tuple(
             wire.TapeView(log, exchange := tape_exchange(log), record.running and exchange in record.exchanges, meta)
             for log, meta in logs.items()
         )
-        return wire.Tapes(recording.tapes, recording.record, recording.on, views, store_endpoints(term.view.cluster))
+        stores = store_endpoints(term.view.cluster)
+        return wire.Tapes(recording.tapes, recording.record, recording.on, views, stores, record.transaction)
 
     # --- work queues -------------------------------------------------------------------------------------------------
 

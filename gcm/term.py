@@ -21,7 +21,7 @@ from roq.coordination import paths
 from roq.coordination.election import Fence, fenced
 from roq.coordination.link import Create, Delete, NoNode, Op, SetData
 from roq.coordination.session import Session
-from roq.errors import CallError, HostFull, NotLeader, RoqError
+from roq.errors import CallError, HostFull, NotLeader, RoqError, Unavailable
 from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
 
@@ -153,12 +153,15 @@ class LeaderTerm:
                 break
         return accepted, after
 
-    async def logs(self, prefix: str) -> dict[str, bytes]:
-        """What is written of the logs whose ids begin like this, by id, as ZooKeeper has it now."""
+    async def logs(self, prefix: str, *, only_asked: bool = False) -> dict[str, bytes]:
+        """What is written of the logs whose ids begin like this, by id, as ZooKeeper has it now. only_asked: by somebody who
+        gets Unavailable if it can't be read; else the term is over then, as with what it writes itself."""
         try:
             names = sorted(name for name in await self._session.children(paths.LOGS) if name.startswith(prefix))
             nodes = await read_each(names, lambda name: self._session.get(paths.log(name)))
         except RoqError as error:
+            if only_asked:
+                raise Unavailable(f"logs could not be read: {error}") from error
             self._finish(error)
             raise NotLeader(f"logs could not be read: {error}") from error
         return {name: node.data for name, node in zip(names, nodes, strict=True) if node is not None}

@@ -68,7 +68,11 @@ class Inbox:
     def put_marks(self) -> None:
         """Of entries all of which is in here by now."""
         if not self.holds_back():
-            self._buffer.extend(Reached(*mark) for mark in self._marks.items())
+            for mark in self._marks.items():
+                last = self._buffer[-1] if self._buffer else None
+                if isinstance(last, Reached) and last.exchange == mark[0]:
+                    self._buffer.pop()  # nothing in between
+                self._buffer.append(Reached(*mark))
             self._marks.clear()
 
     def _wake(self) -> None:

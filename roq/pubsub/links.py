@@ -117,7 +117,7 @@ class Attachment:
         on_readable: Callable[[Attachment], None],
     ) -> None:
         self.exchange = exchange
-        self.proved = False
+        self.proved = self.taped = False
         self.closed = False
         self.unread_at = 0.0  # when frames that had come were last left unread (time.monotonic)
         self.read_at = 0.0  # when nothing more had come at last

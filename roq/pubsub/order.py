@@ -51,7 +51,7 @@ Origin = tuple[str, int]  # of a frame: the Exchange it came from, and when it c
 
 class FrameEvent(NamedTuple):
     """One frame of `size` bytes on its way through. `extra`: PathOpening for OPEN, {topic: (last, sent)} for WATERMARK.
-    `origin`: of OPEN and WATERMARK, while tapes are read."""
+    `origin`: of OPEN and WATERMARK."""
 
     topic: bytes
     header: Header
@@ -125,7 +125,7 @@ class KnownPublisher:
         self.replays = False  # `path` repeats what came before it
         self.held: dict[int, list[FrameEvent]] = {}
         self.openings: dict[int, PathOpening] = {}
-        self.origins: dict[int, Origin] = {}  # of those, while tapes are read
+        self.origins: dict[int, Origin] = {}  # of those
         self.waiting_since: float | None = None
 
 

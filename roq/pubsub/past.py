@@ -5,7 +5,7 @@ each Exchange's messages come from its tape up to an entry, and behind that from
 that is (TAPED), and what the attachment brings before it is reached waits there.
 
     past       every tape is read, the entry that was written first comes first; nobody knows of us
-    arriving   the end of all tapes was reached: the subscriber joins, attaches, and waits for what TAPED says of each
+    arriving   the end of all tapes was reached once: the subscriber joins, attaches, and waits for what TAPED says of each
     present    everything that came before is handed out: attachments alone
 
 Clocks of hosts differ, so an entry may come too early by that much. So the order machine asks before it follows a publisher to
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 from roq.coordination.locate import GcmClient
 from roq.errors import (
     CallError,
+    DataLost,
     DeadlineExceeded,
     InvalidConfiguration,
     InvalidPosition,
@@ -52,12 +53,15 @@ from roq.wire.monitor import ExchangeAddress
 from roq.wire.recording import TapePosition, decode_entry, entry_time
 
 SKEW_MS = 5_000  # between the clocks of two hosts, at most
+STALE_SECONDS = 5.0  # in any case: segments end, are trimmed and copied
+NEAR_MS = 1_000  # what was written so lately is the present, for one that goes on into it
 REFRESH_SECONDS = 0.5  # between two looks at which tapes there are
 IDLE_SECONDS = 0.02  # between two looks for more of them
 END_SECONDS = 0.2  # stores hear a few ms later what is stored on enough of them: nothing more for so long is the end
 ABANDONED_SECONDS = 30.0
 TAPED_PREFIX = control_prefix(FrameKind.TAPED)
 REQUEST_SECONDS = 10.0
+TAPE_ENTRIES_MAX = 1 << 32  # of an open segment: far more than it may have
 
 log = logger(__name__)
 Start = str | datetime | timedelta | TapePosition
@@ -86,15 +90,16 @@ class Tape(SegmentReader):
     handed out just now. ahead: entries read before their time. exchange: as an attachment has one, of no life. proved: it needs
     no proof."""
 
-    proved = True
+    proved = taped = True
 
-    def __init__(self, view: gcm.TapeView, stores: Stores) -> None:
+    def __init__(self, view: gcm.TapeView, stores: Stores, of_queue: tuple[str, str] = ("", "")) -> None:
         super().__init__(view.log, stores)
         self.exchange = ExchangeAddress(view.exchange, "", 0, 0)
         self.done = self.written = self.time = 0
         self.ahead: deque[Entry] = deque()
         self.looked = 0.0  # when it was seen that nothing follows (monotonic)
         self.metadata = from_json(view.meta, LogMeta)
+        self.of_queue = of_queue
 
     def update(self, view: gcm.TapeView) -> None:
         """What is known of it now."""
@@ -123,6 +128,13 @@ class Tape(SegmentReader):
     def head(self) -> int:
         """When the next entry was written, as far as one is known."""
         return entry_time(self.ahead[0][1])
+
+    def begin_behind(self, done: int) -> None:
+        """Raises InvalidPosition: it is behind the end of a tape that nobody writes, or no number of an entry."""
+        last = self.metadata.segments[-1].first + TAPE_ENTRIES_MAX if self.is_open else self.metadata.next_first - 1
+        if not 0 <= done <= last:
+            raise InvalidPosition(f"entry {done} of Exchange {self.exchange.id}: its tape has none of that number")
+        self.done = done
 
     async def fetch(self, wait_seconds: float = 0.0) -> int:
         """Read on, at the end after a wait for more; how many entries were trimmed that should have come next. Raises
@@ -238,6 +250,7 @@ class Past:
         self._holding: dict[Attachment, Told | None] = {}
         self._looked = 0.0  # when the last look began (monotonic); 0: look at once
         self._since = 0.0  # when the end was reached
+        self._present = 0  # for one that does not follow: by any clock it was opened before that (milliseconds since 1970)
         self._recorded = True  # at the last look
 
     # --- tapes --------------------------------------------------------------------------------------------------------
@@ -251,6 +264,7 @@ class Past:
                 await self._seek()
         except TimeoutError:
             raise DeadlineExceeded(f"the tapes of {self._queue!r} were not found in {timeout_seconds:g} s") from None
+        self._present = 0 if self._follow else time.time_ns() // 1_000_000 + SKEW_MS
         self._start_task(self._run())
         return {exchange: tape.done for exchange, tape in self._reading.items()}
 
@@ -264,7 +278,7 @@ class Past:
                 raise InvalidPosition("the position is of another queue, or of one that was removed and created anew")
             for exchange, done in start.done.items():
                 if exchange in self._reading:
-                    self._reading[exchange].done = done
+                    self._reading[exchange].begin_behind(done)
                 else:  # its tape has expired, nobody knows whether there was more on it
                     self._reader.missed(MessagesLost(0, "", done + 1, done + 1, 0))
 
@@ -302,7 +316,7 @@ class Past:
             if view.exchange in self._reading:
                 self._reading[view.exchange].update(view)
             elif view.exchange not in self._live:
-                tape = Tape(view, self._stores)
+                tape = Tape(view, self._stores, (self._queue, found.made_by))
                 tape.done = self._read.get(view.exchange, self._begin(tape))
                 if view.exchange not in self._read or not tape.ended:
                     self._reading[view.exchange] = tape
@@ -351,28 +365,44 @@ class Past:
 
     async def _step(self) -> None:
         """What comes next, or a look whether there is more."""
-        if not self._looked:
+        if time.monotonic() - self._looked > (STALE_SECONDS if self._looked else 0.0):
             await self._look()
         await self._fetch()
         ready = [tape for tape in self._reading.values() if tape.ahead]
-        if ready:
+        if ready and not self._beyond(ready):
             await self._hand_out(min(ready, key=lambda tape: tape.head), ready)
+            if self._follow and not self._arrived and self._is_near():
+                await self._arrive()
         elif not self._arrived:
-            await self._look()
-            for tape in self._reading.values():
-                tape.looked = 0.0
-            await self._fetch(END_SECONDS)
-            if not any(tape.ahead for tape in self._reading.values()):
-                self._since = time.monotonic()
-                self._arrived = True
-                if self._follow:
-                    self._start_task(self._join())
+            await self._arrive()
         elif time.monotonic() - self._looked > REFRESH_SECONDS:
             await self._look()
         else:
             await asyncio.sleep(IDLE_SECONDS)
         self._finish()
         self._reader.settle()
+
+    async def _arrive(self) -> None:
+        """Nothing more is there just now."""
+        if self._follow:  # that is near enough: each Exchange will say where its tape ends for us
+            self._since, self._arrived = time.monotonic(), True
+            self._start_task(self._join())
+            return
+        await self._look()
+        for tape in self._reading.values():
+            tape.looked = 0.0
+        await self._fetch(END_SECONDS)
+        ready = [tape for tape in self._reading.values() if tape.ahead]
+        self._arrived = not ready or self._beyond(ready)
+
+    def _is_near(self) -> bool:
+        """Whether what was handed out last was written just now, on every tape that somebody writes."""
+        now = time.time_ns() // 1_000_000
+        return all(tape.written > now - NEAR_MS for tape in self._reading.values() if tape.ahead)
+
+    def _beyond(self, ready: list[Tape]) -> bool:
+        """Whether all that follows was written after this was opened: one that does not follow leaves it."""
+        return 0 < self._present < min(tape.head for tape in ready)
 
     async def _fetch(self, wait_seconds: float = 0.0) -> None:
         """The next entries of every tape of which none is known; not at once again of one that is at its end."""
@@ -382,10 +412,17 @@ class Past:
         for tape, result in zip(lacking, results, strict=True):
             if isinstance(result, LogUnavailable) and self._arrived:
                 self._looked = 0.0
+            elif isinstance(result, DataLost) and await self._was_trimmed(tape):
+                continue
             elif isinstance(result, BaseException):
                 raise result
             elif result:
                 self._reader.missed(MessagesLost(0, "", tape.done - result + 1, tape.done, 0))
+
+    async def _was_trimmed(self, tape: Tape) -> bool:
+        """Whether what no store has is no longer named: it has expired since we looked."""
+        await self._look()
+        return tape.done < tape.metadata.trimmed
 
     async def _hand_out(self, tape: Tape, ready: list[Tape]) -> None:
         """The entries of this tape that come before those of all others."""
@@ -447,7 +484,7 @@ class Past:
                 del self._holding[attachment]
                 attachment.unread_at = time.monotonic()
                 attachment.look_soon()
-        if not self._arrived:
+        if not self._arrived or not self._follow:
             return
         late = time.monotonic() - self._since > ABANDONED_SECONDS
         for exchange, tape in list(self._reading.items()):
@@ -455,6 +492,7 @@ class Past:
                 self._leave(exchange)
                 if not tape.ended:
                     self._live.add(exchange)  # not read any more
+                    self._reader.missed(MessagesLost(0, "", tape.done + 1, tape.done + 1, 0))
                     log.warning("the tape of Exchange %s, which is gone, was not closed: going on without its end", exchange)
 
     def _leave(self, exchange: str) -> None:

@@ -49,7 +49,7 @@ class PathSender:
         self.blocks = False  # the queue's overflow is "block": wait for confirmations rather than forget what has none
         self.bundle_bytes = BATCH_BYTES
         self.stores = False  # confirmations are asked for that say that everything is stored, not only forwarded
-        self.unstored = False  # the Exchange does not record
+        self.unstored = False  # something was not stored, and nobody was told
         self.stored: tuple[str, StoredUpTo] | None = None  # the last one, and the Exchange that gave it
         self._publisher = publisher
         self._before_change, self._on_change, self._last_sequence = before_change, on_change, last_sequence
@@ -182,12 +182,19 @@ class PathSender:
         elif self._link is not None and not self._link.backlog_bytes and not self._buffer.waiting:
             self.mark()
 
-    async def confirm(self, timeout_seconds: float) -> None:
+    def raise_unstored(self) -> None:
+        """Raise NotRecorded if it became known since this was last said that something was not stored."""
+        unstored, self.unstored = self.unstored, False
+        if unstored:
+            raise NotRecorded
+
+    async def confirm(self, timeout_seconds: float, *, again: bool = False) -> None:
         """Return when everything sent so far has passed the Exchange, and is stored if `stores` says so. Raises
-        DeadlineExceeded, NotConfirmed, NotRecorded, Closed."""
+        DeadlineExceeded, NotConfirmed, NotRecorded, Closed. again: ask, though all of it is known to have passed."""
         self.raise_unknown()
+        self.raise_unstored()
         target = self._last_sequence()
-        if self._buffer.confirmed >= target:
+        if self._buffer.confirmed >= target and not again:
             return
         future: asyncio.Future[None] = self._loop.create_future()
         self._flushes[future] = target
@@ -256,9 +263,9 @@ class PathSender:
 
     def _is_stored(self, link: ExchangeLink, stored: StoredUpTo) -> None:
         """The Exchange's word about its tape."""
-        self.unstored = not stored.copies
-        if self.unstored:
+        if not stored.copies:
             waiting, self._flushes = self._flushes, {}
+            self.stored, self.unstored = None, not waiting
             for future in waiting:
                 if not future.done():
                     future.set_exception(NotRecorded())

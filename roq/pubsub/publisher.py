@@ -257,7 +257,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         await self._storing.find(timeout_seconds)
         if self.messages:  # what was not recorded is confirmed as what it is
             self._flush()
-            await self._sender.confirm(timeout_seconds)
+            await self._sender.confirm(timeout_seconds, again=True)
         self._sender.stores = self._sender.blocks = True
 
     async def _confirmed(self, timeout_seconds: float = CONFIRM_SECONDS) -> PublishReceipt:

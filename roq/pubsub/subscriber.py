@@ -255,13 +255,13 @@ class Subscriber(Inbox):
                 if isinstance(attachment, Attachment) and frames.text_body(body) == attachment.exchange.token:
                     self._retire(attachment)
             case FrameKind.OPEN:
-                origin = attachment.origin if self._past is not None else None
-                self._handle(FrameEvent(b"", header, None, frames.opening_body(body), len(body), origin))
-            case FrameKind.TAPED if header.sequence:
-                self.reached(attachment.exchange.id, header.sequence)
+                self._handle(FrameEvent(b"", header, None, frames.opening_body(body), len(body), attachment.origin))
+            case FrameKind.TAPED if frames.text_body(body) == attachment.exchange.token:
+                if attachment.taped:  # the first one names what may not be stored yet
+                    self.reached(attachment.exchange.id, header.sequence)
+                attachment.taped = True
             case FrameKind.WATERMARK:
-                origin = attachment.origin if self._past is not None else None
-                self._handle(FrameEvent(b"", header, None, frames.watermark_body(body), len(body), origin))
+                self._handle(FrameEvent(b"", header, None, frames.watermark_body(body), len(body), attachment.origin))
             case FrameKind.BUNDLE:
                 for part in frames.bundle_body(body):
                     self._take_frame(attachment, part)

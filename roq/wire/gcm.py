@@ -288,13 +288,15 @@ class TapeView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tapes(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to DescribeTapes. tapes: the queue's part of their names (wire/recording.py). stores: endpoint by host."""
+    """Answer to DescribeTapes. tapes: the queue's part of their names (wire/recording.py). stores: endpoint by host. made_by:
+    the transaction that created the queue, for wire.store.Read."""
 
     tapes: str
     record: Record
     recorded: bool
     views: tuple[TapeView, ...]
     stores: dict[str, str]
+    made_by: str = ""
 
 
 class WorkQueueInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):

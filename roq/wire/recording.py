@@ -88,9 +88,9 @@ def tape_log(tapes: str, exchange: str) -> str:
     return tapes_prefix(tapes) + exchange
 
 
-def is_tape(name: str) -> bool:
-    """Whether a log or segment of this name is a tape, or of one."""
-    return name.startswith(_TAPE)
+def is_tape_of(name: str, tapes: str) -> bool:
+    """Whether a log or segment of this name is a tape of the queue, or of one. tapes: the queue's part of their names."""
+    return name.startswith(tapes_prefix(tapes))
 
 
 def tape_exchange(log: str) -> str:

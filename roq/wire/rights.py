@@ -13,7 +13,7 @@ from typing import Any
 from roq.errors import AccessDenied
 from roq.wire import gcm, hcm, master, monitor, shuffle, store
 from roq.wire.card import Card, CardRole, Right
-from roq.wire.recording import is_tape
+from roq.wire.recording import is_tape_of, tapes_of
 
 EVERYTHING = "*"
 Rule = tuple[Right, ...] | None  # any of these
@@ -35,7 +35,7 @@ GCM: Mapping[type, tuple[Rule, str]] = {  # rule, and the field with the name
     gcm.DrainHost: ((Right.ADMIN,), ""),
     gcm.SetPolicy: ((Right.ADMIN,), "queue"),
     gcm.RecordQueue: ((Right.ADMIN,), "queue"),
-    gcm.DescribeTapes: ((Right.SUBSCRIBE, Right.DESCRIBE), "queue"),
+    gcm.DescribeTapes: ((Right.SUBSCRIBE, Right.READ, Right.DESCRIBE), "queue"),
     gcm.GetPolicy: ((Right.DESCRIBE,), "queue"),
     gcm.CreateWorkQueue: (KNOWN, "name"),  # one that exists is opened like that; see MAKES
     gcm.RemoveWorkQueue: ((Right.ADMIN,), "name"),
@@ -92,7 +92,7 @@ STORE: Mapping[type, Rule] = {  # what clients need of a store: payloads under n
     store.PutBlob: (Right.PUT,),
     store.GetBlob: (Right.LEASE, Right.DESCRIBE),
     store.DescribeStore: (Right.DESCRIBE,),
-    store.Read: (Right.SUBSCRIBE,),  # of tapes alone; see allow_at_store
+    store.Read: (Right.SUBSCRIBE, Right.READ),  # of tapes alone; see allow_at_store
 }
 FOLLOWER: Mapping[type, Rule] = {
     shuffle.OpenAttempt: (Right.SHUFFLE_WRITE,),
@@ -164,12 +164,14 @@ def for_one(table: Mapping[type, Rule], name: str) -> Callable[[Card, Any], None
 
 def allow_at_store() -> Callable[[Card, Any], None]:
     """For a store, whose requests name what only those know who were told: a right to anything is enough. Of logs clients read
-    the tapes of recorded queues, whose names the GCM tells to subscribers of that queue."""
+    the tapes of a queue that they may subscribe to."""
 
     def allow(card: Card, request: Any) -> None:
         rule = STORE.get(type(request), MEMBERS) or ()
-        if isinstance(request, store.Read) and not is_tape(request.segment):
-            rule = ()
+        if isinstance(request, store.Read):
+            mine = is_tape_of(request.segment, tapes_of(request.queue, request.made_by))
+            check(card, rule if mine else MEMBERS, request.queue)
+            return
         if not any(grant.right in rule for grant in card.grants):
             check(card, rule, EVERYTHING)
 

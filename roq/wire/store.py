@@ -101,12 +101,15 @@ class Recover(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Read(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Entries from `first` to at most `last`, up to the first one that can't be read. Waits up to `wait_seconds` while the
-    store knows of no confirmed entry from `first` on."""
+    store knows of no confirmed entry from `first` on. queue, made_by: of a tape, the queue it is of, and the transaction that
+    created that queue: a client needs the right to it."""
 
     segment: str
     first: int
     last: int
     wait_seconds: float = 0.0
+    queue: str = ""
+    made_by: str = ""
 
 
 class Holes(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -198,6 +198,32 @@ async def test_the_exchange_and_the_store_are_killed_while_it_flows(client: roq.
     assert numbers(await read(client, recorded)) == list(range(sent))
 
 
+async def test_a_reader_gets_to_the_present_of_a_queue_that_is_never_quiet(client: roq.Cluster, recorded: str) -> None:
+    sent, stop = 0, asyncio.Event()
+
+    async def publish() -> None:
+        nonlocal sent
+        async with client.publisher(recorded) as publisher:
+            while not stop.is_set():
+                await publisher.publish("t", b"%d" % sent)
+                sent += 1
+                await asyncio.sleep(0.001)
+
+    publishing = asyncio.create_task(publish())
+    await until(lambda: sent > 500)
+    before = sent
+    come = numbers(await read(client, recorded))
+    assert come == list(range(len(come)))
+    assert len(come) > before / 2, "up to about when it was asked"
+    async with client.subscriber(recorded, start="earliest") as late:
+        reading = asyncio.create_task(take(late, before + 2_000))
+        await late.ready(BOUND_SECONDS)
+        assert numbers(await reading) == list(range(before + 2_000))
+        stop.set()
+        await publishing
+        assert late.lost == 0
+
+
 async def test_tapes_of_exchanges_that_came_and_went(client: roq.Cluster, recorded: str) -> None:
     (first,) = (await client.queue(recorded)).record.exchanges
     async with client.publisher(recorded, confirm="stored") as publisher, client.publisher(recorded) as other:

@@ -197,7 +197,7 @@ async def test_a_recorded_queue_with_and_without_rights(cluster: Cluster) -> Non
             assert "no host" in await refused(endpoint, store.Reply, log), "a work queue's log is none of its business"
     with as_holder(stranger):
         async with roq.connect(cluster.zookeeper) as connected:
-            with pytest.raises(AccessDenied, match="stranger needs the right `subscribe` or `describe` to 'kept'"):
+            with pytest.raises(AccessDenied, match="stranger needs the right `subscribe` or `read` or `describe` to 'kept'"):
                 await connected.subscriber("kept", start="earliest").open()
 
 

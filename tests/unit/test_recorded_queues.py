@@ -32,6 +32,7 @@ from roq.errors import (
     NotRecorded,
     QueueConflict,
     QueueNotFound,
+    Unavailable,
     ZooKeeperUnavailable,
 )
 from roq.log.replicated.stores import StaticDirectory
@@ -213,9 +214,9 @@ async def test_tapes_are_told_with_their_exchanges_and_the_stores() -> None:
         wire.TapeView(tape_log(TAPES, first), first, True, b"one"),
         wire.TapeView(tape_log(TAPES, "gone"), "gone", False, b"two"),
     )
-    assert found == wire.Tapes(TAPES, DAY, True, views, store_endpoints(cluster))
+    assert found == wire.Tapes(TAPES, DAY, True, views, store_endpoints(cluster), cluster.queues["q"].transaction)
     assert len(found.stores) == 2
-    term.logs.assert_awaited_once_with(tapes_prefix(TAPES))
+    term.logs.assert_awaited_once_with(tapes_prefix(TAPES), only_asked=True)
     stopped = recorded(transactions.stop_queue(cluster, "q"), None)
     leader, _ = handlers(stopped, logs)
     again = await leader.handle(b"", wire.DescribeTapes("q"))
@@ -229,7 +230,7 @@ async def test_an_exchange_that_was_just_made_is_told_as_one_that_lives() -> Non
     fresh = transactions.exchange_id("q", "x")
     leader, term = handlers(before, {})
 
-    async def logs(_: str) -> dict[str, bytes]:
+    async def logs(_: str, *, only_asked: bool) -> dict[str, bytes]:
         term.view.cluster = after
         return {tape_log(TAPES, fresh): b""}
 
@@ -289,6 +290,9 @@ async def test_a_term_reads_the_logs_of_a_prefix_and_is_over_if_it_can_not() -> 
         assert await term.logs("tape.b.") == {"tape.b.1": b"of tape.b.1", "tape.b.2": b"of tape.b.2"}
         assert await term.logs("removed") == {}
         zookeeper.silent = True
+        with pytest.raises(Unavailable, match="logs could not be read: no answer"):
+            await term.logs("tape.b.", only_asked=True)
+        assert not term.ended.done()
         with pytest.raises(NotLeader, match="logs could not be read: no answer"):
             await term.logs("tape.b.")
         assert term.ended.done()

@@ -83,11 +83,11 @@ def test_who_records_a_queue_and_who_reads_its_tapes() -> None:
     allow = rights.for_names(rights.GCM)
     assert rights.ADMINISTRATIVE & {gcm.RecordQueue, gcm.DescribeTapes} == {gcm.RecordQueue}
     allow(card(Grant(Right.ADMIN, "orders")), gcm.RecordQueue("orders", None, "t"))
-    for right in (Right.SUBSCRIBE, Right.DESCRIBE):
+    for right in (Right.SUBSCRIBE, Right.READ, Right.DESCRIBE):
         allow(card(Grant(right, "orders")), gcm.DescribeTapes("orders"))
         with pytest.raises(AccessDenied, match="admin"):
             allow(card(Grant(right, "*")), gcm.RecordQueue("orders", None, "t"))
-        with pytest.raises(AccessDenied, match="the right `subscribe` or `describe` to 'bills'"):
+        with pytest.raises(AccessDenied, match="the right `subscribe` or `read` or `describe` to 'bills'"):
             allow(card(Grant(right, "orders")), gcm.DescribeTapes("bills"))
     with pytest.raises(AccessDenied):
         allow(card(Grant(Right.PUBLISH, "*")), gcm.DescribeTapes("orders"))

@@ -26,6 +26,7 @@ class SegmentReader:
 
     def __init__(self, log_id: str, stores: Stores) -> None:
         self.log_id, self.stores = log_id, stores
+        self.of_queue = ("", "")  # of a tape, see wire.Read
         self._changed = asyncio.Event()  # the metadata did: a question that waits for news is dropped
         self._preferred = ""
 
@@ -57,7 +58,7 @@ class SegmentReader:
         silent: list[str] = []
         none_yet = False
         for node in nodes:
-            request = wire.Read(segment.id, position, last, 0.0 if last or none_yet else wait_seconds)
+            request = wire.Read(segment.id, position, last, 0.0 if last or none_yet else wait_seconds, *self.of_queue)
             try:
                 answer = await self._ask(node, request)
             except RoqError as failed:

@@ -47,6 +47,7 @@ from roq.wire.rights import check_member
 LOOK_SECONDS = 1.0  # between two looks at those who are full
 SILENT_LOOKS_MAX = 10  # of one that is full, takes nothing and says nothing: longer than any pause of a healthy program
 ANSWERED = (FrameKind.MARK, FrameKind.FIN, FrameKind.STORE)
+OWN = (FrameKind.ATTACHED, FrameKind.TAPED)
 TAPED_PREFIX = frames.control_prefix(FrameKind.TAPED)
 _BUNDLE = bytes((FrameKind.BUNDLE,))  # data, sent again
 
@@ -291,7 +292,10 @@ class PublisherPeer(Peer, asyncio.Protocol):
         return b"".join((*(zmtp.frame(parts[0]) for parts in messages), self.parser.rest()))
 
     def _control(self, body: bytes) -> None:
-        if len(body) > 2 and body[2] in ANSWERED:
+        kind = body[2] if len(body) > 2 else 0
+        if kind in OWN:
+            raise FrameError(f"a frame of kind {kind}, which only an Exchange sends")
+        if kind in ANSWERED:
             self._asked.append(body)
 
     def _answer(self) -> None:

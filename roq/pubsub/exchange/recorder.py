@@ -37,7 +37,8 @@ HELD_BYTES = 32 * 1024 * 1024  # waiting for stores: from here on publishers wai
 ENTRIES_AT_ONCE = 2  # under way while a new entry is made of what has come; a full one goes in any case
 LOST_RETRY_SECONDS = 5.0
 STORES_SECONDS = 5.0  # for stores of hosts that are there to start
-SEAL_SECONDS = 3.0  # at the end, for what is under way
+SEGMENT_ENTRIES = 2_000_000  # a tape's segments end by their bytes, or their time
+SEAL_SECONDS = 2.0  # at the end, for what is under way
 TERM = 1  # of every owner of a tape: the last one that takes it has it
 
 log = logger(__name__)
@@ -202,7 +203,7 @@ class Recorder:
         if self._base is None:
             await self._stores_come(directory)
         write, ack = self.recording.record.quorums(len(directory.hosts()))
-        settings = LogSettings(write_quorum=write, ack_quorum=ack)
+        settings = LogSettings(write_quorum=write, ack_quorum=ack, segment_entries=SEGMENT_ENTRIES)
         writer = await LogWriter.take_over(session, self.log_id, directory, settings, TERM, partial(self._wanted, session))
         self.writer = writer
         if self._base is None:

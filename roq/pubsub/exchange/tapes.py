@@ -24,7 +24,7 @@ from roq.log.replicated.settings import LogSettings, RepairSettings
 from roq.log.replicated.stores import StoreDirectory
 from roq.pubsub.exchange.forwarder import Forwarder
 from roq.pubsub.exchange.recorder import TERM, Recorder
-from roq.pubsub.exchange.retention import expired
+from roq.pubsub.exchange.retention import SEGMENTS_MAX, expired
 from roq.runtime.backoff import delays
 from roq.runtime.observe import Counters, logger
 from roq.runtime.run import Tasks
@@ -149,10 +149,13 @@ class TapeCare:
     # --- looking after them -------------------------------------------------------------------------------------------
 
     async def _look(self, session: Session, directory: StoreDirectory, *, expire: bool) -> None:
-        recording, node = self._recording, await session.get(paths.queue(self._queue))
-        if recording is None or node is None:
+        recording = self._recording
+        if recording is None:
             return
         tapes = await read_tapes(session, recording.tapes)
+        node = await session.get(paths.queue(self._queue))  # after the tapes: whoever has just made one is named there
+        if node is None:
+            return
         exchanges = [*from_json(node.data, QueueRecord).exchanges]
         mine = {log_id for log_id in tapes if self._exchange == _keeper_of(log_id, exchanges)}
         if self._recorder is not None:
@@ -167,7 +170,7 @@ class TapeCare:
                     await self._adopt(session, directory, log_id, recording.record)
         if expire:
             await self._expire(recording, tapes, directory.hosts())
-        await self._forget_empty(session)
+        await self._forget_empty(session, exchanges)
 
     async def _adopt(self, session: Session, directory: StoreDirectory, log_id: str, record: Record) -> None:
         write, ack = record.quorums(len(directory.hosts()))
@@ -198,7 +201,13 @@ class TapeCare:
             owner = owners.get(log_id)
             if owner is not None and owner.error is None:
                 await owner.change(partial(metadata.trim, position=position))
-                log.info("tape was trimmed", extra={"fields": {"log": log_id, "up_to": position}})
+                full = len(tapes[log_id].segments) > SEGMENTS_MAX
+                told = log.warning if full else log.info
+                told(
+                    "tape was trimmed%s",
+                    ": it has too many segments" * full,
+                    extra={"fields": {"log": log_id, "up_to": position}},
+                )
 
     async def _sizes(self, recording: Recording, hosts: Collection[str]) -> dict[str, int]:
         """Bytes by segment, as the stores that answer have them."""
@@ -219,10 +228,11 @@ class TapeCare:
             yield self._recorder.writer
         yield from (kept.keeper for kept in self._kept.values())
 
-    async def _forget_empty(self, session: Session) -> None:
+    async def _forget_empty(self, session: Session, exchanges: list[str]) -> None:
+        """Not of Exchanges that are there: they may write on, and entries are numbered from where they were."""
         now = time.monotonic()
         for log_id, kept in list(self._kept.items()):
-            if kept.keeper.meta.segments:
+            if kept.keeper.meta.segments or tape_exchange(log_id) in exchanges:
                 kept.empty_since = None
             elif kept.empty_since is None:
                 kept.empty_since = now

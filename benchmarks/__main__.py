@@ -1,4 +1,4 @@
-"""`python -m benchmarks [pubsub|cost|moves|failover|workqueue|file|churn]`: all without an argument.
+"""`python -m benchmarks [pubsub|cost|moves|failover|workqueue|recorded|file|churn]`: all without an argument.
 
 Progress on stderr, Markdown tables on stdout. With Spark, and by themselves: `python -m benchmarks.shuffle`,
 `benchmarks.shuffle.spark` and `benchmarks.spark_queue`; by themselves, too, `benchmarks.wakeups`,
@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
 import uvloop
 
+from benchmarks import servers
 from benchmarks.churn import study as churn_study
 from benchmarks.contenders import contenders
 from benchmarks.cost import Cost, cost, cost_rows
@@ -25,11 +27,19 @@ from benchmarks.durable.systems import present as durable_systems
 from benchmarks.durable.workload import CLIENTS, Mode, Workload
 from benchmarks.failover import PARTS, Failover, failover, failover_rows
 from benchmarks.file_queue import BIG_COLUMNS, COMPARED_COLUMNS, FileQueueFound, big_rows, compared_rows, file_queue
+from benchmarks.machine import disk_of
 from benchmarks.measure import Measured, measure
 from benchmarks.moves import Moves, moves, moves_rows
+from benchmarks.recorded import report as recorded_report
+from benchmarks.recorded.run import Measured as RecordedMeasured
+from benchmarks.recorded.run import measure as measure_recorded
+from benchmarks.recorded.systems import present as recorded_systems
+from benchmarks.recorded.workload import FULL, QUICK, Scenario
 from benchmarks.report import full, markdown, spread
 from benchmarks.scenarios import SCENARIOS
 
+Lists = list[Measured] | list[DurableMeasured] | list[RecordedMeasured]
+Results = Lists | Cost | Moves | Failover | FileQueueFound | churn_study.Study
 RUN_SECONDS, QUICK_RUN_SECONDS = 3.0, 1.0
 LATENCY_SECONDS, QUICK_LATENCY_SECONDS = 8.0, 2.0
 RUNS, FAIL_OVER_RUNS = 3, 20
@@ -106,6 +116,20 @@ async def work_queues(arguments: argparse.Namespace) -> list[DurableMeasured]:
     return found
 
 
+async def recorded_queues(arguments: argparse.Namespace) -> list[RecordedMeasured]:
+    """Recorded queues beside other logs; the report goes to standard output."""
+    disk = disk_of(Path(tempfile.gettempdir()))
+    there, absent = await recorded_systems(arguments.systems)
+    for name, reason in absent.items():
+        tell(f"not taking part: {name} ({reason})")
+    size, wanted = QUICK if arguments.quick else FULL, arguments.only or [""]
+    scenarios = [scenario for scenario in Scenario if any(part in scenario for part in wanted)]
+    found = [await measure_recorded(one, list(there), arguments.runs or RUNS, size, tell) for one in scenarios]
+    kinds = {servers.PROGRAMS[system.server]: system.server for system in there.values() if system.server}
+    print(recorded_report.full(found, absent, disk, [await servers.version(kind) for kind in kinds.values()]))
+    return found
+
+
 def file_queues(arguments: argparse.Namespace) -> FileQueueFound:
     """The file queue beside python-task-queue, and with many tasks; the report goes to standard output."""
     rounds, tasks, many = (1, 300, 5000) if arguments.quick else (arguments.runs or FILE_ROUNDS, FILE_TASKS, BIG_TASKS)
@@ -133,7 +157,10 @@ def parse(words: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "what", nargs="?", choices=("pubsub", "cost", "moves", "failover", "workqueue", "file", "churn", "all"), default="all"
+        "what",
+        nargs="?",
+        choices=("pubsub", "cost", "moves", "failover", "workqueue", "recorded", "file", "churn", "all"),
+        default="all",
     )
     parser.add_argument("--quick", action="store_true", help="short runs, to see that all works; the numbers mean little")
     parser.add_argument(
@@ -150,9 +177,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 async def main(arguments: argparse.Namespace) -> None:
     """Do what was asked."""
-    results: dict[
-        str, list[Measured] | list[DurableMeasured] | Cost | Moves | Failover | FileQueueFound | churn_study.Study
-    ] = {}
+    results: dict[str, Results] = {}
     if arguments.what in ("pubsub", "all"):
         results["pubsub"] = await pubsub(arguments)
     if arguments.what in ("cost", "all"):
@@ -163,6 +188,8 @@ async def main(arguments: argparse.Namespace) -> None:
         results["failover"] = await fail_over_times(arguments)
     if arguments.what in ("workqueue", "all"):
         results["workqueue"] = await work_queues(arguments)
+    if arguments.what in ("recorded", "all"):
+        results["recorded"] = await recorded_queues(arguments)
     if arguments.what in ("file", "all"):
         results["file"] = file_queues(arguments)
     if arguments.what in ("churn", "all"):

@@ -23,6 +23,7 @@ RABBIT_SECONDS = 3.0  # after its port opens, until it has stopped working by it
 LOOK_SECONDS = 0.1
 LOG_SHOWN = 500  # characters of a failed server's output
 ADDRESS = "127.0.0.1"
+SEARCH_PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))  # a wheel's go first
 RABBIT_SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the package's wrapper in /usr/sbin would change the user
 
 
@@ -98,11 +99,15 @@ def _rabbitmq(directory: Path) -> Plan:
     return Plan([RABBIT_SERVER], environment, f"amqp://guest:guest@{ADDRESS}:{port}/", port, RABBIT_SECONDS)
 
 
-def _redis_aof(directory: Path) -> Plan:
+def _redis_aof(directory: Path, sync: str = "always") -> Plan:
     (port,) = free_ports(1)
-    flags = ("--save", "", "--appendonly", "yes", "--appendfsync", "always", "--dir", str(directory), "--daemonize", "no")
+    flags = ("--save", "", "--appendonly", "yes", "--appendfsync", sync, "--dir", str(directory), "--daemonize", "no")
     command = ["redis-server", "--port", str(port), "--bind", ADDRESS, *flags]
     return Plan(command, {}, f"{ADDRESS}:{port}", port)
+
+
+def _redis_everysec(directory: Path) -> Plan:
+    return _redis_aof(directory, "everysec")
 
 
 def _jetstream(directory: Path, sync: str = "") -> Plan:
@@ -131,6 +136,7 @@ PLANS: dict[str, Callable[[Path], Plan]] = {
     "nats": _nats,
     "redis": _redis,
     "redis-aof": _redis_aof,
+    "redis-everysec": _redis_everysec,
     "rabbitmq": _rabbitmq,
     "jetstream": _jetstream,
     "jetstream-sync": _jetstream_sync,
@@ -141,6 +147,7 @@ PROGRAMS = {
     "nats": "nats-server",
     "redis": "redis-server",
     "redis-aof": "redis-server",
+    "redis-everysec": "redis-server",
     "rabbitmq": RABBIT_SERVER,
     "jetstream": "nats-server",
     "jetstream-sync": "nats-server",
@@ -151,7 +158,27 @@ PROGRAMS = {
 
 def installed(kind: str) -> bool:
     """The server's program is there."""
-    return shutil.which(PROGRAMS[kind]) is not None
+    return shutil.which(PROGRAMS[kind], path=SEARCH_PATH) is not None
+
+
+async def version(kind: str) -> str:
+    """What the server says of itself."""
+    program = shutil.which(PROGRAMS[kind], path=SEARCH_PATH) or PROGRAMS[kind]
+    process = await asyncio.create_subprocess_exec(program, "--version", stdout=asyncio.subprocess.PIPE)
+    said, _ = await process.communicate()
+    return said.decode().strip().partition("\n")[0]
+
+
+async def jetstream_syncs() -> bool:
+    """Whether the nats-server that is installed knows `sync_interval: always`."""
+    with tempfile.TemporaryDirectory() as directory:
+        plan = _jetstream_sync(Path(directory))
+        program = shutil.which(plan.command[0], path=SEARCH_PATH)
+        if program is None:
+            return False
+        silent = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(program, "-t", *plan.command[1:], stdout=silent, stderr=silent)
+        return await process.wait() == 0
 
 
 @contextlib.asynccontextmanager
@@ -162,7 +189,11 @@ async def running(kind: str) -> AsyncIterator[Server]:
         plan = PLANS[kind](directory)
         with (directory / "output.log").open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *plan.command, env={**os.environ, **plan.environment}, stdout=output, stderr=output, start_new_session=True
+                *plan.command,
+                env={**os.environ, "PATH": SEARCH_PATH, **plan.environment},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         try:
             await _until_open(plan.port, process, directory / "output.log")

@@ -16,6 +16,7 @@ import logging
 import random
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from gcm import recovery, transactions, work_queues
 from gcm.cluster import STORE_NAME, Action, ClientTransaction, ClusterState, exchange_name, is_running, store_endpoints
@@ -26,7 +27,7 @@ from roq.errors import ExchangeNotFound, NotLeader, NotReady, ProcessFailed, Que
 from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.runtime.observe import logger
 from roq.wire import store as wire
-from roq.wire.assignment import STORES
+from roq.wire.assignment import STORES, work_subject
 
 log = logger(__name__)
 
@@ -83,11 +84,11 @@ class Finisher:
             case Action.CREATE_QUEUE:
                 await self._until_created(entry, revisions, lambda now: transactions.without_queue(now, entry.queue))
             case Action.CREATE_WORK_QUEUE:
-                await self._until_created(entry, revisions, lambda now: work_queues.without(now, entry.queue))
+                await self._until_created(entry, revisions, lambda now: transactions.without_work_queues(now, entry.queue))
             case Action.CREATE_EXCHANGE:
                 await self._until_created(entry, revisions, lambda now: _without_exchange(now, entry))
             case Action.REMOVE_QUEUE | Action.REMOVE_EXCHANGE | Action.REMOVE_WORK_QUEUE:
-                await self._term.view.until(entry.subject, lambda now: transactions.none_left(now, entry, revisions))
+                await self._until_gone(entry, revisions)
                 await self._remove_logs(entry)
                 self._forget_after(entry, entry.created + transactions.REMOVAL_KEPT_SECONDS - time.time())
 
@@ -102,13 +103,21 @@ class Finisher:
             raise
         self._forget_after(entry, 0)
 
+    async def _until_gone(self, entry: ClientTransaction, revisions: transactions.Revisions) -> None:
+        if left := transactions.orphans(self._term.view.cluster, entry):
+            await self._term.change(lambda now: transactions.without_work_queues(now, *left), *map(work_subject, left))
+        for subject in entry.subjects:
+            gone = partial(transactions.none_left, entry=entry, subject=subject, revisions=revisions)
+            await self._term.view.until(subject, gone)
+
     async def _remove_logs(self, entry: ClientTransaction) -> None:
-        """Of what is gone: the log of a work queue, or the tapes of a recorded queue. Their data goes behind the answer."""
-        logs, prefixes = list[str](), tuple[str, ...]()
-        if entry.log:
-            logs, prefixes = [entry.log], (f"{entry.log}~", f"{entry.log}/")
-        elif entry.tapes:
-            logs, prefixes = list(await self._term.logs(entry.tapes)), (entry.tapes,)
+        """Of what is gone: the log of a work queue, or of a recorded queue the tapes, and the logs of its groups. Their data
+        goes behind the answer."""
+        logs = [entry.log] if entry.log else list(entry.groups.values())
+        prefixes = [prefix for log_id in logs for prefix in (f"{log_id}~", f"{log_id}/")]
+        if entry.tapes:
+            logs += await self._term.logs(entry.tapes)
+            prefixes.append(entry.tapes)
         for log_id in logs:
             await self._term.remove_log(log_id)
         if prefixes:

@@ -51,7 +51,8 @@ class ClientTransaction(msgspec.Struct, frozen=True):
     """JSON of `transactions/{queue,exchange}/<id>`: a request under way, so that the next leader can finish it.
 
     hosts: those that must act. A removal stays for a while after it is done: its repetition gets the same answer. log: of a
-    work queue that is removed. tapes: what the names of the tapes begin with of a recorded queue that is removed.
+    work queue that is removed. tapes: what the names of the tapes begin with of a recorded queue that is removed. groups: of
+    it, log by name.
     """
 
     id: str
@@ -62,12 +63,18 @@ class ClientTransaction(msgspec.Struct, frozen=True):
     exchange: str = ""
     log: str = ""
     tapes: str = ""
+    groups: dict[str, str] = {}
 
     @property
     def subject(self) -> str:
         """The queue, work queue or Exchange's queue it is about (roq.wire.assignment.subject_of)."""
         about_work = self.action in (Action.CREATE_WORK_QUEUE, Action.REMOVE_WORK_QUEUE)
         return work_subject(self.queue) if about_work else self.queue
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """`subject`, and the groups that go with their queue."""
+        return (self.subject, *map(work_subject, self.groups))
 
     @property
     def kind(self) -> TransactionKind:

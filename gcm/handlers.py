@@ -13,6 +13,7 @@ import msgspec
 from gcm import transactions, work_queues
 from gcm.cluster import ClusterState, host_infos, queue_info, store_endpoints, view, work_queue_info
 from gcm.crash import crash_point
+from gcm.durables import DurableRequest
 from gcm.leadership import Leadership, Serving
 from gcm.shuffle_leader import ShuffleLeader
 from gcm.term import LeaderTerm
@@ -63,6 +64,8 @@ class Handlers:
         try:
             if isinstance(request, ShuffleRequest):
                 return await self._about_shuffles(serving.shuffles, request)
+            if isinstance(request, DurableRequest):
+                return await serving.durables.handle(request, self._clock())
             return await self._change(serving, request)
         except NotLeader as error:  # it ended while we waited: tell who leads now, if that is known
             raise NotLeader(str(error), leader=self._leadership.leader) from error
@@ -146,6 +149,9 @@ class Handlers:
             case wire.ListWorkQueues():
                 infos = (work_queue_info(cluster, cluster.work_queues[name]) for name in sorted(cluster.work_queues))
                 return wire.WorkQueues(tuple(infos))
+            case wire.ListGroups(queue):
+                groups = transactions.groups_of(cluster, transactions.record_of(cluster, check_name(queue)).name)
+                return wire.WorkQueues(tuple(work_queue_info(cluster, group) for group in groups))
             case wire.GetCluster():
                 return view(cluster, self._leader, self._clock())
         raise CallError(f"no such request: {type(request).__name__}")
@@ -176,7 +182,7 @@ class Handlers:
         return queue_info(term.view.cluster, transactions.record_of(term.view.cluster, name))
 
     async def remove_queue(self, serving: Serving, request: wire.RemoveQueue) -> Done:
-        """Removed, and none of its processes is left on a live host."""
+        """Removed with its groups, and none of their processes is left on a live host."""
         name = check_name(request.name)
         _check(request.transaction)
         await serving.term.change(lambda now: transactions.remove_queue(now, request, self._clock()), name)

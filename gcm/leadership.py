@@ -15,6 +15,7 @@ import msgspec
 
 from gcm.background import Finisher, HostRepairer
 from gcm.cluster import ClusterState
+from gcm.durables import DurableStore
 from gcm.shuffle_leader import ShuffleLeader
 from gcm.term import LeaderTerm
 from roq.coordination import paths
@@ -36,6 +37,7 @@ class Serving:
     term: LeaderTerm
     finisher: Finisher
     shuffles: ShuffleLeader
+    durables: DurableStore
 
 
 class Leadership:
@@ -105,12 +107,14 @@ class Leadership:
         term.view.on_change.append(self._on_change)
         finisher = Finisher(term)
         HostRepairer(term).start()
+        durables = DurableStore(self._session, term)
+        durables.start()
         lost = asyncio.get_running_loop().create_task(self._latch.wait_lost(latch_term))
         over: list[asyncio.Future[Any]] = [lost, term.ended]
         reason: BaseException | None = None
         try:
             await self._publish(fence)
-            self._serving = Serving(term, finisher, shuffles)
+            self._serving = Serving(term, finisher, shuffles, durables)
             self._counters["terms"] += 1
             log.info("this GCM leads", extra={"fields": {"epoch": fence.epoch, "queues": len(term.view.cluster.queues)}})
             self._on_change(ClusterState(), term.view.cluster)

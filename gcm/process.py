@@ -33,7 +33,7 @@ from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import gcm as wire
 from roq.wire.card import Right
 from roq.wire.gcm import BROADCAST_TOPIC, ClusterView, LeaderAddress
-from roq.wire.rights import ADMINISTRATIVE, EVERYTHING, GCM, KNOWN, MAKES, check, for_names
+from roq.wire.rights import ADMINISTRATIVE, EVERYTHING, GCM, check, check_creation, for_names
 
 log = logger(__name__)
 CLOSE_SECONDS = 600.0  # from one look at the rights of the cluster's nodes to the next
@@ -158,7 +158,7 @@ class Gcm:
         if isinstance(request, wire.CreateWorkQueue):
             card, known = self.server.card_of(peer), self._leadership.serving().term.view.cluster.work_queues
             if card is not None:
-                check(card, KNOWN if request.name in known else MAKES, request.name)
+                check_creation(card, request, request.name in known)
             if request.name not in known:
                 acted(card, request)
         return await self._handlers.handle(peer, request)

@@ -6,7 +6,7 @@ the difference of two clusters as ZooKeeper operations. Written state is always 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,10 +14,20 @@ import msgspec
 
 from gcm.cluster import ClusterState, Host, Record, monitor_address
 from gcm.placement import takes_monitor
+from gcm.transactions import groups_of
 from roq.coordination import paths
 from roq.coordination.link import Create, Delete, Op, SetData
 from roq.coordination.paths import TransactionKind
-from roq.wire.assignment import STORES, MonitorAddress, MonitorRole, ProcessKind, ProcessSpec, QueueRecord, to_json
+from roq.wire.assignment import (
+    STORES,
+    MonitorAddress,
+    MonitorRole,
+    ProcessKind,
+    ProcessSpec,
+    QueueRecord,
+    to_json,
+    work_subject,
+)
 from roq.wire.work_queue import WorkQueueRecord
 
 STORE = ProcessSpec(ProcessKind.STORE, "")
@@ -96,7 +106,7 @@ def assign(cluster: ClusterState, subjects: Iterable[str], before: ClusterState)
     """The cluster with the assignments of these queues, work queues, and the STORES made right. before: where their processes
     may still be assigned."""
     hosts = dict(cluster.hosts)
-    for subject in subjects:
+    for subject in _with_groups(subjects, cluster, before):
         if subject == STORES:
             hosts |= {name: _with_store(hosts[name]) for name in lacking_stores(cluster)}
             continue
@@ -109,6 +119,14 @@ def assign(cluster: ClusterState, subjects: Iterable[str], before: ClusterState)
             if processes != host.assigned:
                 hosts[name] = replace(host, assigned=processes)
     return replace(cluster, hosts=hosts)
+
+
+def _with_groups(subjects: Iterable[str], cluster: ClusterState, before: ClusterState) -> Iterator[str]:
+    """The groups of a queue that is removed go with it, also one that was made in the same write."""
+    for subject in subjects:
+        yield subject
+        if subject in before.queues and subject not in cluster.queues:
+            yield from (work_subject(group.name) for group in groups_of(before, subject))
 
 
 def lacking_stores(cluster: ClusterState) -> list[str]:

@@ -39,7 +39,7 @@ from roq.errors import (
     QueueNotFound,
     QueueStopped,
 )
-from roq.wire.assignment import QueueRecord, QueueSettings
+from roq.wire.assignment import QueueRecord, QueueSettings, work_subject
 from roq.wire.gcm import CreateExchange, CreateQueue, DrainHost, RecordQueue, RemoveExchange, RemoveQueue, SetPolicy
 from roq.wire.limits import FRAME_BYTES_CEILING
 from roq.wire.recording import RECORDED_FRAME_BYTES_MAX, Record, tapes_prefix
@@ -64,6 +64,12 @@ def record_of(cluster: ClusterState, queue: str) -> QueueRecord:
     if record is None:
         raise QueueNotFound(f"no queue is named {queue!r}")
     return record
+
+
+def groups_of(cluster: ClusterState, queue: str) -> list[WorkQueueRecord]:
+    """The groups of a queue, by name."""
+    found = [one for one in cluster.work_queues.values() if one.spec.source is not None and one.spec.source.queue == queue]
+    return sorted(found, key=lambda record: record.name)
 
 
 def check_settings(settings: QueueSettings) -> None:
@@ -134,30 +140,46 @@ def leftovers(cluster: ClusterState, subject: str) -> bool:
 
 
 def remove_queue(cluster: ClusterState, request: RemoveQueue, now: float) -> ClusterState:
-    """Without the queue and all about it."""
+    """Without the queue, its groups, and all about them."""
     former = cluster.transactions.get(request.transaction)
     if former is not None and former.action is Action.REMOVE_QUEUE and former.queue == request.name:
         return cluster
     record = record_of(cluster, request.name)
     tapes = tapes_prefix(record.recording.tapes) if record.recording is not None else ""
-    entry = ClientTransaction(
-        request.transaction, Action.REMOVE_QUEUE, request.name, cluster.hosts_of(record), now, tapes=tapes
-    )
+    groups = groups_of(cluster, request.name)
+    hosts = tuple(dict.fromkeys((*cluster.hosts_of(record), *(host for group in groups for host in group.hosts))))
+    logs = {group.name: group.spec.log for group in groups}
+    entry = ClientTransaction(request.transaction, Action.REMOVE_QUEUE, request.name, hosts, now, tapes=tapes, groups=logs)
     return begin(without_queue(cluster, request.name), entry)
 
 
 def without_queue(cluster: ClusterState, queue: str) -> ClusterState:
-    """Nothing of the queue is wanted any more, nor of what was being created for it."""
-    cluster = without_creations(cluster, queue)
+    """Nothing of the queue and its groups is wanted any more, nor of what was being created for them."""
+    groups = [group.name for group in groups_of(cluster, queue)]
+    cluster = without_work_queues(without_creations(cluster, queue), *groups)
     return replace(cluster, queues=_without(cluster.queues, queue), policies=_without(cluster.policies, queue))
 
 
-def without_creations(cluster: ClusterState, subject: str) -> ClusterState:
-    """Without what was being created for this queue or work queue."""
+def without_work_queues(cluster: ClusterState, *names: str) -> ClusterState:
+    """Nothing of these work queues is wanted any more, nor of what was being created for them."""
+    if not names:
+        return cluster
+    kept = {name: record for name, record in cluster.work_queues.items() if name not in names}
+    return replace(without_creations(cluster, *map(work_subject, names)), work_queues=kept)
+
+
+def orphans(cluster: ClusterState, entry: ClientTransaction) -> list[str]:
+    """Groups that should have gone with their queue, and did not, as the leader before died over it."""
+    known = cluster.work_queues
+    return [name for name, log in entry.groups.items() if name in known and known[name].spec.log == log]
+
+
+def without_creations(cluster: ClusterState, *subjects: str) -> ClusterState:
+    """Without what was being created for these queues and work queues."""
     kept = {
         id: entry
         for id, entry in cluster.transactions.items()
-        if entry.subject != subject
+        if entry.subject not in subjects
         or entry.action not in (Action.CREATE_QUEUE, Action.CREATE_EXCHANGE, Action.CREATE_WORK_QUEUE)
     }
     return replace(cluster, transactions=kept)
@@ -312,10 +334,11 @@ def stopped(cluster: ClusterState, subject: str, hosts: Iterable[str], revisions
     return all(_gone(cluster, name, subject, "", revisions) for name in hosts)
 
 
-def none_left(cluster: ClusterState, entry: ClientTransaction, revisions: Revisions) -> bool:
-    """No live host of a removal reports what was removed. A lost host stops it when it comes back."""
+def none_left(cluster: ClusterState, entry: ClientTransaction, subject: str, revisions: Revisions) -> bool:
+    """No live host of a removal reports what was removed of this one of its subjects. A lost host stops it when it comes
+    back."""
     if not entry.exchange:
-        return stopped(cluster, entry.subject, entry.hosts, revisions)
+        return stopped(cluster, subject, entry.hosts, revisions)
     return all(_gone(cluster, name, entry.queue, entry.exchange, revisions) for name in entry.hosts)
 
 

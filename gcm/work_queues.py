@@ -1,5 +1,6 @@
-"""Work queues as the GCM sees them: creation, removal, fail-over and repair. Pure, as transactions.py and recovery.py, whose
-counterparts these are. Not covered: what is in a work queue, which only its master knows.
+"""Work queues as the GCM sees them, groups of recorded queues among them: creation, removal, fail-over and repair. Pure, as
+transactions.py and recovery.py, whose counterparts these are. Not covered: what is in a work queue, which only its master
+knows; that groups go with their queue (transactions.py).
 """
 
 from __future__ import annotations
@@ -8,21 +9,38 @@ import hashlib
 import random
 from collections.abc import Collection
 from dataclasses import replace
+from datetime import datetime
 
 import msgspec
 
 from gcm import transactions
 from gcm.cluster import Action, ClientTransaction, ClusterState, failure, is_running, master_name, running_stores
 from gcm.placement import place_master, refilled
-from roq.errors import InvalidConfiguration, NoHosts, NotReady, ProcessFailed, WorkQueueConflict, WorkQueueNotFound
+from roq.errors import (
+    GroupNotFound,
+    InvalidConfiguration,
+    InvalidName,
+    InvalidPosition,
+    NoHosts,
+    NotReady,
+    NotRecorded,
+    ProcessFailed,
+    WorkQueueConflict,
+    WorkQueueNotFound,
+)
+from roq.ids import GROUP_MARK, group_name
+from roq.pubsub.subscription import check_filter
 from roq.wire.assignment import work_subject
 from roq.wire.gcm import CreateWorkQueue, RemoveWorkQueue
 from roq.wire.limits import CONTROL_BYTES_MAX
+from roq.wire.recording import TapePosition, is_position
+from roq.wire.where import Where
 from roq.wire.work_queue import (
     INLINE_BYTES,
     INLINE_BYTES_MAX,
     QUORUM_MAX,
     STANDBYS_MAX,
+    GroupSource,
     TaskSettings,
     WorkQueueRecord,
     WorkQueueSpec,
@@ -30,12 +48,17 @@ from roq.wire.work_queue import (
 
 WRITE_QUORUM_DEFAULT = 3
 STANDBYS_DEFAULT = 1
+EVERYTHING, EARLIEST = ">", "earliest"
+TOPICS_MAX = 100  # filters of one group: they stand in its record and in the assignments of its hosts
+GROUPS_MAX = 100  # of one queue: each gets a copy of its messages, and all are removed with it in one write
 
 
 def record_of(cluster: ClusterState, name: str) -> WorkQueueRecord:
-    """The work queue's record; raises WorkQueueNotFound."""
+    """The work queue's record; raises WorkQueueNotFound, GroupNotFound."""
     record = cluster.work_queues.get(name)
     if record is None:
+        if GROUP_MARK in name:
+            raise GroupNotFound(f"no group is named {name!r}")
         raise WorkQueueNotFound(f"no work queue is named {name!r}")
     return record
 
@@ -58,15 +81,42 @@ def check(request: CreateWorkQueue) -> None:
         settings.max_attempts < 0 or settings.dedup_seconds < 0 or not 0 < settings.payload_bytes_max <= CONTROL_BYTES_MAX // 2
     ):
         raise InvalidConfiguration(f"not possible for a work queue: {settings}")
+    if request.source is not None:
+        _check_source(request.source)
+
+
+def _check_source(source: GroupSource) -> None:
+    """Raises InvalidTopic, InvalidPosition, InvalidFilter, InvalidConfiguration."""
+    if len(source.topics) > TOPICS_MAX:
+        raise InvalidConfiguration(f"a group has at most {TOPICS_MAX} topics, got {len(source.topics)}")
+    for topic in source.topics:
+        check_filter(topic)
+    if source.where:
+        Where(source.where)
+    if source.start == EARLIEST:
+        return
+    if is_position(source.start):
+        TapePosition.parse(source.start)
+        return
+    try:
+        zone = datetime.fromisoformat(source.start).tzinfo
+    except ValueError:
+        zone = None
+    if zone is None:
+        raise InvalidConfiguration(
+            f"a group starts at {EARLIEST!r}, 'now', a time (ISO 8601, with its zone) or a position, got {source.start!r}"
+        )
 
 
 def create(cluster: ClusterState, request: CreateWorkQueue, now: float, chance: random.Random) -> ClusterState:
     """The work queue with its master, and standbys on as many other hosts as there are."""
+    source = _filled(cluster, request) if request.source is not None else None
     existing = cluster.work_queues.get(request.name)
     if existing is not None:
-        if differences := _differences(existing, request):
-            raise WorkQueueConflict(f"work queue {request.name!r} exists with {', '.join(differences)}")
+        if differences := [*_differences(existing, request), *_source_differences(existing.spec.source, source, request.asked)]:
+            raise WorkQueueConflict(f"{_what(source)} {request.name!r} exists with {', '.join(differences)}")
         return cluster
+    _check_new(cluster, request.name, source)
     if transactions.leftovers(cluster, work_subject(request.name)):
         raise NotReady(f"processes of a removed work queue {request.name!r} are still stopping")
     write, ack = _quorums(cluster, request)
@@ -77,11 +127,60 @@ def create(cluster: ClusterState, request: CreateWorkQueue, now: float, chance: 
     if not hosts:
         raise NoHosts
     settings, inline = request.settings or TaskSettings(), request.inline_bytes or INLINE_BYTES
-    spec = WorkQueueSpec(log_id(request.name, request.transaction), write, ack, settings, inline)
+    spec = WorkQueueSpec(log_id(request.name, request.transaction), write, ack, settings, inline, source)
     grows = not (request.write_quorum or request.ack_quorum)
     record = WorkQueueRecord(request.name, spec, standbys, hosts[0], 1, hosts[1:], now, request.transaction, grows)
     entry = ClientTransaction(request.transaction, Action.CREATE_WORK_QUEUE, request.name, hosts, now)
     return transactions.begin(_with_record(cluster, record), entry)
+
+
+def _what(source: GroupSource | None) -> str:
+    return "work queue" if source is None else "group"
+
+
+def _filled(cluster: ClusterState, request: CreateWorkQueue) -> GroupSource:
+    """The group's source as it is kept: with the queue's tapes, and the same filters in one order. Raises QueueNotFound,
+    NotRecorded, InvalidName."""
+    asked = request.source
+    assert asked is not None
+    recording = transactions.record_of(cluster, asked.queue).recording
+    if recording is None:
+        raise NotRecorded(f"queue {asked.queue!r} is not recorded and can't have groups: `roq queue record` switches that on")
+    mark = f"{asked.queue}{GROUP_MARK}"
+    if not request.name.startswith(mark) or request.name != group_name(asked.queue, request.name.removeprefix(mark)):
+        raise InvalidName(f"a group of queue {asked.queue!r} is named {mark}GROUP, got {request.name!r}")
+    topics = tuple(sorted({*asked.topics})) or (EVERYTHING,)
+    return msgspec.structs.replace(asked, tapes=recording.tapes, topics=topics)
+
+
+def _check_new(cluster: ClusterState, name: str, source: GroupSource | None) -> None:
+    """Raises GroupNotFound, InvalidPosition, InvalidConfiguration."""
+    if source is None:
+        if GROUP_MARK in name:
+            made = "create_group or `roq queue group create` makes one"
+            raise GroupNotFound(f"no group is named {name!r}: {made}; names of other work queues have no {GROUP_MARK!r}")
+        return
+    if is_position(source.start) and TapePosition.parse(source.start).tapes != source.tapes:
+        raise InvalidPosition(f"this position is of another queue than {source.queue!r}, or of a former one of this name")
+    if len(transactions.groups_of(cluster, source.queue)) >= GROUPS_MAX:
+        raise InvalidConfiguration(f"queue {source.queue!r} has {GROUPS_MAX} groups, and there can't be more: remove one first")
+
+
+def _source_differences(has: GroupSource | None, asked: GroupSource | None, fields: Collection[str] | None) -> list[str]:
+    """As _differences, of where its tasks come from; `start` was for the first time. fields: that matter, None: all."""
+    if asked is None:
+        return []
+    if has is None:
+        return [f"tasks that were put, not messages of queue {asked.queue!r}"]
+    if has.tapes != asked.tapes:
+        return [f"messages of a former queue {asked.queue!r}: remove this group first"]
+    named = [
+        ("order", has.order, asked.order),
+        ("topics", " ".join(has.topics), " ".join(asked.topics)),
+        ("where", repr(has.where), repr(asked.where)),
+    ]
+    matters = [one for one in named if fields is None or one[0] in fields]
+    return [f"{name} {mine}, not {its}" for name, mine, its in matters if mine != its]
 
 
 def _differences(record: WorkQueueRecord, request: CreateWorkQueue) -> list[str]:
@@ -134,13 +233,7 @@ def remove(cluster: ClusterState, request: RemoveWorkQueue, now: float) -> Clust
     entry = ClientTransaction(
         request.transaction, Action.REMOVE_WORK_QUEUE, record.name, record.hosts, now, log=record.spec.log
     )
-    return transactions.begin(without(cluster, record.name), entry)
-
-
-def without(cluster: ClusterState, name: str) -> ClusterState:
-    """Nothing of the work queue is wanted any more."""
-    kept = {key: record for key, record in cluster.work_queues.items() if key != name}
-    return replace(transactions.without_creations(cluster, work_subject(name)), work_queues=kept)
+    return transactions.begin(transactions.without_work_queues(cluster, record.name), entry)
 
 
 def created(cluster: ClusterState, entry: ClientTransaction, revisions: transactions.Revisions) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import os
 import sys
 from pathlib import Path
 
-from hcm.process import serve
+from hcm.process import ServeMetrics, serve
 from roq.config import HcmConfig, load
 from roq.errors import AccessDenied, InvalidConfiguration, InvalidName
 from roq.ids import check_name
@@ -51,9 +52,22 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECURITY",
         help="cards; none: everybody is let in; mixed: both, while a cluster is being given cards (default cards)",
     )
+    parser.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="serve metrics of this host for Prometheus there, without a HOST everywhere (default: nowhere; extra `metrics`)",
+    )
     parser.add_argument("--log-path", type=Path, help="log file (default: standard error)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING, ERROR or CRITICAL (default INFO)")
     return parser
+
+
+def _serve_metrics(config: HcmConfig) -> ServeMetrics | None:
+    """What it needs is imported, and has to be installed, only where it is asked for. Raises ModuleNotFoundError."""
+    if config.metrics is None:
+        return None
+    serving: ServeMetrics = importlib.import_module("hcm.metrics").serving_host
+    return serving
 
 
 def main() -> None:
@@ -65,7 +79,8 @@ def main() -> None:
         config = load(HcmConfig, path, os.environ, flags)
         check_name(config.host, "host")
         use_daemon_card(config.card, SecurityMode(config.security), CardRole.HOST, config.host)
-    except (AccessDenied, InvalidConfiguration, InvalidName) as error:
+        serve_metrics = _serve_metrics(config)
+    except (AccessDenied, InvalidConfiguration, InvalidName, ModuleNotFoundError) as error:
         sys.stderr.write(f"roq-hcm: {error}\n")
         sys.exit(USAGE_ERROR)
     set_process_name("roq-hcm")
@@ -74,7 +89,7 @@ def main() -> None:
 
     async def body(stop: asyncio.Event) -> None:
         nonlocal for_good
-        for_good = await serve(config, stop)
+        for_good = await serve(config, stop, serve_metrics)
 
     code = run(body)
     sys.exit(EXIT_FOR_GOOD if for_good and managed() else code)

@@ -1,5 +1,5 @@
 """What this machine has to give: ports (which roles a process needs; chosen once by test-binding, then fixed), and how loaded
-its processor, memory and disk are."""
+its processor, memory and disk are, and what a process of it uses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -90,6 +91,25 @@ def disk_free_bytes(directory: Path) -> int:
         return int(psutil.disk_usage(str(directory)).free)
     except OSError:
         return -1
+
+
+class ProcessUsage(NamedTuple):
+    """cpu_seconds: since it began; started: when that was, seconds since 1970."""
+
+    cpu_seconds: float
+    resident_bytes: int
+    started: float
+
+
+def process_usage(pid: int) -> ProcessUsage | None:
+    """What a process has used; None if there is none."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return ProcessUsage(times.user + times.system, process.memory_info().rss, process.create_time())
+    except psutil.Error:
+        return None
 
 
 def noticeably_different(left: tuple[float, float], right: tuple[float, float]) -> bool:

@@ -16,6 +16,8 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
@@ -39,7 +41,7 @@ from roq.runtime.run import READY, STOPPING, WATCHDOG, Tasks, notify, watchdog_s
 from roq.runtime.security import process_security
 from roq.runtime.shutdown import ShutdownMonitor
 from roq.wire import hcm as wire
-from roq.wire.assignment import Assignment, HostReport, from_json, to_json
+from roq.wire.assignment import Assignment, HostReport, RunningProcess, from_json, to_json
 from roq.wire.rights import ADMINISTRATIVE, HCM, for_names
 
 log = logger(__name__)
@@ -48,14 +50,22 @@ PAYLOAD_SECONDS = 5.0  # the registration's load figures are renewed at most thi
 REPORT_WAIT_SECONDS = 0.03  # a report is held back this long while a process is just starting, to save a write
 SESSIONS_KEPT = 5
 
+# Of (configuration, what runs here, the ZooKeeper session): metrics are served while it is entered. See hcm/metrics.py.
+ServeMetrics = Callable[
+    [HcmConfig, Callable[[], tuple[RunningProcess, ...]], Callable[[], Session | None]], AbstractAsyncContextManager[int]
+]
 
-async def serve(config: HcmConfig, stop: asyncio.Event) -> bool:
+
+async def serve(config: HcmConfig, stop: asyncio.Event, serve_metrics: ServeMetrics | None = None) -> bool:
     """Run until `stop`. True if ShutdownHost has stopped the host for good. Raises RoqError when the HCM can't go on, e.g.
     HostConflict."""
     _raise_descriptor_limit()
     manager = HostManager(config, stop)
     try:
-        await manager.run()
+        async with contextlib.AsyncExitStack() as beside:
+            if serve_metrics is not None:
+                await beside.enter_async_context(manager.metrics(serve_metrics))
+            await manager.run()
     finally:
         manager.release()
     return manager.shut_down
@@ -92,6 +102,10 @@ class HostManager:
             raise
         self._server: RpcServer | None = None
         self._control: ShutdownMonitor | None = None
+
+    def metrics(self, serve_metrics: ServeMetrics) -> AbstractAsyncContextManager[int]:
+        """Of this host, while it is entered."""
+        return serve_metrics(self._config, self._host.processes, lambda: self._session)
 
     def release(self) -> None:
         """Close the endpoints and give the state directory free."""

@@ -10,6 +10,7 @@ import roq.pubsub.exchange.process
 import roq.pubsub.monitor.process
 import roq.pubsub.scaling.process
 import roq.workqueue.master.process
+from roq.groups.feed import feed
 from roq.shuffle.node.server import beside_store
 from roq.wire.assignment import ProcessKind
 from roq.wire.process import ChildSpec
@@ -19,5 +20,5 @@ PROGRAMS: Mapping[ProcessKind, Callable[[ChildSpec], int]] = {
     ProcessKind.EXCHANGE: roq.pubsub.exchange.process.main,
     ProcessKind.SCALING: roq.pubsub.scaling.process.main,
     ProcessKind.STORE: partial(roq.log.store.process.main, beside=beside_store),
-    ProcessKind.MASTER: roq.workqueue.master.process.main,
+    ProcessKind.MASTER: partial(roq.workqueue.master.process.main, feed=feed),
 }

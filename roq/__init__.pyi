@@ -1,7 +1,22 @@
 from roq import blocking as blocking
 from roq.client.broadcasts import Change, TopologyEvent
 from roq.client.cluster import Cluster, connect
-from roq.errors import LeaseLost, MessagesLost, NotRecorded, RoqError, SlowSubscriber
+from roq.client.group import GroupSubscriber
+from roq.client.read import RecordedBatches, read
+from roq.client.requests import Reply
+from roq.client.responder import Request, Responder
+from roq.errors import (
+    DurableTaken,
+    InvalidFilter,
+    LeaseLost,
+    MessagesLost,
+    NoResponder,
+    NotRecorded,
+    RequestFailed,
+    ResponderLost,
+    RoqError,
+    SlowSubscriber,
+)
 from roq.pubsub.publisher import Publisher, PublisherHealth, PublishReceipt
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Message, SubscriberHealth, log_lost, raise_lost
@@ -17,13 +32,14 @@ from roq.wire.assignment import (
     QueueSettings,
     RunningProcess,
 )
+from roq.wire.durables import DurableView
 from roq.wire.gcm import ClusterView, ExchangeCreated, HostInfo, QueueInfo, Tapes, TapeView, WorkQueueInfo
 from roq.wire.kpi import Decision, ExchangeKpi, HostKpi, PublisherKpi, QueueKpi, QueueTotals, SubscriberKpi
 from roq.wire.monitor import ExchangeAddress, ExchangeView, MemberView, Moved, QueueView
 from roq.wire.policy import Bounds, ExchangeRule, HostRule, Policy, QueueRule, policy_from_toml
 from roq.wire.recording import Record, Recording, TapePosition
 from roq.wire.task import NewTask, Status, TaskState, TaskView
-from roq.wire.work_queue import MasterAddress, TaskSettings, WorkQueueRecord, WorkQueueSpec
+from roq.wire.work_queue import GroupOrder, GroupSource, MasterAddress, TaskSettings, WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.contract import ClusterSettings
 from roq.workqueue.handling import Work
 from roq.workqueue.prefetch import Task
@@ -37,16 +53,22 @@ __all__ = [
     "ClusterSettings",
     "ClusterView",
     "Decision",
+    "DurableTaken",
+    "DurableView",
     "ExchangeAddress",
     "ExchangeCreated",
     "ExchangeKpi",
     "ExchangeRule",
     "ExchangeView",
     "FormerProcess",
+    "GroupOrder",
+    "GroupSource",
+    "GroupSubscriber",
     "HostInfo",
     "HostKpi",
     "HostReport",
     "HostRule",
+    "InvalidFilter",
     "LeaseLost",
     "MasterAddress",
     "MemberView",
@@ -56,6 +78,7 @@ __all__ = [
     "MonitorRole",
     "Moved",
     "NewTask",
+    "NoResponder",
     "NotRecorded",
     "Overflow",
     "Policy",
@@ -73,7 +96,13 @@ __all__ = [
     "QueueTotals",
     "QueueView",
     "Record",
+    "RecordedBatches",
     "Recording",
+    "Reply",
+    "Request",
+    "RequestFailed",
+    "Responder",
+    "ResponderLost",
     "RoqError",
     "RunningProcess",
     "SlowSubscriber",
@@ -100,4 +129,5 @@ __all__ = [
     "open_queue",
     "policy_from_toml",
     "raise_lost",
+    "read",
 ]

@@ -17,20 +17,25 @@ import asyncio
 import contextlib
 import functools
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from roq.client import cluster as asynchronous
+from roq.client.blocking_group import GroupSubscriber
+from roq.client.blocking_responder import Request, Responder
 from roq.client.broadcasts import TopologyEvent
 from roq.client.cluster import ADMIN_SECONDS
+from roq.client.group import LEASE_SECONDS
+from roq.client.responder import CAPACITY
 from roq.coordination.locate import ZOOKEEPER_SECONDS
 from roq.errors import Closed, MessagesLost, RoqError
-from roq.pubsub.past import Start
 from roq.pubsub.publisher import Publisher as AsyncPublisher
 from roq.pubsub.publisher import PublisherHealth, PublishReceipt
+from roq.pubsub.start import Start
 from roq.pubsub.subscriber import OPEN_SECONDS
 from roq.pubsub.subscriber import Subscriber as AsyncSubscriber
 from roq.pubsub.subscription import Message, SubscriberHealth, log_lost
@@ -41,7 +46,18 @@ from roq.wire.kpi import QueueKpi
 from roq.wire.recording import TapePosition
 from roq.workqueue.blocking_queue import Task, WorkQueue, open_queue
 
-__all__ = ["Cluster", "Publisher", "Subscriber", "Task", "WorkQueue", "connect", "open_queue"]
+__all__ = [
+    "Cluster",
+    "GroupSubscriber",
+    "Publisher",
+    "Request",
+    "Responder",
+    "Subscriber",
+    "Task",
+    "WorkQueue",
+    "connect",
+    "open_queue",
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -265,6 +281,7 @@ class Cluster:
         self._loop = LoopThread(ended=ENDED)
         self._cluster = self._loop.call(_made(lambda: asynchronous.Cluster(zookeeper, **seconds)))
         self._iterating: set[AsyncGenerator[Any, None]] = set()
+        self._members: weakref.WeakSet[GroupSubscriber] = weakref.WeakSet()
 
     def __enter__(self) -> Cluster:
         try:
@@ -281,6 +298,8 @@ class Cluster:
         """Close the connection and end its thread. Whoever iterates or waits in another thread gets Closed."""
         for values in list(self._iterating):
             self._end(values)
+        for member in list(self._members):
+            member.close()
         self._loop.call(self._cluster.close())
         self._loop.stop()
 
@@ -290,6 +309,8 @@ class Cluster:
     stop_queue = _awaited(asynchronous.Cluster.stop_queue)
     record_queue = _awaited(asynchronous.Cluster.record_queue)
     tapes = _awaited(asynchronous.Cluster.tapes)
+    durables = _awaited(asynchronous.Cluster.durables)
+    forget_durable = _awaited(asynchronous.Cluster.forget_durable)
     queue_exists = _awaited(asynchronous.Cluster.queue_exists)
     queues = _awaited(asynchronous.Cluster.queues)
     queue = _awaited(asynchronous.Cluster.queue)
@@ -301,6 +322,9 @@ class Cluster:
     remove_work_queue = _awaited(asynchronous.Cluster.remove_work_queue)
     work_queues = _awaited(asynchronous.Cluster.work_queues)
     work_queue = _awaited(asynchronous.Cluster.work_queue)
+    create_group = _awaited(asynchronous.Cluster.create_group)
+    remove_group = _awaited(asynchronous.Cluster.remove_group)
+    groups = _awaited(asynchronous.Cluster.groups)
     hosts = _awaited(asynchronous.Cluster.hosts)
     drain_host = _awaited(asynchronous.Cluster.drain_host)
     set_policy = _awaited(asynchronous.Cluster.set_policy)
@@ -308,6 +332,7 @@ class Cluster:
     set_access = _awaited(asynchronous.Cluster.set_access)
     view = _awaited(asynchronous.Cluster.view)
     inspect = _awaited(asynchronous.Cluster.inspect)
+    request = _awaited(asynchronous.Cluster.request)
     move = _awaited(asynchronous.Cluster.move)
 
     def topology(self) -> Iterator[TopologyEvent]:
@@ -340,17 +365,60 @@ class Cluster:
         """A publisher; use it as a context manager."""
         return Publisher(self._loop, self._loop.call(_made(lambda: self._cluster.publisher(queue, confirm=confirm))))
 
+    @overload
+    def subscriber(
+        self,
+        queue: str,
+        *topics: str,
+        on_lost: Callable[[MessagesLost], None] = ...,
+        start: Start = ...,
+        follow: bool | str = ...,
+        durable: str | None = ...,
+        where: str = ...,
+    ) -> Subscriber: ...
+
+    @overload
+    def subscriber(
+        self,
+        queue: str,
+        *topics: str,
+        group: str,
+        start: Start = ...,
+        order: str | None = ...,
+        where: str = ...,
+        lease_seconds: float = ...,
+        count: int = ...,
+    ) -> GroupSubscriber: ...
+
     def subscriber(
         self,
         queue: str,
         *topics: str,
         on_lost: Callable[[MessagesLost], None] = log_lost,
-        start: Start = "live",
-        follow: bool = True,
-    ) -> Subscriber:
-        """A subscriber; use it as a context manager. `on_lost` is called in the loop's thread."""
-        make = functools.partial(self._cluster.subscriber, queue, *topics, on_lost=on_lost, start=start, follow=follow)
-        return Subscriber(self._loop, self._loop.call(_made(make)))
+        start: Start | None = None,
+        follow: bool | str = True,
+        durable: str | None = None,
+        group: str | None = None,
+        order: str | None = None,
+        where: str = "",
+        lease_seconds: float = LEASE_SECONDS,
+        count: int = 1,
+    ) -> Subscriber | GroupSubscriber:
+        """See roq.Cluster.subscriber; use it as a context manager. `on_lost` is called in the loop's thread."""
+        make: Any = self._cluster.subscriber  # its overloads take one kind or the other
+        options = {"start": start, "follow": follow, "durable": durable, "group": group, "order": order, "where": where}
+        leases = {"lease_seconds": lease_seconds, "count": count}
+        made = self._loop.call(_made(lambda: make(queue, *topics, on_lost=on_lost, **options, **leases)))
+        if isinstance(made, AsyncSubscriber):
+            return Subscriber(self._loop, made)
+        member = GroupSubscriber(self._loop, made)
+        self._members.add(member)
+        return member
+
+    def serve(self, queue: str, *topics: str, group: str = "", capacity: int = CAPACITY) -> Responder:
+        """See roq.Cluster.serve; use it as a context manager."""
+        make = functools.partial(self._cluster.serve, queue, *topics, group=group, capacity=capacity)
+        return Responder(self._loop, self._loop.call(_made(make)))
 
 
 def connect(

@@ -65,6 +65,7 @@ class HcmConfig(Config):
     process_module: str = "hcm.programs"  # module with PROGRAMS, the main function by process kind
     card: Path | None = None  # of this host
     security: Literal["cards", "none", "mixed"] = "cards"  # of roq.wire.card.SecurityMode
+    metrics: str | None = None  # "[HOST]:PORT" to serve metrics for Prometheus at; nowhere if not given
     log_path: Path | None = None  # standard error if not given
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
 
@@ -72,6 +73,11 @@ class HcmConfig(Config):
     def _ports_exist(self) -> HcmConfig:
         if self.port_base + self.port_count - 1 > PORT_MAX:
             raise ValueError(f"port_base + port_count - 1 is above {PORT_MAX}")
+        if self.metrics is not None:
+            try:
+                listen_place(self.metrics, "metrics")
+            except InvalidConfiguration as error:
+                raise ValueError(str(error)) from None
         return self
 
 
@@ -105,6 +111,14 @@ class FollowerConfig(Config):
     """A store's part in shuffles. It is read from the environment of the HCM that started the store."""
 
     shuffle_memory_bytes: int = Field(default=256 * 1024 * 1024, ge=32 * 1024 * 1024)  # of rows, in both roles together
+
+
+def listen_place(text: str, what: str) -> tuple[str, int]:
+    """Host and port of `[HOST]:PORT`, without a host all of this machine. what: is set to it. Raises InvalidConfiguration."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
+        raise InvalidConfiguration(f"{what} is [HOST]:PORT, got {text!r}")
+    return host.strip("[]") or "0.0.0.0", int(port)
 
 
 def load(model: type[M], path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> M:

@@ -48,12 +48,24 @@ class InvalidConfiguration(CallError):
     """A configuration value is missing, unknown or out of range."""
 
 
+class InvalidFilter(InvalidConfiguration):
+    """A condition (`where`) can't be read, or compares what can't be compared."""
+
+    def __init__(self, message: str | None = None, column: int = 0) -> None:
+        super().__init__(message)
+        self.column = column  # from 1 on; 0: not known
+
+
 class InvalidPosition(CallError):
     """A position is what a Receipt or a subscriber of the same queue gave."""
 
 
 class NotRecorded(CallError):
     """The queue is not recorded: `roq queue record` switches that on."""
+
+
+class DurableNotFound(CallError):
+    """The queue has no durable subscriber of this name."""
 
 
 class QueueNotFound(CallError):
@@ -90,6 +102,10 @@ class LastExchange(CallError):
 
 class WorkQueueNotFound(CallError):
     """No work queue of this name exists."""
+
+
+class GroupNotFound(WorkQueueNotFound):
+    """The queue has no group of this name."""
 
 
 class WorkQueueConflict(CallError):
@@ -219,6 +235,14 @@ class LogUnavailable(TemporaryError):
     """Too few of the log's stores can be reached."""
 
 
+class NoResponder(TemporaryError):
+    """Nobody serves this topic just now."""
+
+
+class ResponderLost(TemporaryError):
+    """The server left or died with the request: it may have been carried out or not."""
+
+
 class Overloaded(TemporaryError):
     """No room just now; ask again later, or elsewhere."""
 
@@ -254,6 +278,13 @@ class LeaseLost(RoqError):
     """The lease of this task ended before: another worker may have it, or has done it."""
 
 
+# --- what became of a request -----------------------------------------------------------------------------------------
+
+
+class RequestFailed(RoqError):
+    """The server got the request and says that it could not do it."""
+
+
 # --- what happened to a stream ----------------------------------------------------------------------------------------
 
 
@@ -263,6 +294,10 @@ class Closed(RoqError):
 
 class SlowSubscriber(RoqError):
     """This subscriber stopped reading and was disconnected so that the others could go on."""
+
+
+class DurableTaken(RoqError):
+    """This durable subscriber was opened elsewhere since, or forgotten: what was taken here is not kept any more."""
 
 
 class MessagesLost(RoqError):

@@ -12,6 +12,7 @@ from roq.errors import InvalidName, InvalidTopic
 
 NAME_CHARACTERS_MAX = 100  # a name is one ZooKeeper path element and one table cell
 TOPIC_BYTES_MAX = 255  # a topic is matched byte by byte at every Exchange
+GROUP_MARK = "@"  # between the names of a queue and of a group of it
 
 
 def new_id() -> int:
@@ -40,6 +41,15 @@ def check_name(name: str, what: str = "queue") -> str:
         if character == "/" or unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
             raise InvalidName(f"{name!r} can't name a {what}: character {character!r} is not allowed")
     return name
+
+
+def group_name(queue: str, group: str) -> str:
+    """`orders@billing`: the name of a group as a work queue. A queue's name may have an @, a group's may not. Raises
+    InvalidName."""
+    check_name(queue)
+    if GROUP_MARK in check_name(group, "group"):
+        raise InvalidName(f"{group!r} can't name a group: no {GROUP_MARK!r}, which stands between the names of queue and group")
+    return check_name(f"{queue}{GROUP_MARK}{group}", "group")
 
 
 def topic_bytes(topic: str) -> bytes:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import time
-import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
 import msgspec
 
+from benchmarks.crew import Crew, Parent, Worker
 from benchmarks.durable.systems import SYSTEMS
 from benchmarks.durable.workload import Mode, Phase, Rate, Workload
-from benchmarks.machine import quiet
+from benchmarks.machine import disk_flushes, quiet
 from roq.tools.bench.cpu import MachineMeter
 
 QUEUE = "figure2"
-START_SECONDS, PHASE_SECONDS, END_SECONDS = 60.0, 120.0, 10.0
-READY = "ready"
-FLUSH_FIELD = 18  # of a line of /proc/diskstats: major, minor, name, then 15 counters before it
+PHASE_SECONDS = 120.0
 QUIET_PATIENCE_SECONDS = 15.0
 
 
@@ -36,21 +31,14 @@ class Part(NamedTuple):
     latencies: list[int]
 
 
-def _client(system: str, address: str, index: int, work: Workload, line: Connection) -> None:
-    """Body of a client process: says that it is ready for a phase, waits for the word, tells what it did. Or what failed."""
-    finished = False
-    try:
-        client = SYSTEMS[system].client(address, QUEUE, index)
-        payload = os.urandom(work.size)
-        for phase in Phase:
-            line.send(READY)
-            line.recv()
-            line.send(tuple(_phase(client, phase, work, payload)))
-        client.close()
-        finished = True
-    finally:
-        if not finished:
-            line.send(traceback.format_exc(limit=4))
+def _client(parent: Parent, system: str, address: str, index: int, work: Workload) -> None:
+    """Body of a client process: says that it is ready for a phase, waits for the word, tells what it did."""
+    client = SYSTEMS[system].client(address, QUEUE, index)
+    payload = os.urandom(work.size)
+    for phase in Phase:
+        parent.ready()
+        parent.tell(_phase(client, phase, work, payload))
+    client.close()
 
 
 def _phase(client: Any, phase: Phase, work: Workload, payload: bytes) -> Part:
@@ -79,33 +67,18 @@ async def run(system: str, work: Workload) -> list[Rate]:
 
 
 def _run_clients(system: str, address: str, work: Workload) -> list[Rate]:
-    context = multiprocessing.get_context("spawn")
-    processes, lines = [], []
-    for index in range(work.clients):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_client, args=(system, address, index, work, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        processes.append(process)
-        lines.append(ours)
-    try:
-        return [_measured(phase, work, lines) for phase in Phase]
-    finally:
-        for process in processes:
-            process.join(END_SECONDS)
-            if process.is_alive():
-                process.kill()
-                process.join()
+    with Crew() as crew:
+        workers = [crew.start(_client, system, address, index, work) for index in range(work.clients)]
+        return [_measured(phase, work, workers) for phase in Phase]
 
 
-def _measured(phase: Phase, work: Workload, lines: list[Connection]) -> Rate:
-    for line in lines:
-        if (told := _told(line, START_SECONDS)) != READY:
-            raise RuntimeError(str(told))
+def _measured(phase: Phase, work: Workload, workers: list[Worker]) -> Rate:
+    for worker in workers:
+        worker.until_ready()
     flushes, meter, began = disk_flushes(), MachineMeter(), time.monotonic()
-    for line in lines:
-        line.send(READY)
-    parts = [_part(_told(line, PHASE_SECONDS)) for line in lines]
+    for worker in workers:
+        worker.say()
+    parts: list[Part] = [worker.told(PHASE_SECONDS) for worker in workers]
     wall, cpu = time.monotonic() - began, sum(part.cpu_seconds for part in parts)
     other, flushed = meter.foreign_cores(cpu), disk_flushes() - flushes
     operations = work.clients * work.messages
@@ -113,31 +86,6 @@ def _measured(phase: Phase, work: Workload, lines: list[Connection]) -> Rate:
     latencies = sorted(latency for part in parts for latency in part.latencies)
     cuts = quantiles(latencies, n=100) if len(latencies) > 1 else [0.0] * 99
     return Rate(phase, operations / seconds, cuts[49] / 1e3, cuts[98] / 1e3, flushed / operations, cpu / wall, other)
-
-
-def _told(line: Connection, seconds: float) -> object:
-    if not line.poll(seconds):
-        raise RuntimeError(f"a client did not answer in {seconds:g} s")
-    try:
-        return line.recv()
-    except EOFError:
-        raise RuntimeError("a client ended without a word") from None
-
-
-def _part(told: object) -> Part:
-    if not isinstance(told, tuple):
-        raise RuntimeError(str(told))
-    return Part(*told)
-
-
-def disk_flushes() -> int:
-    """Flush requests of all real disks since the machine started (Linux, Documentation/admin-guide/iostats)."""
-    total = 0
-    for line in Path("/proc/diskstats").read_text().splitlines():
-        fields = line.split()
-        if len(fields) > FLUSH_FIELD and Path("/sys/block", fields[2], "device").exists():
-            total += int(fields[FLUSH_FIELD])
-    return total
 
 
 class Measured(msgspec.Struct, frozen=True):

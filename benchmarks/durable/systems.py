@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -83,21 +81,8 @@ async def present(wanted: list[str] | None) -> tuple[dict[str, System], dict[str
         need = NEEDS.get(name)
         if need and not servers.installed(need):
             absent[name] = "not installed"
-        elif name == "jetstream-sync" and not await _jetstream_syncs():
+        elif name == "jetstream-sync" and not await servers.jetstream_syncs():
             absent[name] = "this nats-server knows no sync_interval"
         else:
             there[name] = system
     return there, absent
-
-
-async def _jetstream_syncs() -> bool:
-    program = shutil.which("nats-server")
-    if program is None:
-        return False
-    with tempfile.TemporaryDirectory() as directory:
-        configuration = Path(directory) / "try.conf"
-        configuration.write_text("jetstream { sync_interval: always }\n")
-        process = await asyncio.create_subprocess_exec(
-            program, "-t", "-c", str(configuration), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
-        )
-        return await process.wait() == 0

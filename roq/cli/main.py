@@ -31,6 +31,8 @@ COMMANDS = {
     "top": "status",
     "pub": "pub_sub",
     "sub": "pub_sub",
+    "request": "requests",
+    "serve": "requests",
     "metrics": "metrics",
     "chaos": "chaos",
     "doctor": "doctor",

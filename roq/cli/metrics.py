@@ -14,17 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
-from socketserver import TCPServer, ThreadingMixIn
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 from urllib.parse import unquote
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-import msgspec
 import typer
 import uvloop
 
@@ -32,11 +27,13 @@ from roq.cli.address import ClusterOption, cluster_address
 from roq.cli.output import say
 from roq.cli.task_address import counts, full_address, opened
 from roq.client.cluster import connect
-from roq.client.metrics import ScrapedSources, exposition
+from roq.client.metrics import ScrapedSources, families
 from roq.client.overview import Overview, QueueRow, read_overview, read_queue
-from roq.errors import InvalidAddress, InvalidConfiguration, PortTaken, RoqError
+from roq.config import listen_place
+from roq.errors import InvalidAddress, RoqError
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcPool
+from roq.runtime.scraping import Answer, ReadOnce, json_answer, metrics_answer, serving
 from roq.wire import master
 from roq.wire.gcm import WorkQueueInfo
 from roq.wire.task import Status
@@ -48,10 +45,6 @@ SOURCE_SECONDS = 2.5  # a source that needs longer did not answer: autoscalers w
 OVERVIEW_SECONDS = 8.0  # of a cluster in which many Monitors hang; Prometheus waits for 10 s
 COUNTED_SECONDS = 60.0  # for so long the last count of a folder is given that takes longer
 KEPT_SECONDS = 1.0  # what was read is given to all who ask within this time
-ANSWER_SECONDS = 2 * OVERVIEW_SECONDS
-REQUEST_SECONDS = 10.0  # for a request to come
-JSON_TYPE = "application/json"
-Answer = tuple[str, str, bytes]  # status, content type, body
 
 log = logger(__name__)
 
@@ -72,16 +65,7 @@ def metrics(
         if address.startswith("roq:"):
             raise InvalidAddress(f"{address}: a cluster's work queues are served with the cluster, which --cluster names")
     place = cluster_address(cluster) if cluster or not queues else None
-    host, port = _place(listen)
-    uvloop.run(_serve(place, queues, host, port))
-
-
-def _place(listen: str) -> tuple[str, int]:
-    """Raises InvalidConfiguration."""
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65_535:
-        raise InvalidConfiguration(f"--listen is [HOST]:PORT, got {listen!r}")
-    return host.strip("[]") or "0.0.0.0", int(port)
+    uvloop.run(_serve(place, queues, *listen_place(listen, "--listen")))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -97,17 +81,11 @@ class Sources:
         self._masters = RpcPool(master.Reply, SOURCE_SECONDS)
         self._looks: dict[str, asyncio.Future[Status]] = {}  # under way, by address: a folder may not answer for long
         self._counted: dict[str, tuple[float, Status]] = {}  # and what was counted last, when
-        self._found: ScrapedSources | None = None
-        self._read_at = 0.0
-        self._lock = asyncio.Lock()
+        self._found = ReadOnce(self._read, KEPT_SECONDS)
 
     async def read(self) -> ScrapedSources:
         """Everything, now or not long ago."""
-        async with self._lock:
-            if self._found is None or time.monotonic() - self._read_at > KEPT_SECONDS:
-                self._found = await self._read()
-                self._read_at = time.monotonic()
-            return self._found
+        return await self._found.get()
 
     async def _read(self) -> ScrapedSources:
         overview, theirs, ours = await asyncio.gather(
@@ -174,7 +152,7 @@ class Sources:
 
     async def close(self) -> None:
         """Let go of everything."""
-        async with self._lock:
+        async with self._found.lock:
             self._masters.close()
             if self._cluster is not None:
                 await self._cluster.close()
@@ -198,98 +176,35 @@ def _look(address: str) -> Status:
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
-async def answer(path: str, accept: str, sources: Sources) -> Answer:
+async def answer(sources: Sources, path: str, accept: str) -> Answer:
     """To a GET of this path, percent-encoded as it came."""
     match path.strip("/").split("/"):
         case ["metrics"]:
-            content_type, body = exposition(await sources.read(), accept)
-            return "200 OK", content_type, body
+            return metrics_answer(families(await sources.read()), accept)
         case ["v1", "queues", name, "status"]:
-            return _json(await sources.queue(unquote(name)))
+            return json_answer(await sources.queue(unquote(name)))
         case ["v1", "work-queues", name, "status"]:
             status = await sources.status(unquote(name))
-            # autoscalers take numbers only
-            return _json(status and {**counts(status), "oldest_seconds": status.oldest_seconds or 0.0})
+            return json_answer(status and numbers(status))
         case ["health"]:
-            return _json({"status": "ok"})
+            return json_answer({"status": "ok"})
         case _:
-            return _json(None)
+            return json_answer(None)
 
 
-def _json(value: Any) -> Answer:
-    if value is None:
-        return "404 Not Found", JSON_TYPE, b'{"error":"nothing of this name is known, or it does not answer"}\n'
-    return "200 OK", JSON_TYPE, msgspec.json.encode(value) + b"\n"
-
-
-class _MetricsHandler(WSGIRequestHandler):
-    timeout = REQUEST_SECONDS
-
-    def log_message(self, *_: object) -> None:
-        """Scrapes are not news."""
-
-    def get_environ(self) -> dict[str, Any]:
-        """With the path as it came: names may have slashes."""
-        return {**super().get_environ(), "RAW_PATH": self.path.partition("?")[0]}
-
-    def handle(self) -> None:
-        """Who says nothing, or goes away, is no error."""
-        with contextlib.suppress(OSError):
-            super().handle()
-
-    def address_string(self) -> str:
-        """Not by its name: that may take long."""
-        return str(self.client_address[0])
-
-
-class _MetricsServer(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-    def server_bind(self) -> None:
-        """Not by the host's full name: that may take long."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
-        self.setup_environ()
-
-
-def application(ask: Callable[[str, str], Answer]) -> Callable[[dict[str, Any], Callable[..., object]], Iterable[bytes]]:
-    """WSGI. ask: for path and Accept; may raise TimeoutError."""
-
-    def serve(environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            status, kind, body = "405 Method Not Allowed", JSON_TYPE, b'{"error":"GET only"}\n'
-        else:
-            try:
-                status, kind, body = ask(environ["RAW_PATH"], environ.get("HTTP_ACCEPT", ""))
-            except TimeoutError:
-                status, kind, body = "503 Service Unavailable", JSON_TYPE, b'{"error":"nothing was read in time"}\n'
-        start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
-
-    return serve
+def numbers(status: Status) -> dict[str, float]:
+    """For autoscalers, which take nothing else."""
+    found = {**counts(status), "oldest_seconds": status.oldest_seconds or 0.0}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @contextlib.asynccontextmanager
-async def serving(sources: Sources, host: str, port: int) -> AsyncIterator[int]:
-    """Served by a thread until left; the port. Raises PortTaken."""
-    loop = asyncio.get_running_loop()
-
-    def ask(path: str, accept: str) -> Answer:
-        return asyncio.run_coroutine_threadsafe(answer(path, accept, sources), loop).result(ANSWER_SECONDS)
-
-    _MetricsServer.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+async def serving_sources(sources: Sources, host: str, port: int) -> AsyncIterator[int]:
+    """Served until left, then closed; the port. Raises PortTaken."""
     try:
-        server = _MetricsServer((host, port), _MetricsHandler)
-    except OSError as error:
-        raise PortTaken(f"{host}:{port} can't be listened on: {error.strerror or error}") from None
-    server.set_app(application(ask))
-    thread = threading.Thread(target=server.serve_forever, name="roq-metrics", daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
+        async with serving(partial(answer, sources), host, port) as bound:
+            yield bound
     finally:
-        await asyncio.to_thread(server.shutdown)
-        server.server_close()
         await sources.close()
 
 
@@ -297,7 +212,7 @@ async def _serve(cluster: str | None, queues: Sequence[str], host: str, port: in
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serving(Sources(cluster, queues), host, port) as bound:
+    async with serving_sources(Sources(cluster, queues), host, port) as bound:
         shown = f"[{host}]" if ":" in host else host
         say(f"roq metrics: http://{shown}:{bound}/metrics")
         await stop.wait()

@@ -19,12 +19,15 @@ from roq.errors import RoqError
 T = TypeVar("T")
 PLAIN_WIDTH = 100_000  # columns when a stream is not a terminal: a line for every row, whatever its length
 NEXT_STEP: tuple[tuple[type[RoqError], str], ...] = (
+    (errors.DurableNotFound, "`roq queue durables` tells those there are"),
+    (errors.NoResponder, "`roq serve` answers requests"),
     (errors.QueueNotFound, "`roq queue ls` tells the queues there are"),
     (errors.QueueConflict, "`roq queue show` tells the settings it has"),
     (errors.QueueStopped, "`roq queue start` starts it"),
     (errors.HostNotFound, "`roq host ls` tells the hosts there are"),
     (errors.ExchangeNotFound, "`roq queue show` tells the queue's Exchanges"),
     (errors.PublisherNotFound, "`roq queue show` tells the queue's publishers"),
+    (errors.GroupNotFound, "`roq queue group ls` tells the groups of a queue"),
     (errors.WorkQueueNotFound, "`roq task create` or `roq task put` makes one"),
     (errors.TaskNotFound, "`roq task dead ls` tells the dead letters there are"),
     (errors.ShuffleNotFound, "`roq shuffle ls` tells the shuffles there are"),

@@ -14,9 +14,9 @@ import math
 import os
 import select
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -24,19 +24,23 @@ import typer
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
 from roq.cli.headers import HeaderOption, headers_of, headers_row, text_row
 from roq.cli.output import counted, print_json, say
-from roq.cli.quantities import start_of
+from roq.cli.quantities import EARLIEST, group_start, start_of
 from roq.client.cluster import Cluster
+from roq.client.group import GroupSubscriber
 from roq.errors import MessagesLost, PayloadTooLarge
 from roq.ids import topic_bytes
 from roq.pubsub.publisher import ROUTED, STORED, Publisher, PublishReceipt
 from roq.pubsub.subscriber import OPEN_SECONDS, Subscriber
 from roq.pubsub.subscription import Message
 from roq.wire.limits import FRAME_BYTES_CEILING
+from roq.wire.where import Where
+from roq.workqueue.prefetch import Task
 
 STANDARD_INPUT = 0
 EVERYTHING = ">"
 STANDARD_OUTPUT = 1
 LIVE = "live"
+T = TypeVar("T")
 Lines = Callable[[Sequence[Message]], bytes]
 BLOCK_BYTES = 1024 * 1024  # read at once
 PIPE_BYTES = 1024 * 1024  # asked of the kernel for a pipe; its default of 64 KiB costs a wake-up per 64 KiB
@@ -46,8 +50,54 @@ TopicsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TOPIC]...", help="Topics; * is one word, > the rest. Default: everything.", show_default=False),
 ]
+
+
+def checked_where(text: str) -> str:
+    """It again. Raises InvalidFilter before anything is connected."""
+    if text:
+        Where(text)
+    return text
+
+
+WhereOption = Annotated[
+    str,
+    typer.Option(
+        metavar="CONDITION",
+        help="Only messages for which it is true, such as \"price > 100 and region == 'eu'\".",
+        show_default=False,
+        callback=checked_where,
+    ),
+]
 MessageJsonOption = Annotated[
     bool, typer.Option("--json", help="A JSON object per message, with topic, publisher, sequence, time, headers.")
+]
+
+
+StartOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="live|earliest|last|2h|TIME|POSITION",
+        help="Where to begin in a recorded queue: 2h is so long ago, last the last message of each topic. "
+        "[default: live; of a new group earliest]",
+        show_default=False,
+    ),
+]
+GroupOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Be a member of this group of a recorded queue: ack what was printed. A group is made if it is missing.",
+        show_default=False,
+    ),
+]
+
+DurableOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Go on where the one of this name before was, in a recorded queue; --start is for the first time.",
+        show_default=False,
+    ),
 ]
 
 
@@ -96,14 +146,17 @@ def _tell_published(publisher: Publisher, confirm: ConfirmLevel, receipt: Publis
         print_json(found if confirm is ConfirmLevel.ROUTED else {**found, "copies": copies})
 
 
-def sub(
+def sub(  # noqa: PLR0913, PLR0917  one parameter per flag
     queue: QueueArgument,
     topics: TopicsArgument = None,
     cluster: ClusterOption = None,
-    start: Annotated[
-        str,
-        typer.Option(metavar="live|earliest|2h|TIME|POSITION", help="Where to begin in a recorded queue: 2h is so long ago."),
-    ] = LIVE,
+    start: StartOption = None,
+    group: GroupOption = None,
+    durable: DurableOption = None,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Only what is stored, from the stores of a recorded queue: nobody waits for us.")
+    ] = False,
+    where: WhereOption = "",
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many messages; 0: never.")] = 0,
     until_idle: Annotated[
         float | None, typer.Option(min=0.01, help="End when nothing came for so many seconds.", show_default=False)
@@ -112,21 +165,42 @@ def sub(
 ) -> None:
     """Print messages as they come. Standard error tells when it is ready, what was lost, and of a recorded queue where to
     go on."""
-    begin, tally = start if start == LIVE else start_of(start), MessageTally("roq sub")
+    if group is not None and (stored or durable is not None):
+        raise typer.BadParameter("--stored and --durable are not for a group: it gets what is stored, and keeps its place")
+    if group is not None:
+        first = group_start(start or EARLIEST)
+        with_cluster(
+            cluster,
+            lambda connected: print_group(
+                connected.subscriber(queue, *(topics or ()), group=group, start=first, where=where), json, count, until_idle
+            ),
+        )
+        return
+    begin, tally = start_of(start) if start not in (None, LIVE) else LIVE, MessageTally("roq sub", durable)
 
     async def work(connected: Cluster) -> None:
-        subscriber = connected.subscriber(queue, *(topics or [EVERYTHING]), on_lost=tally.lost, start=begin)
-        async with subscriber:
-            telling = asyncio.ensure_future(_tell_ready(subscriber, OPEN_SECONDS if begin == LIVE else math.inf))
-            try:
-                if begin == LIVE:
-                    await telling
-                await print_messages(subscriber, tally, json, count, until_idle)
-            finally:
-                telling.cancel()
-                tally.tell("received", subscriber, "--start")
+        wanted, follow = topics or [EVERYTHING], "stored" if stored else True
+        subscriber = connected.subscriber(
+            queue, *wanted, on_lost=tally.lost, start=begin, follow=follow, durable=durable, where=where
+        )
+        await _print_when_ready(subscriber, tally, begin == LIVE and durable is None, json, count, until_idle)
 
     with_cluster(cluster, work)
+
+
+async def _print_when_ready(
+    subscriber: Subscriber, tally: MessageTally, live: bool, json: bool, count: int, until_idle: float | None
+) -> None:
+    """live: nothing comes before it is ready."""
+    async with subscriber:
+        telling = asyncio.ensure_future(_tell_ready(subscriber, OPEN_SECONDS if live else math.inf))
+        try:
+            if live:
+                await telling
+            await print_messages(subscriber, tally, json, count, until_idle)
+        finally:
+            telling.cancel()
+            tally.tell("received", subscriber, "--start")
 
 
 async def _tell_ready(subscriber: Subscriber, seconds: float) -> None:
@@ -135,10 +209,11 @@ async def _tell_ready(subscriber: Subscriber, seconds: float) -> None:
 
 
 class MessageTally:
-    """What was received, what was reported as lost, and how many entries of tapes were gone. command: that tells it."""
+    """What was received, what was reported as lost, and how many entries of tapes were gone. command: that tells it. durable:
+    name of the subscriber, if it has one."""
 
-    def __init__(self, command: str) -> None:
-        self._command = command
+    def __init__(self, command: str, durable: str | None = None) -> None:
+        self._command, self._durable = command, durable
         self.received = 0
         self.missing = 0
         self.expired = 0
@@ -156,7 +231,9 @@ class MessageTally:
         """All of it, and where to go on with which option."""
         expired = f", entries that had expired {self.expired}" if self.expired else ""
         say(f"{self._command}: {done} {self.received} messages, lost {self.missing}{expired}")
-        if subscriber.position is not None:
+        if self._durable is not None:
+            say(f"{self._command}: go on with --durable {self._durable}")
+        elif subscriber.position is not None:
             say(f"{self._command}: go on with {option} {subscriber.position}")
 
 
@@ -165,7 +242,35 @@ async def print_messages(
 ) -> None:
     """To standard output as they come, until there are no more, so many, or none for so long; or until its reader has gone."""
     out, lines = Output(STANDARD_OUTPUT), _json_lines if json else _plain_lines
-    printing = asyncio.ensure_future(_copy(_until_idle(subscriber.batches(), until_idle), out, tally, lines, count))
+    await _while_read(out, _copy(_until_idle(subscriber.batches(), until_idle), out, tally, lines, count))
+
+
+async def print_group(member: GroupSubscriber, json: bool, count: int = 0, until_idle: float | None = None) -> None:
+    """As print_messages, of a member of a group: each message is acked when it is printed."""
+    out, acked = Output(STANDARD_OUTPUT), 0
+
+    async def copy() -> None:
+        nonlocal acked
+        async for message in _until_idle(member, until_idle):
+            line = msgspec.json.encode({**_described(message), "attempt": message.attempt}) if json else message.payload
+            await out.write(line + b"\n")
+            last = acked + 1 == count
+            await (member.queue.ack_many([message]) if last else message.ack())  # the latter brings the next one along
+            acked += 1
+            if last:
+                return
+
+    try:
+        async with member:
+            say("roq sub: ready")
+            await _while_read(out, copy())
+    finally:
+        say(f"roq sub: acked {counted(acked, 'message')}")
+
+
+async def _while_read(out: Output, work: Coroutine[Any, Any, None]) -> None:
+    """Until it is done, or the reader of what it writes has gone."""
+    printing = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(out.reader_gone())
     try:
         await asyncio.wait({printing, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -180,21 +285,29 @@ async def print_messages(
 
 async def _copy(batches: AsyncIterator[list[Message]], out: Output, tally: MessageTally, lines: Lines, count: int) -> None:
     async for batch in batches:
-        if count:
-            batch = batch[: count - tally.received]
-        await out.write(lines(batch))
-        tally.received += len(batch)
+        wanted = batch[: count - tally.received] if count else batch
+        await out.write(lines(wanted))
+        tally.received += len(wanted)
         if tally.received == count:
+            if len(wanted) == len(batch):
+                await _come_back(batches)
             return
 
 
-async def _until_idle(batches: AsyncIterator[list[Message]], seconds: float | None) -> AsyncIterator[list[Message]]:
-    """The batches, ended by so many seconds of silence."""
+async def _come_back(batches: AsyncIterator[list[Message]]) -> None:
+    """Ask for more without waiting for it: what was handed out before counts for the position then."""
+    with contextlib.suppress(TimeoutError, StopAsyncIteration):
+        async with asyncio.timeout(0):
+            await anext(batches)
+
+
+async def _until_idle(values: AsyncIterator[T], seconds: float | None) -> AsyncIterator[T]:
+    """The values, ended by so many seconds of silence."""
     try:
         while True:
             async with asyncio.timeout(seconds):
-                batch = await anext(batches)
-            yield batch
+                value = await anext(values)
+            yield value
     except (StopAsyncIteration, TimeoutError):
         return
 
@@ -208,7 +321,7 @@ def _json_lines(batch: Sequence[Message]) -> bytes:
     return b"".join([encode(_described(message)) + b"\n" for message in batch])
 
 
-def _described(message: Message) -> dict[str, str | int | dict[str, str]]:
+def _described(message: Message | Task) -> dict[str, str | int | dict[str, str]]:
     """A payload that is not UTF-8 comes as `payload_base64`, likewise the header `name` as `name_base64`."""
     found: dict[str, str | int | dict[str, str]] = {"topic": message.topic, **text_row("payload", message.payload)}
     found.update(publisher=f"{message.publisher:016x}", sequence=message.sequence, timestamp=message.timestamp)

@@ -15,7 +15,7 @@ UNIT_BYTES: dict[str, int] = {"": 1, "B": 1} | {
     for power, letter in enumerate("KMGT", 1)
     for suffix, base in (("", 1000), ("B", 1000), ("iB", 1024))
 }
-EARLIEST, POSITION = "earliest", "p1."
+EARLIEST, LAST, NOW, POSITION = "earliest", "last", "now", "p1."
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", re.ASCII)
 
 
@@ -28,9 +28,9 @@ def duration_seconds(text: str) -> float:
 
 
 def start_of(text: str) -> str | datetime | timedelta | TapePosition:
-    """Where to begin in what was recorded: earliest; 2h → so long ago; 2026-11-26T10:00 → then, local time unless it says
-    otherwise; p1.… → that position. Raises BadParameter, InvalidPosition."""
-    if text == EARLIEST:
+    """Where to begin in what was recorded: earliest; last → with the last one of each topic; 2h → so long ago; 2026-11-26T10:00
+    → then, local time unless it says otherwise; p1.… → that position. Raises BadParameter, InvalidPosition."""
+    if text in (EARLIEST, LAST):
         return text
     if text.startswith(POSITION):
         return TapePosition.parse(text)
@@ -41,9 +41,17 @@ def start_of(text: str) -> str | datetime | timedelta | TapePosition:
         return timedelta(seconds=number * UNIT_SECONDS[unit])
     except (ValueError, OverflowError):
         possible = (
-            f"{EARLIEST}, so long ago such as 2h or 7d, a date or time such as 2026-11-26T10:00, or a position ({POSITION}…)"
+            f"{EARLIEST}, {LAST}, so long ago such as 2h or 7d, a date or time such as 2026-11-26T10:00, or a position "
+            f"({POSITION}…)"
         )
         raise typer.BadParameter(f"where to begin is {possible}; got {text!r}") from None
+
+
+def group_start(text: str) -> str | datetime | timedelta | TapePosition:
+    """Where a group begins: now, or as start_of, but for last."""
+    if text == LAST:
+        raise typer.BadParameter(f"a group gets everything from where it begins, so not only the {LAST} of each topic")
+    return text if text == NOW else start_of(text)
 
 
 def byte_count(text: str) -> int:

@@ -1,6 +1,7 @@
 """`roq queue …`: create, list, show, remove, start and stop queues, print their KPIs; planned changes of their Exchanges.
 
-Not covered: `roq queue record` and the options of a recorded queue (recording.py); what was recorded (tapes.py).
+Not covered: `roq queue record` and the options of a recorded queue (recording.py); what was recorded (tapes.py); groups of it
+(group.py); its durable subscribers (durables.py).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import msgspec
 import typer
 from rich.console import Group, RenderableType
 
-from roq.cli import recording, tapes
+from roq.cli import durables, group, recording, tapes
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
 from roq.cli.output import moment, percent, print_found, print_json, rate, say, seconds, size, table, working, yes
 from roq.cli.policy import read_policy
 from roq.cli.recording import AckOption, BytesOption, CopiesOption, RecordOption, kept_as, recorded_how
 from roq.cli.status import exchange_table, queue_state, queue_table
 from roq.client.cluster import Cluster
-from roq.client.overview import MemberRow, QueueDetail, read_overview, read_queue
+from roq.client.overview import MemberRow, QueueDetail, read_overview, read_queue, with_groups
 from roq.errors import CallError, ExchangeNotFound, PublisherNotFound, RoqError
 from roq.wire.assignment import Overflow
 from roq.wire.gcm import QueueInfo
@@ -109,12 +110,16 @@ def list_queues(cluster: ClusterOption = None, json: JsonOption = False) -> None
 @app.command("show")
 def show(name: QueueArgument, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Show a queue: settings, Exchanges, members, rates, and the last scaling decisions and why."""
-    print_found(with_cluster(cluster, lambda connected: read_queue(connected, name)), json, _detail)
+
+    async def work(connected: Cluster) -> QueueDetail:
+        return await with_groups(connected, await read_queue(connected, name))
+
+    print_found(with_cluster(cluster, work), json, _detail)
 
 
 @app.command("rm")
 def remove(names: NamesArgument, cluster: ClusterOption = None) -> None:
-    """Remove queues: stop their processes and forget them."""
+    """Remove queues with what was recorded and their groups: stop their processes and forget them."""
     _each(cluster, names, "removing", "removed", lambda connected, name: connected.remove_queue(name))
 
 
@@ -162,9 +167,12 @@ def kpis(
     with_cluster(cluster, work)
 
 
+app.add_typer(group.app, name="group")
 app.command("record")(recording.record)
 app.command("read")(tapes.read)
 app.command("tapes")(tapes.list_tapes)
+app.command("durables")(durables.list_durables)
+app.command("forget-durable")(durables.forget)
 
 
 @app.command("move")
@@ -280,7 +288,9 @@ def _detail(detail: QueueDetail) -> RenderableType:
     lines.append(f"policy: {', '.join(rules) if scales else 'never scales by itself'}")
     if detail.record is not None:
         lines.append(recorded_how(detail.record, detail.recorded))
-    tables = exchange_table(detail.exchanges), _member_table(detail.members), _decision_table(detail.decisions)
+    tables = [exchange_table(detail.exchanges), _member_table(detail.members), _decision_table(detail.decisions)]
+    if detail.groups:
+        tables.append(group.group_table(detail.groups))
     return Group(*lines, *(part for one in tables for part in ("", one)))
 
 

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from roq.cli.address import ClusterOption, JsonOption, QueueArgument, with_cluster
 from roq.cli.output import moment, print_found, table
-from roq.cli.pub_sub import EVERYTHING, MessageJsonOption, MessageTally, TopicsArgument, print_messages
+from roq.cli.pub_sub import EVERYTHING, MessageJsonOption, MessageTally, TopicsArgument, WhereOption, print_messages
 from roq.cli.quantities import EARLIEST, start_of
 from roq.cli.status import ID_SHOWN
 from roq.client.cluster import Cluster
@@ -43,8 +43,12 @@ def read(
     topics: TopicsArgument = None,
     cluster: ClusterOption = None,
     since: Annotated[
-        str, typer.Option(metavar="earliest|2h|TIME|POSITION", help="Where to begin: 2h is so long ago.")
+        str,
+        typer.Option(
+            metavar="earliest|last|2h|TIME|POSITION", help="Where to begin: 2h is so long ago, last the last one of each topic."
+        ),
     ] = EARLIEST,
+    where: WhereOption = "",
     count: Annotated[
         int,
         typer.Option(
@@ -58,7 +62,8 @@ def read(
 
     async def work(connected: Cluster) -> None:
         wanted = topics or [EVERYTHING]
-        async with connected.subscriber(queue, *wanted, on_lost=tally.lost, start=begin, follow=False) as subscriber:
+        make = connected.subscriber
+        async with make(queue, *wanted, on_lost=tally.lost, start=begin, follow=False, where=where) as subscriber:
             try:
                 await print_messages(subscriber, tally, json, count)
             finally:

@@ -57,7 +57,7 @@ AddressesArgument = Annotated[
 
 
 class LeasedRow(msgspec.Struct):
-    """A leased task for JSON."""
+    """A leased task for JSON. topic: of a group's message."""
 
     id: str
     token: str
@@ -67,10 +67,11 @@ class LeasedRow(msgspec.Struct):
     expires: float
     payload: PayloadRow
     headers: dict[str, str]
+    topic: str
 
 
 class ViewRow(msgspec.Struct):
-    """A task that was looked at, for JSON."""
+    """A task that was looked at, for JSON. topic: of a group's message."""
 
     id: str
     state: TaskState
@@ -82,6 +83,7 @@ class ViewRow(msgspec.Struct):
     holder: str
     payload: PayloadRow
     headers: dict[str, str]
+    topic: str
 
 
 class StatusRow(msgspec.Struct):
@@ -193,6 +195,7 @@ def lease(
             task.expires,
             payload_row(task.payload),
             headers_row(task.headers),
+            task.topic,
         )
         for task in tasks
     ]
@@ -276,6 +279,7 @@ def status(address: AddressArgument, json: JsonOption = False) -> None:
         ("completed", f"{found.completed:,}"),
         ("inserted", f"{found.inserted:,}{share}"),
         ("oldest ready", age(found.oldest_seconds)),
+        *([] if found.behind_seconds is None else [("behind its queue", age(found.behind_seconds))]),
         ("settings", settings_text(settings)),
     ]
     console().print(table(full_address(address), ("TASKS", ""), rows))

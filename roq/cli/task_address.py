@@ -98,9 +98,10 @@ def shown(value: bytes | str) -> str:
 
 
 def counts(status: Status) -> dict[str, float | None]:
-    """For JSON."""
+    """For JSON. behind_seconds: of a group alone."""
     names = ("ready", "delayed", "leased", "dead", "completed", "inserted", "oldest_seconds")
-    return {name: getattr(status, name) for name in names}
+    behind = {} if status.behind_seconds is None else {"behind_seconds": status.behind_seconds}
+    return {name: getattr(status, name) for name in names} | behind
 
 
 def settings_text(settings: TaskSettings) -> str:

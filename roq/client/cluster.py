@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import msgspec
 
 from roq.client.broadcasts import TopologyEvent, kpi_stream, topology_events
+from roq.client.group import LEASE_SECONDS, NOW, GroupSubscriber, check_kind, group_source, join_request
+from roq.client.requests import REQUEST_SECONDS, Callers, Question, Reply
+from roq.client.responder import CAPACITY, Responder
 from roq.coordination.locate import ZOOKEEPER_SECONDS, GcmClient
-from roq.errors import InvalidConfiguration, MessagesLost, NotReady, QueueStopped
-from roq.ids import check_name, new_token
-from roq.pubsub.past import Start
+from roq.errors import DurableNotFound, InvalidConfiguration, MessagesLost, NotReady, QueueStopped
+from roq.ids import check_name, group_name, new_token
+from roq.pubsub.durable import DurableSubscriber
 from roq.pubsub.publisher import Publisher
+from roq.pubsub.start import LIVE, Start
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import log_lost
 from roq.runtime.rpc import RpcClient
@@ -25,11 +30,14 @@ from roq.runtime.security import use_card
 from roq.wire import gcm
 from roq.wire import monitor as wire
 from roq.wire.assignment import MonitorAddress, Overflow, QueueSettings
+from roq.wire.durables import Durables, DurableView, ForgetDurable, ListDurables
+from roq.wire.headers import Headers
 from roq.wire.kpi import QueueKpi
 from roq.wire.limits import FRAME_BYTES_CEILING, FRAME_BYTES_MAX, FRAME_OVERHEAD_BYTES
 from roq.wire.policy import Policy
 from roq.wire.recording import Record
-from roq.wire.work_queue import TaskSettings
+from roq.wire.work_queue import GroupSource, TaskSettings
+from roq.workqueue.address import queue_address
 
 T = TypeVar("T", bound=msgspec.Struct)
 ADMIN_SECONDS = 15.0  # default deadline of an administrative request
@@ -49,7 +57,8 @@ class Cluster:
         self.zookeeper = zookeeper
         self._connect_seconds = connect_seconds
         self._gcm = GcmClient(zookeeper, zookeeper_seconds)
-        self._members: weakref.WeakSet[Publisher | Subscriber] = weakref.WeakSet()
+        self._members: weakref.WeakSet[Publisher | Subscriber | GroupSubscriber | Responder] = weakref.WeakSet()
+        self._callers = Callers(self._gcm)
 
     async def __aenter__(self) -> Cluster:
         await self._gcm.request(gcm.QueueExists("?"), gcm.Exists, self._connect_seconds)
@@ -60,6 +69,7 @@ class Cluster:
 
     async def close(self) -> None:
         """Close the connection. Publishers and subscribers made from it are closed too."""
+        await self._callers.close()
         members = list(self._members)
         await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
         self._gcm.close()
@@ -97,7 +107,7 @@ class Cluster:
         return await self._ask(request, gcm.QueueInfo, timeout_seconds)
 
     async def remove_queue(self, name: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
-        """Stop and forget a queue. Raises QueueNotFound."""
+        """Stop and forget a queue, with what was recorded of it and its groups. Raises QueueNotFound."""
         await self._ask(gcm.RemoveQueue(name, new_token()), gcm.Done, timeout_seconds)
 
     async def start_queue(self, name: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
@@ -117,6 +127,23 @@ class Cluster:
     async def tapes(self, name: str) -> gcm.Tapes:
         """The tapes of a queue that is or was recorded, and the stores they may be on. Raises QueueNotFound, NotRecorded."""
         return await self._ask(gcm.DescribeTapes(name), gcm.Tapes, ADMIN_SECONDS)
+
+    async def durables(self, queue: str) -> list[DurableView]:
+        """The queue's durable subscribers by name, open or not, and how far each got. Raises QueueNotFound, NotRecorded."""
+        found, more = list[DurableView](), True
+        while more:
+            asked = ListDurables(queue, found[-1].name if found else "")
+            answer = await self._ask(asked, Durables, ADMIN_SECONDS)
+            found += answer.views
+            more = answer.more and bool(answer.views)
+        return found
+
+    async def forget_durable(self, queue: str, name: str) -> None:
+        """Keep no position of this durable subscriber any more: opened again it begins anew, and where it is open now it fails
+        with DurableTaken. Raises DurableNotFound, QueueNotFound, NotRecorded."""
+        if not any(view.name == name for view in await self.durables(queue)):
+            raise DurableNotFound(f"queue {queue!r} has no durable subscriber {name!r}")
+        await self._ask(ForgetDurable(queue, name), gcm.Done, ADMIN_SECONDS)
 
     async def queue_exists(self, name: str) -> bool:
         """Whether there is a queue of this name."""
@@ -178,6 +205,51 @@ class Cluster:
     async def work_queue(self, name: str) -> gcm.WorkQueueInfo:
         """One work queue. Raises WorkQueueNotFound."""
         return await self._ask(gcm.DescribeWorkQueue(name), gcm.WorkQueueInfo, ADMIN_SECONDS)
+
+    # --- groups of recorded queues ------------------------------------------------------------------------------------
+
+    async def create_group(
+        self,
+        queue: str,
+        group: str,
+        *topics: str,
+        order: str = "topic",
+        start: Start = "earliest",
+        where: str = "",
+        settings: TaskSettings | None = None,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        standbys: int | None = None,
+        timeout_seconds: float = ADMIN_SECONDS,
+    ) -> gcm.WorkQueueInfo:
+        """Create a group of a recorded queue: a work queue named `queue@group` that gets the queue's messages. Creating it
+        again changes nothing.
+
+        topics: filters as a subscriber has them, none means everything. order: "topic": of each topic one message at a time, in
+        each publisher's order; "none": whoever asks gets the next one. start: where it begins, once: "earliest", "now", a
+        datetime, a timedelta (so long ago), a position. where: a condition that messages must meet. The rest: see
+        create_work_queue. Raises QueueNotFound, NotRecorded, InvalidName, InvalidTopic, InvalidFilter, InvalidPosition,
+        WorkQueueConflict: it has another order, other topics, another condition or other settings; NoHosts, Unavailable.
+        """
+        source = group_source(queue, topics, order, start, where, datetime.now(UTC))
+        name, quorums = group_name(queue, group), (write_quorum or 0, ack_quorum or 0)
+        request = gcm.CreateWorkQueue(name, new_token(), settings, *quorums, standbys, source=await self._placed(source))
+        return await self._ask(request, gcm.WorkQueueInfo, timeout_seconds)
+
+    async def _placed(self, source: GroupSource) -> GroupSource:
+        """With a position for "now": a group begins where its queue is when it is created, not when its master runs."""
+        if source.start != NOW:
+            return source
+        async with self.subscriber(source.queue, start=LIVE, follow="stored") as here:
+            return msgspec.structs.replace(source, start=str(here.position))
+
+    async def remove_group(self, queue: str, group: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
+        """Stop and forget a group, with where it was and its dead letters; what is recorded stays. Raises WorkQueueNotFound."""
+        await self.remove_work_queue(group_name(queue, group), timeout_seconds=timeout_seconds)
+
+    async def groups(self, queue: str) -> list[gcm.WorkQueueInfo]:
+        """The groups of a queue, by name. Raises QueueNotFound."""
+        return list((await self._ask(gcm.ListGroups(queue), gcm.WorkQueues, ADMIN_SECONDS)).work_queues)
 
     # --- hosts, policies, the whole -----------------------------------------------------------------------------------
 
@@ -266,25 +338,115 @@ class Cluster:
         self._members.add(publisher)
         return publisher
 
+    @overload
+    def subscriber(
+        self,
+        queue: str,
+        *topics: str,
+        on_lost: Callable[[MessagesLost], None] = ...,
+        start: Start = ...,
+        follow: bool | str = ...,
+        durable: str | None = ...,
+        where: str = ...,
+    ) -> Subscriber: ...
+
+    @overload
+    def subscriber(
+        self,
+        queue: str,
+        *topics: str,
+        group: str,
+        start: Start = ...,
+        order: str | None = ...,
+        where: str = ...,
+        lease_seconds: float = ...,
+        count: int = ...,
+    ) -> GroupSubscriber: ...
+
     def subscriber(
         self,
         queue: str,
         *topics: str,
         on_lost: Callable[[MessagesLost], None] = log_lost,
-        start: Start = "live",
-        follow: bool = True,
-    ) -> Subscriber:
+        start: Start | None = None,
+        follow: bool | str = True,
+        durable: str | None = None,
+        group: str | None = None,
+        order: str | None = None,
+        where: str = "",
+        lease_seconds: float = LEASE_SECONDS,
+        count: int = 1,
+    ) -> Subscriber | GroupSubscriber:
         """A subscriber of `queue`; enter it (`async with`) or `await subscriber.open()`. It is ready then.
 
         topics: filters as in roq.pubsub.subscription, none means everything. on_lost: called in iteration order for every gap.
         start: of a recorded queue, where to begin: "earliest", a datetime, a timedelta (so long ago), a TapePosition or its
-        text; what follows is read from the tapes, and then live, without gap or repeat. Of what had expired before it was read
-        `on_lost` hears with publisher 0 and the range of tape entries. follow: on into the present; else iteration ends there.
-        Raises InvalidConfiguration, InvalidPosition.
+        text, or "last": the latest message of each topic first. What follows is read from the tapes, and then live, without gap
+        or repeat. Of what had expired before it was read `on_lost` hears with publisher 0 and the range of tape entries.
+        follow: True: on into the present; False: iteration ends there; "stored": on with what is stored from then on, read from
+        the stores alone, so nobody ever waits for it. where: hand out only messages for which this condition over headers and
+        JSON is true (docs/filters.md).
+        Raises InvalidConfiguration, InvalidFilter, InvalidPosition, InvalidTopic, InvalidName.
+
+        durable: a name under which the cluster keeps how far this one got. Opened again by this name, from anywhere, it goes on
+        behind that, also with other topics; `start` is for the first time. A batch counts when the next one is asked for; what
+        counts is kept within a second and by `close`, and what came after may come again. Who has the name open elsewhere then
+        fails with DurableTaken, at its next position.
+
+        group: a member of this group instead, made if it is missing: each message goes to one member, which acks it (see
+        GroupSubscriber). What is not said may be any in an existing group, a new one gets it as from `create_group`; start is
+        for a new one, "earliest" unless told. lease_seconds: after which a message goes to another member when its holder is
+        silent; count: messages leased at once.
         """
-        subscriber = Subscriber(self._gcm, queue, topics, on_lost, start, follow)
+        alone = follow is not True or durable is not None or on_lost is not log_lost
+        check_kind(group, order, (lease_seconds, count), alone=alone)
+        if group is not None:
+            return self._member(join_request(queue, topics, group, order, start, where), lease_seconds, count)
+        begin: Start = "live" if start is None else start
+        about = self._gcm, queue, topics, on_lost, begin, follow, where
+        subscriber = Subscriber(*about) if durable is None else DurableSubscriber(*about, name=durable)
         self._members.add(subscriber)
         return subscriber
+
+    def _member(self, request: gcm.CreateWorkQueue, lease_seconds: float, count: int) -> GroupSubscriber:
+        async def create() -> None:
+            assert request.source is not None
+            source = await self._placed(request.source)
+            once = msgspec.structs.replace(request, transaction=new_token(), source=source)
+            await self._ask(once, gcm.WorkQueueInfo, ADMIN_SECONDS)
+
+        member = GroupSubscriber(queue_address(self.zookeeper, request.name), create, lease_seconds, count)
+        self._members.add(member)
+        return member
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        queue: str,
+        topic: str,
+        payload: bytes = b"",
+        headers: Headers | None = None,
+        *,
+        group: str | None = None,
+        timeout_seconds: float = REQUEST_SECONDS,
+    ) -> Reply:
+        """Ask one of those who serve this topic over `queue`, of this group or of any, and return what it answers.
+
+        Raises NoResponder: nobody serves it; RequestFailed: its server says why; Overloaded: all have too much to do;
+        ResponderLost, DeadlineExceeded: it may have been carried out or not. Also QueueNotFound, QueueStopped, Unavailable,
+        InvalidTopic, InvalidHeaders, PayloadTooLarge, IncompatibleVersion, Closed.
+        """
+        asked = Question(topic, payload, headers, group, timeout_seconds)
+        return await self._callers.of(queue).request(asked)
+
+    def serve(self, queue: str, *topics: str, group: str = "", capacity: int = CAPACITY) -> Responder:
+        """Serve requests on these topics of `queue` (none: all): enter it (`async with`) and iterate over Requests. Each
+        request goes to one server of one group. capacity: requests at a time, waiting or being worked on; what is beyond goes
+        to other servers. Raises InvalidTopic, InvalidName, InvalidConfiguration."""
+        responder = Responder(self._gcm, queue, topics, group, capacity)
+        self._members.add(responder)
+        return responder
 
 
 def connect(

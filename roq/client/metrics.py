@@ -6,6 +6,9 @@ queues, Exchanges and hosts alone. A source that does not answer has `roq_up` 0 
 
     cluster     roq_gcm_*, roq_host*, roq_queue_*, roq_messages_*, roq_exchange_*   labels: host; queue; exchange
     work queue  roq_tasks*, roq_oldest_ready_seconds                                labels: queue (its name, or its address)
+    group       the same, and roq_group_behind_seconds                              labels: queue (QUEUE@GROUP)
+
+Not covered: what a host tells of its own processes (hcm/metrics.py).
 """
 
 from __future__ import annotations
@@ -18,9 +21,7 @@ from roq.runtime.installation import brought_by
 from roq.wire.task import Status
 
 with brought_by("metrics", "roq metrics"):
-    from prometheus_client import CollectorRegistry
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-    from prometheus_client.exposition import choose_encoder
 
 Row = TypeVar("Row")
 
@@ -119,29 +120,14 @@ def _of_tasks(tasks: Mapping[str, Status]) -> Iterator[Metric]:
     oldest = GaugeMetricFamily("roq_oldest_ready_seconds", "Age of the oldest ready task, 0 if none is.", labels=("queue",))
     completed = CounterMetricFamily("roq_tasks_completed", "Tasks that were acked.", labels=("queue",))
     inserted = CounterMetricFamily("roq_tasks_inserted", "Tasks that were put.", labels=("queue",))
+    text = "Age of the message that comes into the group next, 0 if all are in it."
+    behind = GaugeMetricFamily("roq_group_behind_seconds", text, labels=("queue",))
     for queue, status in sorted(tasks.items()):
         for state in TASK_STATES:
             states.add_metric((queue, state), getattr(status, state))
         oldest.add_metric((queue,), status.oldest_seconds or 0.0)
         completed.add_metric((queue,), status.completed)
         inserted.add_metric((queue,), status.inserted)
-    yield from (states, oldest, completed, inserted)
-
-
-class _Collected:
-    """What was found, as prometheus_client asks for it."""
-
-    def __init__(self, found: ScrapedSources) -> None:
-        self._found = found
-
-    def collect(self) -> Iterator[Metric]:
-        """See `families`."""
-        return families(self._found)
-
-
-def exposition(found: ScrapedSources, accept: str = "") -> tuple[str, bytes]:
-    """Content type and body. accept: of the request; Prometheus asks for OpenMetrics by it."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(found))
-    encode, content_type = choose_encoder(accept)
-    return content_type, encode(registry)
+        if status.behind_seconds is not None:
+            behind.add_metric((queue,), status.behind_seconds)
+    yield from (states, oldest, completed, inserted, behind)

@@ -12,16 +12,22 @@ from collections.abc import Iterable
 import msgspec
 
 from roq.client.cluster import Cluster
-from roq.errors import RoqError
+from roq.errors import CallError, RoqError
+from roq.ids import GROUP_MARK
+from roq.runtime.rpc import RpcPool
+from roq.wire import master
 from roq.wire.assignment import ProcessState
-from roq.wire.gcm import ClusterView, HostInfo, QueueInfo
+from roq.wire.gcm import ClusterView, HostInfo, QueueInfo, WorkQueueInfo
 from roq.wire.kpi import Decision, QueueKpi
 from roq.wire.monitor import QueueView
 from roq.wire.policy import Policy
 from roq.wire.recording import Record
+from roq.wire.task import Status
+from roq.wire.work_queue import GroupOrder, GroupSource
 
 MONITORS_ASKED_AT_ONCE = 32
 MONITOR_SECONDS = 2.0  # a Monitor that needs longer is shown as not answering
+MASTER_SECONDS = 2.0  # the same of the master of a group
 MONITORS_SILENT_MAX = 64  # no more are asked then: thousands that hang cost three times MONITOR_SECONDS, not hundreds
 NOT_ASKED = "its Monitor was not asked: too many others do not answer"
 
@@ -129,9 +135,31 @@ class Overview(msgspec.Struct, frozen=True):
     failed: tuple[FailedProcess, ...]
 
 
+class GroupRow(msgspec.Struct, frozen=True):
+    """A group of a recorded queue. name: as a work queue. start: of its beginning. ready: its master serves. waiting: messages
+    in it that nobody leases; completed: since it was made. behind_seconds: how long ago the next message for it was written,
+    None if not known. problem: why its master did not say; then what only it knows is 0."""
+
+    queue: str
+    group: str
+    name: str
+    topics: tuple[str, ...]
+    order: GroupOrder
+    start: str
+    where: str
+    ready: bool
+    master: str
+    waiting: int = 0
+    leased: int = 0
+    dead: int = 0
+    completed: int = 0
+    behind_seconds: float | None = None
+    problem: str = ""
+
+
 class QueueDetail(msgspec.Struct, frozen=True):
     """Everything about one queue. `policy` as its TOML tables; `decisions` oldest first. record: how its messages are kept, if
-    it was ever recorded; recorded: whether it is now."""
+    it was ever recorded; recorded: whether it is now; groups: see with_groups."""
 
     summary: QueueRow
     max_frame_bytes: int
@@ -145,6 +173,7 @@ class QueueDetail(msgspec.Struct, frozen=True):
     counters: dict[str, int]
     record: Record | None = None
     recorded: bool = False
+    groups: tuple[GroupRow, ...] = ()
 
 
 async def read_overview(cluster: Cluster) -> Overview:
@@ -182,6 +211,58 @@ async def read_queue(cluster: Cluster, name: str) -> QueueDetail:
         counters=view.counters if view else {},
         record=info.record.record,
         recorded=info.record.recorded,
+    )
+
+
+async def with_groups(cluster: Cluster, detail: QueueDetail) -> QueueDetail:
+    """With its groups."""
+    if detail.record is None:
+        return detail
+    try:
+        return msgspec.structs.replace(detail, groups=await read_groups(cluster, detail.summary.queue))
+    except CallError:  # no right to them, or a GCM of before there were any
+        return detail
+
+
+async def read_groups(cluster: Cluster, queue: str) -> tuple[GroupRow, ...]:
+    """The groups of a queue, by name, each master asked what is in it. Raises QueueNotFound."""
+    infos = await cluster.groups(queue)
+    masters, gate = RpcPool(master.Reply, MASTER_SECONDS), asyncio.Semaphore(MONITORS_ASKED_AT_ONCE)
+
+    async def status(info: WorkQueueInfo) -> Status | str:
+        if not info.masters or not info.masters[0].active:
+            return "no master serves"
+        async with gate:
+            try:
+                return await masters.request(info.masters[0].endpoint(), master.GetStatus(), Status)
+            except RoqError as error:
+                return str(error)
+
+    try:
+        found = await asyncio.gather(*(status(info) for info in infos))
+    finally:
+        masters.close()
+    return tuple(group_row(info, one) for info, one in zip(infos, found, strict=True))
+
+
+def group_row(info: WorkQueueInfo, status: Status | str = "") -> GroupRow:
+    """status: of its master, or why there is none."""
+    record, source = info.record, info.record.spec.source or GroupSource("")
+    group = record.name.removeprefix(source.queue + GROUP_MARK)
+    row = GroupRow(
+        *(source.queue, group, record.name, source.topics, source.order, source.start, source.where),
+        *(info.ready, record.master_host),
+        problem=status if isinstance(status, str) else "",
+    )
+    if isinstance(status, str):
+        return row
+    return msgspec.structs.replace(
+        row,
+        waiting=status.ready + status.delayed,
+        leased=status.leased,
+        dead=status.dead,
+        completed=status.completed,
+        behind_seconds=status.behind_seconds,
     )
 
 

@@ -16,6 +16,7 @@ POLICIES = "policies"
 TRANSACTIONS = "transactions"
 LOGS = "logs"
 SHUFFLES = "shuffles"
+DURABLES = "durables"
 CLOUD = "cloud"
 ACCESS = "access"  # the access list, signed by the cluster's authority
 
@@ -28,8 +29,9 @@ class TransactionKind(StrEnum):
     HOST = "host"
 
 
+# All there is.
+OWN = (GCM, "hcm-list", HOST_STATES, QUEUES, WORK_QUEUES, POLICIES, TRANSACTIONS, LOGS, SHUFFLES, DURABLES, CLOUD, ACCESS)
 # Persistent folders a new cluster starts with; the leading GCM makes them.
-OWN = (GCM, "hcm-list", HOST_STATES, QUEUES, WORK_QUEUES, POLICIES, TRANSACTIONS, LOGS, SHUFFLES, CLOUD, ACCESS)  # all there is
 SKELETON = (
     GCM,
     LATCH,
@@ -42,6 +44,7 @@ SKELETON = (
     *(f"{TRANSACTIONS}/{kind}" for kind in TransactionKind),
     LOGS,
     SHUFFLES,
+    DURABLES,
     CLOUD,
 )
 
@@ -129,6 +132,16 @@ def shuffle(id: str) -> str:
 def shuffle_part(id: str, name: str) -> str:
     """A chunk of one large part of a shuffle's record; written once."""
     return f"{SHUFFLES}/{id}/{name}"
+
+
+def durables(tapes: str) -> str:
+    """Folder of a queue's durable subscribers. tapes: the queue's part of the names of its tapes."""
+    return f"{DURABLES}/{tapes}"
+
+
+def durable(tapes: str, name: str) -> str:
+    """How far one durable subscriber has got."""
+    return f"{DURABLES}/{tapes}/{name}"
 
 
 def transactions(kind: TransactionKind) -> str:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from itertools import count, repeat
-from typing import NamedTuple, cast
+from collections.abc import AsyncIterator, Callable, Iterator
+from operator import length_hint
+from typing import NamedTuple
 
 from roq.errors import MessagesLost, RoqError
+from roq.pubsub.latest import LatestByTopic, messages_of
 from roq.pubsub.subscription import Batch, Message
-from roq.wire import frame as frames
+from roq.wire.where import Where
 
 BATCHES_WITHOUT_BREATH = 16  # handed out before the loop gets a turn, however much there is to read
 LATENCIES_KEPT = 512
+EXPIRED = -1  # in place of an entry's number: nothing is left of that tape
 
 
 class Reached(NamedTuple):
@@ -28,12 +30,32 @@ class Reached(NamedTuple):
     entry: int
 
 
+class Latencies:
+    """Seconds from a batch's opening to its taking: the last one, and those before it. since: nanoseconds since 1970; what is
+    older was recorded, and says nothing of latency."""
+
+    def __init__(self) -> None:
+        self.since = 0.0
+        self.last = 0.0
+        self.kept: deque[float] = deque(maxlen=LATENCIES_KEPT)
+
+    def all(self) -> tuple[float, float, float]:
+        """The last one, and of the last ones median and 99th percentile."""
+        ordered = sorted(self.kept)
+        half = ordered[len(ordered) // 2] if ordered else 0.0
+        most = ordered[int(len(ordered) * 0.99)] if ordered else 0.0
+        return self.last, half, most
+
+
 class Inbox:
     """Iterate it, or take `batches`."""
 
-    def __init__(self, on_lost: Callable[[MessagesLost], None]) -> None:
+    def __init__(self, on_lost: Callable[[MessagesLost], None], where: Where | None = None, *, latest: bool = False) -> None:
+        """latest: until `give_latest` only the latest message of each topic is wanted of what is given to `keep_latest`."""
         self.lost = self.messages = self.bytes = 0
+        self.unselected = 0  # messages for which `where` was not true
         self._on_lost = on_lost
+        self._where = where
         self._buffer: deque[Batch | MessagesLost | Reached] = deque()
         self._buffered = 0
         self._done: dict[str, int] = {}  # entries of tapes up to which everything was taken, by Exchange
@@ -43,9 +65,8 @@ class Inbox:
         self._failure: RoqError | None = None
         self._closed = False
         self._breath = 0
-        self._latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
-        self._lag_seconds = 0.0
-        self._live_since = 0.0  # nanoseconds since 1970: what is older was recorded, and says nothing of latency
+        self._latest = LatestByTopic(where) if latest else None
+        self._latencies = Latencies()
 
     def look(self) -> None:
         """Read what there is; the application waits for it."""
@@ -60,14 +81,15 @@ class Inbox:
         raise NotImplementedError
 
     def reached(self, exchange: str, entry: int) -> None:
-        """All of this entry of the Exchange's tape was read. It counts once all that is held back is in here, too."""
+        """All of this entry of the Exchange's tape was read (EXPIRED: the tape is forgotten). It counts once all that is held
+        back is in here, too."""
         self._marks[exchange] = entry
         self.put_marks()
         self._wake()
 
     def put_marks(self) -> None:
         """Of entries all of which is in here by now."""
-        if not self.holds_back():
+        if not (self.holds_back() or self._latest):
             for mark in self._marks.items():
                 last = self._buffer[-1] if self._buffer else None
                 if isinstance(last, Reached) and last.exchange == mark[0]:
@@ -75,17 +97,30 @@ class Inbox:
                 self._buffer.append(Reached(*mark))
             self._marks.clear()
 
+    def keep_latest(self, before: int) -> None:
+        """Of what came into the inbox behind so many items."""
+        if self._latest is not None:
+            self._buffered -= self._latest.take(self._buffer, before)
+
+    def give_latest(self) -> None:
+        """Everything is wanted from now on."""
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            batches = latest.give()
+            self._buffer.extend(batches)
+            self._buffered += sum(batch.size for batch in batches)
+            self.put_marks()
+            self._wake()
+
     def _wake(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def latencies(self) -> tuple[float, float, float]:
-        """Seconds from a batch's opening to its taking: the last one, and of the last ones median and 99th percentile."""
-        ordered = sorted(self._latencies)
-        half = ordered[len(ordered) // 2] if ordered else 0.0
-        most = ordered[int(len(ordered) * 0.99)] if ordered else 0.0
-        return self._lag_seconds, half, most
+    @property
+    def taken(self) -> int:
+        """Messages that the application is done with, or has before it."""
+        return self.messages + self.unselected - length_hint(self._current)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self._iterate()
@@ -119,11 +154,11 @@ class Inbox:
 
     async def next_batch(self) -> list[Message] | None:
         """The next messages, of one publisher and topic; None once closed. Raises SlowSubscriber, or what `on_lost` raises."""
-        self._breath += 1
-        if self._breath >= BATCHES_WITHOUT_BREATH:
-            self._breath = 0
-            await asyncio.sleep(0)
         while True:
+            self._breath += 1
+            if self._breath >= BATCHES_WITHOUT_BREATH:
+                self._breath = 0
+                await asyncio.sleep(0)
             while not self._buffer:
                 if self._closed:
                     return None
@@ -143,25 +178,23 @@ class Inbox:
                 self._on_lost(item)
                 continue
             if isinstance(item, Reached):
-                self._done[item.exchange] = max(item.entry, self._done.get(item.exchange, 0))
+                if item.entry == EXPIRED:
+                    self._done.pop(item.exchange, None)
+                else:
+                    self._done[item.exchange] = max(item.entry, self._done.get(item.exchange, 0))
                 continue
             self._buffered -= item.size
             self.took()
-            return self._messages(item)
-
-    def _messages(self, batch: Batch) -> list[Message]:
-        topic, header, payloads, size = batch
-        self.messages += len(payloads)
-        self.bytes += size
-        if header.timestamp >= self._live_since:
-            self._lag_seconds = max(0.0, (time.time_ns() - header.timestamp) / 1e9)
-            self._latencies.append(self._lag_seconds)
-        numbers, name, publisher, timestamp = count(header.sequence), topic.decode(), header.publisher, header.timestamp
-        if header.version == frames.VERSION:
-            plain = cast(Sequence[bytes], payloads)
-            return list(map(Message, repeat(name), plain, repeat(publisher), numbers, repeat(timestamp)))
-        items = [(item, None) if isinstance(item, bytes) else item for item in payloads]
-        return [
-            Message(name, payload, publisher, number, timestamp, headers)
-            for (payload, headers), number in zip(items, numbers, strict=False)
-        ]
+            self.bytes += item.size
+            timestamp, latencies = item.header.timestamp, self._latencies
+            if timestamp >= latencies.since:
+                latencies.last = max(0.0, (time.time_ns() - timestamp) / 1e9)
+                latencies.kept.append(latencies.last)
+            messages = messages_of(item)
+            if self._where is not None:
+                self.unselected += len(messages)
+                messages = self._where.select(messages)
+                self.unselected -= len(messages)
+            self.messages += len(messages)
+            if messages:
+                return messages

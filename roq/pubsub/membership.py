@@ -14,7 +14,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ from roq.wire import gcm
 from roq.wire import monitor as wire
 from roq.wire.assignment import MonitorAddress
 
+T = TypeVar("T", bound=msgspec.Struct)
 log = logger(__name__)
 REPORT_SECONDS = 1.0
 WORRY_SECONDS = 1.5  # a report was not answered: report more often, so that an activated backup is found soon
@@ -170,6 +171,13 @@ class ClientMembership:
                 self._listen_to(monitors)
             case _:
                 self._member.take(notice)
+
+    async def ask(self, request: msgspec.Struct, expect: type[T], timeout_seconds: float) -> T:
+        """Ask the Monitor. Raises NotReady while it does not know us, and what RpcClient.request raises."""
+        rpc = self._monitors.get(self._leader)
+        if rpc is None or not self._joined:
+            raise NotReady(f"the Monitor of queue {self._queue!r} can't be asked just now: try again")
+        return await rpc.request(request, expect, timeout_seconds)
 
     def report_now(self) -> None:
         """Send a report without waiting for the next second."""

@@ -18,7 +18,7 @@ own buffers is no missing FIN.
 A subscriber that begins with the past reads tapes first (past.py), which are slow Exchanges to this machine. Time does not say
 there that the path before has ended. A new path waits for that FIN on the tape of the Exchange that was left, to the end of it;
 if there is none, a little longer for the replay that follows then. A replay waits until that tape has nothing older any more;
-if it is not known where the path before was, all of them.
+if it is not known where the path before was, all of them; so does a path that began while nothing was recorded.
 
 A publisher first met in the middle of a path is taken from there: its earlier messages were before the subscription.
 
@@ -51,7 +51,7 @@ Origin = tuple[str, int]  # of a frame: the Exchange it came from, and when it c
 
 class FrameEvent(NamedTuple):
     """One frame of `size` bytes on its way through. `extra`: PathOpening for OPEN, {topic: (last, sent)} for WATERMARK.
-    `origin`: of OPEN and WATERMARK."""
+    `origin`: of OPEN and WATERMARK, of all others while tapes are read."""
 
     topic: bytes
     header: Header
@@ -125,7 +125,7 @@ class KnownPublisher:
         self.replays = False  # `path` repeats what came before it
         self.held: dict[int, list[FrameEvent]] = {}
         self.openings: dict[int, PathOpening] = {}
-        self.origins: dict[int, Origin] = {}  # of those
+        self.origins: dict[int, Origin] = {}  # of those, or of a path's first frame
         self.waiting_since: float | None = None
 
 
@@ -226,6 +226,8 @@ class OrderMachine:
                 publisher.openings[header.path] = event.extra
                 if event.origin is not None:
                     publisher.origins[header.path] = event.origin
+            elif event.origin is not None and header.path not in publisher.held:  # it began unrecorded
+                publisher.origins.setdefault(header.path, event.origin)
             publisher.held.setdefault(header.path, []).append(event)
             self.held_bytes += event.size + HELD_FRAME_BYTES
         elif header.kind == FrameKind.DATA:
@@ -371,19 +373,28 @@ class OrderMachine:
         # a path in between that we have seen nothing of may still be on its way through the Exchange that was left
         opening = publisher.openings.get(path)
         if opening is None:
-            return publisher.path == 0 or publisher.amid  # it began before our time, so those before it ended before our time
+            # it began before our time, so those before it ended before our time; or it did so unrecorded
+            return publisher.path == 0 or publisher.amid or path in publisher.origins
         return not opening.finished or not self._attached(opening.left)
 
     def _waits_for_tapes(self, publisher: KnownPublisher, path: int) -> bool:
         """Whether tapes may have more of what came before this path."""
         before = max(1, publisher.path)
         for opened in sorted(one for one in publisher.origins if one <= path):
-            opening, origin = publisher.openings[opened], publisher.origins[opened]
-            if opened > before + 1 and self._unread("", origin):  # where the path was that we are on is not known
+            opening, origin = publisher.openings.get(opened), publisher.origins[opened]
+            if opening is None:
+                if publisher.path and not publisher.amid and self._unread("", origin):
+                    return True
+            elif opened > before + 1 and self._unread("", origin):  # where the path was that we are on is not known
                 return True
-            if opening.finished and opened == path and (publisher.path or publisher.amid):
+            elif opening.finished and opened == path and (publisher.path or publisher.amid):
                 # its FIN comes, however late; if it does not, its Exchange is gone, and what is missing is sent again
-                if self._unread(opening.left, (origin[0], FOREVER)) or self._unread(origin[0], ("", origin[1])):
+                left = opening.left  # its tape may not be known yet
+                if (
+                    self._unread(left, (origin[0], FOREVER))
+                    or self._unread(left, origin)
+                    or self._unread(origin[0], ("", origin[1]))
+                ):
                     return True
             elif opening.left and self._unread(opening.left, origin):
                 return True
@@ -405,9 +416,9 @@ class OrderMachine:
             for event in self._take_held(publisher, passed):
                 if event.header.kind == FrameKind.DATA and event.header.sequence <= events[0].header.sequence:
                     self._data(publisher, event, out)
-        for opened in [opened for opened in publisher.openings if opened <= path]:
-            del publisher.openings[opened]
-            publisher.origins.pop(opened, None)
+        for known in publisher.openings, publisher.origins:
+            for opened in [opened for opened in known if opened <= path]:
+                del known[opened]
         for event in events:
             self._take(publisher, event, out)
 

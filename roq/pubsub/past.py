@@ -8,9 +8,12 @@ that is (TAPED), and what the attachment brings before it is reached waits there
     arriving   the end of all tapes was reached once: the subscriber joins, attaches, and waits for what TAPED says of each
     present    everything that came before is handed out: attachments alone
 
+One that follows what is stored never joins: at the end of a tape it waits there for more, tape by tape, for ever.
+
 Clocks of hosts differ, so an entry may come too early by that much. So the order machine asks before it follows a publisher to
 another Exchange: not while the tape of the one that it left may have something older (`unread`), which it may until it was read
-up to SKEW_MS later. And a watermark is passed over while another tape may have what it speaks of.
+up to SKEW_MS later, or until it is certain that it has none (tape.py). And a watermark waits while another tape may have what
+it speaks of.
 
 A tape whose Exchange is gone ends when whoever looks after it has closed it; that is waited for, ABANDONED_SECONDS at most.
 """
@@ -18,155 +21,50 @@ A tape whose Exchange is gone ends when whoever looks after it has closed it; th
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping
-from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Coroutine, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from roq.coordination.locate import GcmClient
 from roq.errors import (
     CallError,
     DataLost,
     DeadlineExceeded,
-    InvalidConfiguration,
-    InvalidPosition,
-    LogTrimmed,
     LogUnavailable,
     MessagesLost,
-    NotRecorded,
     ProcessFailed,
     RoqError,
     TemporaryError,
 )
-from roq.log.replicated.metadata import LogMeta, SegmentState
-from roq.log.replicated.reader import Entry, SegmentReader
-from roq.log.replicated.stores import StaticDirectory, Stores
+from roq.pubsub.inbox import EXPIRED
 from roq.pubsub.links import Attachment
-from roq.pubsub.order import Origin
+from roq.pubsub.order import HELD_FRAME_BYTES, FrameEvent, Origin
+from roq.pubsub.start import Follow, Start
+from roq.pubsub.tape import ABANDONED_SECONDS, SKEW_MS, Tape
+from roq.pubsub.tape_list import FoundTapes, TapeList
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
-from roq.wire import gcm
-from roq.wire.assignment import from_json
 from roq.wire.frame import FrameKind, control_prefix, parse
-from roq.wire.monitor import ExchangeAddress
-from roq.wire.recording import TapePosition, decode_entry, entry_time
+from roq.wire.recording import decode_entry
 
-SKEW_MS = 5_000  # between the clocks of two hosts, at most
 STALE_SECONDS = 5.0  # in any case: segments end, are trimmed and copied
 NEAR_MS = 1_000  # what was written so lately is the present, for one that goes on into it
 REFRESH_SECONDS = 0.5  # between two looks at which tapes there are
 IDLE_SECONDS = 0.02  # between two looks for more of them
 END_SECONDS = 0.2  # stores hear a few ms later what is stored on enough of them: nothing more for so long is the end
-ABANDONED_SECONDS = 30.0
+POLL_SECONDS = 1.0  # a store that has no more of a tape answers then, or when it has
+WAITED_SECONDS = 0.3  # the same while somebody waits until it is certain that there is no more
+WATCH_SECONDS = 0.8  # between two looks at which tapes there are, beside the reading of what is stored
+SETTLE_SECONDS = 0.05  # between two looks at who waits, meanwhile: they may be many
+WATERMARK_BYTES_MAX = 8 * 1024 * 1024  # that wait
+BEHIND_MS = 10_000  # who reads what is so old does not keep up
 TAPED_PREFIX = control_prefix(FrameKind.TAPED)
-REQUEST_SECONDS = 10.0
-TAPE_ENTRIES_MAX = 1 << 32  # of an open segment: far more than it may have
 
 log = logger(__name__)
-Start = str | datetime | timedelta | TapePosition
-
-
-def check_start(start: Start) -> Start | None:
-    """None for "live"; a TapePosition for the text of one. Raises InvalidConfiguration, InvalidPosition."""
-    if isinstance(start, str) and start.startswith("p1."):
-        return TapePosition.parse(start)
-    if isinstance(start, str) and start not in ("live", "earliest"):
-        raise InvalidConfiguration(
-            f"start is 'live', 'earliest', a datetime, a timedelta (so long ago) or a position: {start!r}"
-        )
-    if isinstance(start, datetime):
-        try:
-            start.timestamp()
-        except (ValueError, OverflowError):
-            raise InvalidConfiguration(f"start is no time that this machine can tell: {start}") from None
-    if not isinstance(start, Start):
-        raise InvalidConfiguration(f"start is a text, a datetime, a timedelta or a position, got {type(start).__name__}")
-    return None if start == "live" else start
-
-
-class Tape(SegmentReader):
-    """One tape. done: number of the last entry handed out; written: when it was (ms since 1970); time: when the one was that is
-    handed out just now. ahead: entries read before their time. exchange: as an attachment has one, of no life. proved: it needs
-    no proof."""
-
-    proved = taped = True
-
-    def __init__(self, view: gcm.TapeView, stores: Stores, of_queue: tuple[str, str] = ("", "")) -> None:
-        super().__init__(view.log, stores)
-        self.exchange = ExchangeAddress(view.exchange, "", 0, 0)
-        self.done = self.written = self.time = 0
-        self.ahead: deque[Entry] = deque()
-        self.looked = 0.0  # when it was seen that nothing follows (monotonic)
-        self.metadata = from_json(view.meta, LogMeta)
-        self.of_queue = of_queue
-
-    def update(self, view: gcm.TapeView) -> None:
-        """What is known of it now."""
-        self.metadata = from_json(view.meta, LogMeta)
-
-    async def refresh(self) -> LogMeta:
-        """See SegmentReader: whoever reads looks again soon."""
-        return self.metadata
-
-    @property
-    def origin(self) -> tuple[str, int]:
-        """Of a frame that is handed out just now: its Exchange, and when it was written."""
-        return self.exchange.id, self.time
-
-    @property
-    def is_open(self) -> bool:
-        """Whether somebody writes it, or somebody who did was not replaced yet."""
-        return bool(self.metadata.segments) and self.metadata.segments[-1].state is not SegmentState.CLOSED
-
-    @property
-    def ended(self) -> bool:
-        """Nothing will follow what was handed out."""
-        return not self.ahead and not self.is_open and self.done >= self.metadata.next_first - 1
-
-    @property
-    def head(self) -> int:
-        """When the next entry was written, as far as one is known."""
-        return entry_time(self.ahead[0][1])
-
-    def begin_behind(self, done: int) -> None:
-        """Raises InvalidPosition: it is behind the end of a tape that nobody writes, or no number of an entry."""
-        last = self.metadata.segments[-1].first + TAPE_ENTRIES_MAX if self.is_open else self.metadata.next_first - 1
-        if not 0 <= done <= last:
-            raise InvalidPosition(f"entry {done} of Exchange {self.exchange.id}: its tape has none of that number")
-        self.done = done
-
-    async def fetch(self, wait_seconds: float = 0.0) -> int:
-        """Read on, at the end after a wait for more; how many entries were trimmed that should have come next. Raises
-        LogUnavailable, DataLost."""
-        try:
-            self.ahead.extend(await self.read_from(self.metadata, self.done, wait_seconds, ask_all=True))
-            self.looked = 0.0 if self.ahead else time.monotonic()
-            return 0
-        except LogTrimmed:
-            missed = self.metadata.trimmed - self.done
-            self.done = self.metadata.trimmed
-            return missed
-
-    async def seek(self, time_ms: int) -> None:
-        """Go on with the first entry that was written at that time or later."""
-        low, meta = self.done, self.metadata
-        for segment in meta.segments:
-            if segment.closed_at and segment.closed_at < time_ms:
-                low = max(low, segment.last)
-        high, step = 0, 1  # high: the first one known to be late enough, or not there
-        while not high or high - low > 1:
-            middle = low + step if not high else (low + high) // 2
-            run = await self.read_from(meta, middle - 1)
-            early = [position for position, entry in run if entry_time(entry) < time_ms]
-            if early and early[-1] >= middle:
-                low = early[-1]
-                if len(early) < len(run):
-                    break
-                step *= 2
-            else:
-                high = middle
-        self.done = low
+T = TypeVar("T")
 
 
 class Told(NamedTuple):
@@ -176,32 +74,14 @@ class Told(NamedTuple):
     at: float
 
 
-class ReadUpTo(Protocol):
-    """A tape that is read."""
-
-    @property
-    def written(self) -> int:
-        """When the last entry was that was read."""
-
-    @property
-    def ended(self) -> bool:
-        """Nothing follows it."""
-
-
-def has_older(reading: Mapping[str, ReadUpTo], exchange: str, origin: Origin) -> bool:
-    """Whether this Exchange's tape ("": any) may have something older than what comes from `origin`, another one, and when."""
-    return any(
-        name != origin[0] and not tape.ended and tape.written <= origin[1] + SKEW_MS
-        for name, tape in reading.items()
-        if exchange in ("", name)
-    )
-
-
 class PastReader(Protocol):
     """Who reads it: the subscriber."""
 
     async def join(self) -> None:
         """The queue: the end of all tapes was reached."""
+
+    def is_present(self) -> None:
+        """The same, of one that does not join."""
 
     def fail(self, error: RoqError) -> None:
         """It can't be read."""
@@ -209,11 +89,14 @@ class PastReader(Protocol):
     def is_over(self) -> None:
         """There is only the present from now on."""
 
+    def is_done(self) -> None:
+        """There is nothing more, for one that does not follow."""
+
     def take_recorded(self, tape: Tape, frame: bytes) -> None:
         """A frame of a tape."""
 
     def reached(self, exchange: str, entry: int) -> None:
-        """All of this entry was taken."""
+        """All of this entry was taken; EXPIRED: nothing is left of that tape."""
 
     def missed(self, lost: MessagesLost) -> None:
         """Of which only the range of entries is known."""
@@ -223,6 +106,9 @@ class PastReader(Protocol):
 
     def is_proved(self) -> None:
         """An attachment is, and its messages wait."""
+
+    def holds_back(self) -> bool:
+        """Something waits."""
 
     def is_full(self) -> bool:
         """There is no room for more; `Past.room` is set when there may be."""
@@ -235,58 +121,45 @@ class Past:
     """`await open()`; then it reads beside the rest, and has the reader join when the end of all tapes was reached. Every
     attachment that is made until it is over is given to `hold`."""
 
-    def __init__(self, client: GcmClient, queue: str, start: Start, reader: PastReader, *, follow: bool) -> None:
-        """follow: on into the present; else it is over when the end of all tapes was reached."""
-        self._client, self._queue, self._start, self._reader, self._follow = client, queue, start, reader, follow
-        self.tapes = ""  # the queue's part of their names
+    def __init__(self, client: GcmClient, queue: str, start: Start, reader: PastReader, follow: Follow) -> None:
+        """start: "live" for one that follows what is stored from now on."""
+        self._queue, self._reader, self._follow = queue, reader, follow
+        self.tapes = TapeList(client, queue, start, reader.missed, self._expired)
         self.room = asyncio.Event()
         self._arrived = False  # the end of all tapes was reached
+        self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._directory = StaticDirectory({})
-        self._stores = Stores(self._directory)
-        self._reading: dict[str, Tape] = {}  # by Exchange
-        self._read: dict[str, int] = {}  # by Exchange: up to where a tape was read that is not read any more; it may grow again
-        self._live: set[str] = set()  # Exchanges whose attachment was released
         self._holding: dict[Attachment, Told | None] = {}
-        self._looked = 0.0  # when the last look began (monotonic); 0: look at once
         self._since = 0.0  # when the end was reached
         self._present = 0  # for one that does not follow: by any clock it was opened before that (milliseconds since 1970)
-        self._recorded = True  # at the last look
+        self._watermarks: deque[FrameEvent] = deque()  # that wait, oldest first
+        self._watermark_bytes = 0
+        self._watches: dict[Tape, asyncio.Task[int]] = {}  # who waits for more of it
+        self._looking: asyncio.Task[FoundTapes] | None = None
+        self._news = asyncio.Event()  # one of these is done
+        self._settled = 0.0
+        self._behind_at = 0.0  # when it did not keep up last (monotonic)
 
-    # --- tapes --------------------------------------------------------------------------------------------------------
+    # --- what there is ------------------------------------------------------------------------------------------------
 
     async def open(self, timeout_seconds: float) -> dict[str, int]:
         """Find the tapes, and where to begin: the entry before that, by Exchange. Raises QueueNotFound, NotRecorded,
         InvalidPosition, Unavailable, DeadlineExceeded."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._look()
-                await self._seek()
+                await self.tapes.look()
+                await self.tapes.seek()
         except TimeoutError:
             raise DeadlineExceeded(f"the tapes of {self._queue!r} were not found in {timeout_seconds:g} s") from None
-        self._present = 0 if self._follow else time.time_ns() // 1_000_000 + SKEW_MS
+        self._present = time.time_ns() // 1_000_000 + SKEW_MS if self._follow is Follow.NOTHING else 0
         self._start_task(self._run())
-        return {exchange: tape.done for exchange, tape in self._reading.items()}
-
-    async def _seek(self) -> None:
-        start = self._start
-        if isinstance(start, datetime | timedelta):
-            since = start.timestamp() if isinstance(start, datetime) else time.time() - start.total_seconds()
-            await asyncio.gather(*(tape.seek(round(since * 1000)) for tape in self._reading.values()))
-        elif isinstance(start, TapePosition):
-            if start.tapes != self.tapes:
-                raise InvalidPosition("the position is of another queue, or of one that was removed and created anew")
-            for exchange, done in start.done.items():
-                if exchange in self._reading:
-                    self._reading[exchange].begin_behind(done)
-                else:  # its tape has expired, nobody knows whether there was more on it
-                    self._reader.missed(MessagesLost(0, "", done + 1, done + 1, 0))
+        return {exchange: tape.done for exchange, tape in self.tapes.reading.items()}
 
     def close(self) -> None:
         """Read no more."""
-        for task in self._tasks:
+        for task in (*self._tasks, *self._watches.values(), *([self._looking] if self._looking is not None else [])):
             task.cancel()
-        self._stores.close()
+        self.tapes.stores.close()
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work, name=f"past of {self._queue}"))
@@ -303,40 +176,48 @@ class Past:
                 continue
             return
 
-    async def _look(self) -> None:
-        """Which tapes there are, and where."""
-        began = time.monotonic()
-        found = await self._client.request(gcm.DescribeTapes(self._queue), gcm.Tapes, REQUEST_SECONDS)
-        if self.tapes not in ("", found.tapes):
-            raise NotRecorded(f"queue {self._queue!r} was removed and created anew: what was on its tapes is gone")
-        self.tapes, self._looked, self._recorded = found.tapes, began, found.recorded
-        self._directory.endpoints.update(found.stores)
-        self._directory.alive.update(found.stores)
-        for view in found.views:
-            if view.exchange in self._reading:
-                self._reading[view.exchange].update(view)
-            elif view.exchange not in self._live:
-                tape = Tape(view, self._stores, (self._queue, found.made_by))
-                tape.done = self._read.get(view.exchange, self._begin(tape))
-                if view.exchange not in self._read or not tape.ended:
-                    self._reading[view.exchange] = tape
-        views = {view.exchange for view in found.views}
-        for exchange in [exchange for exchange in self._reading if exchange not in views]:  # it has expired altogether
-            if not (tape := self._reading.pop(exchange)).ended:
-                self._reader.missed(MessagesLost(0, "", tape.done + 1, max(tape.done + 1, tape.metadata.next_first - 1), 0))
+    def _expired(self, exchange: str) -> None:
+        """A position that is kept for months names no tapes that are gone."""
+        if self._follow is Follow.STORED:
+            self._reader.reached(exchange, EXPIRED)
 
-    def unread(self, exchange: str, origin: tuple[str, int]) -> bool:
-        """As has_older, of what is read."""
-        return has_older(self._reading, exchange, origin)
+    def unread(self, exchange: str, origin: Origin) -> bool:
+        """See TapeList."""
+        return not self._is_over and self.tapes.unread(exchange, origin)
 
-    def _begin(self, tape: Tape) -> int:
-        return 0 if isinstance(self._start, TapePosition) else tape.metadata.trimmed
+    def defers(self, watermark: FrameEvent) -> bool:
+        """It waits here, for `ripe`: what it speaks of may lie on a tape. If too many wait, it is forgotten."""
+        if watermark.origin is None or not self.unread("", watermark.origin):
+            return False
+        if self._watermark_bytes < WATERMARK_BYTES_MAX:
+            self._watermarks.append(watermark)
+            self._watermark_bytes += watermark.size + HELD_FRAME_BYTES
+        return True
 
-    def behind(self, exchange: str) -> bool:
-        """Whether more may come from the tape of this Exchange (or "": from any), also if there is none just now: what was
-        written last by one that is gone can be read when its tape is closed."""
-        tapes = self._reading.values() if not exchange else [self._reading[exchange]] if exchange in self._reading else []
-        return any(not tape.ended for tape in tapes)
+    def ripe(self) -> Iterator[FrameEvent]:
+        """Watermarks that count by now."""
+        while self._watermarks and ((origin := self._watermarks[0].origin) is None or not self.unread("", origin)):
+            self._watermark_bytes -= self._watermarks[0].size + HELD_FRAME_BYTES
+            yield self._watermarks.popleft()
+
+    def unread_at(self, exchange: str) -> float:
+        """When what this Exchange's tape has (or "": any) last lay unread; now, while more may come from it (monotonic)."""
+        if self._keeps_up:
+            return self.tapes.unread_at(exchange)
+        return time.monotonic() if self.tapes.more else 0.0
+
+    def behind_at(self, exchange: str) -> float:
+        """When the tape of this Exchange (or "": any) was not read up to the present last (monotonic)."""
+        return self._behind_at if self._keeps_up else time.monotonic()
+
+    @property
+    def present_since(self) -> float:
+        """When one that follows what is stored came into the present (monotonic); infinite before, and for all others."""
+        return self._since if self._keeps_up else math.inf
+
+    @property
+    def _keeps_up(self) -> bool:
+        return self._arrived and self._follow is Follow.STORED
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -344,39 +225,40 @@ class Past:
         try:
             while not self._over():
                 try:
-                    await self._step()
+                    await (self._keep_up() if self._keeps_up else self._step())
                 except TemporaryError as error:
                     log.info("the tapes can't be read now, trying again: %s", error, extra={"fields": {"queue": self._queue}})
                     await asyncio.sleep(REFRESH_SECONDS)
-                    self._looked = 0.0
+                    self.tapes.looked = 0.0
         except RoqError as error:
             self._reader.fail(error)
         except Exception as error:  # a defect must not end in silence
             log.exception("defect while the past was read")
             self._reader.fail(ProcessFailed(f"the past could not be read: {error}"))
         else:
-            self._stores.close()
-            self._reader.is_over()
+            self.tapes.stores.close()
+            self._is_over = True
+            (self._reader.is_over if self._follow is Follow.LIVE else self._reader.is_done)()
 
     def _over(self) -> bool:
-        if not self._follow:
-            return self._arrived
-        return self._arrived and not self._reading and not self._holding and self._reader.is_ready()
+        if self._follow is not Follow.LIVE:
+            return self._arrived and self._follow is Follow.NOTHING
+        return self._arrived and not self.tapes.reading and not self._holding and self._reader.is_ready()
 
     async def _step(self) -> None:
         """What comes next, or a look whether there is more."""
-        if time.monotonic() - self._looked > (STALE_SECONDS if self._looked else 0.0):
-            await self._look()
+        if time.monotonic() - self.tapes.looked > (STALE_SECONDS if self.tapes.looked else 0.0):
+            await self.tapes.look()
         await self._fetch()
-        ready = [tape for tape in self._reading.values() if tape.ahead]
+        ready = [tape for tape in self.tapes.reading.values() if tape.ahead]
         if ready and not self._beyond(ready):
             await self._hand_out(min(ready, key=lambda tape: tape.head), ready)
-            if self._follow and not self._arrived and self._is_near():
+            if self._follow is not Follow.NOTHING and not self._arrived and self._is_near():
                 await self._arrive()
         elif not self._arrived:
             await self._arrive()
-        elif time.monotonic() - self._looked > REFRESH_SECONDS:
-            await self._look()
+        elif time.monotonic() - self.tapes.looked > REFRESH_SECONDS:
+            await self.tapes.look()
         else:
             await asyncio.sleep(IDLE_SECONDS)
         self._finish()
@@ -384,21 +266,25 @@ class Past:
 
     async def _arrive(self) -> None:
         """Nothing more is there just now."""
-        if self._follow:  # that is near enough: each Exchange will say where its tape ends for us
-            self._since, self._arrived = time.monotonic(), True
-            self._start_task(self._join())
+        if self._follow is not Follow.NOTHING:  # that is near enough: each Exchange will say where its tape ends for us
+            self._since = self._behind_at = time.monotonic()
+            self._arrived = True
+            if self._follow is Follow.LIVE:
+                self._start_task(self._join())
+            else:
+                self._reader.is_present()
             return
-        await self._look()
-        for tape in self._reading.values():
+        await self.tapes.look()
+        for tape in self.tapes.reading.values():
             tape.looked = 0.0
         await self._fetch(END_SECONDS)
-        ready = [tape for tape in self._reading.values() if tape.ahead]
+        ready = [tape for tape in self.tapes.reading.values() if tape.ahead]
         self._arrived = not ready or self._beyond(ready)
 
     def _is_near(self) -> bool:
         """Whether what was handed out last was written just now, on every tape that somebody writes."""
         now = time.time_ns() // 1_000_000
-        return all(tape.written > now - NEAR_MS for tape in self._reading.values() if tape.ahead)
+        return all(tape.written > now - NEAR_MS for tape in self.tapes.reading.values() if tape.ahead)
 
     def _beyond(self, ready: list[Tape]) -> bool:
         """Whether all that follows was written after this was opened: one that does not follow leaves it."""
@@ -407,21 +293,33 @@ class Past:
     async def _fetch(self, wait_seconds: float = 0.0) -> None:
         """The next entries of every tape of which none is known; not at once again of one that is at its end."""
         before = time.monotonic() - IDLE_SECONDS
-        lacking = [tape for tape in self._reading.values() if not (tape.ahead or tape.ended or tape.looked > before)]
-        results = await asyncio.gather(*(tape.fetch(wait_seconds) for tape in lacking), return_exceptions=True)
+        lacking = [
+            tape
+            for tape in self.tapes.reading.values()
+            if not (tape.ahead or tape.ended or tape.looked > before or tape in self._watches)
+        ]
+        results = await asyncio.gather(*(tape.fetch(wait_seconds, self._waits()) for tape in lacking), return_exceptions=True)
         for tape, result in zip(lacking, results, strict=True):
-            if isinstance(result, LogUnavailable) and self._arrived:
-                self._looked = 0.0
-            elif isinstance(result, DataLost) and await self._was_trimmed(tape):
-                continue
-            elif isinstance(result, BaseException):
-                raise result
-            elif result:
-                self._reader.missed(MessagesLost(0, "", tape.done - result + 1, tape.done, 0))
+            await self._fetched(tape, result)
+
+    def _waits(self) -> bool:
+        """Whether something may wait for the end of a tape."""
+        return self._reader.holds_back() or bool(self._watermarks)
+
+    async def _fetched(self, tape: Tape, result: int | BaseException) -> None:
+        if isinstance(result, LogUnavailable) and self._arrived:
+            self.tapes.looked = 0.0
+        elif isinstance(result, DataLost) and await self._was_trimmed(tape):
+            return
+        elif isinstance(result, BaseException):
+            raise result
+        elif result:
+            self._reader.missed(MessagesLost(0, "", tape.done - result + 1, tape.done, 0))
+            self._reader.reached(tape.exchange.id, tape.done)  # so that it is told once
 
     async def _was_trimmed(self, tape: Tape) -> bool:
         """Whether what no store has is no longer named: it has expired since we looked."""
-        await self._look()
+        await self.tapes.look()
         return tape.done < tape.metadata.trimmed
 
     async def _hand_out(self, tape: Tape, ready: list[Tape]) -> None:
@@ -440,6 +338,77 @@ class Past:
             self._reader.reached(tape.exchange.id, position)
             await asyncio.sleep(0)
 
+    # --- what is stored from now on -----------------------------------------------------------------------------------
+
+    async def _keep_up(self) -> None:
+        """In the present, which never ends: what was stored since, in turn; nobody waits for a tape that is at its end."""
+        self._news.clear()
+        await self._take_news()
+        await self._fetch()
+        for tape in [tape for tape in self.tapes.reading.values() if not (tape.ahead or tape.ended or tape in self._watches)]:
+            self._watches[tape] = self._listen_to(self._watch(tape))
+        ready = [tape for tape in self.tapes.reading.values() if tape.ahead]
+        if ready:
+            oldest = min(ready, key=lambda tape: tape.head)
+            if oldest.head < time.time_ns() // 1_000_000 - BEHIND_MS:
+                self._behind_at = time.monotonic()
+            await self._hand_out(oldest, ready)
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._news.wait()
+        if not ready or time.monotonic() - self._settled > SETTLE_SECONDS:
+            self._settled = time.monotonic()
+            self._finish()
+            self._reader.settle()
+
+    async def _take_news(self) -> None:
+        """What those have found who wait beside the reading: it goes on while the GCM or a store does not answer."""
+        for tape, watch in list(self._watches.items()):
+            if self.tapes.reading.get(tape.exchange.id) is not tape:
+                watch.cancel()
+                del self._watches[tape]
+            elif watch.done():
+                del self._watches[tape]
+                await self._fetched(tape, watch.exception() or watch.result())
+        looking = self._looking
+        if looking is None or looking.done():
+            self._looking = self._listen_to(self._look_later())
+            if looking is not None:
+                self.tapes.know(looking.result())
+
+    def _listen_to(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work, name=f"past of {self._queue}")
+        task.add_done_callback(self._is_news)
+        return task
+
+    def _is_news(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # nobody may ask any more
+        self._news.set()
+
+    async def _watch(self, tape: Tape) -> int:
+        """Until there is more of it; see Tape.fetch."""
+        while not (tape.ahead or tape.ended):
+            try:
+                waits = self._waits()
+                if missed := await tape.fetch(WAITED_SECONDS if waits else POLL_SECONDS, waits):
+                    return missed
+            except LogUnavailable as error:
+                fields = {"queue": self._queue, "exchange": tape.exchange.id, "reason": str(error)}
+                log.info("a tape can't be read now, trying again", extra={"fields": fields})
+                tape.looked = 0.0
+                await asyncio.sleep(REFRESH_SECONDS)
+        return 0
+
+    async def _look_later(self) -> FoundTapes:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                return await self.tapes.ask()
+            except TemporaryError as error:
+                log.info("the tapes can't be listed now, trying again: %s", error, extra={"fields": {"queue": self._queue}})
+
     # --- the present --------------------------------------------------------------------------------------------------
 
     def holds(self, attachment: Attachment) -> bool:
@@ -451,7 +420,7 @@ class Past:
                 if frame.startswith(TAPED_PREFIX):
                     self._holding[attachment] = Told(parse(frame)[1].sequence, time.monotonic())
                     attachment.proved = True
-                    self._looked = 0.0  # its tape may be new
+                    self.tapes.looked = 0.0  # its tape may be new
                     self._reader.is_proved()
                     break
             else:
@@ -462,7 +431,7 @@ class Past:
     def hold(self, attachment: Attachment) -> None:
         """It was made just now."""
         self._holding[attachment] = None
-        self._live.discard(attachment.exchange.id)
+        self.tapes.take_up(attachment.exchange.id)
 
     def drop(self, attachment: Attachment) -> bool:
         """Its Exchange is gone. Whether it was held: what came over it is on the tape, or is sent again."""
@@ -474,27 +443,25 @@ class Past:
         """Attachments whose tape is read are released, tapes that are read are closed."""
         live = {attachment.exchange.id for attachment in self._holding}
         for attachment, told in list(self._holding.items()):
-            if told is None or self._looked < told.at:  # what was known before says nothing of a tape that was made since
+            if told is None or self.tapes.looked < told.at:  # what was known before says nothing of a tape that was made since
                 continue
-            tape = self._reading.get(attachment.exchange.id)
-            ends = not told.entry and not self._recorded  # it is not written any more
+            tape = self.tapes.reading.get(attachment.exchange.id)
+            ends = not told.entry and not self.tapes.recorded  # it is not written any more
             if tape is None or tape.ended or (tape.is_open and tape.done >= told.entry and not ends):
-                self._leave(attachment.exchange.id)
-                self._live.add(attachment.exchange.id)
+                self.tapes.leave(attachment.exchange.id, for_good=True)
                 del self._holding[attachment]
                 attachment.unread_at = time.monotonic()
                 attachment.look_soon()
-        if not self._arrived or not self._follow:
+        if not self._arrived or self._follow is Follow.NOTHING:
+            return
+        if self._keeps_up:
+            for exchange in [exchange for exchange, tape in self.tapes.reading.items() if tape.ended]:
+                self.tapes.leave(exchange)
             return
         late = time.monotonic() - self._since > ABANDONED_SECONDS
-        for exchange, tape in list(self._reading.items()):
+        for exchange, tape in list(self.tapes.reading.items()):
             if exchange not in live and (tape.ended or late):
-                self._leave(exchange)
+                self.tapes.leave(exchange, for_good=not tape.ended)
                 if not tape.ended:
-                    self._live.add(exchange)  # not read any more
                     self._reader.missed(MessagesLost(0, "", tape.done + 1, tape.done + 1, 0))
                     log.warning("the tape of Exchange %s, which is gone, was not closed: going on without its end", exchange)
-
-    def _leave(self, exchange: str) -> None:
-        if exchange in self._reading:
-            self._read[exchange] = self._reading.pop(exchange).done

@@ -185,7 +185,6 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
         topic: 1..255 bytes of UTF-8 without NUL. payload: bytes-like. headers: {name: text or bytes}, 4 KiB at most, see
         roq.wire.headers. confirm: "routed" or "stored": wait until it is that (CONFIRM_SECONDS at most), and return a receipt;
         many at once share their confirmations.
-
         Raises InvalidTopic, PayloadTooLarge, InvalidHeaders, Closed; IncompatibleVersion for headers while a subscriber, or the
         cluster, has version 0.1. With `confirm` also NotRecorded, and DeadlineExceeded and NotConfirmed: then it may be
         published or not.
@@ -204,6 +203,7 @@ class Publisher:  # with more than 30 attributes CPython 3.11 would read them al
             return None
         await self._will_confirm(confirm)
         await self._publish_slowly(topic, payload, headers)
+        await asyncio.sleep(0)  # one batch and one confirmation for all who publish in this turn of the loop
         return await self._confirmed()
 
     async def _publish_slowly(self, topic: str, payload: bytes, headers: Headers | None = None) -> None:

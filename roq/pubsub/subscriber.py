@@ -12,44 +12,44 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from operator import length_hint
 from types import TracebackType
 from typing import Any
 
 from roq.coordination.locate import GcmClient
 from roq.errors import Closed, DeadlineExceeded, FrameError, MessagesLost, RoqError, SlowSubscriber
 from roq.ids import new_id
+from roq.pubsub.attachments import Attachments
 from roq.pubsub.inbox import Inbox
 from roq.pubsub.links import Attachment
 from roq.pubsub.membership import ClientMembership
 from roq.pubsub.order import Deliver, FrameEvent, OrderMachine, Output
-from roq.pubsub.past import TAPED_PREFIX, Past, Start, Tape, check_start
+from roq.pubsub.order_limits import OrderLimits
+from roq.pubsub.past import TAPED_PREFIX, Past
+from roq.pubsub.standing import SLOW_SECONDS, Standing
+from roq.pubsub.start import EARLIEST, LAST, LIVE, Follow, Start, check_follow, check_start
 from roq.pubsub.subscription import Batch, SubscriberHealth, TopicFilter
+from roq.pubsub.tape import Tape
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire import frame as frames
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import FrameKind, Header
 from roq.wire.recording import TapePosition
+from roq.wire.where import Where
 
 log = logger(__name__)
 BUFFER_BYTES = 4 * 1024 * 1024  # payload bytes read ahead of the application
 FRAMES_AT_ONCE = 64  # read from one Exchange before other work gets a turn
 HELD_BYTES = 64 * 1024 * 1024  # held back for order before other reading stops: some 100 ms of all that a host can send
 HELD_BYTES_MAX = 2 * HELD_BYTES  # what was sent before the awaited FINs and is held too fits in; beyond it the wait ends
-HOLD_SECONDS = 5.0  # how long a publisher's new path waits for the end of its old one when nothing lies unread
-# and in any case: a reader that needs longer for what came before does without; with "drop" the end itself may not have come
-HOLD_MAX_SECONDS = {Overflow.BLOCK: 600.0, Overflow.DROP: 60.0}
-SLOW_SECONDS = 10.0  # with overflow "block": no message taken for this long while the buffer is full
-SWEEP_SECONDS = 60.0  # between two looks at who has ended
-FORGET_SECONDS = 150.0  # after a publisher's end: the Monitor repeats its last watermark for 63 s, a busy one for longer
 OPEN_SECONDS = 15.0
 SILENT_SECONDS = 3.0  # of the Monitor: worth a word
-LISTING_SECONDS = 3.5  # after a rejoin: until then a new Monitor may not have heard of every Exchange that lives
 
 
 class Subscriber(Inbox):
     """Made by `Cluster.subscriber`; use as an async context manager, then iterate. Not thread-safe (see roq.blocking)."""
+
+    _begins_on_tapes = False  # also one that begins with the present
 
     def __init__(
         self,
@@ -58,38 +58,34 @@ class Subscriber(Inbox):
         topics: tuple[str, ...],
         on_lost: Callable[[MessagesLost], None],
         start: Start = "live",
-        follow: bool = True,
+        follow: bool | str = True,
+        where: str = "",
     ) -> None:
-        begin = check_start(start)
+        begin, after = check_start(start), check_follow(follow)
+        has_past = begin != LIVE or after is Follow.STORED or self._begins_on_tapes
         self.id = new_id()
         self.queue = queue
-        super().__init__(on_lost)
+        super().__init__(on_lost, Where(where) if where else None, latest=begin == LAST)
         self.counters = Counters()
         self._filter = TopicFilter(topics or (">",))
-        self._past: Past | None = None if begin is None else Past(client, queue, begin, self, follow=follow)
-        self._follows = follow or begin is None
+        self._past: Past | None = Past(client, queue, begin, self, after) if has_past else None
         self._tapes = ""  # once the past was found
         unread = (lambda exchange, origin: False) if self._past is None else self._past.unread
-        self._order = OrderMachine(self._is_attached, self._filter.wants, unread=unread)
-        self._order.amid = begin not in (None, "earliest")
+        self._exchanges = Attachments(self._connect)
+        self._order = OrderMachine(self._exchanges.are_proved, self._filter.wants, unread=unread)
+        self._order.amid = has_past and begin not in (EARLIEST, LAST)
         self._membership = ClientMembership(client, queue, self)
-        self._attachments: dict[str, Attachment] = {}
-        self._retired: set[str] = set()
-        self._version = 0
-        self._listed: dict[str, wire.ExchangeAddress] = {}  # by token: what the Monitor listed last
-        self._listing_until = 0.0
-        self._overflow = Overflow.DROP
-        self._max_frame_bytes = 0  # not welcomed yet
+        self._standing = Standing(time.monotonic())
         self._unread: dict[Attachment, None] = {}  # not read to the end for want of room, longest first
         self._ready = asyncio.Event()
         self._started = 0.0  # when it was ready for the first time: what comes earlier is not ours, and is not kept
-        self._passed_by = 0  # see wire.Heard
-        self._well_at = 0.0  # when the last report was sent after which that had not grown
-        self._waits: tuple[str, ...] = ()  # what the Monitor waits for before it says that we are ready
-        self._opened = self._was_ready = False
-        self._progress = (0, time.monotonic())
+        self._opened = False
         self._refusals = Refusals(log, self.counters)
-        self._swept = time.monotonic()
+        self._limits = OrderLimits(self._order, queue, self.counters, time.monotonic())
+
+    @property
+    def _attachments(self) -> dict[str, Attachment]:
+        return self._exchanges.by_token
 
     @property
     def duplicated(self) -> int:
@@ -108,13 +104,16 @@ class Subscriber(Inbox):
                 await self._membership.join(timeout_seconds)
                 await self.ready(max(0.1, deadline - time.monotonic()))
             else:
-                self._started, self._live_since = time.monotonic(), math.inf
-                self._done.update(await self._past.open(timeout_seconds))
-                self._tapes = self._past.tapes
+                await self._begin(self._past, timeout_seconds)
         except BaseException:
             await self.close(0)
             raise
         return self
+
+    async def _begin(self, past: Past, timeout_seconds: float) -> None:
+        self._started, self._latencies.since = time.monotonic(), math.inf
+        self._done.update(await past.open(timeout_seconds))
+        self._tapes = past.tapes.name
 
     async def ready(self, timeout_seconds: float = OPEN_SECONDS) -> None:
         """Return once every subscription is active at every Exchange. Raises DeadlineExceeded naming those missing, Closed."""
@@ -123,7 +122,7 @@ class Subscriber(Inbox):
             async with asyncio.timeout(timeout_seconds):
                 await self._ready.wait()
         except TimeoutError:
-            missing = ", ".join((*self.health().missing, *self._waits)) or "the Monitor's word"
+            missing = ", ".join((*self.health().missing, *self._standing.waits)) or "the Monitor's word"
             raise DeadlineExceeded(f"not ready in {timeout_seconds:g} s: {missing} missing") from None
 
     async def __aenter__(self) -> Subscriber:
@@ -145,15 +144,13 @@ class Subscriber(Inbox):
             self._membership.stop()
 
     def _check_opened(self) -> None:
-        if not self._opened and not self._max_frame_bytes:
+        if not self._opened and not self._standing.max_frame_bytes:
             raise Closed("open this subscriber first: async with …")
 
     def _drop_attachments(self) -> None:
         if self._past is not None:
             self._past.close()
-        for attachment in self._attachments.values():
-            attachment.close()
-        self._attachments.clear()
+        self._exchanges.close()
         self._unread.clear()
 
     def fail(self, error: RoqError) -> None:
@@ -164,9 +161,6 @@ class Subscriber(Inbox):
         self._wake()
 
     # --- reading ------------------------------------------------------------------------------------------------------
-
-    def _is_attached(self, exchange: str) -> bool:
-        return any(one.proved and one.exchange.id == exchange for one in self._attachments.values())
 
     def _read(self, attachment: Attachment) -> None:
         """Take what the Exchange has for us, up to the bounds."""
@@ -208,29 +202,28 @@ class Subscriber(Inbox):
 
     def _overrun(self, attachment: Attachment) -> None:
         """Reading stops: an Exchange that drops may drop the beginning of a publisher, or has since all was read."""
-        if attachment not in self._unread and self._started and self._overflow is Overflow.DROP:
+        if attachment not in self._unread and self._started and self._standing.overflow is Overflow.DROP:
             read_at = min((one.read_at for one in self._attachments.values() if one.proved), default=0.0)
             self._give(self._order.doubt(max(read_at, self._started), time.monotonic()))
 
     def _unread_at(self, exchange: str) -> float:
         """When frames that had come from this Exchange (or "": from any) last lay unread."""
-        if self._past is not None and self._past.behind(""):
-            return time.monotonic()
+        on_tape = 0.0 if self._past is None else self._past.unread_at(exchange)
         those = [one for one in self._attachments.values() if exchange in ("", one.exchange.id)]
         if any(one in self._unread or one.looking for one in those):
             return time.monotonic()
-        return max((one.unread_at for one in those), default=0.0)
+        return max((on_tape, *(one.unread_at for one in those)))
 
     def _look_at_unread(self) -> None:
         if self._buffered < BUFFER_BYTES:
             for attachment in self._unread:
                 attachment.look_soon()
 
-    def _take_frame(self, attachment: Attachment | Tape, frame: bytes) -> None:
+    def _take_frame(self, source: Attachment | Tape, frame: bytes) -> None:
         try:
             topic, header, body = frames.parse(frame)
             if header.kind:
-                self._control(attachment, header, body)
+                self._control(source, header, body)
                 return
             if not self._filter.wants(topic):
                 return
@@ -243,7 +236,8 @@ class Subscriber(Inbox):
                 self._buffer.append(Batch(topic, header, payloads, len(frame)))
                 self._buffered += len(frame)
         else:
-            self._handle(FrameEvent(topic, header, (payloads, len(frame)), None, len(frame)))
+            origin = None if self._past is None else source.origin
+            self._handle(FrameEvent(topic, header, (payloads, len(frame)), None, len(frame), origin))
 
     def _control(self, attachment: Attachment | Tape, header: Header, body: memoryview) -> None:
         match header.kind:
@@ -261,12 +255,15 @@ class Subscriber(Inbox):
                     self.reached(attachment.exchange.id, header.sequence)
                 attachment.taped = True
             case FrameKind.WATERMARK:
-                self._handle(FrameEvent(b"", header, None, frames.watermark_body(body), len(body), attachment.origin))
+                event = FrameEvent(b"", header, None, frames.watermark_body(body), len(body), attachment.origin)
+                if self._past is None or not self._past.defers(event):
+                    self._handle(event)
             case FrameKind.BUNDLE:
                 for part in frames.bundle_body(body):
                     self._take_frame(attachment, part)
             case FrameKind.FIN:
-                self._handle(FrameEvent(b"", header))
+                origin = None if self._past is None else attachment.origin
+                self._handle(FrameEvent(b"", header, origin=origin))
 
     def _handle(self, event: FrameEvent) -> None:
         now = time.monotonic()
@@ -295,24 +292,22 @@ class Subscriber(Inbox):
 
     def _attach(self, version: int, exchanges: tuple[wire.ExchangeAddress, ...]) -> None:
         """Be attached to these (those that retired excepted)."""
-        self._version = version
-        self._listed = {exchange.token: exchange for exchange in exchanges}
-        self._retired &= self._listed.keys()
+        self._exchanges.take(version, exchanges)
         self._leave_unlisted(time.monotonic())
-        for token, exchange in self._listed.items():
-            if token not in (*self._attachments, *self._retired) and self._failure is None and not self._closed:
-                prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX, *([TAPED_PREFIX] if self._tapes else [])]
-                attachment = self._attachments[token] = Attachment(exchange, prefixes, self._max_frame_bytes, self._read)
-                if self._past is not None:
-                    self._past.hold(attachment)
+        if self._failure is None and not self._closed:
+            self._exchanges.attach()
         self._membership.report_now()
 
+    def _connect(self, exchange: wire.ExchangeAddress) -> Attachment:
+        prefixes = [*self._filter.prefixes, frames.CONTROL_PREFIX, *([TAPED_PREFIX] if self._tapes else [])]
+        attachment = Attachment(exchange, prefixes, self._standing.max_frame_bytes, self._read)
+        if self._past is not None:
+            self._past.hold(attachment)
+        return attachment
+
     def _leave_unlisted(self, now: float) -> None:
-        """Detach from Exchanges that are gone: another life of them is listed, or the Monitor had its time to hear of them."""
-        ids = {one.id for one in self._listed.values()}
-        for token in [token for token in self._attachments if token not in self._listed]:
-            if now >= self._listing_until or self._attachments[token].exchange.id in ids:
-                self._read_rest(self._attachments.pop(token))
+        for attachment in self._exchanges.leave_unlisted(now):
+            self._read_rest(attachment)
         self._give(self._order.detached(now))
 
     def _read_rest(self, attachment: Attachment) -> None:
@@ -328,9 +323,7 @@ class Subscriber(Inbox):
 
     def _retire(self, attachment: Attachment) -> None:
         """Nothing comes through this Exchange any more."""
-        token = attachment.exchange.token
-        self._retired.add(token)
-        self._attachments.pop(token, None)
+        self._exchanges.retire(attachment.exchange.token)
         self._unread.pop(attachment, None)
         if self._past is not None:
             self._past.drop(attachment)
@@ -348,23 +341,44 @@ class Subscriber(Inbox):
 
     async def join(self) -> None:
         """See past.PastReader; likewise the others. Join, once the past was read up to the present."""
+        self.give_latest()
         await self._membership.join(OPEN_SECONDS)
 
+    def is_present(self) -> None:
+        """The application may be told."""
+        self.give_latest()
+        self._ready.set()
+
     def is_over(self) -> None:
-        """Live from now on, or at the end."""
-        self._past, self._live_since = None, time.time_ns()
+        """Live from now on."""
+        self._take_ripe()
+        self._past, self._latencies.since = None, time.time_ns()
         self._order.live()
-        if not self._follows:
-            while self._order.waiting:  # nothing follows that could end it
-                self._give(self._order.expire(time.monotonic(), 0.0, 0.0, lambda exchange: 0.0))
-            self.put_marks()
-            self._closed = True
         self._wake()
         log.info("the past of the queue was read", extra={"fields": {"queue": self.queue}})
 
+    def is_done(self) -> None:
+        """The end."""
+        before = len(self._buffer)
+        self._take_ripe()
+        self._past = None
+        while self._order.waiting:  # nothing follows that could end it
+            self._give(self._order.expire(time.monotonic(), 0.0, 0.0, lambda exchange: 0.0))
+        self.keep_latest(before)
+        self.give_latest()
+        self.put_marks()
+        self._closed = True
+        self._wake()
+
     def take_recorded(self, tape: Tape, frame: bytes) -> None:
         """As if it came over an attachment."""
+        before = len(self._buffer)
         self._take_frame(tape, frame)
+        self.keep_latest(before)
+
+    def _take_ripe(self) -> None:
+        for watermark in self._past.ripe() if self._past is not None else ():
+            self._handle(watermark)
 
     def missed(self, lost: MessagesLost) -> None:
         """It takes its turn."""
@@ -372,11 +386,13 @@ class Subscriber(Inbox):
         self._wake()
 
     def settle(self) -> None:
-        """Also the moment to look after time limits: the Monitor does not know of us yet."""
+        """Also the moment to look after time limits: the Monitor does not know of us."""
+        now, before = time.monotonic(), len(self._buffer)
+        self._take_ripe()
         if self._order.waiting:
-            now = time.monotonic()
             self._give(self._order.detached(now))
-            self._end_holds(now)
+        self._keep_bounds(now)
+        self.keep_latest(before)
 
     def is_proved(self) -> None:
         """Tell the Monitor."""
@@ -414,80 +430,58 @@ class Subscriber(Inbox):
 
     def join_request(self) -> wire.JoinSubscriber:
         """See membership.Member."""
-        returning = self._was_ready and self._failure is None
+        returning = self._standing.was_ready and self._failure is None
         return wire.JoinSubscriber(self.id, self._filter.patterns, returning, wire.PROTOCOL)
 
     def report(self) -> wire.SubscriberReport:
         """See membership.Member. Also the moment to look after time limits."""
         now = time.monotonic()
         self._leave_unlisted(now)
-        if self._order.waiting:
-            self._end_holds(now)
-        if now - self._swept > SWEEP_SECONDS:
-            self._swept = now
-            self._order.sweep(now, FORGET_SECONDS, self._unread_at(""))
-        self._note_limits()
-        for attachment in self._unread if self._overflow is Overflow.BLOCK else ():
+        self._keep_bounds(now)
+        for attachment in self._unread if self._standing.overflow is Overflow.BLOCK else ():
             attachment.show_life(now)
-        taken = self.messages - length_hint(self._current)
-        if self._buffered < BUFFER_BYTES or taken != self._progress[0]:
-            self._progress = (taken, now)
-        elif self._overflow is Overflow.BLOCK and now - self._progress[1] > SLOW_SECONDS and self._failure is None:
+        full = self._buffered >= BUFFER_BYTES
+        if self._standing.is_too_slow(self.taken, full, now) and self._failure is None:
             self.fail(SlowSubscriber(f"no message was taken for {SLOW_SECONDS:g} s while others waited"))
         attached = tuple(token for token, one in self._attachments.items() if one.proved)
         totals = (self.messages, self.bytes, self.lost, self.duplicated)
-        return wire.SubscriberReport(self.id, self._version, attached, *totals, *self.latencies(), now)
+        return wire.SubscriberReport(self.id, self._exchanges.version, attached, *totals, *self._latencies.all(), now)
 
-    def _note_limits(self) -> None:
-        """Say aloud what was given up to stay within the bounds of time and memory."""
-        totals = self._order.given_up()
-        if any(total != self.counters[name] for name, total in totals.items()):
-            self.counters.update({name: total - self.counters[name] for name, total in totals.items()})
-            fields = {"queue": self.queue, **totals}
-            log.warning("ordering limits reached: gaps are reported", extra={"fields": fields})
-
-    def _end_holds(self, now: float) -> None:
-        """Go on where the end of a path was awaited for too long, after a look at what has come while the loop was busy."""
-        for attachment in list(self._attachments.values()):
-            attachment.catch_up()
-            if not attachment.looking:
-                self._read(attachment)
-        most = HOLD_MAX_SECONDS[self._overflow] if self._past is None else math.inf
-        self._give(self._order.expire(now, HOLD_SECONDS, most, self._unread_at))
+    def _keep_bounds(self, now: float) -> None:
+        """Of time and memory. What has come while the loop was busy is looked at before somebody goes on without it."""
+        past, unread_at = self._past, self._unread_at
+        if self._order.waiting:
+            for attachment in list(self._attachments.values()):
+                attachment.catch_up()
+                if not attachment.looking:
+                    self._read(attachment)
+            if past is None:
+                self._give(self._limits.end_holds(now, self._standing.overflow, unread_at))
+            else:
+                self._give(self._limits.end_holds_of_tapes(now, past.present_since, unread_at))
+        self._limits.forget(now, unread_at if past is None else past.behind_at)
 
     def take(self, notice: Any) -> None:
         """See membership.Member."""
         match notice:
             case wire.SubscriberWelcome():
-                self._overflow, self._max_frame_bytes = notice.overflow, notice.max_frame_bytes
-                self._passed_by = 0
-                self._retired.clear()  # a Monitor that lists it again did not know of its end, and may use it again
-                self._listing_until = time.monotonic() + LISTING_SECONDS if self._attachments else 0.0
+                self._standing.welcome(notice)
+                self._exchanges.welcome(time.monotonic())
                 self._attach(notice.version, notice.exchanges)
             # One that overtakes the first welcome is repeated: before it no socket can be made, the limit of frames is unknown.
-            case wire.Exchanges() if self._max_frame_bytes and notice.version >= self._version:
+            case wire.Exchanges() if self._standing.max_frame_bytes and notice.version >= self._exchanges.version:
                 self._attach(notice.version, notice.exchanges)
             case wire.Heard(ready=ready):
-                if notice.answers:
-                    self._look_back(notice)
+                if (since := self._standing.heard(notice, self._started > 0)) is not None:
+                    self._give(self._order.doubt(since, time.monotonic()))
                 self._started = self._started or (time.monotonic() if ready else 0.0)
-                self._was_ready = self._was_ready or ready
-                self._waits = notice.waits
                 (self._ready.set if ready else self._ready.clear)()
             case wire.Evicted():
                 self.fail(SlowSubscriber(f"silent for {notice.silent_seconds:.0f} s: disconnected so that others could go on"))
 
-    def _look_back(self, heard: wire.Heard) -> None:
-        """Messages may have passed us by since we were last known to be well, though we were ready."""
-        if heard.passed_by > self._passed_by and self._started:
-            self._give(self._order.doubt(self._well_at, time.monotonic()))
-        else:
-            self._well_at = heard.answers
-        self._passed_by = heard.passed_by
-
     def health(self) -> SubscriberHealth:
         """What is well and what is not."""
-        proved = {one.exchange.id: one.proved for one in self._attachments.values()}
+        proved = self._exchanges.proved()
         silent = self._membership.monitor_silent_seconds() if self._membership.joined or self._past is None else 0.0
         missing = tuple(id for id, is_proved in proved.items() if not is_proved)
         problems = [] if self._failure is None else [str(self._failure)]

@@ -4,7 +4,9 @@
     eu.*.rain    `*` stands for exactly one dot-separated token
     eu.>         `>` at the end stands for one or more tokens; `>` alone for everything
 
-A filter with a wildcard is sent to the Exchanges as its longest literal prefix; the rest is decided in the subscriber.
+A filter with a wildcard is sent to the Exchanges as its longest literal prefix; the rest is decided in the subscriber. Requests
+and answers (roq/wire/requests.py) travel on topics that begin with `_serve.` and `_reply.`: only a filter that begins like that
+matches them.
 """
 
 from __future__ import annotations
@@ -15,13 +17,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from roq.errors import InvalidTopic, MessagesLost
-from roq.ids import topic_bytes
+from roq.errors import InvalidConfiguration, InvalidTopic, MessagesLost
+from roq.ids import check_name, topic_bytes
 from roq.runtime.observe import logger
 from roq.wire.frame import Header, Item
+from roq.wire.monitor import Service
+from roq.wire.requests import PRIVATE_PREFIXES
 
 log = logger(__name__)
 CACHED_TOPICS = 10_000  # decisions remembered per subscriber
+PRIVATE = tuple(prefix.encode() for prefix in PRIVATE_PREFIXES)
+SERVICE_TOPICS_MAX = 100  # every caller gets every server's
+NOT_PRIVATE = "".join(f"(?!{re.escape(prefix)})" for prefix in PRIVATE_PREFIXES)
 
 
 def _is_wild(pattern: str) -> bool:
@@ -37,6 +44,16 @@ def check_filter(pattern: str) -> str:
     return pattern
 
 
+def check_service(service: Service) -> None:
+    """What a server of requests says of itself. Raises InvalidName, InvalidTopic, InvalidConfiguration."""
+    if service.group:
+        check_name(service.group, "group")
+    if not 1 <= len(service.topics) <= SERVICE_TOPICS_MAX:
+        raise InvalidConfiguration(f"one server has 1 to {SERVICE_TOPICS_MAX} filters of topics, got {len(service.topics)}")
+    for pattern in service.topics:
+        check_filter(pattern)
+
+
 def prefix_of(pattern: str) -> bytes:
     """What the Exchange matches for this filter."""
     if not _is_wild(pattern):
@@ -50,10 +67,11 @@ def prefix_of(pattern: str) -> bytes:
 
 
 def _expression(pattern: str) -> str:
+    others = "" if prefix_of(pattern).startswith(PRIVATE) else NOT_PRIVATE
     if not _is_wild(pattern):
-        return re.escape(pattern) + ".*"
+        return others + re.escape(pattern) + ".*"
     parts = {"*": r"[^.]+", ">": r".+"}
-    return r"\.".join(parts.get(token) or re.escape(token) for token in pattern.split(".")) + r"\Z"
+    return others + r"\.".join(parts.get(token) or re.escape(token) for token in pattern.split(".")) + r"\Z"
 
 
 class TopicFilter:

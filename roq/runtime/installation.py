@@ -11,6 +11,7 @@ DISTRIBUTION = "roq-messaging"
 SOURCE = "source"
 # What is imported of an extra's packages; pyproject.toml says which versions.
 BRINGS = {
+    "arrow": ("pyarrow",),
     "shuffle": ("numpy", "pyarrow"),
     "spark": ("pyspark", "py4j", "pyarrow", "pandas", "numpy"),
     "testing": ("pytest", "docker"),

@@ -6,6 +6,7 @@ user's process, whose logging is ordinary, `logger` puts the facts behind the wo
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
 import logging
@@ -13,6 +14,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 LOG_REPEAT_SECONDS = 5.0  # the same kind of refusal is logged at most this often; all are counted
@@ -21,6 +23,21 @@ LOG_BYTES_MAX = 16 * 1024 * 1024  # a log file is cut in two at this size, one o
 
 class Counters(Counter[str]):
     """Named totals of one process since its start."""
+
+
+class Histogram:
+    """How often a value was how large, since the start. bounds: upper ends of the buckets, ascending; one more bucket has what
+    is above. sum: of all values."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
 
 class _FactsInText(logging.Filter):

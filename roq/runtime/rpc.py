@@ -156,6 +156,10 @@ class RpcServer:
         """Send a notice; False if the peer is gone."""
         return self._router.send(peer, seal(EnvelopeKind.NOTICE, 0, body))
 
+    def connected(self, peer: bytes) -> bool:
+        """Whether it can be told something."""
+        return peer in self._router.peers
+
     def unsent(self) -> int:
         """Bytes of answers that wait for the network."""
         return self._router.unsent()

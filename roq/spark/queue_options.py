@@ -1,7 +1,8 @@
 """The options of format("roq"), checked: which queue, where manifests and staged rows lie, how much at once.
 
 A reader wants a work queue that exists: a folder mistyped would else be an empty queue for ever. A writer makes a work queue
-that does not exist, as `roq.open_queue` does. Not covered: columns (queue_columns.py).
+that does not exist, as `roq.open_queue` does. Not covered: columns (queue_outlets.py), reading recorded queues
+(tape_options.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from urllib.parse import quote
 
 import roq.blocking
 from roq.errors import InvalidAddress, InvalidConfiguration, WorkQueueNotFound
+from roq.pubsub.publisher import ROUTED, STORED
 from roq.spark.errors import address_of, name_of, option_error, refuse_unknown, spark_errors, whole_number
 from roq.wire.task import TaskState
 from roq.workqueue.address import QueueAddress, open_backend, parse, zookeepers
@@ -27,8 +29,8 @@ BATCH_ROWS = 200_000  # of one micro-batch, unless maxRowsPerBatch says otherwis
 LEASE_SECONDS = 300
 LEASE_SECONDS_MAX = 7 * 86_400
 KNOWN = (
-    "address", "cluster", "kind", "manifests", "maxRowsPerBatch", "leaseSeconds", "state", "rows", "staging", "publication",
-    "checkpointLocation", "queryName",
+    "address", "cluster", "kind", "queue", "confirm", "manifests", "maxRowsPerBatch", "leaseSeconds", "state", "rows",
+    "staging", "publication", "checkpointLocation", "queryName",
 )  # fmt: skip
 FOLDERS = {"log": "settings.json", "file": "roq.json"}  # what a queue's folder has
 SPARK_FOLDER = "spark"  # in a queue's folder
@@ -42,9 +44,17 @@ class TargetKind(StrEnum):
     QUEUE = "queue"
 
 
+class PublishedWhen(StrEnum):
+    """When rows count as published."""
+
+    ROUTED = ROUTED
+    STORED = STORED
+
+
 @dataclass(frozen=True)
 class QueueOptions:
-    """Options as they were given, and their defaults. place: of the queue. manifests, staging: "" to be asked for."""
+    """Options as they were given, and their defaults. place: of the queue. manifests, staging: "" to be asked for. confirm:
+    what a publish/subscribe queue's publisher waits for."""
 
     kind: TargetKind
     address: str
@@ -56,6 +66,7 @@ class QueueOptions:
     state: TaskState
     rows: int | None
     publication: str
+    confirm: str
 
     @property
     def queue(self) -> str:
@@ -108,7 +119,7 @@ def lies_within(folder: Path, queue: str) -> bool:
 def queue_options(options: Mapping[str, str]) -> QueueOptions:
     """Raises errors in Spark's style, naming the option."""
     refuse_unknown(options, KNOWN)
-    kind = _one_of(options, "kind", TargetKind, TargetKind.WORK_QUEUE)
+    kind = _one_of(options, "kind", TargetKind, TargetKind.QUEUE if "queue" in options else TargetKind.WORK_QUEUE)
     address, place = _place(options, kind)
     inside = f"{place.path}/{SPARK_FOLDER}" if place.scheme in FOLDERS else ""
     rows = options.get("rows")
@@ -123,13 +134,20 @@ def queue_options(options: Mapping[str, str]) -> QueueOptions:
         state=_one_of(options, "state", TaskState, TaskState.READY),
         rows=None if rows is None else whole_number(options, "rows", 0, 1, ROWS_MAX),
         publication=options.get("publication", "").strip(),
+        confirm=_one_of(options, "confirm", PublishedWhen, PublishedWhen.ROUTED),
     )
 
 
 def _place(options: Mapping[str, str], kind: TargetKind) -> tuple[str, QueueAddress]:
     """The address of a work queue, or of a queue of a cluster, which is written the same way."""
-    address = address_of(options, EXAMPLE)
-    if "cluster" in options or (kind is TargetKind.QUEUE and options.get("path")):
+    address, named = address_of(options, EXAMPLE), options.get("queue", "").strip()
+    if kind is TargetKind.WORK_QUEUE and ("queue" in options or "confirm" in options):
+        raise option_error("kind", "queue and confirm are of publish/subscribe queues")
+    if named and options.get("path"):
+        raise option_error("queue", "names the queue already; leave the path out")
+    if named:
+        address = f"{address}/{quote(named, safe='')}"
+    elif "cluster" in options or (kind is TargetKind.QUEUE and options.get("path")):
         address = f"{address}/{quote(name_of(options, 'queue'), safe='')}"
     elif options.get("path"):
         raise option_error("path", "address names the queue already; a name goes with cluster")

@@ -269,7 +269,7 @@ class TopicOutlet:
         self._cluster = roq.blocking.connect(options.place.zookeeper)
         self._cluster.__enter__()
         try:
-            self._publisher = self._cluster.publisher(options.place.path)
+            self._publisher = self._cluster.publisher(options.place.path, confirm=options.confirm)
             self._publisher.__enter__()
         except BaseException:
             self._cluster.__exit__(None, None, None)
@@ -281,7 +281,7 @@ class TopicOutlet:
             self._publisher.publish_many(topic, payloads)
 
     def flush(self) -> None:
-        """See Outlet: it has passed the Exchanges."""
+        """See Outlet: it has passed the Exchanges, or is stored."""
         self._publisher.flush()
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""format("roq"): work queues and publish/subscribe queues as a source and a sink of Spark.
+"""format("roq"): work queues and publish/subscribe queues as a source and a sink of Spark. Recorded ones: tape_source.py.
 
     spark.readStream.format("roq").option("address", "log:///data/tasks").load()
     df.write.format("roq").option("cluster", "zk1:2181,zk2:2181").mode("append").save("orders")
@@ -22,8 +22,11 @@ from roq.errors import SchemaMismatch
 from roq.spark.errors import option_error, spark_errors
 from roq.spark.queue_feed import Feed, LeaseFeed, Offset
 from roq.spark.queue_files import SCHEMA, VIEW_SCHEMA, ManifestPartition, views
-from roq.spark.queue_options import QueueOptions, TargetKind, queue_options
+from roq.spark.queue_options import QueueOptions, queue_options
 from roq.spark.queue_write import QueueBatchWriter, QueueStreamWriter, writer_of
+from roq.spark.tape_options import EARLIEST, LATEST, is_recorded, tape_options
+from roq.spark.tape_reading import SCHEMA as TAPE_SCHEMA
+from roq.spark.tape_source import TapeBatchReader, TapeStreamReader
 from roq.wire.task import TaskView
 from roq.workqueue.address import open_backend
 from roq.workqueue.contract import Backend
@@ -145,15 +148,26 @@ class RoqDataSource(DataSource):
         return "roq"
 
     def schema(self) -> StructType:
-        """Of tasks. A batch read that names a state shows what else there is to know of them."""
+        """Of messages of a recorded queue, or of tasks. A batch read that names a state shows what else there is to know of
+        tasks."""
+        if is_recorded(self.options):
+            return TAPE_SCHEMA
         return VIEW_SCHEMA if "state" in self.options else SCHEMA
 
-    def reader(self, schema: StructType) -> QueueBatchReader:
-        """A look at tasks."""
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A look at tasks, or what a recorded queue keeps."""
+        if is_recorded(self.options):
+            self._check_columns(schema)
+            return TapeBatchReader(tape_options(self.options, EARLIEST))
         return QueueBatchReader(self._readable(schema), schema.names)
 
-    def streamReader(self, schema: StructType) -> QueueStreamReader:  # noqa: N802
-        """Takes tasks."""
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Takes tasks, or reads a recorded queue."""
+        if is_recorded(self.options):
+            self._check_columns(schema)
+            if "endingPosition" in self.options:
+                raise option_error("endingPosition", "is for batch reads; a stream goes on, or ends by its trigger")
+            return TapeStreamReader(tape_options(self.options, LATEST))
         if "state" in self.options:
             raise option_error("state", "is for batch reads, which look; a stream takes tasks that are ready")
         return QueueStreamReader(self._readable(schema))
@@ -167,13 +181,13 @@ class RoqDataSource(DataSource):
         return writer_of(QueueStreamWriter, queue_options(self.options), schema, overwrite)
 
     def _readable(self, schema: StructType) -> QueueOptions:
+        self._check_columns(schema)
+        return queue_options(self.options)
+
+    def _check_columns(self, schema: StructType) -> None:
         mine = self.schema()
         if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in mine]:
             with spark_errors():
                 raise SchemaMismatch(
                     f"the columns are {mine.simpleString()}, not {schema.simpleString()}: leave .schema(…) out"
                 )
-        options = queue_options(self.options)
-        if options.kind is not TargetKind.WORK_QUEUE:
-            raise option_error("kind", "a publish/subscribe queue keeps no messages that could be read again; read work queues")
-        return options

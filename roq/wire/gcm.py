@@ -11,10 +11,11 @@ from __future__ import annotations
 import msgspec
 
 from roq.wire.assignment import HostReport, MonitorAddress, QueueRecord, QueueSettings
+from roq.wire.durables import DurablePosition, Durables, ForgetDurable, KeepPosition, ListDurables, OpenDurable
 from roq.wire.policy import Policy
 from roq.wire.recording import Record
 from roq.wire.shuffle import Description, Range, Receipt, RunSample, Spec
-from roq.wire.work_queue import MasterAddress, TaskSettings, WorkQueueRecord
+from roq.wire.work_queue import GroupSource, MasterAddress, TaskSettings, WorkQueueRecord
 
 BROADCAST_TOPIC = b"topology"
 
@@ -40,7 +41,7 @@ class CreateQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class RemoveQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Stop and forget. Answered when no process of it is left."""
+    """Stop and forget, its tapes and groups included. Answered when no process of them is left."""
 
     name: str
     transaction: str
@@ -136,7 +137,8 @@ class GetPolicy(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class CreateWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Create a work queue, answered when its master runs. Where nothing is said, an existing one may be any, and a new one
     gets the default. write_quorum 0: 3 stores, or as many as there are hosts; ack_quorum 0: the majority of them;
-    inline_bytes 0: INLINE_BYTES. asked: which of the settings an existing one must have; None: all of them."""
+    inline_bytes 0: INLINE_BYTES. asked: which of the settings, and of the source's fields, an existing one must have; None: all
+    of them. source: it is a group, named `<queue>@<group>`; the GCM fills in `tapes`. None: an existing group may be any."""
 
     name: str
     transaction: str
@@ -146,6 +148,7 @@ class CreateWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
     standbys: int | None = None  # 1
     inline_bytes: int = 0
     asked: tuple[str, ...] | None = None
+    source: GroupSource | None = None
 
 
 class RemoveWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -163,6 +166,12 @@ class DescribeWorkQueue(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class ListWorkQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """All work queues."""
+
+
+class ListGroups(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The groups of one queue, as work queues."""
+
+    queue: str
 
 
 class CreateShuffle(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -308,7 +317,7 @@ class WorkQueueInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class WorkQueues(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to ListWorkQueues."""
+    """Answer to ListWorkQueues and ListGroups."""
 
     work_queues: tuple[WorkQueueInfo, ...]
 
@@ -400,11 +409,16 @@ Request = (
     | SetPolicy
     | RecordQueue
     | DescribeTapes
+    | OpenDurable
+    | KeepPosition
+    | ListDurables
+    | ForgetDurable
     | GetPolicy
     | CreateWorkQueue
     | RemoveWorkQueue
     | DescribeWorkQueue
     | ListWorkQueues
+    | ListGroups
     | CreateShuffle
     | RemoveShuffle
     | DescribeShuffle
@@ -423,6 +437,8 @@ Reply = (
     | QueueInfo
     | Queues
     | Tapes
+    | DurablePosition
+    | Durables
     | WorkQueueInfo
     | WorkQueues
     | ShuffleInfo

@@ -33,8 +33,14 @@ _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode  # str | bytes can't be
 Headers = Mapping[str, str | bytes]
 
 
+class OwnHeaders(dict[str, str | bytes]):
+    """Checked before; what RoQ says itself is among them (requests.py), and counts beyond HEADERS_BYTES_MAX."""
+
+
 def check_headers(headers: Headers) -> tuple[dict[str, str | bytes], int]:
     """A copy of them, and their bytes. Raises InvalidHeaders."""
+    if headers.__class__ is OwnHeaders:
+        return dict(headers), sum(len(name.encode()) + _bytes_of(value) for name, value in headers.items())
     if not isinstance(headers, Mapping):
         raise InvalidHeaders(f"headers are a mapping of names to text or bytes, got {type(headers).__name__}")
     copied: dict[str, str | bytes] = {}
@@ -47,6 +53,10 @@ def check_headers(headers: Headers) -> tuple[dict[str, str | bytes], int]:
     return copied, size
 
 
+def _bytes_of(value: str | bytes) -> int:
+    return len(value.encode()) if isinstance(value, str) else len(value)
+
+
 def _checked_size(name: str, value: str | bytes) -> int:
     if name.__class__ is not str or not name or not name.isprintable():
         raise InvalidHeaders(f"the name of a header is text without control characters, got {name!r}")
@@ -57,7 +67,7 @@ def _checked_size(name: str, value: str | bytes) -> int:
     if value.__class__ is bytes and (name in RESERVED or name.startswith(RESERVED_PREFIX)):
         raise InvalidHeaders(f"header {name!r} is text: its meaning is fixed by a standard")
     try:
-        return len(name.encode()) + (len(value.encode()) if isinstance(value, str) else len(value))
+        return len(name.encode()) + _bytes_of(value)
     except UnicodeEncodeError:
         raise InvalidHeaders(f"header {name!r} has text that is no Unicode: a lone surrogate") from None
 
@@ -68,10 +78,14 @@ def _checked_size(name: str, value: str | bytes) -> int:
 def with_headers(payload: bytes, headers: Headers | None) -> bytes:
     """What is stored for a task: its payload as it is, or behind its headers: MARK, their length (u16, little endian), msgpack.
     A payload that begins with MARK by itself gets empty ones. Raises InvalidHeaders."""
-    copied = check_headers(headers)[0] if headers else {}
-    if not copied and not payload.startswith(MARK):
+    return join_headers(payload, check_headers(headers)[0] if headers else {})
+
+
+def join_headers(payload: bytes, headers: Mapping[str, str | bytes]) -> bytes:
+    """The same of headers that were checked before."""
+    if not headers and not payload.startswith(MARK):
         return payload
-    encoded = _encode(copied)
+    encoded = _encode(headers)
     return b"".join((MARK, _LENGTH.pack(len(encoded)), encoded, payload))
 
 

@@ -3,6 +3,7 @@
     publisher   REQUEST JoinPublisher → PublisherWelcome    NOTICE PublisherReport (1/s)   ← Heard, Relocate, Rejoin
     subscriber  REQUEST JoinSubscriber → SubscriberWelcome  NOTICE SubscriberReport (1/s+) ← Heard, Exchanges, Evicted, Rejoin
     both        REQUEST Leave → Left
+    caller      is a subscriber that asks for it: ← Responders; REQUEST ListResponders → Responders
     Exchange    NOTICE ExchangeReport (at start and 1/s)
     scaling/CLI REQUEST Move | Drain | AwaitExchange | RecordDecision | Describe → Moved | Drained | Recorded | QueueView
 
@@ -106,6 +107,13 @@ class Forwarded(msgspec.Struct, frozen=True, tag=True, array_like=True):
 # --- subscribers ------------------------------------------------------------------------------------------------------
 
 
+class Service(msgspec.Struct, frozen=True, array_like=True):
+    """What a subscriber serves: requests on topics that match one of these filters, as one of a group."""
+
+    group: str
+    topics: tuple[str, ...]
+
+
 class JoinSubscriber(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """I want to subscribe."""
 
@@ -113,6 +121,7 @@ class JoinSubscriber(msgspec.Struct, frozen=True, tag=True, array_like=True):
     topics: tuple[str, ...]
     returning: bool = False  # an earlier Monitor had told it that it is ready
     protocol: int = 1
+    service: Service | None = None  # requests reach it on a topic of its own, see requests.py
 
 
 class SubscriberWelcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -141,6 +150,8 @@ class SubscriberReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     latency_p50_seconds: float
     latency_p99_seconds: float
     sent: float = 0.0  # by the subscriber's own clock
+    serving: bool = False  # takes requests: knows that it is ready, and does not leave
+    responders: int = -1  # version of the newest Responders seen; -1: does not want to know
 
 
 class Exchanges(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -149,6 +160,23 @@ class Exchanges(msgspec.Struct, frozen=True, tag=True, array_like=True):
     term: int
     version: int
     exchanges: tuple[ExchangeAddress, ...]
+
+
+class ResponderView(msgspec.Struct, frozen=True, array_like=True):
+    """One server of requests, as the Monitor sees it. doubted: it is silent or not connected; better ask another."""
+
+    subscriber: int
+    service: Service
+    doubted: bool = False
+
+
+class Responders(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Who serves requests from now on. complete: who is not named is gone; else only not known to this Monitor yet."""
+
+    term: int
+    version: int
+    complete: bool
+    responders: tuple[ResponderView, ...]
 
 
 class Evicted(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -270,6 +298,10 @@ class Recorded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Done."""
 
 
+class ListResponders(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Who serves requests? Answered with Responders."""
+
+
 class Describe(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """How is the queue?"""
 
@@ -308,7 +340,7 @@ class QueueView(msgspec.Struct, frozen=True, tag=True, array_like=True):
     counters: dict[str, int]
 
 
-Request = JoinPublisher | JoinSubscriber | Leave | Move | Drain | AwaitExchange | RecordDecision | Describe
+Request = JoinPublisher | JoinSubscriber | Leave | ListResponders | Move | Drain | AwaitExchange | RecordDecision | Describe
 NoticeToMonitor = PublisherReport | SubscriberReport | ExchangeReport
-Reply = PublisherWelcome | SubscriberWelcome | Left | Moved | Drained | Recorded | QueueView
-NoticeToMember = Relocate | Forwarded | Exchanges | Evicted | Rejoin | Standby | Monitors | Heard
+Reply = PublisherWelcome | SubscriberWelcome | Left | Responders | Moved | Drained | Recorded | QueueView
+NoticeToMember = Relocate | Forwarded | Exchanges | Responders | Evicted | Rejoin | Standby | Monitors | Heard

@@ -141,6 +141,11 @@ def _frames(data: bytes) -> list[bytes]:
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
+def is_position(text: str) -> bool:
+    """Whether this is the text of a TapePosition, or shall be one."""
+    return text.startswith(_POSITION)
+
+
 class TapePosition(msgspec.Struct, frozen=True):
     """A place on the tapes of a queue, for `start`. As text (`str`) it can be kept; `TapePosition.parse` reads that. done:
     number of the last entry that is done with, by Exchange; a tape that is not named is read from its beginning."""

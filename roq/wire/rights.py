@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from roq.errors import AccessDenied
-from roq.wire import gcm, hcm, master, monitor, shuffle, store
+from roq.wire import durables, gcm, hcm, master, monitor, shuffle, store
 from roq.wire.card import Card, CardRole, Right
 from roq.wire.recording import is_tape_of, tapes_of
 
@@ -36,11 +36,16 @@ GCM: Mapping[type, tuple[Rule, str]] = {  # rule, and the field with the name
     gcm.SetPolicy: ((Right.ADMIN,), "queue"),
     gcm.RecordQueue: ((Right.ADMIN,), "queue"),
     gcm.DescribeTapes: ((Right.SUBSCRIBE, Right.READ, Right.DESCRIBE), "queue"),
+    durables.OpenDurable: ((Right.SUBSCRIBE, Right.READ), "queue"),
+    durables.KeepPosition: ((Right.SUBSCRIBE, Right.READ), "queue"),
+    durables.ListDurables: ((Right.SUBSCRIBE, Right.READ, Right.DESCRIBE, Right.ADMIN), "queue"),
+    durables.ForgetDurable: ((Right.ADMIN,), "queue"),
     gcm.GetPolicy: ((Right.DESCRIBE,), "queue"),
     gcm.CreateWorkQueue: (KNOWN, "name"),  # one that exists is opened like that; see MAKES
     gcm.RemoveWorkQueue: ((Right.ADMIN,), "name"),
     gcm.DescribeWorkQueue: (KNOWN, "name"),
     gcm.ListWorkQueues: ((Right.DESCRIBE,), ""),
+    gcm.ListGroups: ((Right.SUBSCRIBE, Right.READ, Right.DESCRIBE), "queue"),
     gcm.CreateShuffle: ((Right.ADMIN, Right.SHUFFLE_WRITE), "name"),
     gcm.RemoveShuffle: ((Right.ADMIN,), "name"),
     gcm.DescribeShuffle: ((Right.DESCRIBE, Right.SHUFFLE_WRITE, Right.SHUFFLE_READ), "name"),
@@ -54,6 +59,7 @@ GCM: Mapping[type, tuple[Rule, str]] = {  # rule, and the field with the name
     gcm.GetAccess: ((Right.DESCRIBE,), ""),
 }
 MAKES: Rule = (Right.ADMIN,)  # what CreateWorkQueue needs beside, if there is none of that name
+FILLS: Rule = (Right.SUBSCRIBE, Right.READ)  # and to the queue of which it makes a group: who leases there sees what is here
 HCM: Mapping[type, tuple[Rule, str]] = {
     hcm.GetProcesses: ((Right.DESCRIBE,), ""),
     hcm.GetCapacity: ((Right.DESCRIBE,), ""),
@@ -66,6 +72,7 @@ MONITOR: Mapping[type, Rule] = {
     monitor.JoinSubscriber: (Right.SUBSCRIBE,),
     monitor.SubscriberReport: (Right.SUBSCRIBE,),
     monitor.Leave: (Right.PUBLISH, Right.SUBSCRIBE),
+    monitor.ListResponders: (Right.PUBLISH, Right.DESCRIBE),
     monitor.Move: (Right.ADMIN,),
     monitor.Drain: (Right.ADMIN,),
     monitor.AwaitExchange: (Right.ADMIN, Right.DESCRIBE),
@@ -117,6 +124,7 @@ ADMINISTRATIVE = frozenset(  # what changes the cluster for others: each is writ
 HOSTS = (  # what a host's processes ask the GCM; as an administrator nobody needs a host's card
     gcm.QueueExists,
     gcm.DescribeQueue,
+    gcm.DescribeTapes,  # a group's master reads them
     gcm.DescribeWorkQueue,
     gcm.DescribeShuffle,
     gcm.ListShuffles,
@@ -139,6 +147,14 @@ def check(card: Card, rule: Rule, name: str) -> None:
 def check_member(card: Card, right: Right, name: str) -> None:
     """As `check`, of one right."""
     check(card, (right,), name)
+
+
+def check_creation(card: Card, request: gcm.CreateWorkQueue, exists: bool) -> None:
+    """Who has any right to a work queue that exists may open it; making one needs more, see MAKES and FILLS. Raises
+    AccessDenied."""
+    check(card, KNOWN if exists else MAKES, request.name)
+    if request.source is not None and not exists:
+        check(card, FILLS, request.source.queue)
 
 
 def for_names(table: Mapping[type, tuple[Rule, str]]) -> Callable[[Card, Any], None]:
@@ -197,11 +213,13 @@ def for_shuffles(name_of: Callable[[str], str | None]) -> Callable[[Card, Any], 
 
 
 def allow_at_monitor(queue: str) -> Callable[[Card, Any], None]:
-    """For a Monitor: its Exchanges report for the host that their card names."""
+    """For a Monitor: its Exchanges report for the host that their card names; who serves requests has to answer, too."""
     by_table = for_one(MONITOR, queue)
 
     def allow(card: Card, request: Any) -> None:
         by_table(card, request)
+        if isinstance(request, monitor.JoinSubscriber) and request.service is not None:
+            check(card, (Right.PUBLISH,), queue)
         if isinstance(request, monitor.ExchangeReport) and (card.role is not CardRole.HOST or card.name != request.host):
             raise AccessDenied(f"{card.name} reports as host {request.host!r}")
 

@@ -281,8 +281,18 @@ class BlobList(msgspec.Struct, frozen=True, tag="Blobs", array_like=True):
     bad: list[str]
 
 
+class SyncTimes(msgspec.Struct, frozen=True, array_like=True):
+    """How long writes and their syncs took. bounds: upper ends of the buckets in seconds; counts: one more, for what took
+    longer; seconds: of all together."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    seconds: float
+
+
 class StoreView(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Answer to DescribeStore. disk: its identity; life: of this process, another one after each start."""
+    """Answer to DescribeStore. disk: its identity; life: of this process, another one after each start. Counters, and the times
+    of the journal's syncs: since its start; blob_bytes: of all blobs. The last three: 0 and None of an older store."""
 
     host: str
     disk: str
@@ -292,6 +302,9 @@ class StoreView(msgspec.Struct, frozen=True, tag=True, array_like=True):
     segments: int
     counters: dict[str, int]
     life: str = ""
+    blobs: int = 0
+    blob_bytes: int = 0
+    syncs: SyncTimes | None = None
 
 
 Request = (

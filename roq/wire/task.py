@@ -100,7 +100,8 @@ class TaskToPut(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LeasedTask(msgspec.Struct, Generic[PayloadT_co], frozen=True, array_like=True, gc=False):
-    """A task and the right to work on it until `expires_ms`. attempt: 1 for the first lease."""
+    """A task and the right to work on it until `expires_ms`. attempt: 1 for the first lease. topic: of a group's message, which
+    was inserted when it was published; "" for a task that was put."""
 
     id: str
     token: str
@@ -109,11 +110,12 @@ class LeasedTask(msgspec.Struct, Generic[PayloadT_co], frozen=True, array_like=T
     priority: int
     inserted_ms: int
     expires_ms: int
+    topic: str = ""
 
 
 class TaskView(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task as `peek` shows it. attempts: leases so far. error: of the last failed attempt. holder: who leases it, as far as
-    known. due_ms: see `due`."""
+    known. due_ms: see `due`. topic: as a LeasedTask has it."""
 
     id: str
     payload: bytes
@@ -125,6 +127,7 @@ class TaskView(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str
     holder: str
     _headers: dict[str, Any] | None = None  # between master and client they are in the payload
+    topic: str = ""
 
     def __hash__(self) -> int:
         return hash((self.id, self.state, self.attempts))
@@ -151,7 +154,8 @@ class TaskView(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Status(msgspec.Struct, frozen=True, tag=6, array_like=True, gc=False):
-    """Counts of tasks. completed, inserted: since the queue exists. oldest_ms: see `oldest_seconds`; -1 for None."""
+    """Counts of tasks. completed, inserted: since the queue exists. oldest_ms: see `oldest_seconds`, behind_ms:
+    `behind_seconds`; -1 for None."""
 
     ready: int
     delayed: int
@@ -160,6 +164,13 @@ class Status(msgspec.Struct, frozen=True, tag=6, array_like=True, gc=False):
     completed: int
     inserted: int
     oldest_ms: int = -1
+    behind_ms: int = -1
+
+    @property
+    def behind_seconds(self) -> float | None:
+        """Of a group: how long ago the message was written that comes into it next; 0.0: all of them are in it. None: it is no
+        group, or that is not known yet."""
+        return self.behind_ms / 1000 if self.behind_ms >= 0 else None
 
     @property
     def oldest_seconds(self) -> float | None:

@@ -5,6 +5,8 @@ The conversation with a master is in roq/wire/master.py. A work queue and a publ
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 PAYLOAD_BYTES_MAX = 1024 * 1024  # default limit of one payload
@@ -34,16 +36,37 @@ class TaskSettings(msgspec.Struct, frozen=True):
         return in_words(self)
 
 
+class GroupOrder(StrEnum):
+    """In which order a group's members get its messages."""
+
+    TOPIC = "topic"  # of a topic one at a time, in each publisher's order
+    NONE = "none"  # whoever asks gets the next one
+
+
+class GroupSource(msgspec.Struct, frozen=True):
+    """Where the tasks of a group come from: messages of a recorded queue. tapes: the queue's part of their names, see
+    recording.py. topics: filters. start: "earliest", a time (ISO 8601) or the text of a TapePosition; only for the first time.
+    where: a condition on the content, "" for none."""
+
+    queue: str
+    tapes: str = ""
+    topics: tuple[str, ...] = (">",)
+    order: GroupOrder = GroupOrder.TOPIC
+    start: str = "earliest"
+    where: str = ""
+
+
 class WorkQueueSpec(msgspec.Struct, frozen=True):
     """What every master and standby of a work queue is told. `log`: id of its replicated log, which no other queue ever has,
     not even one of the same name. Quorums: stores that keep each entry, and that must have it before it counts. inline_bytes:
-    payloads from this size on go straight to a store."""
+    payloads from this size on go straight to a store. source: it is a group of a recorded queue, filled from there."""
 
     log: str
     write_quorum: int
     ack_quorum: int
     settings: TaskSettings = TaskSettings()
     inline_bytes: int = INLINE_BYTES
+    source: GroupSource | None = None
 
 
 class WorkQueueRecord(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@
     file:///data/tasks                     a folder: no server, also on a network file system, open to python-task-queue
     log:///data/tasks                      a folder of one machine: fast and strict, any number of its processes
     roq://zk1:2181,zk2:2181/name           a replicated queue of a RoQ cluster; before the name its chroot, if it has one
+    roq://zk1:2181,zk2:2181/queue@group    a group of a recorded queue
     …?max_attempts=5&write_quorum=3        any of them with options (see Options)
 
 A path is percent-decoded; relative ones and host parts are refused: two programs would mean different folders by them.
@@ -23,7 +24,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from roq.errors import InvalidAddress, InvalidConfiguration
-from roq.ids import check_name
+from roq.ids import GROUP_MARK, check_name
 from roq.wire.work_queue import INLINE_BYTES_MAX, QUORUM_MAX, STANDBYS_MAX, TaskSettings
 from roq.workqueue.contract import Asked, Backend
 
@@ -223,7 +224,7 @@ def _cluster(address: str, rest: str) -> QueueAddress:
 
 def queue_address(zookeeper: str, name: str) -> str:
     """Of a cluster's queue."""
-    return f"roq://{zookeeper}/{quote(name, safe='')}"
+    return f"roq://{zookeeper}/{quote(name, safe=GROUP_MARK)}"
 
 
 def same_queue(one: str, other: str) -> bool:

@@ -170,6 +170,7 @@ def leased(handed: Handed, instance: int, payload: PayloadT) -> LeasedTask[Paylo
         task.priority,
         task.inserted,
         handed.due,
+        task.topic,
     )
 
 
@@ -185,6 +186,8 @@ def view(kind: type[ViewT], task: StoredTask, state: TaskState, payload: Any) ->
         task.due,
         task.error,
         f"{task.instance:016x}" if task.instance else "",
+        None,
+        task.topic,
     )
 
 

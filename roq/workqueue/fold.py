@@ -14,6 +14,9 @@ The rules that keep this right whoever crashes when, each of them with its count
     extension; a task that comes back stands where it was pushed;
     Pushes and Pops carry numbers of their sender, so a record written twice takes effect once.
 
+A group's messages come by FeedMessage, numbered by their publishers. Of ordered ones only the first of each topic is among
+those above; the others stand behind it until it is gone or dead.
+
 The shell appends Tick and Requeue when `next_due` has come; this file only says what is due. What a record means: records.py.
 Not here: lease requests that wait for a task (waiters.py), and Pops that a log says wait (state.py, with dump and load). Limits
 here cut by the records alone: DEDUP_KEYS_MAX, SENDERS_MAX.
@@ -39,6 +42,8 @@ from roq.workqueue.records import (
     Configure,
     DeadLetter,
     ExtendLease,
+    FeedMessage,
+    FeedPosition,
     HoldersReplaced,
     InstanceDead,
     Payload,
@@ -64,8 +69,8 @@ DEDUP_KEYS_MAX = 1_000_000  # remembered at once; above it the oldest are forgot
 
 
 class StoredTask(msgspec.Struct, array_like=True, gc=False):
-    """A task. order: LSN of its Push. inserted: ms. due: ms when its delay or lease ends, 0 without. delivery, instance, nonce:
-    of the Pop that has it, 0 without."""
+    """A task. order: LSN of its record. inserted: ms. due: ms when its delay or lease ends, 0 without. delivery, instance,
+    nonce: of the Pop that has it, 0 without. topic, ordered: of a group's message."""
 
     order: int
     producer: int
@@ -79,6 +84,8 @@ class StoredTask(msgspec.Struct, array_like=True, gc=False):
     delivery: int = 0
     instance: int = 0
     nonce: int = 0
+    topic: str = ""
+    ordered: bool = False
 
 
 class PriorityBucket:
@@ -254,6 +261,11 @@ class Fold:
         self.producers, self.instances = Senders(), Senders()  # numbers used by Pushes, by Pops
         self.keys: OrderedDict[str, tuple[int, TaskKey]] = OrderedDict()  # dedup key -> time, task; times ascend
         self.blobs: dict[TaskKey, StoredTask] = {}  # exactly the tasks whose payload is elsewhere
+        # Topics of which an ordered task is ready, delayed or leased, exactly one; heaps by order of the tasks behind it.
+        self.topics: dict[str, list[tuple[int, StoredTask]]] = {}
+        self.behind = 0  # tasks there
+        self.fed: dict[str, int] | None = None  # entries of tapes up to which everything came, by Exchange; None: no group
+        self.fed_bytes = 0  # payload bytes of a group's messages that are neither done nor dead
         self._ends: list[tuple[int, int]] = []  # a heap of (due, delivery): the end of every lease, and of some that are over
         self._handlers: dict[type, Callable[[Any], Effects]] = {
             Push: self._push,
@@ -271,6 +283,8 @@ class Fold:
             RequeueDead: self._requeue_dead,
             RemoveDead: self._remove_dead,
             HoldersReplaced: self._replaced,
+            FeedMessage: self._feed,
+            FeedPosition: self._feed_position,
         }
 
     def apply(self, record: Record) -> Effects:
@@ -334,6 +348,63 @@ class Fold:
             return ()
         self.ready.push(task)
         return ()
+
+    def _feed(self, record: FeedMessage) -> Effects:
+        if not self.producers.ascend(record.publisher, record.sequence, self.clock):
+            return (Known((record.publisher, record.sequence)),)
+        self.inserted += 1
+        task = StoredTask(
+            self.position,
+            record.publisher,
+            record.sequence,
+            record.payload,
+            0,
+            record.published,
+            topic=record.topic,
+            ordered=record.ordered,
+        )
+        if self._is_first(task):
+            self.ready.push(task)
+        return ()
+
+    def _feed_position(self, record: FeedPosition) -> Effects:
+        self.fed = record.done
+        return ()
+
+    def _is_first(self, task: StoredTask) -> bool:
+        """A group's message comes, or comes back from the dead: whether it may be taken. If not, it stands behind another."""
+        self.fed_bytes += len(task.payload)  # type: ignore[arg-type]  # FeedMessage has no other
+        if not task.ordered:
+            return True
+        others = self.topics.get(task.topic)
+        if others is None:
+            self.topics[task.topic] = []
+            return True
+        heappush(others, (task.order, task))
+        self.behind += 1
+        return False
+
+    def _go_on_behind(self, task: StoredTask) -> None:
+        """A group's message is done or dead: the next of its topic is ready."""
+        self.fed_bytes -= len(task.payload)  # type: ignore[arg-type]
+        if task.ordered:
+            if others := self.topics[task.topic]:
+                self.ready.put_back(heappop(others)[1])
+                self.behind -= 1
+            else:
+                del self.topics[task.topic]
+
+    def all_behind(self) -> list[StoredTask]:
+        """Tasks behind others of their topic, in their order."""
+        return [task for _, task in sorted(chain.from_iterable(self.topics.values()))] if self.behind else []
+
+    def stand_behind(self, behind: list[StoredTask]) -> None:
+        """Of a group that was loaded: what follows from its other tasks, and these behind them."""
+        for task in chain(self.ready, (entry[2] for entry in self.delayed), self.leased.values()):
+            if task.topic:
+                self._is_first(task)
+        for task in behind:
+            self._is_first(task)
 
     def _again(self, record: Push, use: Use) -> Effects:
         if use is Use.FORGOTTEN:
@@ -429,6 +500,8 @@ class Fold:
             return LOST
         del self.leased[record.delivery]
         self.completed += 1
+        if task.topic:
+            self._go_on_behind(task)
         return APPLIED if type(task.payload) is bytes else (*APPLIED, *self._drop((task,)))
 
     def _requeue(self, record: Requeue) -> Effects:
@@ -474,6 +547,8 @@ class Fold:
 
     def _bury(self, task: StoredTask) -> None:
         self.dead[task.producer, task.sequence] = task
+        if task.topic:
+            self._go_on_behind(task)
 
     def _instance_dead(self, record: InstanceDead) -> Effects:
         self.instances.of(record.instance, self.clock).ended = True
@@ -492,13 +567,15 @@ class Fold:
         return APPLIED
 
     def _purge(self, record: Purge) -> Effects:
-        tasks = [*self.ready, *(entry[2] for entry in sorted(self.delayed)), *self.leased.values()]
+        tasks = [*self.ready, *(entry[2] for entry in sorted(self.delayed)), *self.leased.values(), *self.all_behind()]
         dropped = self._drop(task for task in tasks if type(task.payload) is BlobRef)
         self.ready.clear()
         self.delayed.clear()
         self.leased.clear()
         self._ends.clear()
         self.keys.clear()
+        self.topics.clear()
+        self.behind = self.fed_bytes = 0
         self.removed += len(tasks)
         return (TasksChanged(len(tasks)), *dropped)
 
@@ -521,7 +598,7 @@ class Fold:
         tasks = self._chosen(record.tasks)
         for task in tasks:
             task.attempts = 0
-        self.ready.fill(tasks)
+        self.ready.fill([task for task in tasks if not task.topic or self._is_first(task)])
         return (TasksChanged(len(tasks)),)
 
     def _remove_dead(self, record: RemoveDead) -> Effects:
@@ -548,10 +625,13 @@ class Fold:
     # --- views --------------------------------------------------------------------------------------------------------
 
     def status(self, now: int) -> Status:
-        """Counts, and the age of the oldest ready task at `now` (ms)."""
-        oldest = self.ready.oldest()
+        """Counts, and the age of the oldest ready task at `now` (ms). Those behind another of their topic count as ready."""
+        firsts = [others[0][1] for others in self.topics.values() if others] if self.behind else []
+        if (ready := self.ready.oldest()) is not None:
+            firsts.append(ready)
+        oldest = min(firsts, key=lambda task: task.order, default=None)
         return Status(
-            ready=self.ready.count,
+            ready=self.ready.count + self.behind,
             delayed=len(self.delayed),
             leased=len(self.leased),
             dead=len(self.dead),
@@ -564,7 +644,7 @@ class Fold:
         """The first tasks of a state: ready in the order of leasing, delayed and leased by their ends, dead by their deaths."""
         match state:
             case TaskState.READY:
-                return list(islice(self.ready, count))
+                return list(islice(chain(self.ready, self.all_behind()), count))
             case TaskState.DELAYED:
                 return [entry[2] for entry in nsmallest(count, self.delayed)]
             case TaskState.LEASED:
@@ -575,13 +655,14 @@ class Fold:
     def inline_bytes(self) -> Iterator[int]:
         """The payload of every task that has it in its record. O(n)."""
         delayed = (entry[2] for entry in self.delayed)
-        tasks = chain(self.ready, delayed, self.leased.values(), self.dead.values())
+        tasks = chain(self.ready, delayed, self.leased.values(), self.dead.values(), self.all_behind())
         return (len(task.payload) for task in tasks if type(task.payload) is bytes)
 
     def check(self) -> None:
         """The invariants (RDSQ I1, I3), and that every index agrees with what it indexes. O(n log n), for tests."""
         ready, delayed = list(self.ready), [entry[2] for entry in self.delayed]
-        tasks = [*ready, *delayed, *self.leased.values(), *self.dead.values()]
+        behind, open_tasks = self.all_behind(), [*ready, *delayed, *self.leased.values()]
+        tasks = [*open_tasks, *self.dead.values(), *behind]
         keys = {(task.producer, task.sequence) for task in tasks}
         assert len(keys) == len(tasks), "a task is in two places"
         assert len({task.order for task in tasks}) == len(tasks), "two tasks have one place in the order"
@@ -589,7 +670,8 @@ class Fold:
         assert len(ready) == self.ready.count, "ready tasks are miscounted"
         wanted = sorted(ready, key=lambda task: (-task.priority, task.order))
         assert ready == wanted, "ready tasks are out of order"
-        assert all(task.delivery == task.due == task.instance == 0 for task in (*ready, *self.dead.values())), "leased and not"
+        idle = (*ready, *self.dead.values(), *behind)
+        assert all(task.delivery == task.due == task.instance == 0 for task in idle), "leased and not"
         assert all(task.delivery == 0 and task.due == due for due, _, task in self.delayed), "a delay is not the task's"
         assert not delayed or min(task.due for task in delayed) > self.clock, "a delay is over"
         assert all(task.delivery == delivery and task.attempts > 0 for delivery, task in self.leased.items()), (
@@ -600,6 +682,11 @@ class Fold:
         assert all((task.due, delivery) in ends for delivery, task in self.leased.items()), "a lease without an end"
         times = [time for time, _ in self.keys.values()]
         assert times == sorted(times), "dedup keys are out of order"
+        firsts = [task.topic for task in open_tasks if task.ordered]
+        assert sorted(firsts) == sorted(self.topics), "of a topic two may be taken, or none"
+        assert len(behind) == self.behind, "tasks behind others are miscounted"
+        fed = [task.payload for task in (*open_tasks, *behind) if task.topic and isinstance(task.payload, bytes)]
+        assert self.fed_bytes == sum(map(len, fed)), "bytes are miscounted"
         elsewhere = {(task.producer, task.sequence): task for task in tasks if type(task.payload) is BlobRef}
         assert elsewhere == self.blobs, "blobs are miscounted"
 

@@ -29,7 +29,8 @@ DONE = Settlement.ack()
 
 
 class HeldTask:
-    """A leased task. `attempt`: 1 for the first lease. `inserted`, `expires`: Unix seconds; `expires` moves with renewals."""
+    """A leased task. `attempt`: 1 for the first lease. `inserted`, `expires`: Unix seconds; `expires` moves with renewals.
+    `topic`: of a group's message, "" otherwise."""
 
     __slots__ = (
         "__weakref__",
@@ -46,11 +47,12 @@ class HeldTask:
         "priority",
         "seconds",
         "token",
+        "topic",
         "watcher",
     )
 
     def __init__(self, leased: LeasedTask[bytes], seconds: float, asked: float) -> None:
-        self.id, self.attempt, self.priority = leased.id, leased.attempt, leased.priority
+        self.id, self.attempt, self.priority, self.topic = leased.id, leased.attempt, leased.priority, leased.topic
         self.payload, self.headers = split_headers(leased.payload)
         self.inserted, self.expires, self.token = leased.inserted_ms / 1000, leased.expires_ms / 1000, leased.token
         self.seconds = seconds  # of the lease
@@ -61,6 +63,21 @@ class HeldTask:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} attempt {self.attempt}, {len(self.payload)} bytes>"
+
+    @property
+    def publisher(self) -> int:
+        """Who published it, of a group's message; else 0."""
+        return int(self.id.partition("-")[0], 16) if self.topic else 0
+
+    @property
+    def sequence(self) -> int:
+        """Its number at its publisher, of a group's message; else 0."""
+        return int(self.id.partition("-")[2]) if self.topic else 0
+
+    @property
+    def timestamp(self) -> int:
+        """As `inserted`, in nanoseconds, as roq.Message has it: of a group's message, when it was published."""
+        return round(self.inserted * 1000) * 1_000_000
 
     @property
     def settled(self) -> bool:

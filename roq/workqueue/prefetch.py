@@ -160,8 +160,8 @@ class TaskPrefetch(Generic[TaskT]):
 
 
 class Task(HeldTask):
-    """A leased task: .id .payload .headers .attempt .priority .inserted .expires .token .lost. Settle it once, by ack,
-    release or reject.
+    """A leased task: .id .topic .payload .headers .attempt .priority .inserted .expires .token .lost. Settle it once, by
+    ack, release or reject.
 
     Each raises LeaseLost if the lease has ended before.
     """

@@ -181,6 +181,26 @@ class HoldersReplaced(msgspec.Struct, frozen=True, array_like=True, forbid_unkno
     holders: tuple[str, ...]
 
 
+class FeedMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=16):
+    """A message of the recorded queue that this group takes from. (publisher, sequence) is its id: one whose number is not
+    above all that came of its publisher changes nothing. published: ms. ordered: those of its topic go one after the other."""
+
+    now: int
+    publisher: int
+    sequence: int
+    payload: bytes
+    topic: str
+    published: int
+    ordered: bool
+
+
+class FeedPosition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=17):
+    """Everything is in the group up to these entries of the tapes, by Exchange."""
+
+    now: int
+    done: dict[str, int]
+
+
 Record = (
     Push
     | Pop
@@ -197,6 +217,8 @@ Record = (
     | RequeueDead
     | RemoveDead
     | HoldersReplaced
+    | FeedMessage
+    | FeedPosition
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -295,6 +317,14 @@ class Senders(msgspec.Struct, array_like=True):
             return Use.NEW
         one = self.of(sender, clock)
         return Use.FORGOTTEN if one.ended else one.use(number)
+
+    def ascend(self, sender: int, number: int, clock: int) -> bool:
+        """Take note of a record of one who writes in order, and may leave numbers out; False: it was written before."""
+        one = self.of(sender, clock)
+        if number <= one.highest:
+            return False
+        one.highest = number
+        return True
 
     def of(self, sender: int, clock: int) -> Sender:
         """This sender, touched."""

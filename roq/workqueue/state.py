@@ -6,7 +6,7 @@ the first of them at once; a wait ends with its time, by Cancel, or with its ins
 here: a Pop of theirs is written when there is a task for it.
 
 A dump is a version byte and a msgpack array. Equal states have equal dumps, however they were reached: by all records, or by a
-dump and the records after it.
+dump and the records after it. That of a group has a version of its own: programs that know no groups refuse it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roq.workqueue.fold import Effect, Effects, Fold, StoredTask, TasksDelivered
 from roq.workqueue.records import BlobRef, Cancel, InstanceDead, Pop, Record, Senders, TaskKey, Tick
 from roq.workqueue.waiters import Waiters
 
-VERSION = 1
+VERSION, GROUP_VERSION = 1, 2
 WAITERS_MAX = 10_000  # one more is answered at once, with nothing
 
 
@@ -57,9 +57,18 @@ class StateImage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     keys: list[tuple[str, int, TaskKey]]
 
 
+class GroupImage(StateImage, array_like=True, forbid_unknown_fields=True):
+    """The state of a group."""
+
+    behind: list[StoredTask]
+    fed: dict[str, int] | None
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(StateImage)
-_HEAD = bytes((VERSION,))
+_decoders: dict[int, msgspec.msgpack.Decoder[StateImage]] = {
+    VERSION: msgspec.msgpack.Decoder(StateImage),
+    GROUP_VERSION: msgspec.msgpack.Decoder(GroupImage),
+}
 
 
 class State:
@@ -130,7 +139,7 @@ class State:
     def dump(self) -> bytes:
         """The whole state."""
         fold = self.fold
-        image = StateImage(
+        common = StateImage(
             position=fold.position,
             clock=fold.clock,
             settings=fold.settings,
@@ -147,15 +156,21 @@ class State:
             instances=fold.instances.ordered(),
             keys=[(key, *value) for key, value in fold.keys.items()],
         )
-        return _HEAD + _encoder.encode(image)
+        if fold.fed is None and not (fold.topics or fold.fed_bytes):
+            return bytes((VERSION,)) + _encoder.encode(common)
+        fed = None if fold.fed is None else dict(sorted(fold.fed.items()))
+        group = GroupImage(**msgspec.structs.asdict(common), behind=fold.all_behind(), fed=fed)
+        return bytes((GROUP_VERSION,)) + _encoder.encode(group)
 
     @classmethod
     def load(cls, data: bytes) -> Self:
         """What `dump` wrote. UnknownFormat: another version did, or it is damaged."""
-        if not data or data[0] != VERSION:
-            raise UnknownFormat(f"a snapshot of format {data[0] if data else 'nothing'}; this program reads format {VERSION}")
+        if not data or data[0] not in _decoders:
+            raise UnknownFormat(
+                f"a snapshot of format {data[0] if data else 'nothing'}; this program reads {VERSION} and {GROUP_VERSION}"
+            )
         try:
-            image = _decoder.decode(memoryview(data)[1:])
+            image = _decoders[data[0]].decode(memoryview(data)[1:])
         except UNDECODABLE as error:
             raise UnknownFormat(f"a snapshot can't be read: {error}") from error
         state = cls()
@@ -176,6 +191,9 @@ class State:
             fold.blobs |= {(task.producer, task.sequence): task for task in tasks if type(task.payload) is BlobRef}
         fold._ends = [(task.due, task.delivery) for task in image.leased]
         heapify(fold._ends)
+        if isinstance(image, GroupImage):
+            fold.fed = image.fed
+            fold.stand_behind(image.behind)
         return state
 
     def digest(self) -> str:

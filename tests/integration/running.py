@@ -16,11 +16,13 @@ T = TypeVar("T")
 class RunningCluster:
     """Started on construction, stopped by `stop`. `zookeeper`: what clients connect to; a real one unless said otherwise."""
 
-    def __init__(self, directory: Path, *, zookeeper: str | None = JAVA, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, *, zookeeper: str | None = JAVA, kind: type[LocalCluster] = LocalCluster, **options: Any
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.local = LocalCluster(directory, zookeeper=zookeeper, **options)
+        self.local = kind(directory, zookeeper=zookeeper, **options)
         self.call(self.local.start())
         self.zookeeper = self.local.zookeeper
 

@@ -83,6 +83,17 @@ def test_sub_begins_in_the_past_and_goes_on_into_the_present(cli: Cli, recorded:
     assert again in (b"", b"six\n"), "what came last may come again, nothing before it"
 
 
+def test_sub_begins_with_the_last_of_each_topic_and_goes_on_with_what_is_stored(cli: Cli, recorded: str) -> None:
+    assert read(cli, recorded, "--since", "last")[0] == b"three\n\xff\n"
+    with cli.started("sub", recorded, "--start", "last", "--stored", "--count", "3") as sub:
+        hears(sub.stdout, b"three\n\xff\n")
+        assert line_of(sub.stderr) == b"roq sub: ready\n"
+        cli.run("pub", recorded, "c", stdin=b"six\n")
+        received, said = end(sub)
+    assert (sub.returncode, received) == (0, b"six\n")
+    assert said.decode().splitlines()[0] == "roq sub: received 3 messages, lost 0"
+
+
 def test_ctrl_c_ends_it_and_it_tells_where_to_go_on(cli: Cli, recorded: str) -> None:
     block = b"x" * 1000
     stored(cli, recorded, "c", (block + b"\n") * 10_000)

@@ -182,6 +182,35 @@ def test_policies_from_the_shell(cluster: RunningCluster, tmp_path: Path) -> Non
         printed("roq queue rm orders", tmp_path, **here)
 
 
+def test_requests_are_answered(cluster: RunningCluster, tmp_path: Path) -> None:
+    here = {"ROQ_CLUSTER": cluster.zookeeper}
+    create, serve, ask = block("docs/request-reply.md", "Requests").splitlines()
+    printed(create, tmp_path, **here)
+    try:
+        with running(serve, tmp_path, signal.SIGTERM, **here) as serving:
+            assert serving.stderr is not None
+            assert serving.stderr.readline() == b"roq serve: ready\n"
+            assert printed(ask, tmp_path, **here) == "120 for eu.paris\n\n"
+        source = block("docs/request-reply.md", "Requests", 2).replace("127.0.0.1:2181", cluster.zookeeper)
+        assert run(source, tmp_path).splitlines() == [
+            "120 {'content-type': 'text/plain'}",
+            "RequestFailed: no price for eu.rome",
+            "NoResponder: nobody serves 'us.nyc' of queue 'prices'",
+        ]
+    finally:
+        printed("roq queue rm prices", tmp_path, **here)
+
+
+def test_a_queue_that_remembers(cluster: RunningCluster, tmp_path: Path) -> None:
+    source = block("README.md", "Queues that remember").replace("127.0.0.1:2181", cluster.zookeeper)
+    try:
+        assert run(source, tmp_path).splitlines() == ["""[b'{"price": 120}']"""]
+        told = printed(f"roq task status roq://{cluster.zookeeper}/trades@billing --json", tmp_path)
+        assert json.loads(told)["status"]["completed"] == 1
+    finally:
+        printed("roq queue rm trades", tmp_path, ROQ_CLUSTER=cluster.zookeeper)
+
+
 def test_a_queue_is_recorded(cluster: RunningCluster, tmp_path: Path) -> None:
     here = {"ROQ_CLUSTER": cluster.zookeeper}
     create, publish, follow, read, off = block("docs/recorded-queues.md", "Recorded queues").splitlines()

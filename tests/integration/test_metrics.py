@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import roq
-from roq.cli.metrics import Sources, serving
+from roq.cli.metrics import Sources, serving_sources
 from roq.errors import PortTaken
 from tests.harness.ports import free_port, own_address
 from tests.integration.running import RunningCluster
@@ -58,7 +58,7 @@ class Scraped:
 @contextlib.asynccontextmanager
 async def scraped(cluster: str | None, *queues: str) -> AsyncIterator[Scraped]:
     address = own_address()
-    async with serving(Sources(cluster, queues), address, 0) as port:
+    async with serving_sources(Sources(cluster, queues), address, 0) as port:
         yield Scraped(address, port)
 
 
@@ -91,6 +91,22 @@ async def test_a_cluster_with_its_work_queues(client: roq.Cluster, cluster: Runn
         status, text = await served.get(f"/v1/queues/{queue}/status")
         assert (status, json.loads(text)["publishers"]) == (200, 1)
     await client.remove_work_queue(work)
+
+
+async def test_a_group_and_how_far_it_is_behind(client: roq.Cluster, cluster: RunningCluster) -> None:
+    await client.create_queue("grouped", record=roq.Record(days=1))
+    async with client.publisher("grouped", confirm="stored") as publisher:
+        for number in range(5):
+            await publisher.publish(f"t.{number}", b"x")
+        await publisher.flush()
+    await client.create_group("grouped", "billing")
+    async with scraped(cluster.zookeeper) as served:
+        await served.until('roq_tasks{queue="grouped@billing",state="ready"}', 5)
+        await served.until('roq_group_behind_seconds{queue="grouped@billing"}', 0)
+        status, text = await served.get("/v1/work-queues/grouped%40billing/status")
+        assert (status, json.loads(text)["ready"], json.loads(text)["behind_seconds"]) == (200, 5, 0)
+    await client.remove_group("grouped", "billing")
+    await client.remove_queue("grouped")
 
 
 async def test_a_work_queue_that_is_removed_is_served_no_more(client: roq.Cluster, cluster: RunningCluster) -> None:
@@ -134,9 +150,9 @@ async def test_a_cluster_that_is_away_is_told() -> None:
 
 async def test_a_port_that_is_taken() -> None:
     address = own_address()
-    async with serving(Sources(None, []), address, 0) as port:
+    async with serving_sources(Sources(None, []), address, 0) as port:
         with pytest.raises(PortTaken, match=str(port)):
-            async with serving(Sources(None, []), address, port):
+            async with serving_sources(Sources(None, []), address, port):
                 pass
 
 

@@ -53,7 +53,7 @@ async def read(client: roq.Cluster, queue: str, start: object = "earliest", *top
     lost: list[MessagesLost] = []
     async with (
         asyncio.timeout(BOUND_SECONDS),
-        client.subscriber(queue, *topics, start=start, follow=False, on_lost=lost.append) as past,  # type: ignore[arg-type]
+        client.subscriber(queue, *topics, start=start, follow=False, on_lost=lost.append) as past,  # type: ignore[call-overload]
     ):
         found = [message async for message in past]
     assert lost == []

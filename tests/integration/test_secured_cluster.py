@@ -23,7 +23,7 @@ import pytest
 import roq
 from roq.coordination import paths
 from roq.coordination.session import Session
-from roq.errors import AccessDenied, CallError, DeadlineExceeded, RoqError
+from roq.errors import AccessDenied, CallError, DeadlineExceeded, NoResponder, RoqError
 from roq.runtime.rpc import RpcClient
 from roq.runtime.security import load_card, write_secret
 from roq.runtime.shutdown import ask
@@ -167,6 +167,25 @@ async def test_with_the_rights_it_works_and_without_it_says_which_one_is_missing
             for denied in (connected.remove_queue("orders"), connected.create_queue("mine"), connected.drain_host("host-1")):
                 with pytest.raises(AccessDenied, match="reader needs the right `admin`"):
                     await denied
+
+
+async def test_requests_with_and_without_rights(cluster: Cluster) -> None:
+    both = cluster.card("both", Grant(Right.PUBLISH, "orders"), Grant(Right.SUBSCRIBE, "orders"))
+    with as_holder(both):
+        async with roq.connect(cluster.zookeeper) as connected:
+            with pytest.raises(NoResponder):
+                await connected.request("orders", "t")
+            async with connected.serve("orders") as responder:
+                asked = asyncio.create_task(connected.request("orders", "t", b"x"))
+                await (await anext(responder)).reply(b"y")
+                assert (await asked).payload == b"y"
+    for right in (Right.PUBLISH, Right.SUBSCRIBE):
+        missing = Right.SUBSCRIBE if right is Right.PUBLISH else Right.PUBLISH
+        with as_holder(cluster.card(f"only-{right}", Grant(right, "orders"))):
+            async with roq.connect(cluster.zookeeper) as connected:
+                for denied in (connected.request("orders", "t"), connected.serve("orders").open()):
+                    with pytest.raises(AccessDenied, match=f"needs the right `{missing}` to 'orders'"):
+                        await denied
 
 
 async def test_a_recorded_queue_with_and_without_rights(cluster: Cluster) -> None:

@@ -16,7 +16,8 @@ import zmq
 from roq.coordination.locate import GcmClient
 from roq.errors import MessagesLost
 from roq.pubsub import subscriber as module
-from roq.pubsub.subscriber import HOLD_SECONDS, Subscriber
+from roq.pubsub.order_limits import HOLD_SECONDS
+from roq.pubsub.subscriber import Subscriber
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 from roq.wire.frame import FrameKind, PathOpening, encode_control, encode_data

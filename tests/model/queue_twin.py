@@ -13,6 +13,7 @@ hearing of it.
 from __future__ import annotations
 
 from roq.errors import RoqError
+from roq.pubsub.attachments import LISTING_SECONDS
 from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.monitor.records import (
     CARRYING,
@@ -27,7 +28,6 @@ from roq.pubsub.monitor.records import (
 from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, LIVING_SECONDS, FormerExchanges
 from roq.pubsub.path import CloseLink, OpenLink, Reuse, SendFin, SendOpen
 from roq.pubsub.path import Instruction as PathInstruction
-from roq.pubsub.subscriber import LISTING_SECONDS
 from roq.wire import monitor as wire
 from roq.wire.assignment import FormerProcess, Overflow
 from roq.wire.frame import FrameKind, PathOpening

@@ -7,6 +7,10 @@ entry, how the clocks differ, where a tape ends and the present begins, when an 
 writes is closed, when somebody looks whether a wait has ended. In a *lagging* world a tape may also stand still for a time:
 what comes next on it is no part of the merge then.
 
+A reader that follows what is *stored* is never attached. It sees the end of a tape by looks that may begin as late as is
+possible: what it does not see was written UNCONFIRMED_MS before the look at most; or its Exchange is gone, and what it wrote
+last is sent again elsewhere.
+
 At an end each message of each publisher was given once and in order, none was reported lost, and nothing is held. No wait is
 ended by time (`expire`): what was held must come free by what was read.
 
@@ -25,8 +29,17 @@ from itertools import combinations, product
 from typing import NamedTuple
 
 from roq.errors import MessagesLost
-from roq.pubsub.order import HELD_FRAME_BYTES, TOPIC_BYTES, Deliver, FrameEvent, KnownPublisher, OrderMachine, OrderSafeguards
-from roq.pubsub.past import SKEW_MS, has_older
+from roq.pubsub.order import (
+    FOREVER,
+    HELD_FRAME_BYTES,
+    TOPIC_BYTES,
+    Deliver,
+    FrameEvent,
+    KnownPublisher,
+    OrderMachine,
+    OrderSafeguards,
+)
+from roq.pubsub.tape import SKEW_MS, UNCONFIRMED_MS, has_older
 from roq.wire.frame import FrameKind, Header, PathOpening
 from tests.model.machines import topic_of
 from tests.model.moves import Breach
@@ -54,9 +67,10 @@ class TapedFrame(NamedTuple):
 
 
 class TapedEntry(NamedTuple):
-    """written: by the Exchange's own clock."""
+    """written: by the Exchange's own clock. at: the same by the reader's."""
 
     written: int
+    at: int
     frames: tuple[TapedFrame, ...]
 
 
@@ -106,7 +120,8 @@ def _frame(token: str, later: list[str], earlier: list[TapedFrame]) -> TapedFram
 
 
 class TapedWorld(NamedTuple):
-    """One history as it was written. now: when everything live comes, by the subscriber's clock."""
+    """One history as it was written. now: when everything live comes, by the subscriber's clock. again: what was left by a
+    path that broke is sent again from this number on, by Exchange and publisher."""
 
     names: tuple[str, ...]
     entries: tuple[tuple[TapedEntry, ...], ...]
@@ -114,18 +129,22 @@ class TapedWorld(NamedTuple):
     sent: tuple[int, ...]
     taped: tuple[int, ...]
     now: int
+    again: dict[tuple[str, int], int]
     label: str
 
 
 class TapesConfig(NamedTuple):
-    """What is tried. pace: milliseconds between two frames. together: whether entries may have several of them. lagging: see
-    above."""
+    """What is tried. pace: milliseconds between two frames. together: whether entries may have several of them. lagging,
+    stored: see above. see_ends, margin_ms: the rules of a tape's end."""
 
     histories: tuple[str, ...]
     paces: tuple[int, ...] = (1, SKEW_MS // 2, 2 * SKEW_MS)
     offsets: tuple[int, ...] = (0, SKEW_MS)
     together: bool = True
     lagging: bool = False
+    stored: bool = False
+    see_ends: bool = True
+    margin_ms: int = UNCONFIRMED_MS
     order: OrderSafeguards = OrderSafeguards()
 
 
@@ -141,7 +160,9 @@ def worlds(config: TapesConfig) -> Iterator[TapedWorld]:
                 if min(offsets):
                     continue  # the same as all of them earlier
                 entries = tuple(
-                    tuple(_entry(stream[begin:end], pace, offset) for begin, end in zip((0, *cut), cut, strict=False))
+                    tuple(
+                        _entry(stream[begin:end], pace, offset, offsets[-1]) for begin, end in zip((0, *cut), cut, strict=False)
+                    )
                     for stream, cut, offset in zip(streams, cuts, offsets, strict=False)
                 )
                 taped = tuple(
@@ -150,7 +171,7 @@ def worlds(config: TapesConfig) -> Iterator[TapedWorld]:
                 )
                 now = BEGIN_MS + (last + 1) * pace + offsets[-1]
                 label = f"{script}; pace {pace}, clocks {offsets}, entries {cuts}"
-                yield TapedWorld(names, entries, history.ended, history.sent, taped, now, label)
+                yield TapedWorld(names, entries, history.ended, history.sent, taped, now, _again(history), label)
 
 
 def _cuts(count: int, together: bool) -> Iterator[tuple[int, ...]]:
@@ -163,9 +184,16 @@ def _cuts(count: int, together: bool) -> Iterator[tuple[int, ...]]:
             yield (*ends, count)
 
 
-def _entry(frames: list[tuple[int, TapedFrame]], pace: int, offset: int) -> TapedEntry:
-    """An entry is written when the last frame of it has come."""
-    return TapedEntry(BEGIN_MS + frames[-1][0] * pace + offset, tuple(frame for _, frame in frames))
+def _entry(frames: list[tuple[int, TapedFrame]], pace: int, offset: int, readers: int) -> TapedEntry:
+    """An entry is written when the last frame of it has come. offset, readers: of the clocks."""
+    time = BEGIN_MS + frames[-1][0] * pace
+    return TapedEntry(time + offset, time + readers, tuple(frame for _, frame in frames))
+
+
+def _again(history: History) -> dict[tuple[str, int], int]:
+    opened = [frame for stream in history.streams.values() for _, frame in stream if frame.kind == FrameKind.OPEN]
+    broken = sorted((frame for frame in opened if frame.left and not frame.finished), key=lambda frame: -frame.number)
+    return {(frame.left, frame.publisher): frame.number + 1 for frame in broken}
 
 
 @cache
@@ -204,6 +232,7 @@ class ReadTape(NamedTuple):
     """As far as the machine asks for it."""
 
     written: int
+    seen: int
     ended: bool
 
 
@@ -277,10 +306,12 @@ def hear(
 
 
 class TapesState(NamedTuple):
-    """world: its number, -1 at the start. By Exchange: entries that were read, how its tape is, whether it is attached."""
+    """world: its number, -1 at the start. By Exchange: entries that were read, up to when its end was seen, how its tape is,
+    whether it is attached."""
 
     world: int
     read: tuple[int, ...] = ()
+    seen: tuple[int, ...] = ()
     tapes: tuple[int, ...] = ()
     attached: tuple[bool, ...] = ()
     known: tuple[KnownThen, ...] = ()
@@ -304,14 +335,16 @@ class TapesModel:
         if state.world < 0:
             for number, world in enumerate(self.worlds):
                 count = len(world.names)
-                yield True, world.label, TapesState(number, (0,) * count, (READING,) * count, (False,) * count)
+                yield True, world.label, TapesState(number, (0,) * count, (0,) * count, (READING,) * count, (False,) * count)
             return
         world = self.worlds[state.world]
         for x, name in enumerate(world.names):
             yield from self._read(state, world, x)
+            if self.config.stored and self.config.see_ends:
+                yield from self._see(state, world, x)
             if name in world.ended:
                 yield from self._close(state, world, x)
-            else:
+            elif not self.config.stored:
                 yield from self._attach(state, world, x)
             if self.config.lagging and state.tapes[x] == READING and self._next(state, world, x) is not None:
                 yield False, f"the tape of {name} stands still", self._tape(state, x, STANDING)
@@ -350,6 +383,24 @@ class TapesModel:
         if state.tapes[x] != CLOSED:
             yield True, f"the tape of {world.names[x]} is closed", self._tape(state, x, CLOSED)
 
+    def _see(self, state: TapesState, world: TapedWorld, x: int) -> Iterator[tuple[bool, str, TapesState]]:
+        """The end of what can be read, by a look that began as late as it can have."""
+        hidden = world.entries[x][state.read[x] :]
+        if state.tapes[x] == CLOSED or (state.tapes[x] == READING and hidden):
+            return
+        late = [entry.at for entry in hidden if not self._comes_again(world, x, entry)]
+        until = min(late) + UNCONFIRMED_MS - self.config.margin_ms - 1 if late else world.now + 2 * (SKEW_MS + UNCONFIRMED_MS)
+        if until > state.seen[x]:
+            yield not hidden, f"sees the end of the tape of {world.names[x]}", state._replace(seen=put(state.seen, x, until))
+
+    def _comes_again(self, world: TapedWorld, x: int, entry: TapedEntry) -> bool:
+        """All of it, through another Exchange."""
+        name = world.names[x]
+        return name in world.ended and all(
+            frame.kind == FrameKind.DATA and frame.number >= world.again.get((name, frame.publisher), FOREVER)
+            for frame in entry.frames
+        )
+
     def _attach(self, state: TapesState, world: TapedWorld, x: int) -> Iterator[tuple[bool, str, TapesState]]:
         """The end of its tape, for us, is anywhere."""
         if not state.attached[x]:
@@ -372,9 +423,10 @@ class TapesModel:
 
     def _reading(self, state: TapesState, world: TapedWorld) -> Iterator[tuple[str, ReadTape]]:
         """Tapes that are not done with."""
-        for name, entries, read, tape in zip(world.names, world.entries, state.read, state.tapes, strict=True):
+        for x, (name, entries, read, tape) in enumerate(zip(world.names, world.entries, state.read, state.tapes, strict=True)):
             if tape != LIVE:
-                yield name, ReadTape(entries[read - 1].written if read else 0, tape == CLOSED and read == len(entries))
+                written = entries[read - 1].written if read else 0
+                yield name, ReadTape(written, state.seen[x], tape == CLOSED and read == len(entries))
 
     def end(self, state: TapesState) -> None:
         """All was read."""

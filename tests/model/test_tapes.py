@@ -11,7 +11,7 @@ import logging
 import pytest
 
 from roq.pubsub.order import OrderSafeguards
-from roq.pubsub.past import SKEW_MS
+from roq.pubsub.tape import SKEW_MS
 from tests.model.search import Found, explore
 from tests.model.tapes import TapesConfig, TapesModel
 
@@ -75,6 +75,22 @@ LAGGING = {
     "the one that was left is slow": LEFT_ONE_IS_SLOW,
     "two publishers": (TWO.format(""),),
 }
+IDLE = (
+    "A: open1 m1 taped | B: open2!A m2 m3",
+    *(f"A: open1 m1 m2 taped | B: open2!A {messages(first, 4)}" for first in (2, 3)),
+)
+FOLLOWING = TapesConfig((), paces=(1,), together=False, lagging=True, stored=True)
+STORED = {
+    "the one that was left lives and is idle": FOLLOWING._replace(histories=IDLE, paces=(1, SKEW_MS // 2)),
+    "there and back": FOLLOWING._replace(histories=THERE_AND_BACK),
+    "an Exchange dies": FOLLOWING._replace(histories=deaths(2)),
+    "a move, then a death": FOLLOWING._replace(histories=deaths_after_a_move("taped")[1:4], offsets=(0,)),
+    "the same Exchange again": FOLLOWING._replace(histories=SAME_AGAIN),
+    "the one that was left dies before its FIN": FOLLOWING._replace(histories=LEFT_ONE_DIES),
+    "the one that was left is slow": FOLLOWING._replace(histories=LEFT_ONE_IS_SLOW),
+    "a watermark through another one": FOLLOWING._replace(histories=(WATERMARKS,)),
+    "two publishers": FOLLOWING._replace(histories=(TWO.format(""),)),
+}
 WITHOUT = OrderSafeguards(await_tapes=False)
 HARMFUL = {
     "await_tapes": {
@@ -106,6 +122,27 @@ def test_tapes_that_stand_still_are_waited_for(name: str) -> None:
     found, shown = found_in(name, TapesConfig(LAGGING[name], paces=(1,), together=False, lagging=True))
     assert not found.trail, shown
     assert found.states >= STATES_MIN
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_who_follows_what_is_stored_waits_for_nobody_for_ever(name: str) -> None:
+    found, shown = found_in(name, STORED[name])
+    assert not found.trail, shown
+    assert found.states >= STATES_MIN
+
+
+@pytest.mark.parametrize(
+    ("config", "harm"),
+    [
+        (FOLLOWING._replace(histories=IDLE, see_ends=False), "was never given"),
+        (FOLLOWING._replace(histories=IDLE, margin_ms=0), "is given after"),
+    ],
+    ids=["it does not see that an idle tape has nothing", "it takes for nothing what is not confirmed yet"],
+)
+def test_the_rules_of_a_tapes_end_are_needed(config: TapesConfig, harm: str) -> None:
+    found, shown = found_in("controls", config)
+    assert found.trail, f"superfluous, or the model is too small: {shown}"
+    assert harm in found.trail[-1], shown
 
 
 @pytest.mark.parametrize("name", HARMFUL["await_tapes"])

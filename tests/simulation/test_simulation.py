@@ -29,13 +29,14 @@ from roq.tools.simulation.hunt import shortest, story
 from roq.tools.simulation.run import Run, What, simulate
 from roq.workqueue.master.dump import Dump
 from roq.workqueue.state import State
-from tests.simulation import known_bugs, known_recording_bugs, known_shuffle_bugs, known_task_bugs
+from tests.simulation import known_bugs, known_group_bugs, known_recording_bugs, known_shuffle_bugs, known_task_bugs
 
-SEEDS, AT_ONCE = {What.MESSAGES: 140, What.TASKS: 40, What.SHUFFLE: 20, What.RECORDED: 5}, 5
+SEEDS = {What.MESSAGES: 140, What.TASKS: 40, What.SHUFFLE: 20, What.RECORDED: 5, What.GROUPS: 5}
+AT_ONCE = 5
 SECONDS_MIN = 60.0  # that a run simulates
-GIVEN_MIN = {What.MESSAGES: 100, What.TASKS: 100, What.SHUFFLE: 30, What.RECORDED: 100}
+GIVEN_MIN = {What.MESSAGES: 100, What.TASKS: 100, What.SHUFFLE: 30, What.RECORDED: 100, What.GROUPS: 100}
 TRIES = 12  # runs to find a bug that is put back, from the seed on that showed it when this was written
-BUGS = known_bugs.BUGS | known_task_bugs.BUGS | known_shuffle_bugs.BUGS | known_recording_bugs.BUGS
+BUGS = known_bugs.BUGS | known_task_bugs.BUGS | known_shuffle_bugs.BUGS | known_recording_bugs.BUGS | known_group_bugs.BUGS
 SHOW = """
 import sys
 from roq.tools.simulation.run import What, simulate
@@ -59,7 +60,15 @@ def test_every_promise_is_kept(what: What, first: int) -> None:
 
 @pytest.mark.parametrize(
     ("what", "seed"),
-    [(What.MESSAGES, 3), (What.MESSAGES, 11), (What.TASKS, 3), (What.TASKS, 5), (What.SHUFFLE, 5), (What.RECORDED, 1)],
+    [
+        (What.MESSAGES, 3),
+        (What.MESSAGES, 11),
+        (What.TASKS, 3),
+        (What.TASKS, 5),
+        (What.SHUFFLE, 5),
+        (What.RECORDED, 1),
+        (What.GROUPS, 1),
+    ],
 )
 def test_a_seed_is_a_run(what: What, seed: int) -> None:
     """Twice in this process, and in others whose strings have other hashes."""

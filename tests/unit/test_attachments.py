@@ -8,7 +8,8 @@ import pytest
 
 from roq.coordination.locate import GcmClient
 from roq.pubsub import subscriber as module
-from roq.pubsub.subscriber import LISTING_SECONDS, Subscriber
+from roq.pubsub.attachments import LISTING_SECONDS
+from roq.pubsub.subscriber import Subscriber
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow
 

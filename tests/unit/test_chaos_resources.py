@@ -83,8 +83,8 @@ def test_the_client_has_another_floor() -> None:
         series.floor = CLIENT_FLOOR
         return judge([series], ZNODES, HOUR)
 
-    assert client(51.9).problems == ()
-    assert "not flat" in client(52.1).problems[0]
+    assert client(55.9).problems == ()
+    assert "not flat" in client(56.1).problems[0]
 
 
 def test_descriptors_threads_and_znodes_may_not_grow() -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from roq.cli.main import app
 from roq.cli.output import console
 from roq.cli.pub_sub import MessageTally
-from roq.cli.quantities import start_of
+from roq.cli.quantities import group_start, start_of
 from roq.cli.tapes import TapeRow, tape_row, tape_table
 from roq.errors import InvalidPosition, MessagesLost
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
@@ -47,6 +47,7 @@ def calcutta(monkeypatch: pytest.MonkeyPatch) -> Iterator[timezone]:
     ("text", "start"),
     [
         ("earliest", "earliest"),
+        ("last", "last"),
         ("2h", timedelta(hours=2)),
         ("1.5d", timedelta(hours=36)),
         ("0s", timedelta()),
@@ -57,6 +58,13 @@ def calcutta(monkeypatch: pytest.MonkeyPatch) -> Iterator[timezone]:
 )
 def test_where_to_begin(text: str, start: object) -> None:
     assert start_of(text) == start
+
+
+def test_a_group_begins_with_all_that_follows() -> None:
+    assert group_start("now") == "now"
+    assert group_start("earliest") == "earliest"
+    with pytest.raises(typer.BadParameter, match="a group gets everything"):
+        group_start("last")
 
 
 def test_a_time_is_local_unless_it_says_otherwise(calcutta: timezone) -> None:

@@ -18,14 +18,17 @@ DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs"
 NO_PROGRAM = {"mermaid"}
 
 HERE, EXTRAS, SPARK = "tests/integration/test_documented.py", "tests/interop/test_extras.py", "tests/spark/test_documented.py"
+RECORDED, TAPES = "tests/integration/test_read.py", "tests/spark/test_tape_source.py"
 SIMULATION = "tests/simulation/test_documented.py"
 CLUSTER, DEMO = "tests/spark/test_pipeline_cluster.py", "tests/integration/test_cli.py"
 # (document, heading, number under it) -> who runs it. A block whose lines need different surroundings has several.
 SECURED = "tests/integration/test_secured_cluster.py"
+WHERE = "tests/integration/test_where.py"
 RUN_BY = {
     ("README.md", "Try it", 1): [f"{HERE}::test_the_demo_is_as_told", f"{DEMO}::test_the_demo_passes"],  # make test runs them
     ("README.md", "Ten lines", 1): [f"{EXTRAS}::test_a_cluster_on_this_machine_and_the_ten_lines"],
     ("README.md", "Work queues", 1): [f"{EXTRAS}::test_a_work_queue_needs_no_extra"],
+    ("README.md", "Queues that remember", 1): [f"{HERE}::test_a_queue_that_remembers"],
     ("README.md", "Shuffle", 1): [f"{EXTRAS}::test_a_shuffle"],
     ("README.md", "Start a cluster", 1): [f"{HERE}::test_a_cluster_is_started_by_hand"],
     ("README.md", "Start a cluster", 2): [f"{HERE}::test_a_host_would_be_installed"],
@@ -35,6 +38,12 @@ RUN_BY = {
     ("docs/security.md", "From nothing to a secured cluster", 1): [f"{SECURED}::test_what_the_document_shows"],
     ("docs/recorded-queues.md", "Recorded queues", 1): [f"{HERE}::test_a_queue_is_recorded"],
     ("docs/recorded-queues.md", "Recorded queues", 2): [f"{HERE}::test_a_queue_is_recorded"],
+    ("docs/filters.md", "Content filters", 1): [f"{WHERE}::test_what_the_document_shows"],
+    ("docs/filters.md", "Content filters", 2): [f"{WHERE}::test_what_the_document_shows"],
+    ("docs/request-reply.md", "Requests", 1): [f"{HERE}::test_requests_are_answered"],
+    ("docs/request-reply.md", "Requests", 2): [f"{HERE}::test_requests_are_answered"],
+    ("docs/groups.md", "Groups", 1): ["tests/integration/test_cli_groups.py::test_what_the_document_shows"],
+    ("docs/groups.md", "Groups", 2): ["tests/integration/test_cli_groups.py::test_what_the_document_shows"],
     ("docs/policies.md", "Scaling policies", 1): [f"{HERE}::test_policies_from_the_shell"],
     ("docs/policies.md", "The file", 1): [f"{HERE}::test_policies_from_the_shell"],
     ("docs/policies.md", "Trying one out", 1): [f"{HERE}::test_policies_from_the_shell"],
@@ -48,6 +57,9 @@ RUN_BY = {
     ("docs/spark.md", "kpi", 1): [f"{SPARK}::test_kpi", f"{CLUSTER}::test_what_the_documents_do_on_a_cluster"],
     ("docs/spark.md", "sort", 1): [f"{SPARK}::test_sort"],
     ("docs/spark.md", "dead_letters", 1): [f"{CLUSTER}::test_what_the_documents_do_on_a_cluster"],
+    ("docs/arrow-and-spark.md", "Recorded queues as data", 1): [f"{RECORDED}::test_reading_as_the_document_does"],
+    ("docs/arrow-and-spark.md", "Spark: a batch", 1): [f"{TAPES}::test_the_document"],
+    ("docs/arrow-and-spark.md", "Spark: a stream", 1): [f"{TAPES}::test_the_document"],
     ("docs/work-queues.md", "Workers", 1): [f"{HERE}::test_a_worker_with_a_handler"],
     ("docs/work-queues.md", "From the shell", 1): [f"{HERE}::test_tasks_from_the_shell"],
 }

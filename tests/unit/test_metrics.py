@@ -8,17 +8,26 @@ import re
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 import pytest
+from prometheus_client.core import Metric
 
+from hcm.machine import ProcessUsage
+from hcm.metrics import HostLook, HostMetrics, ProcessAnswer
 from roq.cli import metrics
-from roq.cli.metrics import LISTEN, Sources, _place, answer
-from roq.client.metrics import ScrapedSources, exposition, families
+from roq.cli.metrics import LISTEN, Sources, answer
+from roq.client.metrics import ScrapedSources, families
 from roq.client.overview import ExchangeRow, HostRow, Overview, QueueRow
+from roq.config import listen_place
 from roq.errors import InvalidConfiguration
+from roq.runtime.scraping import metrics_answer
+from roq.wire.assignment import ProcessKind, ProcessState, RunningProcess
+from roq.wire.process import Pong
+from roq.wire.store import StoreView, SyncTimes
 from roq.wire.task import Status
 from roq.workqueue.queue import open_queue
 
@@ -31,17 +40,36 @@ OVERVIEW = Overview(1e9, "10.0.0.1:5500", 4, (HOST,), (QUEUE, AWAY), (EXCHANGE,)
 FOUND = ScrapedSources(
     {"zk1:2181": True, "file:///data/tasks": True, "gone": False},
     OVERVIEW,
-    {"file:///data/tasks": Status(3, 2, 1, 4, 100, 110, 5500), "jobs": Status(0, 0, 0, 0, 0, 0)},
+    {
+        "file:///data/tasks": Status(3, 2, 1, 4, 100, 110, 5500),
+        "jobs": Status(0, 0, 0, 0, 0, 0),
+        "orders@billing": Status(5, 0, 1, 0, 7, 13, 100, 2500),
+    },
 )
 
 
 def samples(found: ScrapedSources) -> dict[tuple[str, ...], float]:
     """Value by name and labels."""
+    return samples_of(families(found))
+
+
+def samples_of(all_families: Iterable[Metric]) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *(f"{name}={value}" for name, value in sample.labels.items())): sample.value
-        for family in families(found)
+        for family in all_families
         for sample in family.samples
     }
+
+
+def host_families() -> list[Metric]:
+    """All that a host can tell."""
+    process = RunningProcess("exchange/q/e", ProcessKind.EXCHANGE, "q", "e", ProcessState.RUNNING, 1, {})
+    usage = ProcessUsage(1.0, 1, 1.0)
+    store = StoreView("h1", "d", 1, 1, 1, 1, {}, "l", 1, 1, SyncTimes((0.1,), (1, 1), 0.5))
+    look = HostLook(
+        (ProcessAnswer(process, usage, Pong(process.name, 1, {"tape_waiting_bytes": 1})),), usage, 0, store, "connected", True
+    )
+    return list(HostMetrics("h1", 0.0).families(look))
 
 
 def test_what_is_found_is_what_is_served() -> None:
@@ -68,6 +96,8 @@ def test_what_is_found_is_what_is_served() -> None:
         ("roq_tasks", "queue=file:///data/tasks", "state=dead"): 4,
         ("roq_oldest_ready_seconds", "queue=file:///data/tasks"): 5.5,
         ("roq_oldest_ready_seconds", "queue=jobs"): 0,
+        ("roq_tasks", "queue=orders@billing", "state=ready"): 5,
+        ("roq_group_behind_seconds", "queue=orders@billing"): 2.5,
         ("roq_tasks_completed_total", "queue=file:///data/tasks"): 100,
         ("roq_tasks_inserted_total", "queue=file:///data/tasks"): 110,
     }.items():
@@ -99,9 +129,23 @@ def test_examples_ask_for_what_there_is(file: str) -> None:
     text = (EXAMPLES / file).read_text()
     asked = set(re.findall(r"roq_\w+", text))
     assert len(asked) > 10
-    assert asked <= {name for name, *_ in samples(FOUND)}
+    assert asked <= {name for name, *_ in (*samples(FOUND), *samples_of(host_families()))}
     for found in re.findall(r"{{queue}}|{{(\w+)}}|\$labels\.(\w+)", text):
-        assert {*found} <= {"", "host", "queue", "exchange", "source", "state"}
+        assert {*found} <= {"", "host", "queue", "exchange", "source", "state", "kind"}
+
+
+def test_the_page_tells_what_there_is_and_nothing_else() -> None:
+    page = (EXAMPLES.parents[1] / "docs" / "monitoring.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `roq_")]
+    told = {name for row in rows for name in re.findall(r"roq_\w+", row.split("|")[1])}
+    there = [*families(FOUND), *host_families()]
+    assert told == {metric.name + "_total" * (metric.type == "counter") for metric in there}
+    labels = {label for metric in there for sample in metric.samples for label in sample.labels}
+    assert {*re.findall(r"`(\w+)`", "".join(row.split("|")[2] for row in rows)), "host"} == labels
+
+
+def test_of_a_work_queue_that_is_no_group_it_is_not_told_how_far_it_is_behind() -> None:
+    assert [labels for name, *labels in samples(FOUND) if name == "roq_group_behind_seconds"] == [["queue=orders@billing"]]
 
 
 def test_the_dashboard_is_one() -> None:
@@ -114,8 +158,12 @@ def test_the_dashboard_is_one() -> None:
 def test_prometheus_own_tool_finds_nothing_wrong() -> None:
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("promtool is not installed (on Debian: apt-get install prometheus)")
-    _, body = exposition(FOUND)
-    for arguments, given in ((("metrics",), body), (("rules", str(EXAMPLES / "alerts.yml")), b"")):
+    checks = [(("metrics",), metrics_answer(one)[2]) for one in (families(FOUND), host_families())]
+    for arguments, given in (
+        *checks,
+        (("rules", str(EXAMPLES / "alerts.yml")), b""),
+        (("config", str(EXAMPLES / "prometheus.yml")), b""),
+    ):
         done = subprocess.run([promtool, "check", *arguments], input=given, capture_output=True, timeout=30, check=False)
         assert (done.returncode, done.stderr) == (0, b""), done.stdout + done.stderr
 
@@ -137,7 +185,7 @@ async def test_answers(tmp_path: Path, path: str, status: str, text: str) -> Non
     async with open_queue(address) as queue:
         await queue.put_many([b"1", b"2"])
     sources = Sources(None, [address])
-    got, _, body = await answer(path.replace("QUOTED", quote(address, safe="")), "", sources)
+    got, _, body = await answer(sources, path.replace("QUOTED", quote(address, safe="")), "")
     await sources.close()
     assert (got, text.replace("ADDRESS", address) in body.decode()) == (status, True), body
 
@@ -191,15 +239,21 @@ async def test_one_that_may_not_be_read_says_nothing_of_the_others(tmp_path: Pat
 
 
 def test_prometheus_gets_openmetrics_if_it_asks_for_it() -> None:
-    kind, body = exposition(FOUND, "application/openmetrics-text; version=1.0.0")
+    _, kind, body = metrics_answer(families(FOUND), "application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
 
+def test_autoscalers_get_numbers_alone() -> None:
+    got = metrics.numbers(Status(0, 0, 0, 0, 0, 0))
+    assert set(got) == {"ready", "delayed", "leased", "dead", "completed", "inserted", "oldest_seconds"}
+    assert metrics.numbers(FOUND.tasks["orders@billing"])["behind_seconds"] == 2.5
+
+
 def test_where_to_listen() -> None:
-    assert _place(LISTEN) == ("127.0.0.1", 9464)
-    assert _place(":80") == ("0.0.0.0", 80)
-    assert _place("[::1]:80") == ("::1", 80)
-    for wrong in ("9464", "host", "host:", "host:x", "host:70000", ""):
-        with pytest.raises(InvalidConfiguration):
-            _place(wrong)
+    assert listen_place(LISTEN, "--listen") == ("127.0.0.1", 9464)
+    assert listen_place(":80", "--listen") == ("0.0.0.0", 80)
+    assert listen_place("[::1]:80", "--listen") == ("::1", 80)
+    for wrong in ("9464", "host", "host:", "host:x", "host:70000", "host:²", ""):
+        with pytest.raises(InvalidConfiguration, match=re.escape(f"--listen is [HOST]:PORT, got {wrong!r}")):
+            listen_place(wrong, "--listen")

@@ -9,7 +9,7 @@ import pytest
 
 from roq.pubsub import order
 from roq.pubsub.order import FrameEvent, OrderMachine
-from roq.pubsub.subscriber import FORGET_SECONDS
+from roq.pubsub.order_limits import FORGET_SECONDS
 from roq.wire.frame import FrameKind, Header, PathOpening
 from tests.unit.test_order import Subscriber
 

@@ -8,7 +8,7 @@ from roq.errors import MessagesLost
 from roq.pubsub import order
 from roq.pubsub.monitor.watermarks import REPEATS
 from roq.pubsub.order import FrameEvent
-from roq.pubsub.subscriber import FORGET_SECONDS
+from roq.pubsub.order_limits import FORGET_SECONDS
 from roq.wire.frame import FrameKind, Header
 from tests.unit.test_order import PUBLISHER, Subscriber
 

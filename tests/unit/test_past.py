@@ -11,17 +11,22 @@ from collections.abc import AsyncIterator
 import pytest
 
 from roq.coordination.locate import GcmClient
-from roq.errors import MessagesLost
+from roq.errors import InvalidConfiguration, MessagesLost
 from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
 from roq.pubsub.inbox import Reached
-from roq.pubsub.past import SKEW_MS, Past, Tape, Told, has_older
-from roq.pubsub.subscriber import HOLD_SECONDS, Subscriber
+from roq.pubsub.order import FOREVER
+from roq.pubsub.order_limits import HOLD_SECONDS, SWEEP_SECONDS, TAPE_HOLD_MAX_SECONDS, TAPE_HOLD_SECONDS
+from roq.pubsub.past import Past, Told
+from roq.pubsub.subscriber import Subscriber
+from roq.pubsub.subscription import Batch
+from roq.pubsub.tape import ABANDONED_SECONDS, SKEW_MS, UNCONFIRMED_MS, Tape, has_older
+from roq.pubsub.tape_list import FoundTapes
 from roq.wire import gcm, zmtp
 from roq.wire import monitor as wire
 from roq.wire.assignment import Overflow, to_json
 from roq.wire.frame import FrameKind, PathOpening, encode_control, encode_data
 from roq.wire.limits import SUBSCRIBER_BYTES_QUEUED
-from roq.wire.recording import encode_entry
+from roq.wire.recording import Record, encode_entry
 
 NOW = 1_000_000_000
 P, Q = 7, 8
@@ -42,8 +47,8 @@ def fin(publisher: int, path: int, last: int) -> bytes:
 class Scene:
     """A subscriber and the tapes that it reads. `given`: numbers of messages, and ranges that were reported lost."""
 
-    def __init__(self) -> None:
-        self.subscriber = Subscriber(GcmClient("127.0.0.1:1"), "q", (), lambda lost: None, "earliest")
+    def __init__(self, start: str = "earliest", follow: bool | str = True) -> None:
+        self.subscriber = Subscriber(GcmClient("127.0.0.1:1"), "q", (), lambda lost: None, start, follow)
         self.subscriber._started = time.monotonic()
         assert self.subscriber._past is not None
         self.past: Past = self.subscriber._past
@@ -52,15 +57,15 @@ class Scene:
         """Of this Exchange, with one segment."""
         segments = () if state is None else (SegmentMetadata(f"{name}~1", 1, state, (Fragment(1, ("h",)),), last),)
         view = gcm.TapeView(f"tape.t.{name}", name, True, to_json(LogMeta(segments=segments)))
-        if name in self.past._reading:
-            self.past._reading[name].update(view)
+        if name in self.past.tapes.reading:
+            self.past.tapes.reading[name].update(view)
         else:
-            self.past._reading[name] = Tape(view, self.past._stores)
-        return self.past._reading[name]
+            self.past.tapes.reading[name] = Tape(view, self.past.tapes.stores)
+        return self.past.tapes.reading[name]
 
     async def read(self, name: str, at: int, *frames: bytes) -> list[int | str]:
         """The next entry of this tape, and what was given then."""
-        tape = self.past._reading[name]
+        tape = self.past.tapes.reading[name]
         tape.ahead.append((tape.done + 1, encode_entry(NOW + at, [zmtp.frame(frame) for frame in frames])))
         await self.past._hand_out(tape, [tape])
         return self.settle()
@@ -87,7 +92,7 @@ class Scene:
         """The Exchange has said where its messages begin; then somebody looked at the tapes."""
         attachment = next(one for one in self.past._holding if one.exchange.id == name)
         self.past._holding[attachment] = Told(entry, time.monotonic())
-        self.past._looked = time.monotonic()
+        self.past.tapes.looked = time.monotonic()
 
 
 @pytest.fixture
@@ -104,7 +109,6 @@ async def scene() -> AsyncIterator[Scene]:
         ("A", ("B", NOW - SKEW_MS - 1), False),
         ("A", ("A", NOW), False),
         ("E", ("B", NOW), False),
-        ("X", ("B", NOW), False),
         ("", ("B", NOW), True),
         ("", ("A", NOW), False),
         ("", ("E", NOW - SKEW_MS - 1), False),
@@ -115,8 +119,45 @@ async def test_a_tape_may_have_what_is_older_until_it_was_read_so_far(
 ) -> None:
     scene.tape("A").written = NOW
     scene.tape("E", SegmentState.CLOSED, 1).done = 1
-    assert has_older(scene.past._reading, exchange, origin) is older
+    assert has_older(scene.past.tapes.reading, exchange, origin) is older
     assert scene.past.unread(exchange, origin) is older
+
+
+@pytest.mark.parametrize(
+    ("exchange", "origin", "older"),
+    [
+        ("A", ("B", NOW - SKEW_MS), True),
+        ("A", ("B", NOW - SKEW_MS - 1), False),
+        ("A", ("", NOW - SKEW_MS - 1), True),  # of itself: its clock is not the one that says when it was seen
+        ("A", ("", NOW - 2 * SKEW_MS - 1), False),
+        ("", ("B", NOW - SKEW_MS - 1), False),
+    ],
+)
+async def test_or_until_its_end_was_seen_late_enough(scene: Scene, exchange: str, origin: tuple[str, int], older: bool) -> None:
+    scene.tape("A").seen = NOW
+    assert scene.past.unread(exchange, origin) is older
+
+
+async def test_an_exchange_that_is_not_known_may_have_a_tape_that_was_made_just_now(scene: Scene) -> None:
+    """Until somebody has looked for tapes late enough; never one whose tape was read to its end."""
+    scene.past.tapes.looked_ms = NOW
+    late = NOW - UNCONFIRMED_MS - SKEW_MS
+    assert scene.past.unread("X", ("B", late))
+    assert not scene.past.unread("X", ("B", late - 1))
+    assert not scene.past.unread("X", ("B", FOREVER)), "nobody knows whether its end will ever come"
+    scene.tape("E", SegmentState.CLOSED, 1).done = 1
+    scene.past.tapes.leave("E")
+    assert not scene.past.unread("E", ("B", NOW))
+
+
+async def test_a_move_away_from_it_waits_until_its_tape_is_found(scene: Scene) -> None:
+    scene.tape("B")
+    scene.past.tapes.looked_ms = NOW
+    assert await scene.read("B", 1, opens(Q, 1, 0), data(Q, 1, 1), fin(Q, 1, 1)) == [1]
+    assert await scene.read("B", 2, opens(Q, 3, 2, "C"), data(Q, 3, 3)) == [], "path 2 was on a tape that is not known yet"
+    scene.tape("C")
+    assert await scene.read("C", 1, opens(Q, 2, 1, "B"), data(Q, 2, 2)) == [2]
+    assert await scene.read("C", 3, fin(Q, 2, 2)) == [3]
 
 
 async def test_a_path_begins_at_once_when_the_end_of_the_one_before_was_read(scene: Scene) -> None:
@@ -204,7 +245,7 @@ async def test_an_exchange_that_records_no_longer_is_read_to_the_end_of_its_tape
     tape.done = entry
     scene.attach("A")
     scene.told("A", entry)
-    scene.past._recorded = recorded
+    scene.past.tapes.recorded = recorded
     scene.settle()
     assert bool(scene.past._holding) is (not recorded and not entry)
     scene.tape("A", SegmentState.CLOSED, max(1, entry))
@@ -225,3 +266,170 @@ async def test_an_exchange_is_read_until_it_has_said_where_its_messages_begin(sc
     assert scene.past.holds(attachment)
     assert attachment.proved
     assert attachment.link._paused, "the tape comes first"
+
+
+# --- one that follows what is stored --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def following() -> AsyncIterator[Scene]:
+    """In the present."""
+    made = Scene(follow="stored")
+    await made.past._arrive()
+    yield made
+    await made.subscriber.close(0)
+
+
+async def test_it_is_ready_in_the_present_and_goes_on(following: Scene) -> None:
+    following.subscriber._opened = True
+    await following.subscriber.ready(0.1)
+    following.tape("A")
+    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
+    assert following.subscriber.health().problems == ()
+    assert not following.past._over()
+
+
+async def test_a_replay_waits_until_the_end_of_the_tape_that_was_left_was_seen(following: Scene) -> None:
+    following.tape("A")
+    following.tape("B")
+    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
+    assert await following.read("B", 1, opens(P, 2, 1, "A", finished=False), data(P, 2, 2)) == []
+    following.tape("A").seen = NOW + SKEW_MS + 1
+    assert following.settle() == []
+    following.tape("A").seen = NOW + SKEW_MS + 2
+    assert following.settle() == [2]
+
+
+async def test_an_end_that_never_comes_is_given_up_when_its_tape_was_quiet_for_long(following: Scene) -> None:
+    """A tape that nobody closes may yet have it."""
+    left = following.tape("A")
+    following.tape("B")
+    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
+    assert await following.read("B", 1, opens(P, 2, 1, "A"), data(P, 2, 2)) == []
+    now = time.monotonic()
+    known = following.subscriber._order.publishers[P]
+    known.waiting_since = now - ABANDONED_SECONDS - 2 * TAPE_HOLD_SECONDS
+    assert following.settle() == [], "it is not known that nothing more can be read"
+    left.looked, left.news_at = now, now - ABANDONED_SECONDS
+    assert following.settle() == []
+    left.news_at -= TAPE_HOLD_SECONDS
+    assert following.settle() == [2]
+
+
+async def test_or_after_a_time_in_any_case_that_counts_from_the_present_on(following: Scene) -> None:
+    following.tape("A")
+    following.tape("B")
+    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
+    assert await following.read("B", 1, opens(P, 2, 1, "A"), data(P, 2, 2)) == []
+    following.subscriber._order.publishers[P].waiting_since = time.monotonic() - 2 * TAPE_HOLD_MAX_SECONDS
+    assert following.settle() == []
+    following.past._since -= TAPE_HOLD_MAX_SECONDS
+    assert following.settle() == [2]
+
+
+async def test_a_path_that_began_unrecorded_begins_when_nothing_older_can_be_on_a_tape(following: Scene) -> None:
+    """Recording was switched off meanwhile: nobody will ever see its beginning."""
+    following.tape("A")
+    following.tape("B")
+    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
+    assert await following.read("B", 1, data(P, 3, 4), data(P, 3, 5)) == []
+    assert await following.read("A", 2, data(P, 1, 2)) == [2]
+    following.tape("A").seen = NOW + 1 + SKEW_MS
+    assert following.settle() == []
+    following.tape("A").seen += 1
+    assert following.settle() == ["lost 3..3", 4, 5]
+
+
+async def test_a_watermark_waits_until_no_other_tape_may_have_what_it_speaks_of(following: Scene) -> None:
+    """It came through another Exchange."""
+    following.tape("A")
+    following.tape("B")
+    says = encode_control(FrameKind.WATERMARK, P, 1, 3, {"t": (3, 3)}, 0)
+    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
+    assert await following.read("B", 1, says) == []
+    assert await following.read("A", 2, data(P, 1, 2)) == [2]
+    following.tape("A").seen = NOW + 2 + SKEW_MS
+    assert following.settle() == ["lost 3..3"]
+    assert following.past._watermark_bytes == 0
+
+
+@pytest.mark.parametrize("behind", [False, True])
+async def test_publishers_that_have_ended_are_forgotten_unless_it_does_not_keep_up(following: Scene, behind: bool) -> None:
+    """As live ones are: it may read for months. Watermarks of theirs may still come if it is behind."""
+    following.tape("A")
+    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1), fin(P, 1, 1)) == [1]
+    known, limits = following.subscriber._order.publishers[P], following.subscriber._limits
+    known.heard = limits._swept = -10 * SWEEP_SECONDS
+    following.past._behind_at = time.monotonic() if behind else -10 * SWEEP_SECONDS
+    following.settle()
+    assert bool(known.topics) is behind
+
+
+async def test_a_tape_that_was_closed_is_read_on_when_its_exchange_writes_again(following: Scene) -> None:
+    tapes = following.past.tapes
+    tapes.know(listed(LogMeta(segments=(SegmentMetadata("A~1", 1, SegmentState.OPEN, (Fragment(1, ("h",)),)),))))
+    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
+    closed = SegmentMetadata("A~1", 1, SegmentState.CLOSED, (Fragment(1, ("h",)),), 1)
+    tapes.know(listed(LogMeta(segments=(closed,))))
+    following.settle()
+    assert tapes.reading == {}
+    tapes.know(listed(LogMeta(segments=(closed, SegmentMetadata("A~2", 2, SegmentState.OPEN, (Fragment(2, ("h",)),))))))
+    assert tapes.reading["A"].done == 1
+
+
+async def test_of_a_tape_that_has_expired_the_rest_is_told_and_the_position_names_it_no_longer(following: Scene) -> None:
+    subscriber, tapes = following.subscriber, following.past.tapes
+    lost: list[MessagesLost] = []
+    subscriber._on_lost = lost.append
+    open_segment = SegmentMetadata("A~1", 1, SegmentState.OPEN, (Fragment(1, ("h",)),))
+    tapes.know(listed(LogMeta(segments=(open_segment,))))
+    subscriber._tapes = "t"
+    tape = tapes.reading["A"]
+    tape.ahead.append((1, encode_entry(NOW, [zmtp.frame(frame) for frame in (opens(P, 1, 0), data(P, 1, 1))])))
+    await following.past._hand_out(tape, [tape])
+    batch = await subscriber.next_batch()
+    assert [message.sequence for message in batch or ()] == [1]
+    tapes.know(listed())
+    subscriber._closed = True
+    assert await subscriber.next_batch() is None
+    assert [(one.publisher, one.first, one.last) for one in lost] == [(0, 2, 2)]
+    assert subscriber.position is not None
+    assert subscriber.position.done == {}
+
+
+def listed(*of_a: LogMeta) -> FoundTapes:
+    """What the GCM says of the tape of A."""
+    views = tuple(gcm.TapeView("tape.t.A", "A", True, to_json(meta)) for meta in of_a)
+    return gcm.Tapes("t", Record(), True, views, {}), time.monotonic(), NOW
+
+
+async def test_what_follows_is_said_in_one_of_three_ways() -> None:
+    for follow in ("live", "", None, 1):
+        with pytest.raises(InvalidConfiguration, match="'stored'"):
+            Scene(follow=follow)  # type: ignore[arg-type]
+    assert Subscriber(GcmClient("127.0.0.1:1"), "q", (), lambda lost: None, "live", False)._past is None
+
+
+# --- the last message of each topic ---------------------------------------------------------------------------------------
+
+
+def on(topic: bytes, number: int, before: int, *payloads: bytes) -> bytes:
+    return encode_data(topic, P, 1, number, before, before, list(payloads), 0)
+
+
+async def test_of_the_past_only_the_last_message_of_each_topic_is_given_in_their_order() -> None:
+    scene = Scene("last")
+    scene.tape("A")
+    assert await scene.read("A", 0, opens(P, 1, 0), on(b"t", 1, 0, b"1", b"2", b"3"), on(b"u", 4, 0, b"4")) == []
+    scene.subscriber.reached("A", 1)
+    assert await scene.read("A", 1, on(b"t", 5, 3, b"5"), on(b"v", 7, 0, b"7"), on(b"t", 9, 8, b"9")) == ["lost 6..8"]
+    assert scene.subscriber.health().buffered_bytes == 0
+    scene.subscriber.give_latest()
+    items = list(scene.subscriber._buffer)
+    given = [(one.header.sequence, one.payloads) for one in items if isinstance(one, Batch)]
+    assert given == [(4, [b"4"]), (7, [b"7"]), (9, [b"9"])]
+    assert items[-1] == Reached("A", 2), "a position says nothing before they were taken"
+    assert scene.subscriber.health().buffered_bytes > 0
+    scene.subscriber._buffer.clear()
+    assert await scene.read("A", 2, on(b"t", 10, 9, b"10", b"11")) == [10], "everything from then on"
+    await scene.subscriber.close(0)

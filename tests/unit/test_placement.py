@@ -148,14 +148,14 @@ def test_removed_name_waits_until_its_old_processes_are_gone() -> None:
     removed = stamp(cluster, assign(removed, ["q"], cluster))
     revisions = {"a": removed.hosts["a"].revision}
     assert not removed.hosts["a"].assigned
-    assert not transactions.none_left(removed, entry, revisions)
+    assert not transactions.none_left(removed, entry, entry.subject, revisions)
     with pytest.raises(NotReady):
         created(removed, "q")
     assert transactions.remove_queue(removed, request, 9.0) is removed  # the same again
     with pytest.raises(QueueNotFound):
         transactions.remove_queue(removed, RemoveQueue("q", "other"), 9.0)
     gone = obey(removed, "a")
-    assert transactions.none_left(gone, entry, revisions)
+    assert transactions.none_left(gone, entry, entry.subject, revisions)
     assert created(gone, "q").queues["q"]
 
 

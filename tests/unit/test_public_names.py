@@ -28,6 +28,9 @@ FACES = [
     (roq.Cluster, blocking.Cluster),
     (roq.Publisher, blocking.Publisher),
     (roq.Subscriber, blocking.Subscriber),
+    (roq.GroupSubscriber, blocking.GroupSubscriber),
+    (roq.Responder, blocking.Responder),
+    (roq.Request, blocking.Request),
     (roq.WorkQueue, blocking.WorkQueue),
     (roq.Task, blocking.Task),
 ]

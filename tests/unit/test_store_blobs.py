@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
@@ -117,3 +118,26 @@ def test_a_blob_put_aside_stays_there(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(DISK, "sync_folder", lambda path: synced.append(Path(path)))
     assert not blobs.check("b")
     assert set(synced) == {path.parent, tmp_path / "bad"}
+
+
+def test_how_many_there_are_and_their_bytes(tmp_path: Path) -> None:
+    blobs = BlobFolder(tmp_path, 0)
+    told = []
+    steps: tuple[Callable[[], None], ...] = (
+        lambda: blobs.put("a", 0, len(DATA), CRC, DATA),
+        lambda: blobs.put("a", 0, len(DATA), CRC, DATA),  # it is there already
+        lambda: blobs.put("b", 0, 3, crc32(b"xyz"), b"xyz"),
+        lambda: blobs.put("a", 0, 3, crc32(b"xyz"), b"xyz"),  # another one of that name
+        lambda: blobs.put_aside("a"),
+        lambda: blobs.put_aside("a"),
+        lambda: blobs.put("c", 0, 5, crc32(b"uvwxy"), b"uvwxy"),
+    )
+    for step in steps:
+        step()
+        told.append((blobs.count, blobs.bytes))
+    assert told == [(1, 1000), (1, 1000), (2, 1003), (2, 6), (1, 3), (1, 3), (2, 8)]
+    again = BlobFolder(tmp_path, 0)
+    assert (again.count, again.bytes) == (2, 8)
+    again.delete("b")
+    again.delete("b")
+    assert (again.count, again.bytes) == (1, 5)

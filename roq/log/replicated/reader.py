@@ -18,6 +18,7 @@ from roq.wire.assignment import from_json
 WAIT_SECONDS = 5.0  # a store holds a question for news so long
 ANSWER_SECONDS = 3.0
 RETRY_SECONDS = 0.1
+NOWHERE = 1 << 62  # a position that no entry has
 Entry = tuple[int, bytes]
 
 
@@ -48,6 +49,30 @@ class SegmentReader:
                 return await self._read_segment(segment, position, wait_seconds, ask_all=ask_all)
         return []
 
+    async def is_nothing_at(self, meta: LogMeta, position: int) -> bool:
+        """Whether no entry there counts as stored, nor any behind it, though it may not be known yet that it is confirmed: no
+        node of the open segment holds one, and so many say so that too few others could."""
+        segment = meta.segments[-1]
+        nodes = segment.fragment_of(position).nodes
+        requests = [self._ask(node, wire.Read(segment.id, position, position, 0.0, *self.of_queue)) for node in nodes]
+        answers = await asyncio.gather(*requests, return_exceptions=True)
+        known = [answer for answer in answers if isinstance(answer, wire.Entries)]
+        return len(known) > len(nodes) - meta.ack_quorum and not any(answer.entries for answer in known)
+
+    async def confirmed_end(self, meta: LogMeta) -> int:
+        """Position of the last confirmed entry, as far as the nodes that answer know. Raises LogUnavailable: none does."""
+        if not meta.segments or meta.segments[-1].state is SegmentState.CLOSED:
+            return meta.next_first - 1
+        segment = meta.segments[-1]
+        requests = [
+            self._ask(node, wire.Read(segment.id, NOWHERE, 0, 0.0, *self.of_queue)) for node in segment.fragments[-1].nodes
+        ]
+        answers = await asyncio.gather(*requests, return_exceptions=True)
+        known = [answer.confirmed for answer in answers if isinstance(answer, wire.Entries)]
+        if not known:
+            raise LogUnavailable(f"the end of log {self.log_id} can't be found out now: {'; '.join(map(str, answers))}")
+        return max(*known, segment.first - 1)
+
     async def _read_segment(
         self, segment: SegmentMetadata, position: int, wait_seconds: float, *, ask_all: bool = False
     ) -> list[Entry]:
@@ -56,7 +81,7 @@ class SegmentReader:
         last = min(later) - 1 if later else max(segment.last, 0)  # 0: up to what is confirmed
         nodes = sorted(fragment.nodes, key=lambda node: node != self._preferred)
         silent: list[str] = []
-        none_yet = False
+        none_yet: list[str] = []  # nodes that know of nothing more
         for node in nodes:
             request = wire.Read(segment.id, position, last, 0.0 if last or none_yet else wait_seconds, *self.of_queue)
             try:
@@ -68,11 +93,13 @@ class SegmentReader:
             if not _intact(segment.id, answer):
                 silent.append(f"{node}: sent a damaged entry")
                 continue
-            none_yet = none_yet or not (entries or answer.missing)
+            if not (entries or answer.missing):
+                none_yet.append(node)
             if entries or not (answer.missing or ask_all):
                 self._preferred = node
                 return entries
         if none_yet:
+            self._preferred = none_yet[0]  # not one that is silent: the others would hear of news only after it
             return []
         where = f"entry {position} of log {self.log_id}, segment {segment.id},"
         if not silent or not last:

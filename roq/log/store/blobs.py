@@ -57,6 +57,7 @@ class BlobFolder:
         self._directory, self._free_bytes_min = directory, free_bytes_min
         self._lock = threading.Lock()
         self._blobs: dict[str, tuple[int, float]] = {}  # name -> size, when stored
+        self.bytes = 0  # of all of them
         self._uploads: dict[str, _Upload] = {}
         self._deleted: dict[str, float] = {}
         self._bad: set[str] = set()
@@ -76,8 +77,21 @@ class BlobFolder:
                     os.unlink(entry.path)
                 else:
                     found = entry.stat()
-                    self._blobs[unquote(entry.name)] = (max(found.st_size - HEADER_BYTES, 0), found.st_mtime)
+                    self._list(unquote(entry.name), max(found.st_size - HEADER_BYTES, 0), found.st_mtime)
         self._bad = {unquote(name) for name in os.listdir(self._directory / "bad")}
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._blobs)
+
+    def _list(self, blob: str, size: int, when: float) -> None:
+        self._unlist(blob)
+        self._blobs[blob] = (size, when)
+        self.bytes += size
+
+    def _unlist(self, blob: str) -> None:
+        self.bytes -= self._blobs.pop(blob, (0, 0.0))[0]
 
     def _path(self, blob: str) -> Path:
         name = quote(blob, safe="~")
@@ -154,7 +168,7 @@ class BlobFolder:
             DISK.rename(upload.path, path)
             del self._uploads[blob]
             upload.over = True
-            self._blobs[blob] = (upload.total, time.time())
+            self._list(blob, upload.total, time.time())
             self._bad.discard(blob)
 
     def _fits(self, path: Path, total: int, crc: int) -> bool:
@@ -230,14 +244,14 @@ class BlobFolder:
         with self._lock:
             gone = blob in self._blobs and not self._path(blob).exists()
             if gone:
-                del self._blobs[blob]
+                self._unlist(blob)
             return gone
 
     def put_aside(self, blob: str) -> None:
         """It is damaged: no longer listed, so that it is copied here again."""
         path = self._path(blob)
         with self._lock:
-            self._blobs.pop(blob, None)
+            self._unlist(blob)
             self._bad.add(blob)
         if path.exists():
             path.rename(self._directory / "bad" / path.name)
@@ -250,7 +264,7 @@ class BlobFolder:
         with self._lock:
             self._deleted[blob] = time.monotonic()
             self._drop_locked(blob)
-            self._blobs.pop(blob, None)
+            self._unlist(blob)
             self._bad.discard(blob)
         path.unlink(missing_ok=True)
         (self._directory / "bad" / path.name).unlink(missing_ok=True)

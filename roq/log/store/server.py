@@ -25,7 +25,7 @@ from roq.log.store.journal import FILE_BYTES, JournalWrite
 from roq.log.store.storage import COPY_EPOCH, SegmentStorage
 from roq.log.store.upkeep import Compaction, scrub
 from roq.runtime.files import DISK, FULL, Disk
-from roq.runtime.observe import Counters, logger
+from roq.runtime.observe import Counters, Histogram, logger
 from roq.runtime.rpc import RpcPool, RpcServer
 from roq.wire import store as wire
 from roq.wire.rights import allow_at_store
@@ -34,6 +34,7 @@ from roq.wire.store import Add, Found, Refusal
 log = logger(__name__)
 QUICK_SECONDS = 0.002  # a sync that takes no longer on the average is not worth a thread
 QUICK_WEIGHT = 0.125  # of the newest sync in that average
+SYNC_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # s
 MARKER_SECONDS = 0.02  # idle for so long: prove that the last batch was durable
 PREPARE_RETRY_SECONDS = 1.0  # on a full disk
 COMPACT_EVERY_SECONDS = 1.0
@@ -104,7 +105,7 @@ class StoreServer:
     ) -> None:
         self._host, self._disk_name, self._failed = host, disk_name, failed
         self._directory, self._life = directory, new_token()
-        self.counters = Counters()
+        self.counters, self._syncs = Counters(), Histogram(SYNC_BOUNDS)
         try:
             (directory / "journal").mkdir(parents=True, exist_ok=True)
             self.storage = SegmentStorage(disk or Disk(), directory / "journal", file_bytes)
@@ -162,6 +163,7 @@ class StoreServer:
                     log.error("entry refused", extra={"fields": {"segment": add.segment, "why": refusal.name}})
                 self._server.notify(peer, wire.EntriesRefused(add.segment, add.first, count, refusal))
             elif count:
+                self.counters["entries_stored"] += count
                 self._server.notify(peer, wire.EntriesAdded(add.segment, add.first, count))
 
         self.counters["entries"] += count
@@ -218,7 +220,9 @@ class StoreServer:
     def _perform(self, write: JournalWrite) -> None:
         began = time.monotonic()
         self.storage.journal.perform(write)
-        self._sync_seconds += QUICK_WEIGHT * (time.monotonic() - began - self._sync_seconds)
+        seconds = time.monotonic() - began
+        self._sync_seconds += QUICK_WEIGHT * (seconds - self._sync_seconds)
+        self._syncs.observe(seconds)
 
     def _write(self) -> None:
         """The journal's thread, for a slow disk."""
@@ -244,6 +248,7 @@ class StoreServer:
         self._writing = False
         self._written_at = time.monotonic()
         self.counters["syncs"] += 1
+        self.counters["written_bytes"] += len(write.data)
         self.storage.committed(write)
         self._waiting.wake_all()
         if self.storage.has_pending:
@@ -434,7 +439,7 @@ class StoreServer:
                 return
 
     def _describe(self) -> wire.StoreView:
-        journal = self.storage.journal
+        journal, syncs = self.storage.journal, self._syncs
         return wire.StoreView(
             self._host,
             self._disk_name,
@@ -444,6 +449,9 @@ class StoreServer:
             len(self.storage.index.segments),
             {**self.counters, "damages": self.storage.damaged},
             self._life,
+            self.blobs.count,
+            self.blobs.bytes,
+            wire.SyncTimes(syncs.bounds, tuple(syncs.counts), syncs.sum),
         )
 
     async def close(self) -> None:

@@ -26,6 +26,16 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * PAGE_BYTES
 
 
+def count_traffic(counters: Counters, forwarder: Forwarder) -> None:
+    """For whoever asks this process how it is. Of the tape while there is one."""
+    for name, total in forwarder.traffic._asdict().items():
+        counters[name] = total
+    if forwarder.recorder is not None:
+        counters["tape_waiting_bytes"] = forwarder.recorder.waiting_bytes
+    else:
+        counters.pop("tape_waiting_bytes", None)
+
+
 async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     """Forward until `stop`. Raises PortTaken."""
     process = spec.process
@@ -57,6 +67,7 @@ async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
     board = open_board(spec)
 
     def report() -> None:
+        count_traffic(counters, forwarder)
         load = board.host_load()
         cpu = time.process_time()
         monitor.notify(wire.ExchangeReport(where, spec.host, *forwarder.traffic, cpu, resident_bytes(), *load))

@@ -120,6 +120,11 @@ class Recorder:
             told(self._base + self._made)
 
     @property
+    def waiting_bytes(self) -> int:
+        """Taken, and not known to be stored."""
+        return self._waiting
+
+    @property
     def copies(self) -> int:
         """Stores that must have an entry before it counts."""
         return 0 if self.writer is None else self.writer.meta.ack_quorum
@@ -164,6 +169,7 @@ class Recorder:
         while self._under_way and self._base + self._under_way[0].number <= position:
             entry = self._under_way.popleft()
             self._waiting -= len(entry.data)
+            self.counters["tape_entries"] += 1
             self.counters["tape_bytes"] += len(entry.data)
             for told in entry.told:
                 told(self._base + entry.number)

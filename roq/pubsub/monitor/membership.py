@@ -540,6 +540,10 @@ class Membership:
             return False
         return now - self._begun >= (REJOIN_SECONDS if self.subscribers else NOBODY_SECONDS)
 
+    def all_back(self, now: float) -> bool:
+        """Whether every subscriber of the time before this Monitor has come back, or is not waited for any more."""
+        return self._newcomers_served(now)
+
     def expect(self, named: Named, now: float) -> None:
         """A Monitor before this one names the subscribers it had."""
         heard = {subscriber: now - silent for subscriber, silent in named.subscribers.items()}

@@ -19,6 +19,7 @@ import msgspec
 from roq.errors import CallError, NotReady, ProcessFailed, RoqError
 from roq.pubsub.monitor.membership import NEWCOMER_SECONDS, REJOIN_SECONDS, Membership
 from roq.pubsub.monitor.records import CARRYING, AnswerDue, Instruction, Notify, Retire, Unwatch, WatchExchange
+from roq.pubsub.monitor.responders import ResponderList
 from roq.pubsub.monitor.statistics import Statistics
 from roq.pubsub.monitor.takeover import EXPECTED_SECONDS, FormerExchanges, HeardSubscribers
 from roq.pubsub.monitor.watch import ExchangeWatch
@@ -60,6 +61,7 @@ class Monitor:
         self._heard_subscribers = HeardSubscribers()
         self._restarted = spec.restarted  # in this term
         self._membership = self._fresh_membership(None, spec.restarted or process.term > 1)
+        self._responders = ResponderList(self._membership)
         self._watches: dict[str, ExchangeWatch] = {}
         self._marks_watched = False
         self._watermarks = Watermarks()
@@ -145,6 +147,7 @@ class Monitor:
             self._watermarks = Watermarks()  # a publisher that has not rejoined yet is not gone
             activated = (before.role, process.role) == (MonitorRole.BACKUP, MonitorRole.ACTIVE)
             self._membership = self._fresh_membership(self._heard_subscribers.expected(time.monotonic()) if activated else None)
+            self._responders = ResponderList(self._membership)
             self._heard_subscribers = HeardSubscribers()
             self._restarted = False
             self._fence_all()
@@ -168,12 +171,16 @@ class Monitor:
                 self._statistics.join_publisher(request.publisher, now, request.path)
                 return msgspec.structs.replace(welcome, monitors=self._process.monitors)
             case wire.JoinSubscriber():
+                self._responders.joins(request)
                 joined = self._membership.join_subscriber(request, peer, now)
                 return msgspec.structs.replace(joined, monitors=self._process.monitors)
             case wire.Leave(member):
                 self._perform(self._membership.leave(member, now))
+                self._perform(self._responders.left(member, now))
                 self._statistics.forget(member)
                 return wire.Left()
+            case wire.ListResponders():
+                return self._responders.notice()
             case wire.RecordDecision(decision):
                 self._remember(decision)
                 return wire.Recorded()
@@ -212,6 +219,7 @@ class Monitor:
                     self._statistics.report_publisher(notice, now)
             case wire.SubscriberReport():
                 self._perform(self._membership.subscriber_report(notice, peer, now))
+                self._perform(self._responders.reported(notice, now))
                 if (subscriber := self._membership.subscribers.get(notice.subscriber)) is not None:
                     self._statistics.report_subscriber(notice, now, subscriber.told)
             case wire.ExchangeReport():
@@ -305,8 +313,10 @@ class Monitor:
             self._heard_subscribers.forget(now)
             return
         self._perform(self._membership.tick(now))
+        self._perform(self._responders.tick(self._server.connected, now))
         try:
             self._membership.check()
+            self._responders.check()
         except AssertionError:  # it goes on: a Monitor that ends would only make things worse
             self.counters["invariants_broken"] += 1
             log.exception("membership invariant violated")

@@ -15,9 +15,9 @@ from roq.log.replicated.appending import Appending
 from roq.log.replicated.writer import LogWriter
 from roq.pubsub.monitor.membership import Membership
 from roq.pubsub.order import OrderMachine
-from roq.pubsub.past import Tape
 from roq.pubsub.path import PathMachine
 from roq.pubsub.replay_buffer import ReplayBuffer
+from roq.pubsub.tape import Tape
 from roq.tools.simulation.loop import PROCESS, Process, SimulatedLoop
 from roq.workqueue.fold import Fold
 from roq.workqueue.master.follower import LogFollower

@@ -26,6 +26,7 @@ from hcm.process import HostManager
 from hcm.supervisor import Event, Exited, Forked, ForkFailed, ProcessReady
 from roq.config import GcmConfig, HcmConfig
 from roq.errors import RoqError
+from roq.groups.feed import feed
 from roq.runtime.observe import Counters
 from roq.shuffle.node.server import beside_store
 from roq.tools.simulation.disks import SimulatedDisk
@@ -41,7 +42,7 @@ PROGRAMS: dict[ProcessKind, Callable[[ChildSpec, asyncio.Event], Awaitable[None]
     ProcessKind.EXCHANGE: roq.pubsub.exchange.process.serve,
     ProcessKind.SCALING: roq.pubsub.scaling.process.serve,
     ProcessKind.STORE: partial(roq.log.store.process.serve, beside=beside_store),
-    ProcessKind.MASTER: roq.workqueue.master.process.serve,
+    ProcessKind.MASTER: partial(roq.workqueue.master.process.serve, feed=feed),
 }
 
 _pids = itertools.count(1)

@@ -25,6 +25,7 @@ from roq.log.store.identity import forget
 from roq.log.store.server import StoreServer
 from roq.tools.simulation.cluster import QUEUE, RESTART_SECONDS, ZOOKEEPER
 from roq.tools.simulation.faults import LOSSLESS_RECORDED, Fault, FaultKind
+from roq.tools.simulation.groups import GroupBooks, await_done, judge_group, take_part
 from roq.tools.simulation.loop import Fate
 from roq.tools.simulation.machines import HostMachine
 from roq.tools.simulation.recordings import (
@@ -40,6 +41,9 @@ from roq.tools.simulation.store_cluster import StoreCluster
 from roq.wire.assignment import ProcessState, from_json
 from roq.wire.gcm import Tapes
 
+GROUP = "members"
+GROUP_SECONDS = 240.0  # of a topic one message after the other, over a slow network to slow disks
+GROUP_ADDRESS = f"roq://{ZOOKEEPER}/{QUEUE}@{GROUP}"
 CLOCKS_SECONDS = 0.0, 1.0  # at most, of a machine's clock and the right time
 ENTRY_BYTES, HELD_BYTES = (1_000_000, 1_500), (1 << 25, 6_000)  # few enough for several entries, and for publishers to wait
 ROLL_SECONDS = 21_600.0, 6.0  # several segments of a tape, or one
@@ -216,3 +220,35 @@ class RecordingCluster(StoreCluster):
             if under_replicated(what, parts, self.record.copies, behind, compared):
                 return False
         return True
+
+
+class GroupCluster(RecordingCluster):
+    """As a RecordingCluster, with the members of a group besides."""
+
+    NEWCOMERS = ("member", "publisher")
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.group = GroupBooks(ordered=True)
+
+    def _program(self, what: str, label: str, random: Random, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+        if what == "member":
+            return self._told(label, take_part(self.group, GROUP_ADDRESS, label, random, stop))
+        return super()._program(what, label, random, stop)
+
+    def judged(self, faults: list[Fault]) -> tuple[list[str], tuple[int, int, int]]:
+        """What is wrong, and what was stored, leased and acked."""
+        wrong, (stored, _, _) = super().judged(faults)
+        return wrong + judge_group(self.group, self.recording), (stored, *self.group.counts())
+
+    async def look(self, seconds: float) -> None:
+        """Wait until the group is done, too."""
+        await super().look(seconds)
+        done = asyncio.Event()
+
+        async def program(stop: asyncio.Event) -> None:
+            await self._told("admin", await_done(self.group, GROUP_ADDRESS, GROUP_SECONDS))
+            done.set()
+
+        self.admin.run("admin", program)
+        await done.wait()

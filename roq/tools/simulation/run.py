@@ -31,7 +31,7 @@ from roq.tools.simulation.invariants import Inspector, LogInspector
 from roq.tools.simulation.load import TrafficPattern, judge
 from roq.tools.simulation.loop import BOOTED_SECONDS, SimulatedLoop, Standstill
 from roq.tools.simulation.network import Network
-from roq.tools.simulation.recording_cluster import CLOCKS_SECONDS, RecordingCluster, recording_replacements
+from roq.tools.simulation.recording_cluster import CLOCKS_SECONDS, GROUP, GroupCluster, RecordingCluster, recording_replacements
 from roq.tools.simulation.recordings import RecordPace
 from roq.tools.simulation.surroundings import replaced
 from roq.tools.simulation.task_cluster import WORK_QUEUE, TaskCluster
@@ -57,16 +57,37 @@ class What(StrEnum):
     TASKS = "tasks"  # a work queue, its stores and masters, producers and workers
     SHUFFLE = "shuffle"  # shuffles, their leader and followers, drivers, writers and readers
     RECORDED = "recorded"  # a recorded queue, its tapes and stores, publishers and readers
+    GROUPS = "groups"  # the same with a group of it, its master and members
 
 
-PLANS = {What.MESSAGES: plan, What.TASKS: plan_tasks, What.SHUFFLE: plan_shuffles, What.RECORDED: plan_recorded}
+PLANS = {
+    What.MESSAGES: plan,
+    What.TASKS: plan_tasks,
+    What.SHUFFLE: plan_shuffles,
+    What.RECORDED: plan_recorded,
+    What.GROUPS: plan_recorded,
+}
+CLUSTERS = {  # a shuffle's needs more than is installed everywhere
+    What.MESSAGES: SimulatedCluster,
+    What.TASKS: TaskCluster,
+    What.RECORDED: RecordingCluster,
+    What.GROUPS: GroupCluster,
+}
 WORDS = {  # for what was given, got and settled
     What.MESSAGES: ("published", "delivered", "told as lost"),
     What.TASKS: ("put", "deliveries", "acked"),
     What.SHUFFLE: ("attempts", "rows read", "sealed"),
     What.RECORDED: ("stored", "delivered", "told as lost"),
+    What.GROUPS: ("stored", "leases", "acked"),
 }
-HOSTS = {What.MESSAGES: (3,), What.TASKS: (3,), What.SHUFFLE: (4,), What.RECORDED: (3, 4)}  # of a shuffle: one joins late
+HOSTS = {  # of a shuffle one joins late
+    What.MESSAGES: (3,),
+    What.TASKS: (3,),
+    What.SHUFFLE: (4,),
+    What.RECORDED: (3, 4),
+    What.GROUPS: (3, 4),
+}
+RECORDS = What.RECORDED, What.GROUPS
 
 
 @dataclass(frozen=True)
@@ -102,13 +123,13 @@ def simulate(
     chosen = list(faults) if faults is not None else PLANS[what](Random(f"{seed} faults"), seconds)
     loop = SimulatedLoop(Random(random.getrandbits(64)))
     network = Network(loop, Random(random.getrandbits(64)))
-    wall = Wall(loop, seed, CLOCKS_SECONDS if what is What.RECORDED else APART_SECONDS)
+    wall = Wall(loop, seed, CLOCKS_SECONDS if what in RECORDS else APART_SECONDS)
     coordinator = SimulatedCoordinator(network, COORDINATOR, wall)
     inspector, chance = Inspector(loop), Random(random.getrandbits(64))
     log = LogInspector()
     table = [*inspector.replacements(), *log.replacements(), *_snapshots(seed)]
-    kind: Any = {What.MESSAGES: SimulatedCluster, What.TASKS: TaskCluster, What.RECORDED: RecordingCluster}.get(what)
-    if what is What.RECORDED:
+    kind: Any = CLUSTERS.get(what)
+    if what in RECORDS:
         table += recording_replacements(seed)
     hosts = hosts or Random(f"{seed} hosts").choice(HOSTS[what])
     if kind is None:
@@ -117,7 +138,7 @@ def simulate(
     with _quiet(), _folder() as folder, replaced(loop, network, coordinator, wall, chance, table):
         drawn = Random(random.getrandbits(64))
         cluster = kind(loop, network, coordinator, wall, folder, drawn, hosts=hosts, gcms=2, session_seconds=SESSION_SECONDS)
-        if what is What.RECORDED:
+        if what in RECORDS:
             cluster.writers = log.writers
         wrong = _runs(loop, COURSES[what](cluster, chosen, seconds, random))
         virtual, wrong = (
@@ -268,10 +289,39 @@ async def _shuffles(cluster: Any, faults: Sequence[Fault], seconds: float, rando
 
 
 async def _recorded(cluster: RecordingCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+    pace = RecordPace(*random.choice(((10.0, 1), (4.0, 5), (1.0, 60))), random.choice((1, 3)), random.choice((0, 200)))
+    await _record(cluster, pace, random)
+    began = cluster.loop.time()
+    for what in ("early", "publisher", "publisher", "reader", *random.choice(((), ("publisher",)))):
+        cluster.client(what)
+    await _suffer(cluster, faults, began, seconds)
+    await _end_recorded(cluster, ("early", "reader"))
+
+
+async def _groups(cluster: GroupCluster, faults: Sequence[Fault], seconds: float, random: Random) -> None:
+    pace = RecordPace(*random.choice(((4.0, 1), (1.0, 5), (0.2, 30))), random.choice((5, 20)), random.choice((0, 200)))
+    await _record(cluster, pace, random)
+    order, start = random.choice(("topic", "topic", "none")), random.choice(("earliest", "now"))
+    cluster.group.ordered, cluster.group.work_seconds = order == "topic", random.choice((0.0, 0.02))
+
+    async def prepare(admin: roq.Cluster) -> None:
+        await admin.create_group(QUEUE, GROUP, order=order, start=start, timeout_seconds=60.0)
+
+    await cluster.administer(prepare)
+    cluster.told(f"a group, order {order}, from {start}")
+    began = cluster.loop.time()
+    for what in ("member", "publisher", "member", "early", "publisher", "member"):
+        cluster.client(what)
+    await _suffer(cluster, faults, began, seconds)
+    await _end_recorded(cluster, ("early", "member"))
+
+
+async def _record(cluster: RecordingCluster, pace: RecordPace, random: Random) -> None:
+    """A recorded queue, and the pace of its publishers."""
+    cluster.pace = pace
     overflow, exchanges = random.choice(("block", "drop")), random.choice((1, 2, 2))
     copies, ack = random.choice(((3, 2), (3, 2), (3, 2), (2, 1), (1, 1), (2, 2)))
     cluster.record = roq.Record(copies=copies, ack=ack)
-    cluster.pace = RecordPace(*random.choice(((10.0, 1), (4.0, 5), (1.0, 60))), random.choice((1, 3)), random.choice((0, 200)))
     cluster.network.far = {host.address: random.choice((0.0, 0.0, 0.01, 0.05)) for host in cluster.hosts}
     for host in cluster.hosts:
         host.disk.sync_seconds = random.choice((0.0002, 0.003, 0.03))
@@ -284,17 +334,16 @@ async def _recorded(cluster: RecordingCluster, faults: Sequence[Fault], seconds:
             await admin.create_exchange(QUEUE, timeout_seconds=60.0)
 
     await cluster.administer(prepare)
-    began = cluster.loop.time()
     cluster.told(f"a recorded queue, {copies} copies, ack {ack}, overflow {overflow}, {exchanges} Exchanges; {cluster.pace}")
-    for what in ("early", "publisher", "publisher", "reader", *random.choice(((), ("publisher",)))):
-        cluster.client(what)
-    await _suffer(cluster, faults, began, seconds)
+
+
+async def _end_recorded(cluster: RecordingCluster, readers: Sequence[str]) -> None:
     await asyncio.sleep(SETTLE_SECONDS)
     await cluster.stop_clients("publisher", TASKS_CLOSE_SECONDS)
     cluster.books.ending = cluster.loop.time()
     await asyncio.sleep(RECORDED_DRAIN_SECONDS)
     await cluster.look(DONE_SECONDS)
-    for what in ("early", "reader"):
+    for what in readers:
         await cluster.stop_clients(what, CLOSE_SECONDS)
 
 
@@ -316,4 +365,5 @@ COURSES: dict[What, Callable[..., Coroutine[Any, Any, None]]] = {
     What.TASKS: _tasks,
     What.SHUFFLE: _shuffles,
     What.RECORDED: _recorded,
+    What.GROUPS: _groups,
 }

@@ -4,6 +4,8 @@
        ▲                       │ a later term has it                                              │
        └───────────────────────┴──────────────────────────────────────────────────────────────────┘
 
+A group's master is also fed from the tapes of its queue, by a program that this one is started with (intake.py).
+
 Which one is active is the GCM's word (role and term in the ProcessSpec); that there is only one is the log's: taking it over
 fences every other. Sockets: `clients`, whose requests are handed over one by one, without a task for each, and `control`
 (Shutdown Monitor). Nothing is decided here: what is answered is service.py's, when it is appended and sent term.py's.
@@ -13,15 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from roq.coordination import paths
 from roq.coordination.link import Check
 from roq.coordination.session import Session
 from roq.errors import (
     AccessDenied,
+    CallError,
     DataLost,
     FrameError,
     InvalidConfiguration,
@@ -52,9 +56,10 @@ from roq.wire.envelope import EnvelopeKind, open_envelope, seal_error
 from roq.wire.process import ChildSpec
 from roq.wire.rights import ADMINISTRATIVE, MASTER, for_one
 from roq.wire.task import StoreAddress
-from roq.wire.work_queue import WorkQueueRecord, WorkQueueSpec
+from roq.wire.work_queue import GroupSource, WorkQueueRecord, WorkQueueSpec
 from roq.workqueue.master.blobs import BlobStores
 from roq.workqueue.master.follower import LogFollower
+from roq.workqueue.master.intake import GroupIntake
 from roq.workqueue.master.registry import RegistryPace
 from roq.workqueue.master.service import MasterService
 from roq.workqueue.master.term import MasterTerm, SteadyClock, snapshots
@@ -65,6 +70,7 @@ GRACE_MS = 2_000  # after a take-over no lease ends: those who hold one must fin
 
 COPIES_ASKED_MAX = 100  # people who ask at the same time whether all copies are there
 
+FeedProgram = Callable[[str, GroupSource, GroupIntake], Coroutine[Any, Any, None]]  # by ZooKeeper's addresses; until cancelled
 log = logger(__name__)
 
 
@@ -83,10 +89,10 @@ class ServedTerm:
 class Master:
     """One master, active or standby, on the running loop."""
 
-    def __init__(self, spec: ChildSpec, stop: asyncio.Event) -> None:
+    def __init__(self, spec: ChildSpec, stop: asyncio.Event, feed: FeedProgram) -> None:
         if spec.process.work is None:
             raise InvalidConfiguration("a master without a work queue")
-        self._spec, self._stop = spec, stop
+        self._spec, self._stop, self._feed = spec, stop, feed
         self._process, self._work = spec.process, spec.process.work
         self.counters = Counters()
         self._clock = SteadyClock()
@@ -167,6 +173,9 @@ class Master:
             self._get_copies(serving, peer, id)
         elif serving.term.turned_away(peer, id, request):
             return
+        elif self._work.source is not None and isinstance(request, wire.Put | wire.Reserve):
+            text = f"{self._process.queue} is a group: it gets what is published to queue {self._work.source.queue}"
+            self._router.send(peer, seal_error(id, CallError(text)))
         elif isinstance(request, (wire.Reserve, wire.PayloadStored)):
             serving.blobs.take(peer, id, request)
         else:
@@ -315,6 +324,8 @@ class Master:
         repairer = LogRepairer(writer, RepairSettings(), lost.set)
         beside.start(snapshots(term, writer, self.counters, lost), "snapshots")
         beside.start(repairer.run(), "repairs of the log")
+        if (source := self._work.source) is not None:
+            beside.start(self._feed(self._spec.zookeeper, source, GroupIntake(service, term, self._clock.now)), "feed")
         return ServedTerm(term, writer, blobs, repairer, beside)
 
     def _places(self, hosts: tuple[str, ...]) -> tuple[StoreAddress, ...]:
@@ -347,11 +358,11 @@ def _settings(work: WorkQueueSpec) -> LogSettings:
     return LogSettings.model_validate({"write_quorum": work.write_quorum, "ack_quorum": work.ack_quorum})
 
 
-async def serve(spec: ChildSpec, stop: asyncio.Event) -> None:
-    """Serve until `stop`. Raises PortTaken."""
-    await Master(spec, stop).serve()
+async def serve(spec: ChildSpec, stop: asyncio.Event, feed: FeedProgram) -> None:
+    """Serve until `stop`. feed: what fills groups. Raises PortTaken."""
+    await Master(spec, stop, feed).serve()
 
 
-def main(spec: ChildSpec) -> int:
+def main(spec: ChildSpec, feed: FeedProgram) -> int:
     """Entry point of the forked child; its exit code."""
-    return run(lambda stop: serve(spec, stop))
+    return run(lambda stop: serve(spec, stop, feed))

@@ -31,7 +31,7 @@ import msgspec
 
 from roq.errors import CallError, InvalidConfiguration, PayloadTooLarge, RoqError, TemporaryError
 from roq.wire import master as wire
-from roq.wire.task import EXTEND, LeasedTask, PayloadReference, Settlement, StoreAddress, TaskState, TaskToPut
+from roq.wire.task import EXTEND, LeasedTask, PayloadReference, Settlement, Status, StoreAddress, TaskState, TaskToPut
 from roq.workqueue import codec
 from roq.workqueue.contract import DEDUP_KEY_BYTES_MAX, LEASE_COUNT_MAX, PRIORITIES, PUT_COUNT_MAX
 from roq.workqueue.fold import (
@@ -50,6 +50,8 @@ from roq.workqueue.records import (
     BlobRef,
     Complete,
     DeadLetter,
+    FeedMessage,
+    FeedPosition,
     HoldersReplaced,
     Pop,
     Purge,
@@ -298,6 +300,8 @@ class MasterService:
         self.waiting = PendingBatches()
         self._waiters: Waiters[LongPoll] = Waiters(WAITERS_MAX)
         self._largest = max(fold.inline_bytes(), default=1) or 1  # payload bytes in one task, at most
+        self.freed: Callable[[], None] | None = None  # to be called when tasks may have gone
+        self.unfed: Callable[[int], int] | None = None  # of a group, behind_ms at `now`
         self._proved = 0  # ms of the newest record
 
     # --- what the shell asks ------------------------------------------------------------------------------------------
@@ -330,6 +334,7 @@ class MasterService:
         if now >= self._quiet_until:
             for record in self.fold.expired(now, EXPIRED_AT_ONCE):
                 self.apply(record)
+            self._may_be_free()
         if (due := self.fold.next_due()) is not None and due <= now and now > self.fold.clock:
             self.apply(Tick(now))
         self._serve_waiters(now)
@@ -455,6 +460,17 @@ class MasterService:
                 self.refuse(peer, id, error)
         self._serve_waiters(push.now)
 
+    def feed(self, messages: Iterable[FeedMessage], now: int) -> None:
+        """Messages for this group."""
+        for message in messages:
+            self._largest = max(self._largest, len(message.payload))
+            self.apply(message, len(message.payload) + len(message.topic))
+        self._serve_waiters(now)
+
+    def feed_position(self, done: dict[str, int], now: int) -> None:
+        """Up to where the tapes are in this group."""
+        self.apply(FeedPosition(now, done))
+
     # --- leases -------------------------------------------------------------------------------------------------------
 
     def _lease(self, peer: bytes, id: int, request: wire.Lease, now: int) -> None:
@@ -475,6 +491,7 @@ class MasterService:
                 self._waiters.add((instance, nonce), LongPoll(peer, id, pop, now + min(request.wait_ms, WAIT_MS_MAX)))
             return
         self._hand(peer, id, pop, settled, now)
+        self._serve_waiters(now)  # what was settled may have made more tasks ready than this request takes
 
     def _hand(self, peer: bytes, id: int, pop: Pop, settled: list[str | None], asked: int) -> None:
         """asked: ms when it came."""
@@ -531,6 +548,7 @@ class MasterService:
             if token is None and again and one.kind != EXTEND and record.delivery in self.recent:
                 token = ""  # done when it was asked for first
             settled.append(token)
+        self._may_be_free()
         return settled
 
     # --- the rest -----------------------------------------------------------------------------------------------------
@@ -543,7 +561,7 @@ class MasterService:
                 body = wire.Welcome(self._term, self.fold.settings, self._blob_bytes)
             case wire.GetStatus():
                 self.tick(now)
-                body = self.fold.status(now)
+                body = self._status(now)
             case wire.Peek():
                 self.tick(now)
                 body = self._peek(request)
@@ -560,8 +578,18 @@ class MasterService:
         self.waiting.answer(peer, id, body)
         self._serve_waiters(now)
 
+    def _status(self, now: int) -> Status:
+        status = self.fold.status(now)
+        return status if self.unfed is None else msgspec.structs.replace(status, behind_ms=self.unfed(now))
+
     def _count(self, command: Record) -> wire.Counted:
-        return wire.Counted(sum(effect.tasks for effect in self.apply(command) if type(effect) is TasksChanged))
+        count = sum(effect.tasks for effect in self.apply(command) if type(effect) is TasksChanged)
+        self._may_be_free()
+        return wire.Counted(count)
+
+    def _may_be_free(self) -> None:
+        if self.freed is not None:
+            self.freed()
 
     def _peek(self, request: wire.Peek) -> wire.PeekedTasks:
         try:

@@ -1,0 +1,1 @@
+"""Clients of the systems compared, one file each, written as their documentation shows."""

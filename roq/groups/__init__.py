@@ -1,0 +1,1 @@
+"""Consumer groups: what fills them from the tapes of a recorded queue."""

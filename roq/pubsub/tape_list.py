@@ -1,0 +1,139 @@
+"""The tapes of a recorded queue, as far as one subscriber reads them: which there are, where it begins, what may be unread.
+
+A tape that was read to its end is left, and taken up again where it was when its Exchange writes on. One that has expired
+altogether is reported if there was more on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from roq.coordination.locate import GcmClient
+from roq.errors import InvalidPosition, MessagesLost, NotRecorded
+from roq.log.replicated.stores import StaticDirectory, Stores
+from roq.pubsub.order import FOREVER, Origin
+from roq.pubsub.start import LIVE, Start
+from roq.pubsub.tape import SKEW_MS, UNCONFIRMED_MS, Tape, has_older
+from roq.wire import gcm
+from roq.wire.recording import TapePosition
+
+REQUEST_SECONDS = 10.0
+FoundTapes = tuple[gcm.Tapes, float, int]
+
+
+class TapeList:
+    """name: the queue's part of the tapes' names. reading: by Exchange. looked, looked_ms: when the last look began (monotonic
+    seconds, 0: look at once; milliseconds since 1970). recorded: at that look, whether the queue is.
+
+    on_missed: a range of entries that had expired. on_expired(exchange): of whose tape nothing is left."""
+
+    def __init__(
+        self,
+        client: GcmClient,
+        queue: str,
+        start: Start,
+        on_missed: Callable[[MessagesLost], None],
+        on_expired: Callable[[str], None],
+    ) -> None:
+        self._client, self._queue, self._start = client, queue, start
+        self._on_missed, self._on_expired = on_missed, on_expired
+        self._directory = StaticDirectory({})
+        self.stores = Stores(self._directory)
+        self.name = ""
+        self.reading: dict[str, Tape] = {}
+        self.looked = 0.0
+        self.looked_ms = 0
+        self.recorded = True
+        self._read: dict[str, int] = {}  # up to where a tape was read that is not read any more; it may grow again
+        self._left: set[str] = set()  # Exchanges that are not read from their tapes
+
+    def begin_behind(self, position: TapePosition) -> None:
+        """There, instead of where it was to begin. Before the first look."""
+        self._start = position
+
+    async def look(self) -> None:
+        """Which tapes there are, and where. Raises QueueNotFound, NotRecorded, Unavailable, DeadlineExceeded."""
+        self.know(await self.ask())
+
+    async def ask(self) -> FoundTapes:
+        """The GCM's answer, for `know`, and when it was asked. Raises as `look`."""
+        began = time.monotonic(), time.time_ns() // 1_000_000
+        return await self._client.request(gcm.DescribeTapes(self._queue), gcm.Tapes, REQUEST_SECONDS), *began
+
+    def know(self, answer: FoundTapes) -> None:
+        """These are the tapes. Raises NotRecorded: they are another queue's."""
+        found, began, began_ms = answer
+        if self.name not in ("", found.tapes):
+            raise NotRecorded(f"queue {self._queue!r} was removed and created anew: what was on its tapes is gone")
+        self.name, self.looked, self.looked_ms, self.recorded = found.tapes, began, began_ms, found.recorded
+        self._directory.endpoints.update(found.stores)
+        self._directory.alive.update(found.stores)
+        for view in found.views:
+            if view.exchange in self.reading:
+                self.reading[view.exchange].update(view)
+            elif view.exchange not in self._left:
+                tape = Tape(view, self.stores, (self._queue, found.made_by))
+                begin = 0 if isinstance(self._start, TapePosition) else tape.metadata.trimmed
+                tape.done = self._read.get(view.exchange, begin)
+                if view.exchange not in self._read or not tape.ended:
+                    self.reading[view.exchange] = tape
+        self._forget({view.exchange for view in found.views})
+
+    def _forget(self, there: set[str]) -> None:
+        """The others have expired altogether."""
+        for exchange in self.reading.keys() - there:
+            tape = self.reading[exchange]
+            if not tape.ended:
+                self._on_missed(MessagesLost(0, "", tape.done + 1, max(tape.done + 1, tape.metadata.next_first - 1), 0))
+            self.leave(exchange)
+        for exchange in self._read.keys() - there:
+            del self._read[exchange]
+            self._on_expired(exchange)
+
+    async def seek(self) -> None:
+        """To where reading begins. Raises InvalidPosition, LogUnavailable, DataLost."""
+        start, tapes = self._start, self.reading.values()
+        if start == LIVE:
+            await asyncio.gather(*(tape.seek_end() for tape in tapes))
+        elif isinstance(start, datetime | timedelta):
+            since = start.timestamp() if isinstance(start, datetime) else time.time() - start.total_seconds()
+            await asyncio.gather(*(tape.seek(round(since * 1000)) for tape in tapes))
+        elif isinstance(start, TapePosition):
+            if start.tapes != self.name:
+                raise InvalidPosition("the position is of another queue, or of one that was removed and created anew")
+            for exchange, done in start.done.items():
+                if exchange in self.reading:
+                    self.reading[exchange].begin_behind(done)
+                else:  # its tape has expired, nobody knows whether there was more on it
+                    self._on_missed(MessagesLost(0, "", done + 1, done + 1, 0))
+
+    def leave(self, exchange: str, *, for_good: bool = False) -> None:
+        """Read its tape no longer. for_good: even if it grows; what comes from this Exchange comes from elsewhere."""
+        if exchange in self.reading:
+            self._read[exchange] = self.reading.pop(exchange).done
+        if for_good:
+            self._left.add(exchange)
+
+    def take_up(self, exchange: str) -> None:
+        """Read its tape again, if there is one."""
+        self._left.discard(exchange)
+
+    def unread(self, exchange: str, origin: Origin) -> bool:
+        """As has_older, of what is read. An Exchange that is not known may have a tape that was made just now."""
+        if exchange in ("", origin[0]) or exchange in self.reading or exchange in self._read or exchange in self._left:
+            return has_older(self.reading, exchange, origin)
+        return self.looked_ms - UNCONFIRMED_MS <= origin[1] + SKEW_MS and origin[1] != FOREVER
+
+    def unread_at(self, exchange: str) -> float:
+        """When what this Exchange's tape has (or "": any) last lay unread; now, while it does (monotonic)."""
+        now = time.monotonic()
+        return max((tape.unread_at(now) for name, tape in self.reading.items() if exchange in ("", name)), default=0.0)
+
+    @property
+    def more(self) -> bool:
+        """More may come from some tape, also if there is none just now: what was written last by an Exchange that is gone can
+        be read when its tape is closed."""
+        return any(not tape.ended for tape in self.reading.values())

@@ -1,0 +1,186 @@
+"""A model of a group: its feed, its log, masters that take over and members, with the fold itself inside.
+
+A reader delivers the messages of a tape in order; the master writes Feeds and now and then the position; members lease, ack,
+give back and reject. A record counts when it is durable: a crash takes away those that are not, the next master folds the rest
+and reads on at the position. A message may lie in the middle of an entry, and positions name whole entries only.
+
+What is checked: no message is in the group twice or handed out when it is done; of a topic the messages go one after the other;
+in the end all have been done or were rejected. Not covered: which messages a reader delivers (tapes.py), time, batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from roq.workqueue.fold import Fold, StoredTask, TasksDelivered
+from roq.workqueue.records import (
+    Complete,
+    DeadLetter,
+    FeedMessage,
+    FeedPosition,
+    Pop,
+    Record,
+    Requeue,
+    RequeueDead,
+    decode,
+    encode,
+)
+from roq.workqueue.state import State
+from tests.model.moves import Breach
+
+Sent = tuple[int, int, str]  # publisher, number, topic
+MEMBER, TAPE = 9, "x"
+
+
+class GroupConfig(NamedTuple):
+    """entries: of the tape. pending: records that are not durable, at most. crashes, releases, rejects, redrives: how often.
+    early: the position is kept before its messages are."""
+
+    entries: tuple[tuple[Sent, ...], ...]
+    ordered: bool = True
+    pending: int = 1
+    crashes: int = 0
+    releases: int = 0
+    rejects: int = 0
+    redrives: int = 0
+    fold: type[Fold] = Fold
+    early: bool = False
+
+
+class GroupWorld(NamedTuple):
+    """base: dump of what is durable. done: acked by then. pending: entries that are not. read: messages the reader has
+    delivered. nonce: of the last Pop."""
+
+    base: bytes
+    done: frozenset[Sent]
+    pending: tuple[bytes, ...]
+    read: int
+    nonce: int
+    crashes: int
+    releases: int
+    rejects: int
+    redrives: int
+
+
+class GroupModel:
+    """See search.Explorable."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        self.config = config
+        self.stream = [sent for entry in config.entries for sent in entry]
+        ends = [0]
+        for entry in config.entries:
+            ends.append(ends[-1] + len(entry))
+        self.ends = ends  # messages before the end of so many entries
+
+    def start(self) -> GroupWorld:
+        """An empty group."""
+        c = self.config
+        return GroupWorld(State().dump(), frozenset(), (), 0, 0, c.crashes, c.releases, c.rejects, c.redrives)
+
+    def steps(self, world: GroupWorld) -> Iterator[tuple[bool, str, GroupWorld]]:
+        """See Explorable."""
+        fold = self._now(world)[0]
+        if world.pending:
+            yield True, "a record is durable", self._durable(world)
+        if world.crashes:
+            yield False, "crash", self._crashed(world)
+        if len(world.pending) >= self.config.pending:
+            return
+        if world.read < len(self.stream):
+            publisher, number, topic = self.stream[world.read]
+            record = FeedMessage(0, publisher, number, b"", topic, 0, self.config.ordered)
+            yield True, f"feed {publisher}.{number}", self._with(world, record)._replace(read=world.read + 1)
+        read = world.read + 1 if self.config.early else world.read
+        entry = max(n for n, end in enumerate(self.ends) if end <= read)
+        if entry > (fold.fed or {TAPE: 0})[TAPE]:
+            yield True, f"position {entry}", self._with(world, FeedPosition(0, {TAPE: entry}))
+        if fold.ready.count:
+            yield True, "lease", self._with(world, Pop(0, MEMBER, world.nonce + 1, 1, 1000))._replace(nonce=world.nonce + 1)
+        if fold.dead and world.redrives:
+            yield False, "redrive", self._with(world, RequeueDead(0, None))._replace(redrives=world.redrives - 1)
+        yield from self._settlements(world)
+
+    def _settlements(self, world: GroupWorld) -> Iterator[tuple[bool, str, GroupWorld]]:
+        """Members know of leases that are durable."""
+        for delivery, task in State.load(world.base).fold.leased.items():
+            if any(getattr(record, "delivery", 0) == delivery for entry in world.pending for record in decode(entry)):
+                continue
+            name = f"{task.producer}.{task.sequence}"
+            yield True, f"ack {name}", self._with(world, Complete(0, delivery, MEMBER))
+            if world.releases:
+                released = self._with(world, Requeue(0, delivery, MEMBER))
+                yield False, f"release {name}", released._replace(releases=world.releases - 1)
+            if world.rejects:
+                rejected = self._with(world, DeadLetter(0, delivery, MEMBER, "bad"))
+                yield False, f"reject {name}", rejected._replace(rejects=world.rejects - 1)
+
+    def end(self, world: GroupWorld) -> None:
+        """Everything was handed out, and is done or dead."""
+        fold, done = self._now(world)
+        left = set(self.stream) - done - {_sent(task) for task in fold.dead.values()}
+        if left:
+            raise Breach(f"G3: {sorted(left)} never came")
+
+    # --- the log ------------------------------------------------------------------------------------------------------
+
+    def _with(self, world: GroupWorld, record: Record) -> GroupWorld:
+        after = world._replace(pending=(*world.pending, encode([record])))
+        self._now(after)
+        return after
+
+    def _load(self, data: bytes) -> Fold:
+        """With the rules of this search."""
+        fold = State.load(data).fold
+        if type(fold) is not self.config.fold:
+            fold.__class__ = self.config.fold
+            fold._handlers = {kind: getattr(fold, call.__name__, call) for kind, call in fold._handlers.items()}
+        return fold
+
+    def _now(self, world: GroupWorld) -> tuple[Fold, frozenset[Sent]]:
+        """The master's state in memory, and what was acked by then."""
+        fold, done = self._load(world.base), world.done
+        for entry in world.pending:
+            done = self._apply(fold, done, *decode(entry))
+        return fold, done
+
+    def _apply(self, fold: Fold, done: frozenset[Sent], record: Record) -> frozenset[Sent]:
+        ended = fold.leased.get(record.delivery) if isinstance(record, Complete) else None
+        for effect in fold.apply(record):
+            if isinstance(effect, TasksDelivered):
+                for handed in effect.handed:
+                    self._check_handed(fold, done, handed.task)
+        if self.config.fold is Fold:
+            fold.check()
+        there = [_sent(task) for task in _open(fold)]
+        if len(there) != len(set(there)) or done & set(there):
+            raise Breach("G1: a message is there twice")
+        return done | {_sent(ended)} if ended is not None else done
+
+    def _check_handed(self, fold: Fold, done: frozenset[Sent], task: StoredTask) -> None:
+        if _sent(task) in done:
+            raise Breach(f"G1: {_sent(task)} is handed out again")
+        others = [other for other in _open(fold) if other.topic == task.topic and other is not task]
+        behind = fold.all_behind() if self.config.redrives else ()  # what came back from the dead waits, too, whatever its age
+        if self.config.ordered and any(other.order < task.order and other not in behind for other in others):
+            raise Breach(f"G2: {_sent(task)} is handed out before an older one of its topic is done")
+
+    def _durable(self, world: GroupWorld) -> GroupWorld:
+        fold = self._load(world.base)
+        done = self._apply(fold, world.done, *decode(world.pending[0]))
+        return world._replace(base=State(fold).dump(), done=done, pending=world.pending[1:])
+
+    def _crashed(self, world: GroupWorld) -> GroupWorld:
+        fed = State.load(world.base).fold.fed
+        read = self.ends[fed[TAPE]] if fed else 0
+        return world._replace(pending=(), read=read, crashes=world.crashes - 1)
+
+
+def _sent(task: StoredTask) -> Sent:
+    return task.producer, task.sequence, task.topic
+
+
+def _open(fold: Fold) -> list[StoredTask]:
+    """Neither done nor dead."""
+    return [*fold.ready, *(entry[2] for entry in fold.delayed), *fold.leased.values(), *fold.all_behind()]

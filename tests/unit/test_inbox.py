@@ -1,0 +1,110 @@
+"""What a subscriber hands out of its inbox when it has a condition: what is selected, and everything else as without one.
+
+Not covered: what a condition says (test_where.py), how the inbox is filled (tests/model).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from roq.errors import MessagesLost
+from roq.pubsub.inbox import BATCHES_WITHOUT_BREATH, Inbox
+from roq.pubsub.subscription import Batch, Message
+from roq.wire.frame import VERSION, Header
+from roq.wire.where import Where
+
+
+class Filled(Inbox):
+    """By hand; it ends when it is empty."""
+
+    def __init__(self, where: str) -> None:
+        self.losses: list[MessagesLost] = []
+        super().__init__(self.losses.append, Where(where) if where else None)
+        self.room = 0
+        self._closed = True
+
+    def look(self) -> None:
+        raise AssertionError("nothing else comes")
+
+    def took(self) -> None:
+        self.room += 1
+
+    def holds_back(self) -> bool:
+        return False
+
+    def entry(self, number: int, *payloads: bytes) -> None:
+        """A batch that is one entry of a tape."""
+        header = Header(VERSION, 0, 7, 1, number * 100, 0, 0, len(payloads), 1)
+        self._buffer.append(Batch(b"t", header, payloads, 10))
+        self.reached("A", number)
+
+    def lose(self, number: int) -> None:
+        self._buffer.append(MessagesLost(7, "t", number, number, 1))
+
+    @property
+    def done(self) -> int:
+        return self._done.get("A", 0)
+
+
+def prices(*numbers: int) -> list[bytes]:
+    return [b'{"price": %d}' % number for number in numbers]
+
+
+async def test_what_is_selected_keeps_its_number_and_empty_lists_are_not_handed_out() -> None:
+    inbox = Filled("price > 1")
+    inbox.entry(1, *prices(1, 2, 3))
+    inbox.entry(2, *prices(1, 1))
+    inbox.lose(250)
+    inbox.entry(3, b"no JSON")
+    inbox.entry(4, *prices(4, 1))
+    inbox.entry(5, *prices(0))
+    found = [batch async for batch in inbox.batches()]
+    assert [[one.sequence for one in batch] for batch in found] == [[101, 102], [400]]
+    assert (inbox.messages, inbox.unselected, inbox.lost) == (3, 6, 1)
+    assert [loss.first for loss in inbox.losses] == [250]
+    assert (inbox.done, inbox.room) == (5, 5), "what is not selected is taken all the same"
+    assert inbox.taken == 9
+
+
+async def test_a_position_waits_for_what_was_handed_out_and_for_nothing_else() -> None:
+    inbox = Filled("price > 1")
+    inbox.entry(1, *prices(1))
+    inbox.entry(2, *prices(2))
+    inbox.entry(3, *prices(1))
+    assert (await anext(inbox)).payload == b'{"price": 2}'
+    assert inbox.done == 1, "the second one is being worked on"
+    assert inbox.taken == 2, "who selects nothing is not slow"
+    with pytest.raises(StopAsyncIteration):
+        await anext(inbox)
+    assert inbox.done == 3
+
+
+async def test_others_have_their_turn_while_nothing_is_selected() -> None:
+    inbox, turns = Filled("price > 1"), list[int]()
+    for number in range(10 * BATCHES_WITHOUT_BREATH):
+        inbox.entry(number + 1, *prices(1))
+
+    async def other() -> None:
+        while True:
+            turns.append(inbox.unselected)
+            await asyncio.sleep(0)
+
+    beside = asyncio.ensure_future(other())
+    assert await inbox.next_batch() is None
+    beside.cancel()
+    assert len(turns) >= 10
+    assert turns[0] <= BATCHES_WITHOUT_BREATH
+
+
+@pytest.mark.parametrize("where", ["", "price >= 0 or size > 0"])
+async def test_without_a_condition_and_with_one_that_all_meet(where: str) -> None:
+    inbox = Filled(where)
+    inbox.entry(1, *prices(1, 2))
+    inbox.entry(2, b"")
+    assert [one async for one in inbox][:2] == [
+        Message("t", payload, 7, 100 + at, 1) for at, payload in enumerate(prices(1, 2))
+    ]
+    assert inbox.messages + inbox.unselected == 3
+    assert inbox.unselected == (1 if where else 0)

@@ -1,0 +1,83 @@
+"""Messages as Arrow rows, and the bounds of what a publisher may say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import datetime, timedelta
+
+import pytest
+
+import roq
+from roq.client.read import _end_of, queue_at
+from roq.client.rows import SCHEMA, MessageRows
+from roq.errors import InvalidAddress, InvalidConfiguration, InvalidName, InvalidPosition
+from roq.wire.recording import TapePosition
+
+
+def test_rows_have_their_columns() -> None:
+    rows = MessageRows()
+    rows.add("eu", 7, 5, range(1, 3), [b"1", b"22"])
+    rows.add("us.é", (1 << 64) - 1, (1 << 64) - 1, [(1 << 64) - 1, 1 << 64], [(b"", {"é": "ü", "raw": b"\xff"}), (b"x", {})])
+    rows.add("eu", 7, 5, [], [])
+    assert (len(rows), rows.bytes) == (4, 16)
+    batch = rows.batch()
+    assert batch.schema == SCHEMA
+    assert batch.validate(full=True) is None
+    assert batch["topic"].to_pylist() == ["eu", "eu", "us.é", "us.é"]
+    assert batch["payload"].to_pylist() == [b"1", b"22", b"", b"x"]
+    assert batch["publisher"].to_pylist() == [7, 7, (1 << 64) - 1, (1 << 64) - 1]
+    assert batch["sequence"].to_pylist() == [1, 2, (1 << 64) - 1, 0], "no number ends a read"
+    assert [stamp.value for stamp in batch["timestamp"]] == [5, 5, (1 << 63) - 1, (1 << 63) - 1]
+    assert batch["headers"].to_pylist() == [[], [], [("é", "ü".encode()), ("raw", b"\xff")], []]
+    assert MessageRows().batch().num_rows == 0
+
+
+def test_addresses() -> None:
+    assert queue_at("roq://zk1:2181,zk2:2181/RoQ/or%20ders") == ("zk1:2181,zk2:2181/RoQ", "or ders")
+    for wrong in ("orders", "zk1:2181/orders", "roq://zk1:2181", "memory:x", None):
+        with pytest.raises(InvalidAddress):
+            queue_at(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidName):
+        queue_at("roq://zk1:2181/%20")
+    with pytest.raises(InvalidConfiguration, match="for work queues"):
+        queue_at("roq://zk1:2181/orders?standbys=1")
+
+
+def test_ends() -> None:
+    now = datetime.now().astimezone()
+    place = TapePosition("0f", {"a": 1})
+    assert _end_of(None) is None
+    assert _end_of(now) == round(now.timestamp() * 1000)
+    assert abs(_end_of(timedelta(hours=1)) - (now.timestamp() - 3600) * 1000) < 5_000  # type: ignore[operator]
+    assert _end_of(place) == _end_of(str(place)) == place
+    with pytest.raises(InvalidPosition):
+        _end_of("p1.?")
+    for wrong in ("live", "earliest", 5):
+        with pytest.raises(InvalidConfiguration):
+            _end_of(wrong)  # type: ignore[arg-type]
+
+
+WITHOUT_PYARROW = """
+import sys
+sys.modules["pyarrow"] = None
+from roq import *
+import roq
+try:
+    roq.read("roq://zk:2181/orders")
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_who_lacks_pyarrow_is_told_what_to_install() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PYARROW], check=True, capture_output=True, text=True)
+    assert done.stdout == 'roq.read needs pyarrow: pip install "roq-messaging[arrow]"\n'
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, roq; roq.connect; print('pyarrow' in sys.modules)"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "False\n"
+    assert roq.RecordedBatches.__doc__

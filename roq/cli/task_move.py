@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from roq.blocking import WorkQueue, open_queue
+from roq.blocking import Task, WorkQueue, open_queue
 from roq.cli.address import JsonOption
 from roq.cli.output import counted, print_json, say
 from roq.cli.task_address import full_address, opened, settings_text
@@ -93,13 +93,18 @@ def _taker(address: str, settings: TaskSettings) -> WorkQueue:
     return queue
 
 
+def _headers(task: Task) -> dict[str, str | bytes]:
+    """Those of a group's message say its topic."""
+    return {"topic": task.topic, **task.headers} if task.topic else task.headers
+
+
 def _carry(giver: WorkQueue, taker: WorkQueue, done: TasksMoved, stop: threading.Event, *, follow: bool) -> None:
     count, wait, told = FIRST_COUNT, 0.0, False
     while not stop.is_set():
         tasks = giver.lease(LEASE_SECONDS, count, wait)
         if not tasks:
             status = giver.status()
-            if not (follow or status.ready or status.delayed or status.leased):
+            if not (follow or status.ready or status.delayed or status.leased or status.behind_ms > 0):
                 return
             if not told and (status.delayed or status.leased):
                 told = True
@@ -111,7 +116,7 @@ def _carry(giver: WorkQueue, taker: WorkQueue, done: TasksMoved, stop: threading
             continue
         wait = 0.0
         try:
-            taker.put_many(NewTask(task.payload, 0.0, task.priority, task.id, task.headers) for task in tasks)
+            taker.put_many(NewTask(task.payload, 0.0, task.priority, task.id, _headers(task)) for task in tasks)
         except BaseException:
             giver.release_many(tasks)
             raise

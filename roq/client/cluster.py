@@ -18,11 +18,11 @@ from roq.client.group import LEASE_SECONDS, NOW, GroupSubscriber, check_kind, gr
 from roq.client.requests import REQUEST_SECONDS, Callers, Question, Reply
 from roq.client.responder import CAPACITY, Responder
 from roq.coordination.locate import ZOOKEEPER_SECONDS, GcmClient
-from roq.errors import DurableNotFound, InvalidConfiguration, MessagesLost, NotReady, QueueStopped
+from roq.errors import DurableNotFound, InvalidConfiguration, MessagesLost, NotReady, QueueStopped, WorkQueueNotFound
 from roq.ids import check_name, group_name, new_token
 from roq.pubsub.durable import DurableSubscriber
 from roq.pubsub.publisher import Publisher
-from roq.pubsub.start import LIVE, Start
+from roq.pubsub.start import EARLIEST, LIVE, Start
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import log_lost
 from roq.runtime.rpc import RpcClient
@@ -35,7 +35,7 @@ from roq.wire.headers import Headers
 from roq.wire.kpi import QueueKpi
 from roq.wire.limits import FRAME_BYTES_CEILING, FRAME_BYTES_MAX, FRAME_OVERHEAD_BYTES
 from roq.wire.policy import Policy
-from roq.wire.recording import Record
+from roq.wire.recording import Record, is_position
 from roq.wire.work_queue import GroupSource, TaskSettings
 from roq.workqueue.address import queue_address
 
@@ -233,15 +233,22 @@ class Cluster:
         """
         source = group_source(queue, topics, order, start, where, datetime.now(UTC))
         name, quorums = group_name(queue, group), (write_quorum or 0, ack_quorum or 0)
-        request = gcm.CreateWorkQueue(name, new_token(), settings, *quorums, standbys, source=await self._placed(source))
+        source = await self._placed(name, source)
+        request = gcm.CreateWorkQueue(name, new_token(), settings, *quorums, standbys, source=source)
         return await self._ask(request, gcm.WorkQueueInfo, timeout_seconds)
 
-    async def _placed(self, source: GroupSource) -> GroupSource:
-        """With a position for "now": a group begins where its queue is when it is created, not when its master runs."""
-        if source.start != NOW:
+    async def _placed(self, name: str, source: GroupSource) -> GroupSource:
+        """With a position for "now": a group begins where its queue is when it is created, not when its master runs. Raises
+        InvalidPosition: there is no such place."""
+        if source.start != NOW and not is_position(source.start):
             return source
-        async with self.subscriber(source.queue, start=LIVE, follow="stored") as here:
-            return msgspec.structs.replace(source, start=str(here.position))
+        try:
+            await self.work_queue(name)
+        except WorkQueueNotFound:
+            start = LIVE if source.start == NOW else source.start
+            async with self.subscriber(source.queue, start=start, follow="stored") as here:
+                return msgspec.structs.replace(source, start=str(here.position))
+        return msgspec.structs.replace(source, start=EARLIEST)  # where it began says nothing any more
 
     async def remove_group(self, queue: str, group: str, *, timeout_seconds: float = ADMIN_SECONDS) -> None:
         """Stop and forget a group, with where it was and its dead letters; what is recorded stays. Raises WorkQueueNotFound."""
@@ -411,7 +418,7 @@ class Cluster:
     def _member(self, request: gcm.CreateWorkQueue, lease_seconds: float, count: int) -> GroupSubscriber:
         async def create() -> None:
             assert request.source is not None
-            source = await self._placed(request.source)
+            source = await self._placed(request.name, request.source)
             once = msgspec.structs.replace(request, transaction=new_token(), source=source)
             await self._ask(once, gcm.WorkQueueInfo, ADMIN_SECONDS)
 

@@ -12,12 +12,12 @@ log behind what was fed, so the next master goes on there and the publishers' nu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Protocol
 
 from roq.coordination.locate import GcmClient
-from roq.errors import MessagesLost, NotRecorded, ProcessFailed, QueueNotFound, RoqError
+from roq.errors import InvalidHeaders, MessagesLost, NotRecorded, ProcessFailed, QueueNotFound, RoqError
 from roq.pubsub.start import EARLIEST, Start
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Message
@@ -30,7 +30,7 @@ from roq.wire.work_queue import GroupOrder, GroupSource
 from roq.workqueue.records import FeedMessage
 
 KEEP_SECONDS = 0.2  # between two positions that are kept
-GONE_SECONDS = 5.0  # between two looks for a queue that is not there: its groups go with it, soon
+PAUSE_SECONDS = 0.1, 5.0  # between two tries, the first and the longest
 FEED_COUNT = 1_000  # messages fed at once
 
 log = logger(__name__)
@@ -40,15 +40,10 @@ class Intake(Protocol):
     """Where messages go: the master's GroupIntake."""
 
     waiting_since: int | None
-    taken: int
 
     @property
     def position(self) -> dict[str, int] | None:
         """See GroupIntake, as all of these."""
-
-    @property
-    def full(self) -> bool:
-        """Somebody waits for room."""
 
     def now(self) -> int:
         """ms."""
@@ -61,19 +56,24 @@ class Intake(Protocol):
 
 
 async def feed(zookeeper: str, source: GroupSource, intake: Intake) -> None:
-    """Until cancelled. What can't be read now is tried again, and told in the log."""
-    client = GcmClient(zookeeper)
-    pauses = delays(0.1, 5.0)
+    """Until cancelled. What can't be read now is tried again, and told in the log; what is in the group is served meanwhile."""
+    client, fields = GcmClient(zookeeper), {"queue": source.queue}
+    pauses = delays(*PAUSE_SECONDS)
     try:
         while True:
+            before = intake.position
             try:
                 await _read(client, source, intake)
             except (NotRecorded, QueueNotFound) as error:
-                log.info("the group's queue is not there: %s", error, extra={"fields": {"queue": source.queue}})
-                await asyncio.sleep(GONE_SECONDS)
+                log.info("the group's queue is not there: %s", error, extra={"fields": fields})
             except RoqError as error:
-                log.warning("the group can't be fed now, trying again: %s", error, extra={"fields": {"queue": source.queue}})
-                await asyncio.sleep(next(pauses))
+                log.warning("the group can't be fed now, trying again: %s", error, extra={"fields": fields})
+            except Exception:  # a defect must not end the master, whose members have leases
+                log.exception("defect while a group was fed, trying again", extra={"fields": fields})
+            intake.waiting_since = intake.waiting_since or intake.now()
+            if intake.position != before:
+                pauses = delays(*PAUSE_SECONDS)
+            await asyncio.sleep(next(pauses))
     finally:
         client.close()
 
@@ -90,7 +90,7 @@ def begin(source: GroupSource, position: dict[str, int] | None) -> Start:
 
 
 def _lost(lost: MessagesLost) -> None:
-    log.warning("messages expired before they came into the group: %s", lost)
+    log.warning("messages do not come into the group: %s", lost)
 
 
 async def _read(client: GcmClient, source: GroupSource, intake: Intake) -> None:
@@ -111,23 +111,28 @@ async def _read(client: GcmClient, source: GroupSource, intake: Intake) -> None:
 async def _feed(subscriber: Subscriber, ordered: bool, intake: Intake) -> None:
     async for batch in subscriber.batches():
         for begin in range(0, len(batch), FEED_COUNT):
-            await intake.take([_record(message, ordered, intake.now()) for message in batch[begin : begin + FEED_COUNT]])
+            await intake.take(list(_records(batch[begin : begin + FEED_COUNT], ordered, intake.now())))
 
 
 async def _keep(subscriber: Subscriber, intake: Intake) -> None:
-    """A position counts what was taken before the batch in progress, all of which is in the intake by now. When nothing came
-    for the whole time, there is nothing that waits to come in."""
-    taken = -1
+    """A position counts what was taken before the batch in progress, all of which is in the intake by now."""
     while True:
         await asyncio.sleep(KEEP_SECONDS)
         if (position := subscriber.position) is not None:
             intake.reached(position.done)
-        if taken == intake.taken and not intake.full:
-            intake.waiting_since = 0
-        taken = intake.taken
+        now = intake.now()
+        behind = subscriber.behind_ms(now)
+        intake.waiting_since = now - behind if behind else 0
 
 
-def _record(message: Message, ordered: bool, now: int) -> FeedMessage:
-    payload = join_headers(message.payload, message.headers)
-    published = message.timestamp // 1_000_000
-    return FeedMessage(now, message.publisher, message.sequence, payload, message.topic, published, ordered)
+def _records(messages: Sequence[Message], ordered: bool, now: int) -> Iterator[FeedMessage]:
+    """A message that no task can be is left out, and told in the log."""
+    for message in messages:
+        try:
+            payload = join_headers(message.payload, message.headers)
+        except InvalidHeaders as error:
+            who = f"message {message.sequence} of publisher {message.publisher:016x} on {message.topic!r}"
+            log.error("%s does not come into the group: %s", who, error)
+            continue
+        published = message.timestamp // 1_000_000
+        yield FeedMessage(now, message.publisher, message.sequence, payload, message.topic, published, ordered)

@@ -1,7 +1,7 @@
 """What a subscriber has read and its application has not taken yet: handed out message by message or in lists.
 
 For those who derive: `look()` before the application waits, `took()` after it took something, `holds_back()` whether something
-older than what comes now will be put in later.
+older than what comes now will be put in later, `behind_since()` when that was written which was not read.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Inbox:
         self._where = where
         self._buffer: deque[Batch | MessagesLost | Reached] = deque()
         self._buffered = 0
+        self._in_hand: int | None = None  # time of the batch that the application was given; None: it asks for the next
         self._done: dict[str, int] = {}  # entries of tapes up to which everything was taken, by Exchange
         self._marks: dict[str, int] = {}  # entries that were read, while something is held back
         self._current: Iterator[Message] = iter(())
@@ -79,6 +80,19 @@ class Inbox:
     def holds_back(self) -> bool:
         """Whether something that was read is not in here yet."""
         raise NotImplementedError
+
+    def behind_since(self, now_ms: int) -> list[int]:
+        """Of each place that may have what is not in here yet: about when that was written (milliseconds since 1970)."""
+        raise NotImplementedError
+
+    def behind_ms(self, now_ms: int) -> int:
+        """Of one that reads tapes: 0 if the application is done with everything that is stored, as far as was seen in the last
+        seconds; else how long ago that was written which comes next, at least 1. now_ms: since 1970, by this host's clock."""
+        first = next((item.header.timestamp for item in self._buffer if isinstance(item, Batch)), None)
+        times = self.behind_since(now_ms) + [one // 1_000_000 for one in (self._in_hand, first) if one is not None]
+        if self._failure is not None:
+            times.append(now_ms)
+        return max(1, now_ms - min(times)) if times else 0
 
     def reached(self, exchange: str, entry: int) -> None:
         """All of this entry of the Exchange's tape was read (EXPIRED: the tape is forgotten). It counts once all that is held
@@ -154,6 +168,7 @@ class Inbox:
 
     async def next_batch(self) -> list[Message] | None:
         """The next messages, of one publisher and topic; None once closed. Raises SlowSubscriber, or what `on_lost` raises."""
+        self._in_hand = None
         while True:
             self._breath += 1
             if self._breath >= BATCHES_WITHOUT_BREATH:
@@ -197,4 +212,5 @@ class Inbox:
                 self.unselected -= len(messages)
             self.messages += len(messages)
             if messages:
+                self._in_hand = timestamp
                 return messages

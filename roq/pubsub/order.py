@@ -366,7 +366,7 @@ class OrderMachine:
         path = self._next_path(publisher)
         if publisher.finished and path == publisher.path + 1:
             return True
-        if publisher.origins and self._safe.await_tapes and self._waits_for_tapes(publisher, path):
+        if publisher.origins and self._safe.await_tapes and self._awaited(publisher, path) is not None:
             return False
         if not self._safe.hold_for_fin:
             return True
@@ -377,29 +377,26 @@ class OrderMachine:
             return publisher.path == 0 or publisher.amid or path in publisher.origins
         return not opening.finished or not self._attached(opening.left)
 
-    def _waits_for_tapes(self, publisher: KnownPublisher, path: int) -> bool:
-        """Whether tapes may have more of what came before this path."""
+    def _awaited(self, publisher: KnownPublisher, path: int) -> tuple[str, Origin] | None:
+        """The tape ("": any) that may have more of what came before this path: for what `unread` was true."""
         before = max(1, publisher.path)
         for opened in sorted(one for one in publisher.origins if one <= path):
             opening, origin = publisher.openings.get(opened), publisher.origins[opened]
             if opening is None:
                 if publisher.path and not publisher.amid and self._unread("", origin):
-                    return True
+                    return "", origin
             elif opened > before + 1 and self._unread("", origin):  # where the path was that we are on is not known
-                return True
+                return "", origin
             elif opening.finished and opened == path and (publisher.path or publisher.amid):
                 # its FIN comes, however late; if it does not, its Exchange is gone, and what is missing is sent again
                 left = opening.left  # its tape may not be known yet
-                if (
-                    self._unread(left, (origin[0], FOREVER))
-                    or self._unread(left, origin)
-                    or self._unread(origin[0], ("", origin[1]))
-                ):
-                    return True
+                for asked in (left, (origin[0], FOREVER)), (left, origin), (origin[0], ("", origin[1])):
+                    if self._unread(*asked):
+                        return asked
             elif opening.left and self._unread(opening.left, origin):
-                return True
+                return opening.left, origin
             before = opened
-        return False
+        return None
 
     def _advance(self, publisher: KnownPublisher, out: list[Output]) -> None:
         amid = publisher.amid and publisher.path > 0
@@ -430,7 +427,8 @@ class OrderMachine:
             before = header.sequence - (header.kind == FrameKind.DATA)
             publisher.baseline = min(before, publisher.baseline or 0) if replays else before
             self._forget_topics(publisher, list(publisher.topics))
-        publisher.amid = opening is not None and not publisher.delivered
+        # of a path of which only the end is on its tape for us nothing was delivered, as of one that has its beginning there
+        publisher.amid = not publisher.delivered and (opening is not None or header.kind != FrameKind.DATA)
 
     def live(self) -> None:
         """Tapes are not read any more: what is missing from now on is lost, of whom we had anything."""
@@ -454,8 +452,20 @@ class OrderMachine:
         """Ids of the Exchanges from which a FIN is waited for; "" if it is not known which."""
         return {self._left(self.publishers[id]) for id in self.waiting}
 
+    def waits_for_tape(self, exchange: str) -> bool:
+        """Whether somebody waits for what may be on the tape of this Exchange."""
+        for id in self.waiting:
+            publisher = self.publishers[id]
+            tape, origin = self._awaited(publisher, self._next_path(publisher)) or (exchange, ("", 0))
+            if tape == exchange or (not tape and self._unread(exchange, origin)):
+                return True
+        return False
+
     def _left(self, publisher: KnownPublisher) -> str:
-        opening = publisher.openings.get(self._next_path(publisher))
+        path = self._next_path(publisher)
+        opening, awaited = publisher.openings.get(path), self._awaited(publisher, path)
+        if awaited is not None:
+            return awaited[0]
         return opening.left if opening is not None else ""
 
     def expire(self, now: float, hold_seconds: float, hold_max_seconds: float, unread: Callable[[str], float]) -> list[Output]:

@@ -15,7 +15,8 @@ another Exchange: not while the tape of the one that it left may have something 
 up to SKEW_MS later, or until it is certain that it has none (tape.py). And a watermark waits while another tape may have what
 it speaks of.
 
-A tape whose Exchange is gone ends when whoever looks after it has closed it; that is waited for, ABANDONED_SECONDS at most.
+A tape whose Exchange is gone ends when whoever looks after it has closed it; that is waited for, ABANDONED_SECONDS at most. Who
+follows what is stored waits for longer, also for hosts that are down, and leaves other tapes unread meanwhile, if need be.
 """
 
 from __future__ import annotations
@@ -52,12 +53,15 @@ from roq.wire.recording import decode_entry
 
 STALE_SECONDS = 5.0  # in any case: segments end, are trimmed and copied
 NEAR_MS = 1_000  # what was written so lately is the present, for one that goes on into it
-REFRESH_SECONDS = 0.5  # between two looks at which tapes there are
+REFRESH_SECONDS = 0.5  # between two looks at which tapes there are, or whether one goes on while others do
 IDLE_SECONDS = 0.02  # between two looks for more of them
 END_SECONDS = 0.2  # stores hear a few ms later what is stored on enough of them: nothing more for so long is the end
 POLL_SECONDS = 1.0  # a store that has no more of a tape answers then, or when it has
 WAITED_SECONDS = 0.3  # the same while somebody waits until it is certain that there is no more
 WATCH_SECONDS = 0.8  # between two looks at which tapes there are, beside the reading of what is stored
+QUIET_SECONDS = 2.0  # the same while nothing comes, and has not for the next
+FLOW_SECONDS = 3.0
+LOST_SECONDS = 5.0  # what no host has is not lost before that: disks come back, and copies are made
 SETTLE_SECONDS = 0.05  # between two looks at who waits, meanwhile: they may be many
 WATERMARK_BYTES_MAX = 8 * 1024 * 1024  # that wait
 BEHIND_MS = 10_000  # who reads what is so old does not keep up
@@ -113,6 +117,9 @@ class PastReader(Protocol):
     def is_full(self) -> bool:
         """There is no room for more; `Past.room` is set when there may be."""
 
+    def admits(self, exchange: str) -> bool:
+        """What is held back has room, or waits for the tape of this Exchange."""
+
     def is_ready(self) -> bool:
         """The Monitor says that we are."""
 
@@ -138,6 +145,7 @@ class Past:
         self._looking: asyncio.Task[FoundTapes] | None = None
         self._news = asyncio.Event()  # one of these is done
         self._settled = 0.0
+        self._handed_at = 0.0  # when something was handed out last (monotonic)
         self._behind_at = 0.0  # when it did not keep up last (monotonic)
 
     # --- what there is ------------------------------------------------------------------------------------------------
@@ -202,21 +210,17 @@ class Past:
 
     def unread_at(self, exchange: str) -> float:
         """When what this Exchange's tape has (or "": any) last lay unread; now, while more may come from it (monotonic)."""
-        if self._keeps_up:
+        if self.keeps_up:
             return self.tapes.unread_at(exchange)
         return time.monotonic() if self.tapes.more else 0.0
 
     def behind_at(self, exchange: str) -> float:
         """When the tape of this Exchange (or "": any) was not read up to the present last (monotonic)."""
-        return self._behind_at if self._keeps_up else time.monotonic()
+        return self._behind_at if self.keeps_up else time.monotonic()
 
     @property
-    def present_since(self) -> float:
-        """When one that follows what is stored came into the present (monotonic); infinite before, and for all others."""
-        return self._since if self._keeps_up else math.inf
-
-    @property
-    def _keeps_up(self) -> bool:
+    def keeps_up(self) -> bool:
+        """It follows what is stored, and has come into the present."""
         return self._arrived and self._follow is Follow.STORED
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -225,7 +229,7 @@ class Past:
         try:
             while not self._over():
                 try:
-                    await (self._keep_up() if self._keeps_up else self._step())
+                    await (self._keep_up() if self.keeps_up else self._step())
                 except TemporaryError as error:
                     log.info("the tapes can't be read now, trying again: %s", error, extra={"fields": {"queue": self._queue}})
                     await asyncio.sleep(REFRESH_SECONDS)
@@ -249,8 +253,10 @@ class Past:
         """What comes next, or a look whether there is more."""
         if time.monotonic() - self.tapes.looked > (STALE_SECONDS if self.tapes.looked else 0.0):
             await self.tapes.look()
+        if self._watches:
+            await self._take_news()
         await self._fetch()
-        ready = [tape for tape in self.tapes.reading.values() if tape.ahead]
+        ready = [tape for tape in self.tapes.reading.values() if tape.ahead and self._admits(tape)]
         if ready and not self._beyond(ready):
             await self._hand_out(min(ready, key=lambda tape: tape.head), ready)
             if self._follow is not Follow.NOTHING and not self._arrived and self._is_near():
@@ -291,13 +297,11 @@ class Past:
         return 0 < self._present < min(tape.head for tape in ready)
 
     async def _fetch(self, wait_seconds: float = 0.0) -> None:
-        """The next entries of every tape of which none is known; not at once again of one that is at its end."""
-        before = time.monotonic() - IDLE_SECONDS
-        lacking = [
-            tape
-            for tape in self.tapes.reading.values()
-            if not (tape.ahead or tape.ended or tape.looked > before or tape in self._watches)
-        ]
+        """The next entries of every tape of which none is known; not at once again of one that is at its end, and less often
+        while others are not: each look may take a while."""
+        tapes = self.tapes.reading.values()
+        before = time.monotonic() - (REFRESH_SECONDS if any(tape.ahead for tape in tapes) else IDLE_SECONDS)
+        lacking = [tape for tape in tapes if not (tape.ahead or tape.ended or tape.looked > before or tape in self._watches)]
         results = await asyncio.gather(*(tape.fetch(wait_seconds, self._waits()) for tape in lacking), return_exceptions=True)
         for tape, result in zip(lacking, results, strict=True):
             await self._fetched(tape, result)
@@ -306,16 +310,26 @@ class Past:
         """Whether something may wait for the end of a tape."""
         return self._reader.holds_back() or bool(self._watermarks)
 
+    def _admits(self, tape: Tape) -> bool:
+        """One that follows what is stored leaves on the tapes what ends no wait while too much waits."""
+        return self._follow is not Follow.STORED or self._reader.admits(tape.exchange.id)
+
     async def _fetched(self, tape: Tape, result: int | BaseException) -> None:
-        if isinstance(result, LogUnavailable) and self._arrived:
+        if isinstance(result, LogUnavailable | DataLost) and self._follow is Follow.STORED:
+            self._watches[tape] = self._listen_to(self._watch(tape))  # the others go on
+        elif isinstance(result, LogUnavailable) and self._arrived:
             self.tapes.looked = 0.0
         elif isinstance(result, DataLost) and await self._was_trimmed(tape):
             return
         elif isinstance(result, BaseException):
             raise result
         elif result:
-            self._reader.missed(MessagesLost(0, "", tape.done - result + 1, tape.done, 0))
-            self._reader.reached(tape.exchange.id, tape.done)  # so that it is told once
+            self._missed(tape, result)
+
+    def _missed(self, tape: Tape, count: int) -> None:
+        """So many entries, the last of which it is to be behind."""
+        self._reader.missed(MessagesLost(0, "", tape.done - count + 1, tape.done, 0))
+        self._reader.reached(tape.exchange.id, tape.done)  # so that it is told once
 
     async def _was_trimmed(self, tape: Tape) -> bool:
         """Whether what no store has is no longer named: it has expired since we looked."""
@@ -325,12 +339,15 @@ class Past:
     async def _hand_out(self, tape: Tape, ready: list[Tape]) -> None:
         """The entries of this tape that come before those of all others."""
         until = min((other.head for other in ready if other is not tape), default=None)
-        while tape.ahead and (until is None or tape.head <= until):
+        while tape.ahead and (until is None or tape.head <= until) and self._admits(tape):
             while self._reader.is_full():
                 self.room.clear()
                 await self.room.wait()
             position, entry = tape.ahead.popleft()
             time_ms, found = decode_entry(entry)
+            self._handed_at = time.monotonic()
+            if time_ms < time.time_ns() // 1_000_000 - BEHIND_MS:
+                tape.late_at = self._handed_at
             tape.time = max(tape.written, time_ms)
             for frame in found:
                 self._reader.take_recorded(tape, frame)
@@ -347,7 +364,7 @@ class Past:
         await self._fetch()
         for tape in [tape for tape in self.tapes.reading.values() if not (tape.ahead or tape.ended or tape in self._watches)]:
             self._watches[tape] = self._listen_to(self._watch(tape))
-        ready = [tape for tape in self.tapes.reading.values() if tape.ahead]
+        ready = [tape for tape in self.tapes.reading.values() if tape.ahead and self._admits(tape)]
         if ready:
             oldest = min(ready, key=lambda tape: tape.head)
             if oldest.head < time.time_ns() // 1_000_000 - BEHIND_MS:
@@ -388,22 +405,36 @@ class Past:
         self._news.set()
 
     async def _watch(self, tape: Tape) -> int:
-        """Until there is more of it; see Tape.fetch."""
+        """Until there is more of it; see Tape.fetch. Entries that no host has any more are passed over, after a while."""
+        lost_at = math.inf
         while not (tape.ahead or tape.ended):
             try:
                 waits = self._waits()
                 if missed := await tape.fetch(WAITED_SECONDS if waits else POLL_SECONDS, waits):
                     return missed
             except LogUnavailable as error:
-                fields = {"queue": self._queue, "exchange": tape.exchange.id, "reason": str(error)}
-                log.info("a tape can't be read now, trying again", extra={"fields": fields})
-                tape.looked = 0.0
+                log.info("a tape can't be read now, trying again: %s", error, extra={"fields": {"queue": self._queue}})
                 await asyncio.sleep(REFRESH_SECONDS)
+            except DataLost as error:
+                lost_at = min(lost_at, time.monotonic())
+                if self.tapes.looked <= lost_at or time.monotonic() - lost_at < LOST_SECONDS:
+                    await asyncio.sleep(REFRESH_SECONDS)
+                    continue
+                log.error("going on without an entry of a tape: %s", error, extra={"fields": {"queue": self._queue}})
+                tape.done += 1
+                self._missed(tape, 1)
         return 0
+
+    def _is_quiet(self) -> bool:
+        """Nothing comes, and nobody waits for anything."""
+        waits = self._waits() or any(not tape.looked for tape in self._watches)
+        return not waits and time.monotonic() - self._handed_at > FLOW_SECONDS
 
     async def _look_later(self) -> FoundTapes:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
+            if self._is_quiet() and time.monotonic() - self.tapes.looked < QUIET_SECONDS:
+                continue
             try:
                 return await self.tapes.ask()
             except TemporaryError as error:
@@ -454,7 +485,7 @@ class Past:
                 attachment.look_soon()
         if not self._arrived or self._follow is Follow.NOTHING:
             return
-        if self._keeps_up:
+        if self.keeps_up:
             for exchange in [exchange for exchange, tape in self.tapes.reading.items() if tape.ended]:
                 self.tapes.leave(exchange)
             return

@@ -193,12 +193,8 @@ class Subscriber(Inbox):
 
     def _has_room(self, attachment: Attachment) -> bool:
         """Whether it may be read: the application keeps up, and what is held back has room or waits for this Exchange."""
-        if self._buffered >= BUFFER_BYTES:
-            return False
-        if self._order.held_bytes < HELD_BYTES:
-            return True
-        awaited = self._order.awaits()
-        return "" in awaited or attachment.exchange.id in awaited
+        awaited = self._order.awaits() if self._order.held_bytes >= HELD_BYTES else {""}
+        return self._buffered < BUFFER_BYTES and not awaited.isdisjoint(("", attachment.exchange.id))
 
     def _overrun(self, attachment: Attachment) -> None:
         """Reading stops: an Exchange that drops may drop the beginning of a publisher, or has since all was read."""
@@ -402,6 +398,10 @@ class Subscriber(Inbox):
         """The application does not keep up."""
         return self._buffered >= BUFFER_BYTES
 
+    def admits(self, exchange: str) -> bool:
+        """What is held back has room."""
+        return self._limits.admits(exchange, HELD_BYTES)
+
     def is_ready(self) -> bool:
         """The Monitor says so."""
         return self._ready.is_set()
@@ -411,6 +411,10 @@ class Subscriber(Inbox):
     def holds_back(self) -> bool:
         """Some of what was read is not in the inbox."""
         return bool(self._order.waiting)
+
+    def behind_since(self, now_ms: int) -> list[int]:
+        """On tapes, and held back."""
+        return [] if self._past is None else [*self._past.tapes.behind_since(now_ms), *self._limits.held_since()]
 
     def look(self) -> None:
         """At everything that has come."""
@@ -457,8 +461,10 @@ class Subscriber(Inbox):
                     self._read(attachment)
             if past is None:
                 self._give(self._limits.end_holds(now, self._standing.overflow, unread_at))
+            elif past.keeps_up:
+                self._give(self._limits.end_holds_of_stored(now, past.unread_at, HELD_BYTES))
             else:
-                self._give(self._limits.end_holds_of_tapes(now, past.present_since, unread_at))
+                self._give(self._limits.end_holds_of_tapes(now, unread_at))
         self._limits.forget(now, unread_at if past is None else past.behind_at)
 
     def take(self, notice: Any) -> None:

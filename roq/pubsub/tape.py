@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from roq.errors import InvalidPosition, LogTrimmed
+from roq.errors import DataLost, InvalidPosition, LogTrimmed, LogUnavailable
 from roq.log.replicated.metadata import LogMeta, SegmentState
 from roq.log.replicated.reader import Entry, SegmentReader
 from roq.log.replicated.stores import Stores
@@ -24,7 +24,9 @@ from roq.wire.recording import entry_time
 SKEW_MS = 5_000  # between the clocks of two hosts, at most
 UNCONFIRMED_MS = 5_000  # what is not stored after that, and not seen, waits for its stores: who wants it stored sends it again
 PROVE_SECONDS = 0.5
-ABANDONED_SECONDS = 30.0  # for whoever looks after the tape of an Exchange that is gone to close it
+LATELY_SECONDS = 10.0  # who saw its end before that does not know whether more has come: hosts that are down delay each look
+ABANDONED_SECONDS = 30.0  # for whoever looks after the tape of an Exchange that is gone to close it, for one that goes on live
+UNREADABLE_SECONDS = 600.0  # for a host to come back that has what nobody else has, for one that reads what is stored
 TAPE_ENTRIES_MAX = 1 << 32  # of an open segment: far more than it may have
 
 
@@ -70,16 +72,17 @@ class Tape(SegmentReader):
         self.ahead: deque[Entry] = deque()
         self.looked = 0.0  # when it was seen that nothing follows (monotonic)
         self._proved = 0.0  # when it was asked last whether it is certain (monotonic)
-        self.news_at = time.monotonic()  # when anything new was heard of it
-        self._meta = view.meta
+        self.late_at = 0.0  # when something was handed out that was not new any more (monotonic)
+        self._failing = 0.0  # since when it can't be read (monotonic), 0: it can
+        self._meta, self.live = view.meta, view.live
         self.metadata = from_json(view.meta, LogMeta)
         self.of_queue = of_queue
 
     def update(self, view: gcm.TapeView) -> None:
         """What is known of it now. Whoever waits for more of it asks again if that is something else than before."""
+        self.live = view.live
         if view.meta != self._meta:
             self._meta, self.metadata = view.meta, from_json(view.meta, LogMeta)
-            self.news_at = time.monotonic()
             self._changed.set()
 
     async def refresh(self) -> LogMeta:
@@ -102,11 +105,19 @@ class Tape(SegmentReader):
         return not self.ahead and not self.is_open and self.done >= self.metadata.next_first - 1
 
     def unread_at(self, now: float) -> float:
-        """When something of it last lay unread; `now` while it does (monotonic). What the Exchange has written last may be seen
-        only when its tape is closed, if it is gone."""
-        if self.ended:
-            return 0.0
-        return min(now, self.news_at + ABANDONED_SECONDS) if self.looked and not self.ahead else now
+        """When something of it last lay unread; `now` while it does, or can't be read just now (monotonic)."""
+        if self._failing:
+            return min(now, self._failing + UNREADABLE_SECONDS)
+        return now if self.ahead or not (self.looked or self.ended) else self.late_at
+
+    def behind_since(self, now: float) -> int | None:
+        """When the next entry was written; if none is known, the last one that was read (0: none was); None if it was seen
+        lately that nothing follows (ms since 1970). The end of an Exchange that is gone is seen when its tape is closed. now:
+        monotonic."""
+        if self.ahead:
+            return self.head
+        seen = self.looked and now - self.looked < LATELY_SECONDS and self.live
+        return None if seen or self.ended else self.written
 
     @property
     def head(self) -> int:
@@ -131,11 +142,12 @@ class Tape(SegmentReader):
             missed = self.metadata.trimmed - self.done
             self.done = self.metadata.trimmed
             return missed
-        now = time.monotonic()
+        except (LogUnavailable, DataLost):
+            self.looked, self._failing = 0.0, self._failing or time.monotonic()
+            raise
+        now, self._failing = time.monotonic(), 0.0
         self.looked = 0.0 if self.ahead else now
-        if self.ahead:
-            self.news_at = now
-        elif prove and now - self._proved > PROVE_SECONDS:
+        if not self.ahead and prove and now - self._proved > PROVE_SECONDS:
             self._proved = now
             is_written = bool(meta.segments) and meta.segments[-1].state is SegmentState.OPEN
             if is_written and await self.is_nothing_at(meta, self.done + 1):

@@ -16,7 +16,7 @@ from roq.errors import InvalidPosition, MessagesLost, NotRecorded
 from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.pubsub.order import FOREVER, Origin
 from roq.pubsub.start import LIVE, Start
-from roq.pubsub.tape import SKEW_MS, UNCONFIRMED_MS, Tape, has_older
+from roq.pubsub.tape import LATELY_SECONDS, SKEW_MS, UNCONFIRMED_MS, Tape, has_older
 from roq.wire import gcm
 from roq.wire.recording import TapePosition
 
@@ -46,6 +46,7 @@ class TapeList:
         self.reading: dict[str, Tape] = {}
         self.looked = 0.0
         self.looked_ms = 0
+        self._first_ms = 0  # the first look
         self.recorded = True
         self._read: dict[str, int] = {}  # up to where a tape was read that is not read any more; it may grow again
         self._left: set[str] = set()  # Exchanges that are not read from their tapes
@@ -69,6 +70,7 @@ class TapeList:
         if self.name not in ("", found.tapes):
             raise NotRecorded(f"queue {self._queue!r} was removed and created anew: what was on its tapes is gone")
         self.name, self.looked, self.looked_ms, self.recorded = found.tapes, began, began_ms, found.recorded
+        self._first_ms = self._first_ms or began_ms
         self._directory.endpoints.update(found.stores)
         self._directory.alive.update(found.stores)
         for view in found.views:
@@ -131,6 +133,14 @@ class TapeList:
         """When what this Exchange's tape has (or "": any) last lay unread; now, while it does (monotonic)."""
         now = time.monotonic()
         return max((tape.unread_at(now) for name, tape in self.reading.items() if exchange in ("", name)), default=0.0)
+
+    def behind_since(self, now_ms: int) -> list[int]:
+        """Of each tape that was not seen at its end lately: when what follows was written, as far as is known; likewise of
+        tapes that may have been made since the last look (milliseconds since 1970). now_ms: by this host's clock."""
+        now = time.monotonic()
+        times = [since for tape in self.reading.values() if (since := tape.behind_since(now)) is not None]
+        unlisted = [self.looked_ms] if now_ms - self.looked_ms > LATELY_SECONDS * 1000 else []
+        return [since or self._first_ms for since in times] + unlisted
 
     @property
     def more(self) -> bool:

@@ -25,6 +25,7 @@ RESERVED = frozenset(("content-type", "traceparent", "tracestate"))
 RESERVED_PREFIX = "ce-"
 OWN_PREFIX = "roq-"
 MARK = b"\x93RoQ\x00h\xc1\x01"  # c1 is no msgpack, 93 begins no text: nobody's payload begins like this by chance
+ENCODED_BYTES_MAX = 0xFFFF
 _LENGTH = struct.Struct("<H")  # HEADERS_BYTES_MAX is three times as much in msgpack at most
 PREFIX_BYTES = len(MARK) + _LENGTH.size
 _encode = msgspec.msgpack.Encoder().encode
@@ -82,10 +83,12 @@ def with_headers(payload: bytes, headers: Headers | None) -> bytes:
 
 
 def join_headers(payload: bytes, headers: Mapping[str, str | bytes]) -> bytes:
-    """The same of headers that were checked before."""
+    """The same of headers that their publisher checked, or should have. Raises InvalidHeaders: they are too large."""
     if not headers and not payload.startswith(MARK):
         return payload
     encoded = _encode(headers)
+    if len(encoded) > ENCODED_BYTES_MAX:
+        raise InvalidHeaders(f"headers of {len(encoded)} bytes; a message takes at most {HEADERS_BYTES_MAX}")
     return b"".join((MARK, _LENGTH.pack(len(encoded)), encoded, payload))
 
 

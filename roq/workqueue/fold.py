@@ -163,6 +163,14 @@ class ReadyTasks:
                 return fresh.popleft()
         raise AssertionError("no task is ready")
 
+    def upcoming(self, count: int) -> Iterator[StoredTask]:
+        """The next `count`."""
+        for bucket in self._buckets:
+            back = (bucket.of[order] for order in nsmallest(count, bucket.back))
+            for task in islice(merge(bucket.fresh, back, key=lambda task: task.order), count):
+                yield task
+                count -= 1
+
     def oldest(self) -> StoredTask | None:
         """The one that was pushed first, whatever its priority."""
         firsts = [task for bucket in self._buckets if (task := bucket.first()) is not None]
@@ -263,9 +271,8 @@ class Fold:
         self.blobs: dict[TaskKey, StoredTask] = {}  # exactly the tasks whose payload is elsewhere
         # Topics of which an ordered task is ready, delayed or leased, exactly one; heaps by order of the tasks behind it.
         self.topics: dict[str, list[tuple[int, StoredTask]]] = {}
-        self.behind = 0  # tasks there
+        self.behind = self.fed_bytes = 0  # tasks there; payload bytes of all messages of a group that are not done
         self.fed: dict[str, int] | None = None  # entries of tapes up to which everything came, by Exchange; None: no group
-        self.fed_bytes = 0  # payload bytes of a group's messages that are neither done nor dead
         self._ends: list[tuple[int, int]] = []  # a heap of (due, delivery): the end of every lease, and of some that are over
         self._handlers: dict[type, Callable[[Any], Effects]] = {
             Push: self._push,
@@ -353,16 +360,9 @@ class Fold:
         if not self.producers.ascend(record.publisher, record.sequence, self.clock):
             return (Known((record.publisher, record.sequence)),)
         self.inserted += 1
-        task = StoredTask(
-            self.position,
-            record.publisher,
-            record.sequence,
-            record.payload,
-            0,
-            record.published,
-            topic=record.topic,
-            ordered=record.ordered,
-        )
+        self.fed_bytes += len(record.payload)
+        task = StoredTask(self.position, record.publisher, record.sequence, record.payload, 0, record.published)
+        task.topic, task.ordered = record.topic, record.ordered
         if self._is_first(task):
             self.ready.push(task)
         return ()
@@ -373,7 +373,6 @@ class Fold:
 
     def _is_first(self, task: StoredTask) -> bool:
         """A group's message comes, or comes back from the dead: whether it may be taken. If not, it stands behind another."""
-        self.fed_bytes += len(task.payload)  # type: ignore[arg-type]  # FeedMessage has no other
         if not task.ordered:
             return True
         others = self.topics.get(task.topic)
@@ -385,14 +384,12 @@ class Fold:
         return False
 
     def _go_on_behind(self, task: StoredTask) -> None:
-        """A group's message is done or dead: the next of its topic is ready."""
-        self.fed_bytes -= len(task.payload)  # type: ignore[arg-type]
-        if task.ordered:
-            if others := self.topics[task.topic]:
-                self.ready.put_back(heappop(others)[1])
-                self.behind -= 1
-            else:
-                del self.topics[task.topic]
+        """A message of an ordered group is done or dead: the next of its topic is ready."""
+        if others := self.topics[task.topic]:
+            self.ready.put_back(heappop(others)[1])
+            self.behind -= 1
+        else:
+            del self.topics[task.topic]
 
     def all_behind(self) -> list[StoredTask]:
         """Tasks behind others of their topic, in their order."""
@@ -400,11 +397,10 @@ class Fold:
 
     def stand_behind(self, behind: list[StoredTask]) -> None:
         """Of a group that was loaded: what follows from its other tasks, and these behind them."""
-        for task in chain(self.ready, (entry[2] for entry in self.delayed), self.leased.values()):
-            if task.topic:
-                self._is_first(task)
-        for task in behind:
+        tasks = [*self.ready, *(entry[2] for entry in self.delayed), *self.leased.values(), *behind]
+        for task in tasks:
             self._is_first(task)
+        self.fed_bytes = sum(map(_fed_bytes, chain(tasks, self.dead.values())))
 
     def _again(self, record: Push, use: Use) -> Effects:
         if use is Use.FORGOTTEN:
@@ -501,7 +497,9 @@ class Fold:
         del self.leased[record.delivery]
         self.completed += 1
         if task.topic:
-            self._go_on_behind(task)
+            self.fed_bytes -= _fed_bytes(task)
+            if task.ordered:
+                self._go_on_behind(task)
         return APPLIED if type(task.payload) is bytes else (*APPLIED, *self._drop((task,)))
 
     def _requeue(self, record: Requeue) -> Effects:
@@ -547,7 +545,7 @@ class Fold:
 
     def _bury(self, task: StoredTask) -> None:
         self.dead[task.producer, task.sequence] = task
-        if task.topic:
+        if task.ordered:
             self._go_on_behind(task)
 
     def _instance_dead(self, record: InstanceDead) -> Effects:
@@ -575,7 +573,7 @@ class Fold:
         self._ends.clear()
         self.keys.clear()
         self.topics.clear()
-        self.behind = self.fed_bytes = 0
+        self.behind, self.fed_bytes = 0, sum(map(_fed_bytes, self.dead.values()))
         self.removed += len(tasks)
         return (TasksChanged(len(tasks)), *dropped)
 
@@ -598,12 +596,14 @@ class Fold:
         tasks = self._chosen(record.tasks)
         for task in tasks:
             task.attempts = 0
-        self.ready.fill([task for task in tasks if not task.topic or self._is_first(task)])
+        tasks.sort(key=lambda task: task.order)
+        self.ready.fill([task for task in tasks if self._is_first(task)])
         return (TasksChanged(len(tasks)),)
 
     def _remove_dead(self, record: RemoveDead) -> Effects:
         tasks = self._chosen(record.tasks)
         self.removed += len(tasks)
+        self.fed_bytes -= sum(map(_fed_bytes, tasks))
         return (TasksChanged(len(tasks)), *self._drop(task for task in tasks if type(task.payload) is BlobRef))
 
     def _replaced(self, record: HoldersReplaced) -> Effects:
@@ -685,10 +685,14 @@ class Fold:
         firsts = [task.topic for task in open_tasks if task.ordered]
         assert sorted(firsts) == sorted(self.topics), "of a topic two may be taken, or none"
         assert len(behind) == self.behind, "tasks behind others are miscounted"
-        fed = [task.payload for task in (*open_tasks, *behind) if task.topic and isinstance(task.payload, bytes)]
-        assert self.fed_bytes == sum(map(len, fed)), "bytes are miscounted"
+        assert self.fed_bytes == sum(map(_fed_bytes, tasks)), "bytes are miscounted"
         elsewhere = {(task.producer, task.sequence): task for task in tasks if type(task.payload) is BlobRef}
         assert elsewhere == self.blobs, "blobs are miscounted"
+
+
+def _fed_bytes(task: StoredTask) -> int:
+    """Of a group's message."""
+    return len(task.payload) if task.topic and type(task.payload) is bytes else 0
 
 
 def _nothing(record: Record) -> Effects:

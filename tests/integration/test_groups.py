@@ -248,11 +248,18 @@ async def test_an_ack_holds_over_the_death_of_the_master(client: roq.Cluster, re
 # --- what a group gets ------------------------------------------------------------------------------------------------
 
 
+async def _known_as_stored(client: roq.Cluster, queue: str, position: roq.TapePosition | None) -> bool:
+    """Stores hear a few ms later what is stored on enough of them."""
+    async with client.subscriber(queue, start="live", follow="stored") as here:
+        return here.position == position
+
+
 async def test_where_a_group_begins(client: roq.Cluster, recorded: str) -> None:
     async with client.publisher(recorded, confirm="stored") as publisher:
         receipt = await publisher.publish("t", b"0", confirm="stored")
         assert receipt is not None
         assert receipt.position is not None
+        await until(lambda: _known_as_stored(client, recorded, receipt.position))
         for name, start in (("now", "now"), ("behind", receipt.position), ("first", "earliest"), ("ago", timedelta(hours=1))):
             await client.create_group(recorded, name, start=start)
         async with client.subscriber(recorded, group="now") as member:

@@ -14,7 +14,19 @@ from roq.wire.task import Settlement, TaskState
 from roq.workqueue.fold import Known, TasksChanged
 from roq.workqueue.master import intake
 from roq.workqueue.master.intake import GroupIntake
-from roq.workqueue.records import Complete, DeadLetter, FeedMessage, FeedPosition, Purge, ReleaseAll, Requeue, RequeueDead, Tick
+from roq.workqueue.master.service import REPLY_BYTES
+from roq.workqueue.records import (
+    Complete,
+    DeadLetter,
+    FeedMessage,
+    FeedPosition,
+    Purge,
+    ReleaseAll,
+    RemoveDead,
+    Requeue,
+    RequeueDead,
+    Tick,
+)
 from roq.workqueue.state import GROUP_VERSION, VERSION, State
 from tests.unit.test_master_service import Rig
 from tests.unit.test_workqueue_state import DONE, Log, W
@@ -67,6 +79,33 @@ def test_a_dead_letter_lets_the_next_one_go_and_comes_back_behind_it() -> None:
     assert log.pop() == []
     log.apply(Complete(0, second.delivery, W))
     assert [one.task.payload for one in log.pop()] == [b"a1"], "the oldest that waits"
+
+
+def test_letters_that_are_put_back_stand_in_the_order_of_their_messages() -> None:
+    log = GroupLog()
+    log.feed("a", "a", "a")
+    for _ in range(2):
+        (one,) = log.pop()
+        log.apply(DeadLetter(0, one.delivery, W, "bad"))
+    log.apply(RequeueDead(0, ((P, 2),)))
+    (third,) = log.pop()
+    log.apply(Complete(0, third.delivery, W))
+    (second,) = log.pop()
+    log.apply(DeadLetter(0, second.delivery, W, "still bad"))  # the first one died before it
+    log.apply(RequeueDead(0, None))
+    assert log.payloads() == [b"a1", b"a2"]
+
+
+def test_what_is_dead_takes_room_until_it_is_removed() -> None:
+    log = GroupLog()
+    log.feed("a", "b")
+    (first,) = log.pop()
+    log.apply(DeadLetter(0, first.delivery, W, "bad"))
+    assert log.state.fold.fed_bytes == 4
+    log.apply(Purge(0))
+    assert log.state.fold.fed_bytes == 2
+    assert log.apply(RemoveDead(0, None)) == [TasksChanged(1)]
+    assert log.state.fold.fed_bytes == 0
 
 
 def test_in_any_order_nobody_waits() -> None:
@@ -162,6 +201,35 @@ async def test_a_full_group_takes_more_when_there_is_room(monkeypatch: pytest.Mo
     await waiting
     status = rig.service.fold.status(0)
     assert (status.ready, status.completed) == (7, 2)
+
+
+async def test_a_group_of_dead_letters_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "DEAD_MAX", 2)
+    rig = Rig()
+    room = GroupIntake(rig.service, Term(rig), lambda: rig.now)  # type: ignore[arg-type]
+    await room.take([message(n) for n in range(1, 4)])
+    for nonce in (1, 2):
+        (token,) = tokens(rig, rig.ask(wire.Lease(W, nonce, 0, 60_000, 1, 0, [])))
+        rig.ask(wire.SettleAll(W, 0, [Settlement.reject(token, "bad")]))
+    rig.commit()
+    waiting = asyncio.create_task(room.take([message(4)]))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    rig.ask(wire.RemoveLetters(None))
+    rig.commit()
+    await waiting
+    assert rig.service.fold.status(0).inserted == 4
+
+
+def test_one_large_message_makes_no_lease_small_that_is_not_its_own() -> None:
+    rig = Rig()
+    rig.service.feed_position({"e-1": 1}, rig.now)
+    rig.service.feed([message(n, size=REPLY_BYTES // 2 if n == 5 else 10) for n in range(1, 10)], rig.now)
+    rig.commit()
+    assert len(tokens(rig, rig.ask(wire.Lease(W, 1, 0, 60_000, 100, 0, [])))) == 9
+    rig.service.feed([message(n, size=REPLY_BYTES * 2 // 3) for n in range(10, 14)], rig.now)
+    rig.commit()
+    assert len(tokens(rig, rig.ask(wire.Lease(W, 2, 0, 60_000, 100, 0, [])))) == 1
 
 
 async def test_a_group_that_is_behind_says_by_how_much() -> None:

@@ -11,88 +11,17 @@ from collections.abc import AsyncIterator
 import pytest
 
 from roq.coordination.locate import GcmClient
-from roq.errors import InvalidConfiguration, MessagesLost
-from roq.log.replicated.metadata import Fragment, LogMeta, SegmentMetadata, SegmentState
+from roq.errors import InvalidConfiguration
+from roq.log.replicated.metadata import SegmentState
 from roq.pubsub.inbox import Reached
 from roq.pubsub.order import FOREVER
-from roq.pubsub.order_limits import HOLD_SECONDS, SWEEP_SECONDS, TAPE_HOLD_MAX_SECONDS, TAPE_HOLD_SECONDS
-from roq.pubsub.past import Past, Told
+from roq.pubsub.order_limits import HOLD_SECONDS
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Batch
-from roq.pubsub.tape import ABANDONED_SECONDS, SKEW_MS, UNCONFIRMED_MS, Tape, has_older
-from roq.pubsub.tape_list import FoundTapes
-from roq.wire import gcm, zmtp
-from roq.wire import monitor as wire
-from roq.wire.assignment import Overflow, to_json
-from roq.wire.frame import FrameKind, PathOpening, encode_control, encode_data
+from roq.pubsub.tape import SKEW_MS, UNCONFIRMED_MS, has_older
+from roq.wire.frame import FrameKind, encode_control, encode_data
 from roq.wire.limits import SUBSCRIBER_BYTES_QUEUED
-from roq.wire.recording import Record, encode_entry
-
-NOW = 1_000_000_000
-P, Q = 7, 8
-
-
-def data(publisher: int, path: int, number: int) -> bytes:
-    return encode_data(b"t", publisher, path, number, number - 1, number - 1, [b"%d" % number], 0)
-
-
-def opens(publisher: int, path: int, after: int, left: str = "", *, finished: bool = True) -> bytes:
-    return encode_control(FrameKind.OPEN, publisher, path, after, PathOpening(left, finished and left != ""), 0)
-
-
-def fin(publisher: int, path: int, last: int) -> bytes:
-    return encode_control(FrameKind.FIN, publisher, path, last, None, 0)
-
-
-class Scene:
-    """A subscriber and the tapes that it reads. `given`: numbers of messages, and ranges that were reported lost."""
-
-    def __init__(self, start: str = "earliest", follow: bool | str = True) -> None:
-        self.subscriber = Subscriber(GcmClient("127.0.0.1:1"), "q", (), lambda lost: None, start, follow)
-        self.subscriber._started = time.monotonic()
-        assert self.subscriber._past is not None
-        self.past: Past = self.subscriber._past
-
-    def tape(self, name: str, state: SegmentState | None = SegmentState.OPEN, last: int = -1) -> Tape:
-        """Of this Exchange, with one segment."""
-        segments = () if state is None else (SegmentMetadata(f"{name}~1", 1, state, (Fragment(1, ("h",)),), last),)
-        view = gcm.TapeView(f"tape.t.{name}", name, True, to_json(LogMeta(segments=segments)))
-        if name in self.past.tapes.reading:
-            self.past.tapes.reading[name].update(view)
-        else:
-            self.past.tapes.reading[name] = Tape(view, self.past.tapes.stores)
-        return self.past.tapes.reading[name]
-
-    async def read(self, name: str, at: int, *frames: bytes) -> list[int | str]:
-        """The next entry of this tape, and what was given then."""
-        tape = self.past.tapes.reading[name]
-        tape.ahead.append((tape.done + 1, encode_entry(NOW + at, [zmtp.frame(frame) for frame in frames])))
-        await self.past._hand_out(tape, [tape])
-        return self.settle()
-
-    def settle(self) -> list[int | str]:
-        """A look whether somebody waits no longer. What was given since the last one."""
-        self.past._finish()
-        self.subscriber.settle()
-        taken, self.subscriber._buffer = list(self.subscriber._buffer), type(self.subscriber._buffer)()
-        return [
-            f"lost {one.first}..{one.last}" if isinstance(one, MessagesLost) else one.header.sequence
-            for one in taken
-            if not isinstance(one, Reached)
-        ]
-
-    def attach(self, *names: str) -> None:
-        """Join, at Exchanges that do not answer."""
-        exchanges = tuple(wire.ExchangeAddress(name, "127.0.0.1", 1, 1, 1) for name in names)
-        self.subscriber._tapes = "t"
-        self.subscriber.take(wire.SubscriberWelcome(1, 1, exchanges, Overflow.BLOCK, 4096))
-        self.past._arrived, self.past._since = True, time.monotonic()
-
-    def told(self, name: str, entry: int) -> None:
-        """The Exchange has said where its messages begin; then somebody looked at the tapes."""
-        attachment = next(one for one in self.past._holding if one.exchange.id == name)
-        self.past._holding[attachment] = Told(entry, time.monotonic())
-        self.past.tapes.looked = time.monotonic()
+from tests.unit.past_rig import NOW, P, Q, Scene, data, fin, opens
 
 
 @pytest.fixture
@@ -217,6 +146,20 @@ async def test_a_tape_that_nobody_has_closed_is_no_wait_that_ends_by_time(
     assert scene.settle() == [2]
 
 
+@pytest.mark.parametrize("given", [False, True])
+async def test_of_a_path_whose_beginning_lies_before_a_position_nothing_is_missing(scene: Scene, given: bool) -> None:
+    """Also behind the ends of paths before it, which may lie anywhere; not so once anything was given."""
+    scene.subscriber._order.amid = True
+    scene.tape("A")
+    scene.tape("B")
+    assert await scene.read("A", 0, fin(P, 1, 2)) == []
+    assert await scene.read("B", 1, *([data(P, 3, 4)] if given else []), fin(P, 3, 4)) == ([4] if given else [])
+    scene.tape("A", SegmentState.CLOSED, 2)
+    scene.tape("B", SegmentState.CLOSED, 1)
+    lost = ["lost 5..7"] if given else []
+    assert await scene.read("A", 2, data(P, 6, 8), data(P, 6, 9)) == [*lost, 8, 9]
+
+
 async def test_what_waited_for_its_tape_counts_as_unread_until_then(scene: Scene) -> None:
     """The FIN of a path that another one's tape follows may be on its way from a live Exchange."""
     scene.tape("A")
@@ -266,141 +209,6 @@ async def test_an_exchange_is_read_until_it_has_said_where_its_messages_begin(sc
     assert scene.past.holds(attachment)
     assert attachment.proved
     assert attachment.link._paused, "the tape comes first"
-
-
-# --- one that follows what is stored --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def following() -> AsyncIterator[Scene]:
-    """In the present."""
-    made = Scene(follow="stored")
-    await made.past._arrive()
-    yield made
-    await made.subscriber.close(0)
-
-
-async def test_it_is_ready_in_the_present_and_goes_on(following: Scene) -> None:
-    following.subscriber._opened = True
-    await following.subscriber.ready(0.1)
-    following.tape("A")
-    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
-    assert following.subscriber.health().problems == ()
-    assert not following.past._over()
-
-
-async def test_a_replay_waits_until_the_end_of_the_tape_that_was_left_was_seen(following: Scene) -> None:
-    following.tape("A")
-    following.tape("B")
-    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
-    assert await following.read("B", 1, opens(P, 2, 1, "A", finished=False), data(P, 2, 2)) == []
-    following.tape("A").seen = NOW + SKEW_MS + 1
-    assert following.settle() == []
-    following.tape("A").seen = NOW + SKEW_MS + 2
-    assert following.settle() == [2]
-
-
-async def test_an_end_that_never_comes_is_given_up_when_its_tape_was_quiet_for_long(following: Scene) -> None:
-    """A tape that nobody closes may yet have it."""
-    left = following.tape("A")
-    following.tape("B")
-    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
-    assert await following.read("B", 1, opens(P, 2, 1, "A"), data(P, 2, 2)) == []
-    now = time.monotonic()
-    known = following.subscriber._order.publishers[P]
-    known.waiting_since = now - ABANDONED_SECONDS - 2 * TAPE_HOLD_SECONDS
-    assert following.settle() == [], "it is not known that nothing more can be read"
-    left.looked, left.news_at = now, now - ABANDONED_SECONDS
-    assert following.settle() == []
-    left.news_at -= TAPE_HOLD_SECONDS
-    assert following.settle() == [2]
-
-
-async def test_or_after_a_time_in_any_case_that_counts_from_the_present_on(following: Scene) -> None:
-    following.tape("A")
-    following.tape("B")
-    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
-    assert await following.read("B", 1, opens(P, 2, 1, "A"), data(P, 2, 2)) == []
-    following.subscriber._order.publishers[P].waiting_since = time.monotonic() - 2 * TAPE_HOLD_MAX_SECONDS
-    assert following.settle() == []
-    following.past._since -= TAPE_HOLD_MAX_SECONDS
-    assert following.settle() == [2]
-
-
-async def test_a_path_that_began_unrecorded_begins_when_nothing_older_can_be_on_a_tape(following: Scene) -> None:
-    """Recording was switched off meanwhile: nobody will ever see its beginning."""
-    following.tape("A")
-    following.tape("B")
-    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
-    assert await following.read("B", 1, data(P, 3, 4), data(P, 3, 5)) == []
-    assert await following.read("A", 2, data(P, 1, 2)) == [2]
-    following.tape("A").seen = NOW + 1 + SKEW_MS
-    assert following.settle() == []
-    following.tape("A").seen += 1
-    assert following.settle() == ["lost 3..3", 4, 5]
-
-
-async def test_a_watermark_waits_until_no_other_tape_may_have_what_it_speaks_of(following: Scene) -> None:
-    """It came through another Exchange."""
-    following.tape("A")
-    following.tape("B")
-    says = encode_control(FrameKind.WATERMARK, P, 1, 3, {"t": (3, 3)}, 0)
-    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
-    assert await following.read("B", 1, says) == []
-    assert await following.read("A", 2, data(P, 1, 2)) == [2]
-    following.tape("A").seen = NOW + 2 + SKEW_MS
-    assert following.settle() == ["lost 3..3"]
-    assert following.past._watermark_bytes == 0
-
-
-@pytest.mark.parametrize("behind", [False, True])
-async def test_publishers_that_have_ended_are_forgotten_unless_it_does_not_keep_up(following: Scene, behind: bool) -> None:
-    """As live ones are: it may read for months. Watermarks of theirs may still come if it is behind."""
-    following.tape("A")
-    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1), fin(P, 1, 1)) == [1]
-    known, limits = following.subscriber._order.publishers[P], following.subscriber._limits
-    known.heard = limits._swept = -10 * SWEEP_SECONDS
-    following.past._behind_at = time.monotonic() if behind else -10 * SWEEP_SECONDS
-    following.settle()
-    assert bool(known.topics) is behind
-
-
-async def test_a_tape_that_was_closed_is_read_on_when_its_exchange_writes_again(following: Scene) -> None:
-    tapes = following.past.tapes
-    tapes.know(listed(LogMeta(segments=(SegmentMetadata("A~1", 1, SegmentState.OPEN, (Fragment(1, ("h",)),)),))))
-    assert await following.read("A", 0, opens(P, 1, 0), data(P, 1, 1)) == [1]
-    closed = SegmentMetadata("A~1", 1, SegmentState.CLOSED, (Fragment(1, ("h",)),), 1)
-    tapes.know(listed(LogMeta(segments=(closed,))))
-    following.settle()
-    assert tapes.reading == {}
-    tapes.know(listed(LogMeta(segments=(closed, SegmentMetadata("A~2", 2, SegmentState.OPEN, (Fragment(2, ("h",)),))))))
-    assert tapes.reading["A"].done == 1
-
-
-async def test_of_a_tape_that_has_expired_the_rest_is_told_and_the_position_names_it_no_longer(following: Scene) -> None:
-    subscriber, tapes = following.subscriber, following.past.tapes
-    lost: list[MessagesLost] = []
-    subscriber._on_lost = lost.append
-    open_segment = SegmentMetadata("A~1", 1, SegmentState.OPEN, (Fragment(1, ("h",)),))
-    tapes.know(listed(LogMeta(segments=(open_segment,))))
-    subscriber._tapes = "t"
-    tape = tapes.reading["A"]
-    tape.ahead.append((1, encode_entry(NOW, [zmtp.frame(frame) for frame in (opens(P, 1, 0), data(P, 1, 1))])))
-    await following.past._hand_out(tape, [tape])
-    batch = await subscriber.next_batch()
-    assert [message.sequence for message in batch or ()] == [1]
-    tapes.know(listed())
-    subscriber._closed = True
-    assert await subscriber.next_batch() is None
-    assert [(one.publisher, one.first, one.last) for one in lost] == [(0, 2, 2)]
-    assert subscriber.position is not None
-    assert subscriber.position.done == {}
-
-
-def listed(*of_a: LogMeta) -> FoundTapes:
-    """What the GCM says of the tape of A."""
-    views = tuple(gcm.TapeView("tape.t.A", "A", True, to_json(meta)) for meta in of_a)
-    return gcm.Tapes("t", Record(), True, views, {}), time.monotonic(), NOW
 
 
 async def test_what_follows_is_said_in_one_of_three_ways() -> None:

@@ -2,7 +2,7 @@
 
 Who feeds it (roq/groups/feed.py) goes on behind `position` after a take-over and brings some messages again; their publishers'
 numbers tell the fold. What was fed and is not done is limited, so a group that is far behind takes no more memory than another:
-the rest stays on the tapes.
+the rest stays on the tapes. Dead letters have a limit of their own: a group whose messages all fail stands still at it.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from roq.runtime.observe import logger
 from roq.workqueue.master.service import MasterService
 from roq.workqueue.master.term import MasterTerm
 from roq.workqueue.records import FeedMessage
 
-MESSAGES_MAX, BYTES_MAX = 50_000, 64 * 1024 * 1024  # fed and neither done nor dead
+MESSAGES_MAX, DEAD_MAX = 50_000, 50_000  # fed and neither done nor dead; dead
+BYTES_MAX = 64 * 1024 * 1024  # of both
 AGAIN_BELOW = 7 / 8  # of these, so that it is not filled message by message
 ON_THEIR_WAY_MAX = 8 * 1024 * 1024  # bytes that wait for the log; more are fed when it has them
 
+log = logger(__name__)
+
 
 class GroupIntake:
-    """Of one term. now: ms. waiting_since: when the message was published that comes next or came last (ms), 0: none is there
-    to come; None: that is not known yet. taken: messages so far."""
+    """Of one term. now: ms. waiting_since: when that was written which is stored and not in the group yet (ms); 0: there is no
+    such; None: that is not known."""
 
     def __init__(self, service: MasterService, term: MasterTerm, now: Callable[[], int]) -> None:
         self.now = now
         self.waiting_since: int | None = None
-        self.taken = 0
         self._service, self._term = service, term
         self._room = asyncio.Event()
-        self._room.set()
         service.freed, service.unfed = self._freed, self._behind
 
     @property
@@ -37,18 +39,13 @@ class GroupIntake:
         """Entries of the tapes up to which everything is in the group, by Exchange. None: it was never fed."""
         return self._service.fold.fed
 
-    @property
-    def full(self) -> bool:
-        """Whether somebody waits for room."""
-        return not self._room.is_set()
-
     async def take(self, messages: Sequence[FeedMessage]) -> None:
         """Add messages, as soon as there is room. Raises NotLeader: the term has ended."""
-        self.waiting_since = messages[0].published
         while self._filled() >= 1:
             self._room.clear()
+            if len(self._service.fold.dead) >= DEAD_MAX:
+                log.warning("the group takes no more messages: it has %s dead letters, requeue or remove them", DEAD_MAX)
             await self._room.wait()
-        self.taken += len(messages)
         self._service.feed(messages, self.now())
         self._term.turn()
         if self._service.waiting.bytes > ON_THEIR_WAY_MAX:
@@ -63,7 +60,7 @@ class GroupIntake:
     def _filled(self) -> float:
         fold = self._service.fold
         count = fold.ready.count + fold.behind + len(fold.delayed) + len(fold.leased)
-        return max(count / MESSAGES_MAX, fold.fed_bytes / BYTES_MAX)
+        return max(count / MESSAGES_MAX, len(fold.dead) / DEAD_MAX, fold.fed_bytes / BYTES_MAX)
 
     def _freed(self) -> None:
         if not self._room.is_set() and self._filled() < AGAIN_BELOW:

@@ -25,6 +25,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -479,7 +480,7 @@ class MasterService:
         if request.again and self.waiting.join(peer, id, request):
             return
         settled = self._settle(request.settle, request.again, now) if request.settle else []
-        pop = Pop(now, instance, nonce, max(1, min(count, REPLY_BYTES // self._largest)), lease_ms)
+        pop = Pop(now, instance, nonce, self._fitting(count), lease_ms)
         if request.again:  # it may have been done, or still wait here
             self._waiters.remove((instance, nonce))
         elif not self.fold.ready.count:
@@ -492,6 +493,16 @@ class MasterService:
             return
         self._hand(peer, id, pop, settled, now)
         self._serve_waiters(now)  # what was settled may have made more tasks ready than this request takes
+
+    def _fitting(self, count: int) -> int:
+        """So many of the tasks that come next, or fewer, whose payloads go into one reply."""
+        if count * self._largest <= REPLY_BYTES:
+            return count
+        if self.fold.fed is None:
+            return max(1, REPLY_BYTES // self._largest)
+        # of a group one may be as large as thousands of others, and all have their payloads here
+        sizes = accumulate(len(task.payload) for task in self.fold.ready.upcoming(count) if isinstance(task.payload, bytes))
+        return max(1, sum(size <= REPLY_BYTES for size in sizes))
 
     def _hand(self, peer: bytes, id: int, pop: Pop, settled: list[str | None], asked: int) -> None:
         """asked: ms when it came."""
@@ -525,7 +536,8 @@ class MasterService:
             if not self._here(one.peer):
                 continue
             try:
-                self._hand(one.peer, one.id, msgspec.structs.replace(one.pop, now=now), [], one.pop.now)
+                pop = msgspec.structs.replace(one.pop, now=now, count=self._fitting(one.pop.count))
+                self._hand(one.peer, one.id, pop, [], one.pop.now)
             except RoqError as error:
                 self.refuse(one.peer, one.id, error)
 

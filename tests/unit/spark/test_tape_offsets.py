@@ -92,6 +92,7 @@ def test_frames_become_rows_once() -> None:
 
 
 def test_what_is_no_frame_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "roq.spark")
     good = data(b"t", 1, [b"1"])
     topic, header, body = parse(good)
     many = header._replace(count=1 << 31, sequence=2)

@@ -23,7 +23,7 @@ from gcm.term import LeaderTerm
 from gcm.watcher import read_each
 from roq.coordination import paths
 from roq.coordination.election import fenced
-from roq.coordination.link import Create, Delete, Node, NodeExists, NoNode, Op, SetData, VersionConflict
+from roq.coordination.link import CoordinationError, Create, Delete, Node, NodeExists, NoNode, Op, SetData, VersionConflict
 from roq.coordination.session import Session
 from roq.errors import (
     CallError,
@@ -32,6 +32,7 @@ from roq.errors import (
     InvalidPosition,
     NotLeader,
     NotRecorded,
+    Overloaded,
     RoqError,
     Unavailable,
     UnknownFormat,
@@ -49,6 +50,7 @@ POSITION_BYTES_MAX = 64 * 1024  # of the text: some 1,800 tapes
 OWNER_CHARACTERS_MAX = 200
 LIST_BYTES = 1024 * 1024  # of positions in one answer, but for the last one
 LIST_AT_ONCE = 100
+AT_ONCE_MAX = 200  # requests: the leader has other work
 
 DurableRequest = wire.OpenDurable | wire.KeepPosition | wire.ListDurables | wire.ForgetDurable
 V = TypeVar("V")
@@ -100,7 +102,7 @@ class DurableStore:
     def __init__(self, session: Session, term: LeaderTerm) -> None:
         self._session, self._term = session, term
         self._making = asyncio.Lock()  # nodes are made and removed by one at a time
-        self._forgotten = 0  # how many
+        self._forgotten = self._under_way = 0  # how many; requests
         term.view.on_change.append(self._changed)
 
     def start(self) -> None:
@@ -108,7 +110,16 @@ class DurableStore:
         self._term.tasks.start(self._sweep(), "leftover durable subscribers")
 
     async def handle(self, request: DurableRequest, now: float) -> msgspec.Struct:
-        """The reply. Raises QueueNotFound, NotRecorded, NotLeader, Unavailable, and as each says."""
+        """The reply. Raises QueueNotFound, NotRecorded, NotLeader, Unavailable, Overloaded, and as each says."""
+        if self._under_way >= AT_ONCE_MAX:
+            raise Overloaded("too many durable subscribers keep their positions just now: try again")
+        self._under_way += 1
+        try:
+            return await self._answer(request, now)
+        finally:
+            self._under_way -= 1
+
+    async def _answer(self, request: DurableRequest, now: float) -> msgspec.Struct:
         match request:
             case wire.OpenDurable():
                 return await self.open_durable(request, now)
@@ -245,6 +256,8 @@ class DurableStore:
             await fenced(self._session, self._term.fence, *operations)
         except (VersionConflict, NodeExists, NoNode):
             return False
+        except CoordinationError as error:  # ZooKeeper refuses this very write, and would refuse it of the next leader
+            raise CallError(f"the position can't be written: {error}") from error
         except RoqError as error:
             self._term.step_down(error)
             raise NotLeader(f"the position could not be written: {error}") from error

@@ -12,6 +12,7 @@ from roq.errors import InvalidName, InvalidTopic
 
 NAME_CHARACTERS_MAX = 100  # a name is one ZooKeeper path element and one table cell
 TOPIC_BYTES_MAX = 255  # a topic is matched byte by byte at every Exchange
+ZOOKEEPER_ENDS = 0xFFF0  # no path has a character from there on
 GROUP_MARK = "@"  # between the names of a queue and of a group of it
 
 
@@ -28,8 +29,9 @@ def new_token() -> str:
 def check_name(name: str, what: str = "queue") -> str:
     """The name itself if it can name a queue, host or policy.
 
-    Allowed: 1 to 100 printable characters, commas and blanks inside included; not "/", control characters, surrogates or
-    private-use characters (ZooKeeper refuses them), "." or "..", nor blanks at either end.
+    Allowed: 1 to 100 printable characters, commas and blanks inside included; not "/", control characters, surrogates,
+    private-use characters or those from U+FFF0 on, emoji among them (ZooKeeper refuses them), "." or "..", nor blanks at
+    either end.
     """
     if not isinstance(name, str) or not name:
         raise InvalidName(f"a {what} name must be a non-empty string, got {name!r}")
@@ -38,7 +40,8 @@ def check_name(name: str, what: str = "queue") -> str:
     if name in (".", "..") or name != name.strip():
         raise InvalidName(f"{name!r} can't name a {what}: no '.', '..', nor blanks at either end")
     for character in name:
-        if character == "/" or unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        unfit = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+        if character == "/" or unfit or ord(character) >= ZOOKEEPER_ENDS:
             raise InvalidName(f"{name!r} can't name a {what}: character {character!r} is not allowed")
     return name
 

@@ -104,9 +104,13 @@ async def _run(request: Request, command: str) -> None:
     """The answer is what the command prints; it fails if that does, or takes longer than its caller waits."""
     surroundings = {**os.environ, "ROQ_TOPIC": request.topic}
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_shell(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, env=surroundings, start_new_session=True
-    )
+    try:
+        process = await asyncio.create_subprocess_shell(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=surroundings, start_new_session=True
+        )
+    except (OSError, ValueError) as error:  # no more processes, files or memory; or what no process can be given
+        await request.fail(f"the command could not be run: {error}")
+        return
     try:
         async with asyncio.timeout(max(0.001, request.seconds_left)):
             output, errors = await process.communicate(request.payload)

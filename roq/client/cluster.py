@@ -442,7 +442,8 @@ class Cluster:
 
         Raises NoResponder: nobody serves it; RequestFailed: its server says why; Overloaded: all have too much to do;
         ResponderLost, DeadlineExceeded: it may have been carried out or not. Also QueueNotFound, QueueStopped, Unavailable,
-        InvalidTopic, InvalidHeaders, PayloadTooLarge, IncompatibleVersion, Closed.
+        InvalidTopic, InvalidHeaders, PayloadTooLarge, IncompatibleVersion, Closed; SlowSubscriber, ProcessFailed: what ended
+        the connection that answers come over, the next request opens it anew.
         """
         asked = Question(topic, payload, headers, group, timeout_seconds)
         return await self._callers.of(queue).request(asked)

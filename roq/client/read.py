@@ -9,8 +9,10 @@ takes the batches. Not covered: rows (rows.py), Spark, which reads tapes in para
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -24,7 +26,7 @@ from roq.errors import Closed, InvalidAddress, InvalidConfiguration, InvalidPosi
 from roq.pubsub.start import LIVE, Start, check_start
 from roq.pubsub.subscriber import OPEN_SECONDS, Subscriber
 from roq.pubsub.subscription import Message, log_lost
-from roq.pubsub.tape import Tape
+from roq.pubsub.tape import SKEW_MS, Tape
 from roq.runtime.installation import brought_by
 from roq.runtime.loop_thread import LoopThread
 from roq.runtime.security import use_card
@@ -39,6 +41,7 @@ with contextlib.suppress(ModuleNotFoundError):  # told by who calls `read`: `fro
 BATCH_ROWS = 65_536
 BATCH_ROWS_MAX = 10_000_000
 BATCH_BYTES = 16 * 1024 * 1024  # payloads and topics: a batch is closed then, whatever its rows
+UNTIL_SECONDS = SKEW_MS / 1000 + 1.0  # after a time everything is stored, and known to be, that any host's clock puts before it
 Until = datetime | timedelta | TapePosition | str | None
 
 
@@ -61,6 +64,8 @@ def _end_of(until: Until) -> int | TapePosition | None:
     end = check_start(until)
     if isinstance(end, timedelta):
         end = datetime.now().astimezone() - end
+    if isinstance(end, datetime) and end.timestamp() > time.time():
+        raise InvalidConfiguration(f"until is a time that has passed, not {end}: without it, everything up to now is read")
     return round(end.timestamp() * 1000) if isinstance(end, datetime) else end  # type: ignore[return-value]
 
 
@@ -82,7 +87,11 @@ class TapeWindow(Subscriber):
         self._end, self._ended = end, False
 
     async def open(self, timeout_seconds: float = OPEN_SECONDS) -> Subscriber:
-        """See Subscriber. Raises InvalidPosition, too, for an end on other tapes."""
+        """See Subscriber. It waits UNTIL_SECONDS behind an end by time. Raises InvalidPosition, too, for one on
+        other tapes."""
+        if isinstance(self._end, int):
+            left = self._end / 1000 + UNTIL_SECONDS - time.time()
+            await asyncio.sleep(min(UNTIL_SECONDS, max(0.0, left)))
         await super().open(timeout_seconds)
         if isinstance(self._end, TapePosition) and self._end.tapes != self._tapes:
             await self.close(0)
@@ -268,10 +277,11 @@ def read(
 
     address: roq://zk1:2181,zk2:2181/name. topics: filters, none means everything. since: "earliest", "last" (the newest message
     of each topic), a datetime, a timedelta (so long ago), a TapePosition or its text. until: a time or a position; what was
-    written to the tapes at that time or later, or lies behind that position, is left out; None: up to now. So one window's
-    `until` is the next one's `since`, and no message is in both or in neither. where: a condition that messages must meet
-    (docs/filters.md). batch_rows: at most; a batch of 16 MiB is closed before. on_lost: called in the loop's thread for
-    every gap, see roq.raise_lost. card: see roq.connect.
+    written to the tapes at that time or later, or lies behind that position, is left out; None: up to now. A time has passed;
+    if that was less than 6 s ago, the rest of them is waited for. So one window's `until` is the next one's `since`, and no
+    message is in both or in neither, if clocks keep to what docs/recorded-queues.md says of them. where: a condition that
+    messages must meet (docs/filters.md). batch_rows: at most; a batch of 16 MiB is closed before. on_lost: called in the
+    loop's thread for every gap, see roq.raise_lost. card: see roq.connect.
 
     Raises InvalidAddress, InvalidConfiguration, InvalidPosition, InvalidTopic, InvalidFilter, QueueNotFound, NotRecorded,
     AccessDenied, Unavailable, DeadlineExceeded.

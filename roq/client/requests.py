@@ -26,6 +26,7 @@ from roq.errors import (
     IncompatibleVersion,
     NoResponder,
     Overloaded,
+    ProcessFailed,
     RequestFailed,
     ResponderLost,
     RoqError,
@@ -133,7 +134,7 @@ class Caller:
         self._reading: asyncio.Task[None] | None = None
 
     async def request(self, asked: Question) -> Reply:
-        """See Cluster.request."""
+        """See Cluster.request. Also raises what ended this caller: SlowSubscriber, ProcessFailed."""
         try:
             async with asyncio.timeout(asked.seconds_left()):
                 await self._opened.wait()
@@ -174,45 +175,63 @@ class Caller:
                 self._table.end(number)
 
     async def _choose(self, asked: Question) -> int:
-        """A server. Raises NoResponder once the Monitor has said that there is none, Overloaded if all have refused."""
-        looked = False
+        """A server. Raises NoResponder once the Monitor has said that there is none, Overloaded if all whom it knows by
+        now have refused."""
+        looked, error = False, None
         while self.ended is None:
             if (server := self._table.choose(asked.topic, asked.group, asked.refused)) is not None:
                 return server
+            if not looked:
+                looked, error = True, await self._look()
+                continue
             where = f"{asked.topic!r} of queue {self.queue!r}" + ("" if asked.group is None else f" in group {asked.group!r}")
             if asked.refused:
                 raise Overloaded(f"{len(asked.refused)} servers of {where} refused the request: try again later")
-            if looked and self._table.complete:
-                raise NoResponder(f"nobody serves {where}")
-            if looked:
-                await self._changed.wait()
-            elif error := await self._look():
+            if error is not None:
                 raise NoResponder(f"nobody is known to serve {where}, and the Monitor can't be asked: {error}") from error
-            looked = True
+            if self._table.complete:
+                raise NoResponder(f"nobody serves {where}")
+            await self._changed.wait()
         raise self.ended
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
         try:
-            await asyncio.gather(self._publisher.open(OPEN_SECONDS), self._subscriber.open(OPEN_SECONDS))
+            await self._open_both()
         except RoqError as error:
-            self._end(error)
-            await self._leave()
-            return
-        self._reading = self._loop.create_task(self._read(), name=f"answers over {self.queue}")
-        self._opened.set()
+            await self._give_up(error)
+        except Exception as error:  # a defect must not end in silence; likewise in `_read`
+            log.exception("defect while requests over a queue were begun")
+            await self._give_up(ProcessFailed(f"requests over queue {self.queue!r} could not be begun: {error}"))
+        else:
+            self._reading = self._loop.create_task(self._read(), name=f"answers over {self.queue}")
+            self._opened.set()
+
+    async def _open_both(self) -> None:
+        opening = [self._loop.create_task(one.open(OPEN_SECONDS)) for one in (self._publisher, self._subscriber)]
+        try:
+            await asyncio.gather(*opening)
+        finally:
+            for task in opening:  # if one fails, the other one would join and live on unseen
+                task.cancel()
+            await asyncio.gather(*opening, return_exceptions=True)
 
     async def close(self) -> None:
         """Requests under way end with Closed."""
         self._end(Closed(CLOSED))
         self._opening.cancel()
+        await asyncio.gather(self._opening, return_exceptions=True)
         await self._leave()
 
     async def _leave(self) -> None:
         if self._reading is not None and self._reading is not asyncio.current_task():
             self._reading.cancel()
         await asyncio.gather(self._publisher.close(1.0), self._subscriber.close(), return_exceptions=True)
+
+    async def _give_up(self, error: RoqError) -> None:
+        self._end(error)
+        await self._leave()
 
     def _end(self, error: RoqError) -> None:
         self.ended = self.ended or error
@@ -259,9 +278,12 @@ class Caller:
             while (batch := await self._subscriber.next_batch()) is not None:
                 for message in batch:
                     self._answered(message)
+            self._end(Closed(CLOSED))
         except RoqError as error:
-            self._end(error)
-            await self._leave()
+            await self._give_up(error)
+        except Exception as error:
+            log.exception("defect while answers were read")
+            await self._give_up(ProcessFailed(f"answers over queue {self.queue!r} could not be read: {error}"))
 
     def _answered(self, message: Message) -> None:
         try:

@@ -9,26 +9,38 @@ left open as lost.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import NamedTuple
 
 import msgspec
 
 from roq.coordination.locate import GcmClient
-from roq.errors import CallError, Closed, FrameError, IncompatibleVersion, InvalidConfiguration, RoqError, TemporaryError
+from roq.errors import (
+    CallError,
+    Closed,
+    FrameError,
+    IncompatibleVersion,
+    InvalidConfiguration,
+    ProcessFailed,
+    RoqError,
+    TemporaryError,
+)
 from roq.ids import new_id
 from roq.pubsub.publisher import Publisher
 from roq.pubsub.subscriber import OPEN_SECONDS, Subscriber
-from roq.pubsub.subscription import Message, check_service, log_lost
+from roq.pubsub.subscription import Message, TopicFilter, check_service, log_lost
 from roq.runtime.observe import Counters, Refusals, logger
 from roq.wire import monitor as wire
 from roq.wire.headers import Headers
-from roq.wire.requests import RequestHead, RequestOutcome, answer_headers, request_head, serve_topic
+from roq.wire.requests import RequestHead, RequestOutcome, answer_headers, check_filters, request_head, serve_topic
 
 log = logger(__name__)
 CAPACITY = 1000  # requests that a server has at a time, waiting or in the hands of its application
+HELD_BYTES_MAX = 64 * 1024 * 1024  # of all of them, and the last one may be beyond it
 TEXT_BYTES_MAX = 4096  # of what went wrong
 REFUSED_MAX = 10_000  # whose callers are still to be told; beyond, they wait until their time is over
 FORGET_SECONDS = 1.0  # between two looks, while it is full, whose callers have given up
@@ -98,7 +110,8 @@ class _RequestSubscriber(Subscriber):
 
     def report(self) -> wire.SubscriberReport:
         """See membership.Member."""
-        return msgspec.structs.replace(super().report(), serving=self._serving)
+        report = super().report()  # may find that it has been too slow
+        return msgspec.structs.replace(report, serving=self._serving and self._failure is None)
 
     async def begin(self, timeout_seconds: float) -> None:
         """Have the Monitor tell callers; returns when it knows. Raises IncompatibleVersion."""
@@ -118,27 +131,110 @@ class _RequestSubscriber(Subscriber):
         self._membership.report_now()
 
 
+class HeldRequest(NamedTuple):
+    """One that a server has. size: bytes of payload and headers as they came; the application may change them."""
+
+    request: Request
+    head: RequestHead
+    size: int
+
+    @classmethod
+    def of(cls, request: Request, head: RequestHead) -> HeldRequest:
+        """With its size."""
+        return cls(request, head, len(request.payload) + sum(len(name) + len(text) for name, text in head.headers.items()))
+
+
+class HeldRequests:
+    """What a server has: requests that wait for its application, and those that it has handed out and that are not answered.
+    Full with `capacity` of them, or HELD_BYTES_MAX. Pure but for the clock in Request.
+
+    Invariant (`check`): `bytes` is what all of them have."""
+
+    def __init__(self, capacity: int) -> None:
+        self.bytes = 0
+        self._waiting: deque[HeldRequest] = deque()
+        self._open: dict[Request, HeldRequest] = {}
+        self._capacity = capacity
+        self._looked = -math.inf  # monotonic seconds
+
+    def put(self, one: HeldRequest) -> None:
+        """It waits."""
+        self.bytes += one.size
+        self._waiting.append(one)
+
+    def hand_out(self) -> tuple[Request | None, list[RequestHead]]:
+        """The one that has waited longest, None if none does; and those before it whose callers have given up."""
+        expired = list[RequestHead]()
+        while self._waiting:
+            one = self._waiting.popleft()
+            if one.request.seconds_left > 0:
+                self._open[one.request] = one
+                return one.request, expired
+            self.bytes -= one.size
+            expired.append(one.head)
+        return None, expired
+
+    def end(self, request: Request) -> None:
+        """It was answered, or its caller has given up."""
+        if (one := self._open.pop(request, None)) is not None:
+            self.bytes -= one.size
+
+    def take_waiting(self) -> list[RequestHead]:
+        """None waits any more."""
+        waiting, self._waiting = self._waiting, deque()
+        self.bytes -= sum(one.size for one in waiting)
+        return [one.head for one in waiting]
+
+    def unanswered(self) -> list[RequestHead]:
+        """Those that were handed out."""
+        return [one.head for one in self._open.values()]
+
+    def is_full(self) -> bool:
+        """Whether there is no room for one more."""
+        return len(self._waiting) + len(self._open) >= self._capacity or self.bytes >= HELD_BYTES_MAX
+
+    def make_room(self, now: float) -> list[RequestHead]:
+        """Forget those whose callers have given up, unless the last look was just now; which of them had waited."""
+        if now - self._looked < FORGET_SECONDS:
+            return []
+        self._looked = now
+        for request in [one for one in self._open if one.seconds_left <= 0]:
+            self.end(request)
+        expired = [one for one in self._waiting if one.request.seconds_left <= 0]
+        if expired:
+            gone = {one.request for one in expired}
+            self._waiting = deque(one for one in self._waiting if one.request not in gone)
+            self.bytes -= sum(one.size for one in expired)
+        return [one.head for one in expired]
+
+    def check(self) -> None:
+        """The invariant; AssertionError if it is broken."""
+        held = [*self._waiting, *self._open.values()]
+        assert self.bytes == sum(one.size for one in held), "bytes are miscounted"
+        assert len({one.request for one in held}) == len(held), "one is held twice"
+
+
 class Responder:
     """Made by `Cluster.serve`; use as an async context manager, then iterate. Not thread-safe (see roq.blocking)."""
 
     def __init__(self, client: GcmClient, queue: str, topics: tuple[str, ...], group: str, capacity: int) -> None:
         service = wire.Service(group, topics or (">",))
         check_service(service)
+        check_filters(service.topics)
         if capacity < 1:
             raise InvalidConfiguration(f"capacity is at least 1, got {capacity}")
         self.queue = queue
         self.counters = Counters()
         self._publisher = Publisher(client, queue)
         self._subscriber = _RequestSubscriber(client, queue, service)
-        self._capacity = capacity
-        self._queued: deque[tuple[Request, RequestHead]] = deque()
-        self._open: dict[Request, RequestHead] = {}  # handed out and not answered
+        self._filter = TopicFilter(service.topics)
+        self._held = HeldRequests(capacity)
         self._refused: deque[RequestHead] = deque()  # their callers are to be told
         self._refusing: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._unreadable = Refusals(log, self.counters)
         self._ended: RoqError | None = None
-        self._stopped = self._forgot = 0.0  # monotonic seconds
+        self._stopped = 0.0  # monotonic seconds
         self._closing = False
         self._reading: asyncio.Task[None] | None = None
 
@@ -150,7 +246,8 @@ class Responder:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def open(self, timeout_seconds: float = OPEN_SECONDS) -> Responder:
-        """Join the queue and wait until requests arrive. Raises as Subscriber.open and Publisher.open."""
+        """Join the queue and wait until requests arrive. Raises as Subscriber.open and Publisher.open; Overloaded: the queue
+        has as many servers as its callers can be told of."""
         deadline = time.monotonic() + timeout_seconds
         try:
             await self._publisher.open(timeout_seconds)
@@ -176,9 +273,8 @@ class Responder:
         self._stopped = time.monotonic()
         if self._reads():
             self._subscriber.end()
-        for _, head in self._queued:
+        for head in self._held.take_waiting():
             self._refuse(head)
-        self._queued.clear()
         self._wake()
 
     def _reads(self) -> bool:
@@ -200,13 +296,19 @@ class Responder:
             await self._leave(max(0.0, deadline - time.monotonic()))
 
     async def _give_back(self) -> None:
-        for head in list(self._open.values()):
-            headers = answer_headers(head.number, RequestOutcome.LOST)
-            await self._publisher.publish(head.reply_to, b"the server left without an answer to the request", headers)
+        for head in self._held.unanswered():
+            await self._tell(head, RequestOutcome.LOST, b"the server left without an answer to the request")
         if self._reads():
             await asyncio.sleep(max(0.0, self._stopped + LEAVING_SECONDS - time.monotonic()))
         if self._refusing is not None:
             await self._refusing
+
+    async def _tell(self, head: RequestHead, outcome: RequestOutcome, payload: bytes = b"") -> None:
+        """What can't be told to one caller keeps nothing from the others."""
+        try:
+            await self._publisher.publish(head.reply_to, payload, answer_headers(head.number, outcome))
+        except RoqError as error:
+            self._unreadable.note("answer", error)
 
     async def _leave(self, timeout_seconds: float) -> None:
         """Answers first: with the good-bye callers take what is open for lost."""
@@ -227,21 +329,19 @@ class Responder:
         return self
 
     async def __anext__(self) -> Request:
-        """The next request. Raises StopAsyncIteration once stopped or closed, SlowSubscriber."""
+        """The next request. Raises StopAsyncIteration once stopped or closed, otherwise as next_request."""
         if (request := await self.next_request()) is None:
             raise StopAsyncIteration
         return request
 
     async def next_request(self) -> Request | None:
-        """The next one, None once stopped or closed. Raises SlowSubscriber."""
+        """The next one, None once stopped or closed. Raises SlowSubscriber: it was cut off; ProcessFailed: a defect,
+        see the log."""
         while not self._stopped:
-            while self._queued:
-                request, head = self._queued.popleft()
-                if request.seconds_left > 0:
-                    self._open[request] = head
-                    return request
-                self.counters["expired"] += 1
-                self._refuse(head)  # its caller counts it until it hears of it
+            request, expired = self._held.hand_out()
+            self._refuse_expired(expired)
+            if request is not None:
+                return request
             if self._ended is not None:
                 raise self._ended
             if self._reading is None:
@@ -261,33 +361,49 @@ class Responder:
         if self._closing:
             raise Closed("the responder was closed: the request's caller was told that it is lost")
         await self._publisher.publish(head.reply_to, payload, answer_headers(head.number, outcome, headers))
-        self._open.pop(request, None)
+        self._held.end(request)
+
+    def _refuse_expired(self, heads: list[RequestHead]) -> None:
+        """Their callers count them until they hear of it."""
+        for head in heads:
+            self.counters["expired"] += 1
+            self._refuse(head)
 
     def _refuse(self, head: RequestHead) -> None:
         """Whoever reads never waits for what is sent: each could wait for the other."""
         if len(self._refused) >= REFUSED_MAX:
             self.counters["unanswered"] += 1
             return
-        self._refused.append(head)
+        self._refused.append(head._replace(topic="", headers={}))  # what is told needs neither
         if self._refusing is None or self._refusing.done():
             self._refusing = asyncio.get_running_loop().create_task(self._send_refusals(), name=f"refusals of {self.queue}")
 
     async def _send_refusals(self) -> None:
         try:
             while self._refused:
-                head = self._refused.popleft()
-                await self._publisher.publish(head.reply_to, b"", answer_headers(head.number, RequestOutcome.REFUSED))
-        except RoqError as error:
-            self._unreadable.note("answer", error)
+                await self._tell(self._refused.popleft(), RequestOutcome.REFUSED)
+        except Exception as error:  # a defect must not end in silence; likewise in `_read`
+            log.exception("defect while requests were refused")
+            self._fail(ProcessFailed(f"requests of queue {self.queue!r} could not be refused: {error}"))
 
     async def _read(self) -> None:
         try:
             while (batch := await self._subscriber.next_batch()) is not None:
                 for message in batch:
                     self._take(message)
-            self._ended = Closed("the queue was left")
+            self._ended = self._ended or Closed("the queue was left")
+            self._wake()
         except RoqError as error:
-            self._ended = error
+            self._fail(error)
+        except Exception as error:
+            log.exception("defect while requests were read")
+            self._fail(ProcessFailed(f"requests of queue {self.queue!r} could not be read: {error}"))
+
+    def _fail(self, error: RoqError) -> None:
+        """Iteration ends with it once what waits was handed out; callers are told at once that there is nobody here."""
+        self._ended = self._ended or error
+        self._subscriber.fail(error)
+        self._subscriber.end()
         self._wake()
 
     def _take(self, message: Message) -> None:
@@ -297,21 +413,17 @@ class Responder:
             self._unreadable.note("no_request", error)
             return
         self.counters["requests"] += 1
-        if self._stopped or self._is_full():
+        if self._stopped or not self._filter.wants(head.topic.encode()) or self._is_full():
             self.counters["refused"] += 1
             self._refuse(head)
         else:
-            self._queued.append((Request(self._send, head, message.payload), head))
+            self._held.put(HeldRequest.of(Request(self._send, head, message.payload), head))
             self._wake()
 
     def _is_full(self) -> bool:
-        if len(self._queued) + len(self._open) < self._capacity:
-            return False
-        if time.monotonic() - self._forgot > FORGET_SECONDS:
-            self._forgot = time.monotonic()
-            for request in [one for one in self._open if one.seconds_left <= 0]:
-                del self._open[request]
-        return len(self._queued) + len(self._open) >= self._capacity
+        if self._held.is_full():
+            self._refuse_expired(self._held.make_room(time.monotonic()))
+        return self._held.is_full()
 
     def _wake(self) -> None:
         for waiter in self._waiters:

@@ -24,10 +24,10 @@ EXPIRED = -1  # in place of an entry's number: nothing is left of that tape
 
 
 class Reached(NamedTuple):
-    """Everything up to this entry of the Exchange's tape is in the inbox before this."""
+    """Everything up to these entries is in the inbox before this: one of each tape, by Exchange. The last item of the inbox
+    takes what is reached next, so there are never more of them than of messages and losses, and one."""
 
-    exchange: str
-    entry: int
+    entries: dict[str, int]
 
 
 class Latencies:
@@ -103,13 +103,21 @@ class Inbox:
 
     def put_marks(self) -> None:
         """Of entries all of which is in here by now."""
-        if not (self.holds_back() or self._latest):
-            for mark in self._marks.items():
-                last = self._buffer[-1] if self._buffer else None
-                if isinstance(last, Reached) and last.exchange == mark[0]:
-                    self._buffer.pop()  # nothing in between
-                self._buffer.append(Reached(*mark))
-            self._marks.clear()
+        if not self._marks or self.holds_back() or self._latest:
+            return
+        marks, self._marks = self._marks, {}
+        last = self._buffer[-1] if self._buffer else None
+        if isinstance(last, Reached):
+            last.entries.update(marks)  # nothing in between
+        else:
+            self._buffer.append(Reached(marks))
+
+    def _count(self, reached: Reached) -> None:
+        for exchange, entry in reached.entries.items():
+            if entry == EXPIRED:
+                self._done.pop(exchange, None)
+            else:
+                self._done[exchange] = max(entry, self._done.get(exchange, 0))
 
     def keep_latest(self, before: int) -> None:
         """Of what came into the inbox behind so many items."""
@@ -193,10 +201,7 @@ class Inbox:
                 self._on_lost(item)
                 continue
             if isinstance(item, Reached):
-                if item.entry == EXPIRED:
-                    self._done.pop(item.exchange, None)
-                else:
-                    self._done[item.exchange] = max(item.entry, self._done.get(item.exchange, 0))
+                self._count(item)
                 continue
             self._buffered -= item.size
             self.took()

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from roq.coordination.locate import GcmClient
-from roq.errors import CallError, NotReady, QueueStopped, RoqError
+from roq.errors import CallError, Closed, NotReady, QueueStopped, RoqError
 from roq.runtime.backoff import delays
 from roq.runtime.observe import logger
 from roq.runtime.rpc import RpcClient
@@ -61,6 +61,7 @@ class ClientMembership:
         self._term = 0
         self._heard = 0.0
         self._joined = False
+        self._stopped = False
         self._again = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -74,7 +75,8 @@ class ClientMembership:
         return time.monotonic() - self._heard
 
     async def join(self, timeout_seconds: float) -> None:
-        """Join for the first time. Raises the refusal (QueueNotFound, QueueStopped, …) or what kept us from joining."""
+        """Join for the first time. Raises the refusal (QueueNotFound, QueueStopped, …) or what kept us from joining; Closed
+        once it was stopped."""
         deadline = time.monotonic() + timeout_seconds
         for wait in delays(0.02, 0.5):
             try:
@@ -83,15 +85,23 @@ class ClientMembership:
             except CallError:
                 raise
             except RoqError as error:
+                self._check_running()
                 self._disconnect()
                 if time.monotonic() + wait >= deadline:
                     raise error
             await asyncio.sleep(wait)
         self._task = asyncio.get_running_loop().create_task(self._keep_up(), name=f"membership of {self._queue}")
 
+    def _check_running(self) -> None:
+        """After each wait of one that joins: whoever stops it may not wait for that."""
+        if self._stopped:
+            raise Closed(f"the membership of queue {self._queue!r} was closed")
+
     async def _join_once(self, left_seconds: float) -> None:
+        self._check_running()
         if not self._leader:
             info = await self._gcm.request(gcm.DescribeQueue(self._queue), gcm.QueueInfo, max(0.1, left_seconds))
+            self._check_running()
             if not info.record.running:
                 raise QueueStopped(f"queue {self._queue!r} is stopped: start it first")
             if not info.monitors:
@@ -102,6 +112,7 @@ class ClientMembership:
         expect: Any = wire.PublisherWelcome if isinstance(request, wire.JoinPublisher) else wire.SubscriberWelcome
         rpc = self._monitors[self._leader]
         welcome = await rpc.request(request, expect, max(0.1, min(JOIN_SECONDS, left_seconds)))
+        self._check_running()
         self._heard, self._joined = time.monotonic(), True
         self._term = welcome.term
         if welcome.monitors:
@@ -173,11 +184,15 @@ class ClientMembership:
                 self._member.take(notice)
 
     async def ask(self, request: msgspec.Struct, expect: type[T], timeout_seconds: float) -> T:
-        """Ask the Monitor. Raises NotReady while it does not know us, and what RpcClient.request raises."""
+        """Ask the Monitor. Raises NotReady while it does not know us, also if another has replaced it before it answered, and
+        what RpcClient.request raises."""
         rpc = self._monitors.get(self._leader)
         if rpc is None or not self._joined:
             raise NotReady(f"the Monitor of queue {self._queue!r} can't be asked just now: try again")
-        return await rpc.request(request, expect, timeout_seconds)
+        reply = await rpc.request(request, expect, timeout_seconds)
+        if getattr(reply, "term", self._term) < self._term:
+            raise NotReady(f"the Monitor of queue {self._queue!r} was replaced meanwhile: try again")
+        return reply
 
     def report_now(self) -> None:
         """Send a report without waiting for the next second."""
@@ -207,7 +222,8 @@ class ClientMembership:
         self.stop()
 
     def stop(self) -> None:
-        """Stop at once, without a word."""
+        """Stop at once, without a word, also one that joins just now."""
+        self._stopped = True
         if self._task is not None:
             self._task.cancel()
         self._disconnect()

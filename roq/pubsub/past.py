@@ -231,7 +231,7 @@ class Past:
                 try:
                     await (self._keep_up() if self.keeps_up else self._step())
                 except TemporaryError as error:
-                    log.info("the tapes can't be read now, trying again: %s", error, extra={"fields": {"queue": self._queue}})
+                    self.tapes.outage.failed(error)
                     await asyncio.sleep(REFRESH_SECONDS)
                     self.tapes.looked = 0.0
         except RoqError as error:
@@ -318,6 +318,7 @@ class Past:
         if isinstance(result, LogUnavailable | DataLost) and self._follow is Follow.STORED:
             self._watches[tape] = self._listen_to(self._watch(tape))  # the others go on
         elif isinstance(result, LogUnavailable) and self._arrived:
+            self.tapes.outage.failed(result)
             self.tapes.looked = 0.0
         elif isinstance(result, DataLost) and await self._was_trimmed(tape):
             return
@@ -413,7 +414,7 @@ class Past:
                 if missed := await tape.fetch(WAITED_SECONDS if waits else POLL_SECONDS, waits):
                     return missed
             except LogUnavailable as error:
-                log.info("a tape can't be read now, trying again: %s", error, extra={"fields": {"queue": self._queue}})
+                self.tapes.outage.failed(error)
                 await asyncio.sleep(REFRESH_SECONDS)
             except DataLost as error:
                 lost_at = min(lost_at, time.monotonic())
@@ -438,7 +439,7 @@ class Past:
             try:
                 return await self.tapes.ask()
             except TemporaryError as error:
-                log.info("the tapes can't be listed now, trying again: %s", error, extra={"fields": {"queue": self._queue}})
+                self.tapes.outage.failed(error)
 
     # --- the present --------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from roq.wire.monitor import ExchangeAddress
 from roq.wire.recording import entry_time
 
 SKEW_MS = 5_000  # between the clocks of two hosts, at most
+STEP_MS = 1_000  # by which a host's clock is set back, at most, for `seek` to find the first entry of a time
 UNCONFIRMED_MS = 5_000  # what is not stored after that, and not seen, waits for its stores: who wants it stored sends it again
 PROVE_SECONDS = 0.5
 LATELY_SECONDS = 10.0  # who saw its end before that does not know whether more has come: hosts that are down delay each look
@@ -159,10 +160,22 @@ class Tape(SegmentReader):
         self.done = await self.confirmed_end(self.metadata)
 
     async def seek(self, time_ms: int) -> None:
-        """Go on with the first entry that was written at that time or later."""
+        """Go on with the first entry that was written at that time or later, also if earlier ones follow it: a clock was set
+        back meanwhile, by STEP_MS at most. Raises LogUnavailable, DataLost."""
+        low, meta = await self._seek_early(time_ms - STEP_MS), self.metadata
+        while run := await self.read_from(meta, low):
+            late = next((position for position, entry in run if entry_time(entry) >= time_ms), None)
+            if late is not None:
+                low = late - 1
+                break
+            low = run[-1][0]
+        self.done = low
+
+    async def _seek_early(self, time_ms: int) -> int:
+        """The last entry before that time, or one of several if times go back somewhere; where it is, if there is none."""
         low, meta = self.done, self.metadata
         for segment in meta.segments:
-            if segment.closed_at and segment.closed_at < time_ms:
+            if segment.closed_at and segment.closed_at < time_ms - SKEW_MS:  # by another host's clock
                 low = max(low, segment.last)
         high, step = 0, 1  # high: the first one known to be late enough, or not there
         while not high or high - low > 1:
@@ -176,4 +189,4 @@ class Tape(SegmentReader):
                 step *= 2
             else:
                 high = middle
-        self.done = low
+        return low

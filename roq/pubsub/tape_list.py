@@ -15,6 +15,7 @@ from roq.coordination.locate import GcmClient
 from roq.errors import InvalidPosition, MessagesLost, NotRecorded
 from roq.log.replicated.stores import StaticDirectory, Stores
 from roq.pubsub.order import FOREVER, Origin
+from roq.pubsub.outage import Outage
 from roq.pubsub.start import LIVE, Start
 from roq.pubsub.tape import LATELY_SECONDS, SKEW_MS, UNCONFIRMED_MS, Tape, has_older
 from roq.wire import gcm
@@ -26,7 +27,8 @@ FoundTapes = tuple[gcm.Tapes, float, int]
 
 class TapeList:
     """name: the queue's part of the tapes' names. reading: by Exchange. looked, looked_ms: when the last look began (monotonic
-    seconds, 0: look at once; milliseconds since 1970). recorded: at that look, whether the queue is.
+    seconds, 0: look at once; milliseconds since 1970). recorded: at that look, whether the queue is. outage: of the GCM, or
+    of a tape's stores.
 
     on_missed: a range of entries that had expired. on_expired(exchange): of whose tape nothing is left."""
 
@@ -42,6 +44,7 @@ class TapeList:
         self._on_missed, self._on_expired = on_missed, on_expired
         self._directory = StaticDirectory({})
         self.stores = Stores(self._directory)
+        self.outage = Outage("the tapes can't be read now", queue=queue)
         self.name = ""
         self.reading: dict[str, Tape] = {}
         self.looked = 0.0

@@ -147,7 +147,7 @@ class _Compiler:
         self._bytes = text.strip().encode()
         self._attributes: dict[str, str] = {}  # of the decoded body, by field
         self._looks = False  # at anything of a message
-        self._depth = 0
+        self._depth = self._count = 0
 
     def condition(self) -> terms.Get:
         """The whole of it. Raises InvalidFilter."""
@@ -185,6 +185,9 @@ class _Compiler:
     # --- parts ----------------------------------------------------------------------------------------------------------
 
     def _operand(self, node: ast.expr) -> Operand:
+        self._count += 1  # in a < b < c the middle is compiled, and looked at, twice: within each other that doubles each time
+        if self._count > NODES_MAX:
+            raise self._refusal(node, f"a condition has {NODES_MAX} names, values and operators at most")
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise self._refusal(node, f"a condition has {DEPTH_MAX} parts within parts at most")

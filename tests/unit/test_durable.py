@@ -27,10 +27,19 @@ from roq.cli.durables import DurableRow, durable_row, durable_table
 from roq.cli.main import app
 from roq.cli.output import console, moment
 from roq.cli.pub_sub import MessageTally
-from roq.errors import AccessDenied, Closed, DurableTaken, InvalidName, InvalidPosition, QueueNotFound, RoqError, Unavailable
+from roq.errors import (
+    AccessDenied,
+    Closed,
+    DurableTaken,
+    InvalidName,
+    InvalidPosition,
+    MessagesLost,
+    QueueNotFound,
+    RoqError,
+    Unavailable,
+)
 from roq.pubsub import durable
-from roq.pubsub.durable import PositionKeeper
-from roq.pubsub.inbox import Inbox
+from roq.pubsub.durable import DurableSubscriber, PositionKeeper
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Batch
 from roq.wire import durables, gcm, rights
@@ -101,7 +110,8 @@ class Leader:
     def __init__(self) -> None:
         self.records: dict[str, DurableRecord] = {}
         self.kept: list[TapePosition] = []
-        self.listed: tuple[str, ...] = ()
+        self.listed: tuple[str, ...] | None = None  # tapes that there are; None: those of the last position
+        self.tapes = "tapes"
         self.looks = 0
         self.failures: list[RoqError] = []
         self.asked = asyncio.Event()
@@ -123,8 +133,9 @@ class Leader:
                 return gcm.Done()
             case gcm.DescribeTapes():
                 self.looks += 1
-                views = tuple(gcm.TapeView(name, name, True, b"") for name in self.listed)
-                return gcm.Tapes("tapes", Record(), True, views, {})
+                listed = self.kept[-1].done if self.listed is None else self.listed
+                views = tuple(gcm.TapeView(name, name, True, b"") for name in listed)
+                return gcm.Tapes(self.tapes, Record(), True, views, {})
         raise AssertionError(body)
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -140,9 +151,11 @@ class Reader:
 
     def __init__(self, leader: Leader, name: str = "d", every_seconds: float = 0.01) -> None:
         self.done: dict[str, int] = {}
+        self.unfinished = set[str]()
         self.failed: asyncio.Future[RoqError] = asyncio.get_running_loop().create_future()
         client: Any = leader
-        self.keeper = PositionKeeper(client, "q", name, self.position, self.failed.set_result, every_seconds)
+        ask = self.position, lambda: self.unfinished
+        self.keeper = PositionKeeper(client, "q", name, *ask, self.failed.set_result, every_seconds)
 
     def position(self) -> TapePosition:
         return TapePosition("tapes", dict(self.done))
@@ -279,67 +292,113 @@ async def test_tapes_that_have_expired_leave_a_position_that_grows(monkeypatch: 
     assert leader.kept[1:] == [position(C=3, D=4), position(C=3, D=5)]
 
 
+async def test_tapes_that_have_expired_are_asked_for_in_a_while_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all of them are reported as lost when the name is opened again, though all of it was taken."""
+    leader = Leader()
+    reader = Reader(leader, every_seconds=3600)
+    await reader.begin()
+    reader.done = {"A": 1, "B": 2, "C": 3}
+    leader.listed, reader.unfinished = ("B",), {"C"}
+    await reader.keeper.keep()
+    assert (leader.looks, leader.kept[-1]) == (0, position(A=1, B=2, C=3))
+    monkeypatch.setattr(durable, "LOOK_SECONDS", -1.0)
+    await reader.keeper.keep()
+    assert leader.kept[-1] == position(B=2, C=3), "also if nothing was taken since; not what is to be reported yet"
+    monkeypatch.setattr(durable, "LOOK_SECONDS", 3600.0)
+    reader.unfinished = set()
+    await reader.keeper.keep()
+    assert (leader.looks, len(leader.kept)) == (1, 3)
+    await reader.keeper.close(1.0)
+    assert leader.kept[-1] == position(B=2)
+
+
+async def test_a_queue_that_was_created_anew_says_nothing_of_the_tapes_of_a_position() -> None:
+    leader = Leader()
+    reader = Reader(leader, every_seconds=3600)
+    await reader.begin()
+    leader.listed, leader.tapes = (), "others"
+    await reader.keeper.close(1.0)
+    assert (leader.looks, leader.kept) == (1, [position(A=0)])
+
+
+async def test_at_the_end_the_position_is_kept_though_nobody_says_which_tapes_there_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    leader = Leader()
+    reader = Reader(leader, every_seconds=3600)
+    await reader.begin()
+    reader.done["A"] = 5
+    request = leader.request
+
+    async def no_tapes(body: msgspec.Struct, expect: type, timeout_seconds: float) -> Any:
+        if isinstance(body, gcm.DescribeTapes):
+            raise Unavailable("nobody leads")
+        return await request(body, expect, timeout_seconds)
+
+    leader.request = no_tapes  # type: ignore[method-assign]
+    with caplog.at_level("INFO", durable.__name__):
+        await reader.keeper.close(1.0)
+    assert leader.kept[-1] == position(A=5)
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+# --- the subscriber ---------------------------------------------------------------------------------------------------
+
+
+async def opened(leader: Leader, losses: list[MessagesLost], done: dict[str, int]) -> DurableSubscriber:
+    """A reader of tapes that are only in memory; it got so far before it was opened."""
+    client: Any = leader
+    subscriber = DurableSubscriber(client, "q", (), losses.append, "earliest", follow=True, where="", name="d")
+    subscriber._opened, subscriber._tapes, subscriber._done = True, "tapes", done
+    await subscriber._keeper.open(1.0)
+    return subscriber
+
+
+async def test_a_position_is_not_kept_before_the_application_took_what_is_reported_of_it() -> None:
+    leader, losses = Leader(), list[MessagesLost]()
+    subscriber = await opened(leader, losses, {"A": 1})
+    subscriber.missed(MessagesLost(0, "", 6, 6, 0))
+    await subscriber._keeper.keep()
+    assert leader.kept == [], "after a crash it is reported again"
+    waits = asyncio.ensure_future(subscriber.next_batch())
+    await asyncio.sleep(0)
+    assert [loss.first for loss in losses] == [6]
+    await subscriber._keeper.keep()
+    assert leader.kept == [position(A=1)], "also if nothing follows"
+    waits.cancel()
+    subscriber.reached("A", 2)
+    assert subscriber._unfinished() == {"A"}
+    await subscriber.close(0)
+
+
+async def test_closing_leaves_the_queue_though_the_position_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    subscriber = await opened(Leader(), [], {})
+
+    async def interrupted(timeout_seconds: float) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(subscriber._keeper, "close", interrupted)
+    with pytest.raises(asyncio.CancelledError):
+        await subscriber.close(0)
+    assert subscriber.health().problems == ("closed",)
+    assert await subscriber.next_batch() is None
+
+
+async def test_what_another_one_will_get_takes_no_room() -> None:
+    subscriber = await opened(Leader(), [], {})
+    subscriber._started = 1.0
+    subscriber._buffer.append(Batch(b"t", Header(VERSION, 0, 7, 1, 1, 0, 0, 1, 1), [b"1"], 10))
+    subscriber._buffered = 10
+    subscriber.fail(DurableTaken("'d' was opened elsewhere"))
+    assert subscriber.health().buffered_bytes == 0
+    with pytest.raises(DurableTaken):
+        await subscriber.next_batch()
+    await subscriber.close(0)
+
+
 async def test_a_name_is_checked_before_anything_is_asked() -> None:
     with pytest.raises(InvalidName, match="durable subscriber"):
         Reader(Leader(), "a/b")
-
-
-# --- what a position counts -------------------------------------------------------------------------------------------
-
-
-class Entries(Inbox):
-    """An inbox that is filled by hand: batches of so many messages, each the whole of an entry."""
-
-    def __init__(self) -> None:
-        super().__init__(on_lost=lambda lost: None)
-
-    def look(self) -> None:
-        """Nothing comes by itself."""
-
-    def took(self) -> None:
-        """There is always room."""
-
-    def holds_back(self) -> bool:
-        return False
-
-    def entry(self, number: int, messages: int) -> None:
-        header = Header(VERSION, 0, 7, 1, number * 100, 0, 0, messages, 1)
-        self._buffer.append(Batch(b"t", header, [b"%d" % one for one in range(messages)], 10))
-        self.reached("A", number)
-
-    @property
-    def done(self) -> int:
-        return self._done.get("A", 0)
-
-
-@pytest.mark.parametrize("loops", [True, False], ids=["async for", "anext"])
-async def test_an_entry_counts_when_the_application_comes_back_from_its_last_message(loops: bool) -> None:
-    inbox = Entries()
-    source = aiter(inbox) if loops else inbox
-    inbox.entry(1, 3)
-    inbox.entry(2, 1)
-    inbox.entry(3, 1)
-    seen = []
-    for _ in range(5):
-        await anext(source)
-        seen.append(inbox.done)
-    assert seen == [0, 0, 0, 1, 2]
-    waiting = asyncio.ensure_future(anext(source))
-    await asyncio.sleep(0)
-    assert inbox.done == 3, "it waits for the next: what came before is done with"
-    waiting.cancel()
-
-
-async def test_a_batch_counts_when_the_next_one_is_asked_for() -> None:
-    inbox = Entries()
-    inbox.entry(1, 3)
-    inbox.entry(2, 2)
-    seen = []
-    batches = inbox.batches()
-    for _ in range(2):
-        await anext(batches)
-        seen.append(inbox.done)
-    assert seen == [0, 1]
 
 
 # --- who may, and what people see -------------------------------------------------------------------------------------

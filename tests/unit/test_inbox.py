@@ -1,4 +1,4 @@
-"""What a subscriber hands out of its inbox when it has a condition: what is selected, and everything else as without one.
+"""What a subscriber hands out of its inbox, with a condition, too, and what counts as taken.
 
 Not covered: what a condition says (test_where.py), how the inbox is filled (tests/model).
 """
@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from roq.errors import MessagesLost
-from roq.pubsub.inbox import BATCHES_WITHOUT_BREATH, Inbox
+from roq.pubsub.inbox import BATCHES_WITHOUT_BREATH, EXPIRED, Inbox
 from roq.pubsub.subscription import Batch, Message
 from roq.wire.frame import VERSION, Header
 from roq.wire.where import Where
@@ -81,6 +81,26 @@ async def test_a_position_waits_for_what_was_handed_out_and_for_nothing_else() -
     assert inbox.done == 3
 
 
+async def test_of_entries_with_nothing_in_between_one_item_is_kept_whatever_their_tapes() -> None:
+    """A narrow filter while the application works on a message: nothing else bounds them."""
+    inbox = Filled("")
+    inbox.entry(1, b"1")
+    for entry in range(2, 1_000):
+        inbox.reached("A", entry)
+        inbox.reached("B", entry)
+        inbox.reached("C", entry)
+    inbox.reached("C", EXPIRED)
+    assert len(inbox._buffer) == 2
+    inbox.lose(250)
+    inbox.reached("B", 1_000)
+    assert len(inbox._buffer) == 4, "not before what came first"
+    assert (await anext(inbox)).payload == b"1"
+    assert inbox._done == {}
+    with pytest.raises(StopAsyncIteration):
+        await anext(inbox)
+    assert inbox._done == {"A": 999, "B": 1_000}
+
+
 async def test_others_have_their_turn_while_nothing_is_selected() -> None:
     inbox, turns = Filled("price > 1"), list[int]()
     for number in range(10 * BATCHES_WITHOUT_BREATH):
@@ -108,3 +128,61 @@ async def test_without_a_condition_and_with_one_that_all_meet(where: str) -> Non
     ]
     assert inbox.messages + inbox.unselected == 3
     assert inbox.unselected == (1 if where else 0)
+
+
+# --- what a position counts -------------------------------------------------------------------------------------------
+
+
+class Entries(Inbox):
+    """An inbox that is filled by hand: batches of so many messages, each the whole of an entry."""
+
+    def __init__(self) -> None:
+        super().__init__(on_lost=lambda lost: None)
+
+    def look(self) -> None:
+        """Nothing comes by itself."""
+
+    def took(self) -> None:
+        """There is always room."""
+
+    def holds_back(self) -> bool:
+        return False
+
+    def entry(self, number: int, messages: int) -> None:
+        header = Header(VERSION, 0, 7, 1, number * 100, 0, 0, messages, 1)
+        self._buffer.append(Batch(b"t", header, [b"%d" % one for one in range(messages)], 10))
+        self.reached("A", number)
+
+    @property
+    def done(self) -> int:
+        return self._done.get("A", 0)
+
+
+@pytest.mark.parametrize("loops", [True, False], ids=["async for", "anext"])
+async def test_an_entry_counts_when_the_application_comes_back_from_its_last_message(loops: bool) -> None:
+    inbox = Entries()
+    source = aiter(inbox) if loops else inbox
+    inbox.entry(1, 3)
+    inbox.entry(2, 1)
+    inbox.entry(3, 1)
+    seen = []
+    for _ in range(5):
+        await anext(source)
+        seen.append(inbox.done)
+    assert seen == [0, 0, 0, 1, 2]
+    waiting = asyncio.ensure_future(anext(source))
+    await asyncio.sleep(0)
+    assert inbox.done == 3, "it waits for the next: what came before is done with"
+    waiting.cancel()
+
+
+async def test_a_batch_counts_when_the_next_one_is_asked_for() -> None:
+    inbox = Entries()
+    inbox.entry(1, 3)
+    inbox.entry(2, 2)
+    seen = []
+    batches = inbox.batches()
+    for _ in range(2):
+        await anext(batches)
+        seen.append(inbox.done)
+    assert seen == [0, 1]

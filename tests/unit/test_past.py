@@ -5,22 +5,26 @@ Every interleaving of tapes: tests/model/test_tapes.py. Not covered: reading fro
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from roq.coordination.locate import GcmClient
-from roq.errors import InvalidConfiguration
-from roq.log.replicated.metadata import SegmentState
+from roq.errors import InvalidConfiguration, Unavailable
+from roq.log.replicated.metadata import LogMeta, SegmentState
+from roq.pubsub import outage
 from roq.pubsub.inbox import Reached
 from roq.pubsub.order import FOREVER
 from roq.pubsub.order_limits import HOLD_SECONDS
 from roq.pubsub.subscriber import Subscriber
 from roq.pubsub.subscription import Batch
 from roq.pubsub.tape import SKEW_MS, UNCONFIRMED_MS, has_older
+from roq.pubsub.tape_list import FoundTapes
 from roq.wire.frame import FrameKind, encode_control, encode_data
 from roq.wire.limits import SUBSCRIBER_BYTES_QUEUED
+from roq.wire.recording import encode_entry
 from tests.unit.past_rig import NOW, P, Q, Scene, data, fin, opens
 
 
@@ -211,6 +215,52 @@ async def test_an_exchange_is_read_until_it_has_said_where_its_messages_begin(sc
     assert attachment.link._paused, "the tape comes first"
 
 
+@pytest.mark.parametrize("run", [1, 2, 3, 100], ids="{} entries at once".format)
+@pytest.mark.parametrize(
+    ("times", "begins"),
+    [
+        ((100, 210, 150, 220), 2),  # the clock was set back
+        ((210, 150, 220), 1),
+        ((100, 110, 150, 210, 220), 4),
+        ((100, 150), 3),
+        ((200, 200), 1),
+        ((), 1),
+        ((100, 210, 150, 160, 170, 180, 190, 195, 230, 240), 2),
+    ],
+)
+async def test_a_time_begins_with_the_first_entry_that_is_late_enough(
+    scene: Scene, times: tuple[int, ...], begins: int, run: int
+) -> None:
+    """As one that ends at a time leaves out that entry and all that follow."""
+    tape = scene.tape("A")
+    entries = [(number, encode_entry(NOW + time, [])) for number, time in enumerate((-9_000, -5_000, *times), 1)]
+
+    async def read_from(_meta: LogMeta, after: int, wait_seconds: float = 0.0, **_: object) -> list[tuple[int, bytes]]:
+        return entries[after : after + run]
+
+    tape.read_from = read_from  # type: ignore[assignment, method-assign]
+    await tape.seek(NOW + 200)
+    assert tape.done == begins + 1
+
+
+async def test_who_waits_for_a_leader_is_told_why(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outage, "QUIET_SECONDS", 0.0)
+    caplog.set_level("INFO", outage.__name__)
+    asked = asyncio.Event()
+
+    async def ask() -> FoundTapes:
+        asked.set()
+        raise Unavailable("no GCM leads")
+
+    scene.past.tapes.ask = ask  # type: ignore[method-assign]
+    scene.past._start_task(scene.past._run())
+    await asyncio.wait_for(asked.wait(), 5.0)
+    (warned,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert vars(warned)["fields"] == {"queue": "q", "reason": "no GCM leads"}
+
+
 async def test_what_follows_is_said_in_one_of_three_ways() -> None:
     for follow in ("live", "", None, 1):
         with pytest.raises(InvalidConfiguration, match="'stored'"):
@@ -236,7 +286,7 @@ async def test_of_the_past_only_the_last_message_of_each_topic_is_given_in_their
     items = list(scene.subscriber._buffer)
     given = [(one.header.sequence, one.payloads) for one in items if isinstance(one, Batch)]
     assert given == [(4, [b"4"]), (7, [b"7"]), (9, [b"9"])]
-    assert items[-1] == Reached("A", 2), "a position says nothing before they were taken"
+    assert items[-1] == Reached({"A": 2}), "a position says nothing before they were taken"
     assert scene.subscriber.health().buffered_bytes > 0
     scene.subscriber._buffer.clear()
     assert await scene.read("A", 2, on(b"t", 10, 9, b"10", b"11")) == [10], "everything from then on"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,18 +16,27 @@ from roq.errors import (
     InvalidName,
     InvalidTopic,
     NoResponder,
+    Overloaded,
     RequestFailed,
     ResponderLost,
     TemporaryError,
     from_wire,
 )
 from roq.pubsub.monitor.records import Instruction, Notify
-from roq.pubsub.monitor.responders import DOUBTED_SECONDS, GONE_SECONDS, RETURN_SECONDS, TOLD_AT_ONCE, ResponderList
+from roq.pubsub.monitor.responders import (
+    DOUBTED_SECONDS,
+    GONE_SECONDS,
+    LIST_BYTES_MAX,
+    RETURN_SECONDS,
+    TOLD_AT_ONCE,
+    ResponderList,
+)
 from roq.pubsub.subscription import SERVICE_TOPICS_MAX, TopicFilter
 from roq.wire import monitor as wire
 from roq.wire.card import CardRole, Grant, Right, new_card
 from roq.wire.headers import HEADERS_BYTES_MAX, check_headers
 from roq.wire.requests import (
+    FILTERS_BYTES_MAX,
     RequestHead,
     RequestOutcome,
     answer_head,
@@ -67,10 +77,12 @@ def test_our_own_headers_do_not_use_up_the_applications_room() -> None:
     [
         {"roq-request": b"7"}, {"roq-request": "-7"}, {"roq-request": "\u0667"}, {"roq-request": "1" * 19}, {"roq-request": ""},
         {"roq-reply": "orders"}, {"roq-reply": b"_reply.1"}, {"roq-topic": b"t"}, {"roq-timeout-ms": "soon"},
+        {"roq-reply": "_reply." + "0" * 300}, {"roq-reply": "_reply.000000000000000G"}, {"roq-reply": reply_topic(1) + "\n"},
+        {"roq-topic": ""}, {"roq-topic": "a\x00b"}, {"roq-topic": "t" * 256},
     ],
 )  # fmt: skip
 def test_what_is_no_request_is_refused(wrong: dict[str, str | bytes]) -> None:
-    """Nobody can have a server publish elsewhere than on a topic of answers."""
+    """Nobody can have a server publish elsewhere than on a topic of answers, or give it what is no topic."""
     headers = dict(request_headers(RequestHead(7, reply_topic(1), "t", 1.0, {})))
     with pytest.raises(FrameError):
         request_head({**headers, **wrong})
@@ -411,10 +423,45 @@ def test_what_callers_could_not_read_is_refused(listing: Listing) -> None:
         (wire.Service("g", ("a.>.b",)), InvalidTopic),
         (wire.Service("g", ()), InvalidConfiguration),
         (wire.Service("g", ("t",) * (SERVICE_TOPICS_MAX + 1)), InvalidConfiguration),
+        (wire.Service("g", ("t" * 100,) * (FILTERS_BYTES_MAX // 100 + 1)), InvalidConfiguration),
     ):
         with pytest.raises(error):
             listing.join(SERVER + 1, service)
     assert listing.report(SERVER + 1) == []
+
+
+def first_refused(listing: Listing, service: wire.Service) -> int:
+    """Of servers 1000, 1001 … that join with this."""
+    for number in range(1000, LIST_BYTES_MAX):
+        try:
+            listing.join(number, service)
+        except Overloaded:
+            return number
+    raise AssertionError("the list has no end")
+
+
+def test_the_list_is_bounded_in_bytes(listing: Listing) -> None:
+    """Every caller gets all of it, in one message."""
+    long = wire.Service("g", ("é" * 100,) * (FILTERS_BYTES_MAX // 200))
+    number = first_refused(listing, long)
+    assert 0.98 * LIST_BYTES_MAX < (number - 1000) * FILTERS_BYTES_MAX <= LIST_BYTES_MAX
+    with pytest.raises(Overloaded, match="use fewer, shorter filters"):
+        listing.join(number, long)
+    listing.join(1000, long)  # again: it takes no more room than it had
+    listing.list.check()
+    assert listing.report(number) == [], "the one that was refused"
+    for member in range(1000, number):
+        listing.report(member)
+    assert len(msgspec.msgpack.encode(listing.list.notice())) <= LIST_BYTES_MAX
+    listing.leave(1000)
+    listing.join(number, long)
+    listing.list.check()
+
+
+def test_a_list_of_short_filters_is_bounded_too(listing: Listing) -> None:
+    shortest = wire.Service("", (">",))
+    servers = first_refused(listing, shortest) - 1000
+    assert len(msgspec.msgpack.encode(wire.ResponderView(2**64 - 1, shortest, doubted=True))) * servers <= LIST_BYTES_MAX
 
 
 def test_a_long_list_goes_to_many_callers_with_their_reports() -> None:

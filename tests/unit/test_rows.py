@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta
 
 import pytest
 
 import roq
-from roq.client.read import _end_of, queue_at
+import roq.client.read as read_module
+from roq.client.read import TapeWindow, _end_of, queue_at
 from roq.client.rows import SCHEMA, MessageRows
+from roq.coordination.locate import GcmClient
 from roq.errors import InvalidAddress, InvalidConfiguration, InvalidName, InvalidPosition
+from roq.pubsub.subscriber import Subscriber
 from roq.wire.recording import TapePosition
 
 
@@ -53,9 +57,30 @@ def test_ends() -> None:
     assert _end_of(place) == _end_of(str(place)) == place
     with pytest.raises(InvalidPosition):
         _end_of("p1.?")
+    with pytest.raises(InvalidConfiguration, match="a time that has passed"):
+        _end_of(now + timedelta(hours=1))
+    with pytest.raises(InvalidConfiguration, match="without it, everything up to now is read"):
+        _end_of(timedelta(seconds=-1))
     for wrong in ("live", "earliest", 5):
         with pytest.raises(InvalidConfiguration):
             _end_of(wrong)  # type: ignore[arg-type]
+
+
+async def test_a_time_that_has_just_passed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then what was written before it is stored, whatever Exchange wrote it."""
+    monkeypatch.setattr(read_module, "UNTIL_SECONDS", 0.2)
+    begun: list[float] = []
+
+    async def opened(self: Subscriber, timeout_seconds: float = 0.0) -> Subscriber:
+        begun.append(time.time())
+        return self
+
+    monkeypatch.setattr(Subscriber, "open", opened)
+    end = round(time.time() * 1000)
+    for at in (end, end - 60_000):
+        await TapeWindow(GcmClient("127.0.0.1:1"), "q", (), lambda lost: None, "earliest", at).open()
+    assert begun[0] * 1000 >= end + 200
+    assert begun[1] - begun[0] < 0.2
 
 
 WITHOUT_PYARROW = """

@@ -350,6 +350,7 @@ def test_a_long_condition_is_shown_around_the_place() -> None:
         ("x" * (TEXT_BYTES_MAX + 1), f"{TEXT_BYTES_MAX} bytes"),
         ("é" * (TEXT_BYTES_MAX // 2 + 1), f"{TEXT_BYTES_MAX} bytes"),
         ("x in [" + "1," * NODES_MAX + "]", "operators at most"),
+        ("h==(" * 40 + "h" + ")==h" * 40, "operators at most"),  # 2 to the power of 40, each looked at apart
         ("not " * DEPTH_MAX + "x", "parts within parts"),
         ("x > " + "-" * DEPTH_MAX + "1", "parts within parts"),
         ("x > " + "+".join(["y"] * (DEPTH_MAX + 1)), "parts within parts"),

@@ -14,13 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from roq.errors import Overloaded
 from roq.pubsub.monitor.membership import PUBLISHER_SILENT_SECONDS, Membership
 from roq.pubsub.monitor.records import Instruction, Notify
 from roq.pubsub.subscription import check_service
 from roq.wire import monitor as wire
+from roq.wire.requests import check_filters
 
 TOLD_AT_ONCE = 20_000  # entries that one change may send to all callers together; more goes with their next reports
 DOUBTED_SECONDS = 2.5  # without a report: two were missed
+LIST_BYTES_MAX = 1024 * 1024  # every caller gets all of it, in one message
+TEXT_BYTES = 3  # of a group or filter beside its characters
+ENTRY_BYTES = 24  # of one server beside its group and filters, at most
 RETURN_SECONDS = 1.5  # one that lives has reported by then, over another connection if one broke
 GONE_SECONDS = PUBLISHER_SILENT_SECONDS  # connected and silent: its loop may be busy for that long
 
@@ -31,6 +36,7 @@ class ResponderList:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._services: dict[int, wire.Service] = {}  # of subscribers that joined with one
+        self._bytes = 0  # of these
         self._listed: dict[int, wire.ResponderView] = {}
         self._callers = set[int]()
         self._version = 1
@@ -41,11 +47,18 @@ class ResponderList:
         return wire.Responders(self._membership.term, self._version, self._complete, tuple(self._listed.values()))
 
     def joins(self, request: wire.JoinSubscriber) -> None:
-        """A subscriber is about to join, again perhaps. It is listed with a report. Raises what check_service raises: callers
-        could not read it."""
-        if request.service is not None:
-            check_service(request.service)
-            self._services[request.subscriber] = request.service
+        """A subscriber is about to join, again perhaps. It is listed with a report. Raises what check_service and check_filters
+        raise: callers could not read it; Overloaded: the list is full."""
+        if request.service is None:
+            return
+        check_service(request.service)
+        check_filters(request.service.topics)
+        more, known = _entry_bytes(request.service), self._services.get(request.subscriber)
+        less = 0 if known is None else _entry_bytes(known)
+        if self._bytes + more - less > LIST_BYTES_MAX:
+            raise Overloaded(f"the servers of this queue fill their list of {LIST_BYTES_MAX} bytes: use fewer, shorter filters")
+        self._bytes += more - less
+        self._services[request.subscriber] = request.service
 
     def reported(self, report: wire.SubscriberReport, now: float) -> list[Instruction]:
         """A subscriber has reported, and the membership knows."""
@@ -91,7 +104,8 @@ class ResponderList:
         return view != known
 
     def _forget(self, member: int) -> bool:
-        self._services.pop(member, None)
+        if (service := self._services.pop(member, None)) is not None:
+            self._bytes -= _entry_bytes(service)
         self._callers.discard(member)
         return self._listed.pop(member, None) is not None
 
@@ -113,3 +127,8 @@ class ResponderList:
     def check(self) -> None:
         """The invariants; AssertionError if one is broken."""
         assert self._listed.keys() <= self._services.keys(), "one is listed without a service"
+        assert self._bytes == sum(map(_entry_bytes, self._services.values())) <= LIST_BYTES_MAX, "bytes are miscounted"
+
+
+def _entry_bytes(service: wire.Service) -> int:
+    return ENTRY_BYTES + sum(len(text.encode()) + TEXT_BYTES for text in (service.group, *service.topics))

@@ -232,6 +232,18 @@ def test_one_large_message_makes_no_lease_small_that_is_not_its_own() -> None:
     assert len(tokens(rig, rig.ask(wire.Lease(W, 2, 0, 60_000, 100, 0, [])))) == 1
 
 
+def test_nor_one_that_waited_for_the_next_ones() -> None:
+    rig = Rig()
+    rig.service.feed_position({"e-1": 1}, rig.now)
+    rig.service.feed([message(1, size=REPLY_BYTES // 2)], rig.now)
+    rig.commit()
+    assert len(tokens(rig, rig.ask(wire.Lease(W, 1, 0, 60_000, 100, 0, [])))) == 1
+    waits = rig.ask(wire.Lease(W, 2, 0, 60_000, 100, 5_000, []))
+    assert rig.commit() == {}
+    rig.service.feed([message(n) for n in range(2, 12)], rig.now)
+    assert len(tokens(rig, waits)) == 10
+
+
 async def test_a_group_that_is_behind_says_by_how_much() -> None:
     rig = Rig()
     room = GroupIntake(rig.service, Term(rig), lambda: rig.now)  # type: ignore[arg-type]

@@ -480,7 +480,6 @@ class MasterService:
         if request.again and self.waiting.join(peer, id, request):
             return
         settled = self._settle(request.settle, request.again, now) if request.settle else []
-        pop = Pop(now, instance, nonce, self._fitting(count), lease_ms)
         if request.again:  # it may have been done, or still wait here
             self._waiters.remove((instance, nonce))
         elif not self.fold.ready.count:
@@ -489,9 +488,10 @@ class MasterService:
             elif not request.wait_ms or self._waiters.full:
                 self._nothing(peer, id, now)
             else:
+                pop = Pop(now, instance, nonce, count, lease_ms)  # how many fit is seen when there are some
                 self._waiters.add((instance, nonce), LongPoll(peer, id, pop, now + min(request.wait_ms, WAIT_MS_MAX)))
             return
-        self._hand(peer, id, pop, settled, now)
+        self._hand(peer, id, Pop(now, instance, nonce, self._fitting(count), lease_ms), settled, now)
         self._serve_waiters(now)  # what was settled may have made more tasks ready than this request takes
 
     def _fitting(self, count: int) -> int:
